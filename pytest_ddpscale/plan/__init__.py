@@ -1,0 +1,1 @@
+"""What is to be measured: workloads, studies, arms, and the metrics that need them. Stdlib only."""

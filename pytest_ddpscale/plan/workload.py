@@ -1,0 +1,76 @@
+"""What one rank trains."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
+
+Precision = Literal["fp32", "fp16", "bf16"]
+MemoryFormat = Literal["channels_last", "contiguous"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One training job, as a single rank sees it.
+
+    Attributes:
+        name: how thresholds, tests and reports call it, for example ``resnet152-fp16``.
+        model: a torchvision classification model, for example ``resnet152`` or ``vit_b_16``.
+        precision: ``fp32``; ``fp16`` (autocast with GradScaler); ``bf16`` (autocast).
+        batch_size: per-GPU batch, in images. Weak scaling keeps it fixed.
+        image_size: height and width of an image, in pixels.
+        memory_format: ``channels_last`` (NHWC) or ``contiguous`` (NCHW).
+        global_batch_size: the batch that strong scaling divides among the ranks, in images.
+        compile: whether ``torch.compile`` is applied, after DistributedDataParallel.
+        cudnn_benchmark: whether cuDNN may time its algorithms and choose the fastest.
+        num_classes: size of the classification head.
+        optimizer: ``sgd`` is torch.optim.SGD with momentum 0.9.
+        data: ``synthetic`` is random images and labels made on the device.
+    """
+
+    name: str
+    model: str
+    precision: Precision
+    batch_size: int
+    image_size: int = 224
+    memory_format: MemoryFormat = "channels_last"
+    global_batch_size: int | None = None
+    compile: bool = False
+    cudnn_benchmark: bool = True
+    num_classes: int = 1000
+    optimizer: Literal["sgd"] = "sgd"
+    data: Literal["synthetic"] = "synthetic"
+
+    # Lets pydantic validate this class from YAML without plan/ importing pydantic.
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        for field in ("batch_size", "image_size", "num_classes"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} is {getattr(self, field)}; expected at least 1")
+        if self.global_batch_size is not None and self.global_batch_size < 1:
+            raise ValueError(f"global_batch_size is {self.global_batch_size}; expected at least 1")
+
+    def as_json(self) -> dict[str, Any]:
+        """The workload as JSON types, for plan.json."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Workload:
+        """Read what `as_json` wrote.
+
+        Raises:
+            TypeError: a key is missing or unknown.
+            ValueError: a number is out of range.
+        """
+        return Workload(**data)
+
+
+# Two workloads with the same values here run the same kernels per image. Batch size is left out
+# on purpose: generations are compared each at its own largest batch.
+COMPARABLE_FIELDS = ("model", "precision", "image_size", "memory_format")
+
+
+def incomparable_fields(one: Workload, other: Workload) -> list[str]:
+    """Names of the fields that forbid comparing the throughput of two SKUs."""
+    return [f for f in COMPARABLE_FIELDS if getattr(one, f) != getattr(other, f)]

@@ -1,0 +1,112 @@
+"""The records of measurements.jsonl: one JSON object a line, told apart by ``kind``."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one rank saw in one timed block: one arm in one round.
+
+    Attributes:
+        study: id of the study, ``weak/resnet152-fp16``.
+        arm: name of the arm, ``alone`` or ``ddp@8``.
+        round: counted from 0.
+        rank: global rank in the gang.
+        local_rank: rank on its host, which is its GPU index there.
+        host: host name.
+        device: GPU UUID as NVML has it (``GPU-…``), or ``cpu``.
+        batch_size: per-GPU batch, in images.
+        steps: optimizer steps in the block.
+        block_s: duration of the block, in seconds.
+        started_unix_s: when the block began, seconds since 1970 UTC.
+        step_s: duration of each step, in seconds; empty in imported results that kept none.
+        step_stdev_s: sample standard deviation of the step time, in seconds; None with one step.
+        utilization: share of the block the device was busy, 0 … 1 (CPU: process CPU time per thread);
+            None where it could not be read.
+        peak_memory_bytes: most memory held (GPU: allocator's reserved bytes; CPU: resident set).
+        single_sample: the one long sample of an imported result: its spread is that of its steps.
+    """
+
+    study: str
+    arm: str
+    round: int
+    rank: int
+    local_rank: int
+    host: str
+    device: str
+    batch_size: int
+    steps: int
+    block_s: float
+    started_unix_s: float
+    step_s: tuple[float, ...] = ()
+    step_stdev_s: float | None = None
+    utilization: float | None = None
+    peak_memory_bytes: int | None = None
+    single_sample: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not (math.isfinite(self.block_s) and self.block_s > 0):
+            raise ValueError(f"steps={self.steps}, block_s={self.block_s}; expected both positive and finite")
+
+    @property
+    def throughput_img_per_s(self) -> float:
+        """Images this rank trained per second."""
+        return self.batch_size * self.steps / self.block_s
+
+    def as_json(self) -> dict[str, Any]:
+        """The measurement as JSON types, with its ``kind``."""
+        return {"kind": "measurement", **asdict(self)}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Measurement:
+        """Read what `as_json` wrote.
+
+        Raises:
+            TypeError: a key is missing or unknown.
+            ValueError: a number is impossible.
+        """
+        fields = {key: value for key, value in data.items() if key != "kind"}
+        fields["step_s"] = tuple(fields.get("step_s", ()))
+        return Measurement(**fields)
+
+
+@dataclass(frozen=True)
+class StudyEnd:
+    """How a study ended.
+
+    Attributes:
+        study: its id.
+        reason: ``rounds`` (all measured), ``budget`` (time ran out) or ``error``.
+        message: for ``error``: which rank and host, in which arm, round and phase, and what it said.
+    """
+
+    study: str
+    reason: str
+    message: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as JSON types, with its ``kind``."""
+        return {"kind": "study_end", **asdict(self)}
+
+
+def strict_json(data: Any) -> str:
+    """One line of JSON that every parser accepts.
+
+    Raises:
+        ValueError: the data holds NaN or an infinity, which JSON has no word for.
+    """
+    return json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def parse_strict_json(text: str) -> Any:
+    """Parse JSON. Raises ValueError for anything malformed, NaN and Infinity included."""
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)

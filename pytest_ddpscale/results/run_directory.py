@@ -1,0 +1,203 @@
+"""The run directory: everything measured and concluded in one session.
+
+Writes are atomic or append-and-flush, so that a killed run keeps every finished measurement;
+reading tolerates a torn last line, which is what a kill leaves behind, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
+from pytest_ddpscale.results.records import Measurement, parse_strict_json, strict_json
+
+RUN_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of a run's files, and reading and writing them.
+
+    Attributes:
+        path: the directory itself.
+    """
+
+    path: Path
+
+    @property
+    def run_json(self) -> Path:
+        """Who, when, where, with what versions."""
+        return self.path / "run.json"
+
+    @property
+    def plan_json(self) -> Path:
+        """What was to be measured."""
+        return self.path / "plan.json"
+
+    @property
+    def measurements_jsonl(self) -> Path:
+        """What was measured, a line per rank, arm and round."""
+        return self.path / "measurements.jsonl"
+
+    @property
+    def verdicts_json(self) -> Path:
+        """The record of truth."""
+        return self.path / "verdicts.json"
+
+    @property
+    def plots(self) -> Path:
+        """PNG plots."""
+        return self.path / "plots"
+
+    @property
+    def logs(self) -> Path:
+        """Output of torchrun and of every rank."""
+        return self.path / "logs"
+
+    @staticmethod
+    def create(path: Path) -> RunDirectory:
+        """Make a new run directory.
+
+        Raises:
+            RunDirectoryError: it cannot be written, or already holds a run, which is never overwritten.
+        """
+        run = RunDirectory(path)
+        if run.run_json.exists() or run.measurements_jsonl.exists():
+            raise RunDirectoryError(
+                str(path), "already holds a run", "a new or empty directory",
+                f"Choose another --ddp-run-dir, or judge that run with --ddp-judge={path}.",
+            )  # fmt: skip
+        try:
+            run.logs.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            raise RunDirectoryError(
+                str(path), f"cannot be written ({error.strerror or error})", "a writable directory",
+                "Choose another --ddp-run-dir.",
+            ) from None  # fmt: skip
+        return run
+
+    @staticmethod
+    def open(path: Path) -> RunDirectory:
+        """Open an existing run directory to read it.
+
+        Raises:
+            RunDirectoryError: there is none, it is broken, or a newer version wrote it.
+        """
+        run = RunDirectory(path)
+        if not run.run_json.is_file():
+            raise RunDirectoryError(
+                str(path), "has no run.json", "a run directory", "Name the directory that --ddp-run-dir made."
+            )
+        run.read_run()
+        return run
+
+    def write_json(self, path: Path, data: Any) -> None:
+        """Write a JSON file in one step: readers see the old content or the new, never a part."""
+        write_atomically(path, strict_json(data) + "\n")
+
+    def read_run(self) -> dict[str, Any]:
+        """The content of run.json. Raises RunDirectoryError."""
+        return _read_versioned(self.run_json, RUN_SCHEMA_VERSION, "run.json")
+
+    def read_plan(self) -> Plan:
+        """The content of plan.json. Raises RunDirectoryError."""
+        data = _read_versioned(self.plan_json, PLAN_SCHEMA_VERSION, "plan.json")
+        try:
+            return Plan.from_json(data)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _broken(self.plan_json, f"does not describe a plan ({error})") from None
+
+    def read_records(self) -> list[dict[str, Any]]:
+        """Every record of measurements.jsonl, in order; a torn last line is left out.
+
+        Raises:
+            RunDirectoryError: a line that is not the last is not JSON; the message has its number.
+        """
+        return list(_records(self.measurements_jsonl))
+
+    def read_measurements(self) -> list[Measurement]:
+        """The measurements among the records. Raises RunDirectoryError."""
+        found = []
+        for number, record in enumerate(_records(self.measurements_jsonl), start=1):
+            if record.get("kind") != "measurement":
+                continue
+            try:
+                found.append(Measurement.from_json(record))
+            except (TypeError, ValueError) as error:
+                raise _broken(self.measurements_jsonl, f"line {number} is no measurement ({error})") from None
+        return found
+
+    def append_record(self, record: dict[str, Any]) -> None:
+        """Append one record, so that it survives whatever happens to this process next."""
+        with self.measurements_jsonl.open("a", encoding="utf-8") as file:
+            file.write(strict_json(record) + "\n")
+            file.flush()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file by renaming a finished one over it.
+
+    Raises:
+        OSError: the file cannot be written; what was there before stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise _broken(path, f"cannot be read ({error.strerror})") from None
+    # A complete file ends in a newline, so the last piece is empty or torn by a kill.
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            record = parse_strict_json(line)
+            if not isinstance(record, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            raise _broken(path, f"line {number} is not a JSON object ({error})") from None
+        yield record
+
+
+def _read_versioned(path: Path, supported: int, what: str) -> dict[str, Any]:
+    try:
+        data = parse_strict_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _broken(path, f"cannot be read ({error})") from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise _broken(path, f"is no {what}: it has no schema_version")
+    if version > supported:
+        raise RunDirectoryError(
+            str(path), f"has schema_version {version}", f"at most {supported}",
+            "A newer pytest-ddpscale wrote it: upgrade to read it.",
+        )  # fmt: skip
+    assert isinstance(data, dict)
+    return data
+
+
+def _broken(path: Path, found: str) -> RunDirectoryError:
+    return RunDirectoryError(
+        str(path), found, "the file as pytest-ddpscale wrote it", "Restore it from a copy, or measure again."
+    )

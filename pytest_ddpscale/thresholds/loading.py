@@ -1,0 +1,165 @@
+"""Reading thresholds.yaml: duplicate keys refused, and every complaint with its line."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from pytest_ddpscale.errors import SkuError, ThresholdsError
+from pytest_ddpscale.thresholds.model import Thresholds, contradictions
+
+YamlPath = tuple[str | int, ...]
+_CHECK = "Then run `ddpscale thresholds check {file}`."
+
+
+@dataclass(frozen=True)
+class ThresholdsFile:
+    """A valid thresholds file and what it takes to point into it.
+
+    Attributes:
+        path: the file.
+        sha256: of its bytes: a run records which thresholds judged it.
+        thresholds: its content.
+        lines: line number (from 1) of every mapping entry and list item, by path.
+    """
+
+    path: Path
+    sha256: str
+    thresholds: Thresholds
+    lines: dict[YamlPath, int]
+
+    def where(self, *path: str | int) -> str:
+        """``file:line`` of the nearest known ancestor of `path`."""
+        return f"{self.path}:{nearest_line(self.lines, path)}"
+
+    def sku_name(self, asked: str) -> str:
+        """The canonical name of the SKU asked for.
+
+        Raises:
+            SkuError: there is none; the message has the nearest name.
+        """
+        name = self.thresholds.canonical_name(asked)
+        if name is not None:
+            return name
+        known = [*self.thresholds.skus, *(a for sku in self.thresholds.skus.values() for a in sku.aliases)]
+        near = difflib.get_close_matches(asked.lower(), known, n=1, cutoff=0.4)
+        hint = f"Did you mean --gpu-sku={near[0]}?" if near else ""
+        raise SkuError("--gpu-sku", f"{self.path} has no SKU {asked!r}", f"one of {', '.join(sorted(known))}", hint)
+
+
+def load_thresholds(path: Path) -> ThresholdsFile:
+    """Read and check a thresholds file.
+
+    Raises:
+        ThresholdsError: it cannot be read, is not YAML, has duplicate or unknown keys, or contradicts
+            itself. The message has file:line, what was found, what was expected and what to do.
+    """
+    try:
+        raw = path.read_bytes()
+        text = raw.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ThresholdsError(str(path), f"cannot be read ({error})", "a UTF-8 YAML file", "Check --thresholds.") from None
+    data, lines = _parse(path, text)
+    try:
+        thresholds = Thresholds.model_validate(data)
+    except ValidationError as error:
+        raise _first_violation(path, lines, error) from None
+    found = contradictions(thresholds)
+    if found:
+        where, sentence = found[0]
+        more = f" ({len(found) - 1} more like this)" if len(found) > 1 else ""
+        raise ThresholdsError(f"{path}:{nearest_line(lines, where)}", f"{dotted(where)}: {sentence}{more}", "", _what_next(path))
+    return ThresholdsFile(path, hashlib.sha256(raw).hexdigest(), thresholds, lines)
+
+
+def nearest_line(lines: dict[YamlPath, int], path: YamlPath) -> int:
+    """Line of `path`, or of the nearest ancestor that has one."""
+    for end in range(len(path), 0, -1):
+        if path[:end] in lines:
+            return lines[path[:end]]
+    return 1
+
+
+def dotted(path: YamlPath) -> str:
+    """``skus.cpu.requirements[3].at_least``."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.lstrip(".") or "the file"
+
+
+def _parse(path: Path, text: str) -> tuple[Any, dict[YamlPath, int]]:
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            raise ThresholdsError(f"{path}:1", "the file is empty", "`schema_version: 1` and `skus:`", _what_next(path))
+        lines: dict[YamlPath, int] = {}
+        _walk(path, node, (), lines)
+        return loader.construct_document(node), lines
+    except yaml.YAMLError as error:
+        raise _not_yaml(path, error) from None
+    except RecursionError:
+        raise ThresholdsError(str(path), "a YAML anchor contains itself", "a finite document", _what_next(path)) from None
+    finally:
+        loader.dispose()
+
+
+def _walk(path: Path, node: yaml.Node, at: YamlPath, lines: dict[YamlPath, int]) -> None:
+    """Record lines, and refuse keys given twice, which YAML libraries silently drop."""
+    if isinstance(node, yaml.SequenceNode):
+        for i, child in enumerate(node.value):
+            lines[(*at, i)] = child.start_mark.line + 1
+            _walk(path, child, (*at, i), lines)
+    if isinstance(node, yaml.MappingNode):
+        first: dict[str, int] = {}
+        for key, child in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in first:
+                where = f"{path}:{line}"
+                raise ThresholdsError(
+                    where, f"key {name!r} is given twice in {dotted(at)}, first on line {first[name]}",
+                    "each key once", "Remove one of them.",
+                )  # fmt: skip
+            first[name] = line
+            lines[(*at, name)] = line
+            _walk(path, child, (*at, name), lines)
+
+
+def _not_yaml(path: Path, error: yaml.YAMLError) -> ThresholdsError:
+    mark = getattr(error, "problem_mark", None)
+    where = f"{path}:{mark.line + 1}" if mark else str(path)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return ThresholdsError(where, f"not valid YAML ({problem})", "YAML 1.1", f"Mend that line. {_what_next(path)}")
+
+
+def _first_violation(path: Path, lines: dict[YamlPath, int], error: ValidationError) -> ThresholdsError:
+    errors = error.errors(include_url=False, include_context=False)
+    first, rest = errors[0], len(errors) - 1
+    at = tuple(first["loc"])
+    more = f" ({rest} more like this)" if rest else ""
+    where = f"{path}:{nearest_line(lines, at)}"
+    found, expected, action = _explain(first["type"], at, first["msg"], first["input"])
+    return ThresholdsError(where, found + more, expected, f"{action} {_what_next(path)}".strip())
+
+
+def _explain(kind: str, at: YamlPath, message: str, value: Any) -> tuple[str, str, str]:
+    """Pydantic's complaint as found, expected, action."""
+    if kind in {"extra_forbidden", "unexpected_keyword_argument"}:
+        return f"unknown key {dotted(at)}", "a key of the schema", "Remove it, or correct its spelling."
+    if kind.startswith("missing"):
+        return f"{dotted(at)} is missing", "a value", "Add it."
+    if kind == "value_error":
+        return f"{dotted(at)}: {message.removeprefix('Value error, ')}", "", "Correct that entry."
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    expected = message.removeprefix("Input should be ").removeprefix("a valid ")
+    return f"{dotted(at)} is {shown}", expected, "Correct that value."
+
+
+def _what_next(path: Path) -> str:
+    return _CHECK.format(file=path)
