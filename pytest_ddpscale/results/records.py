@@ -28,7 +28,8 @@ class Measurement:
         step_stdev_s: sample standard deviation of the step time, in seconds; None with one step.
         utilization: share of the block the device was busy, 0 … 1 (CPU: process CPU time per thread);
             None where it could not be read.
-        peak_memory_bytes: most memory held (GPU: allocator's reserved bytes; CPU: resident set).
+        peak_memory_bytes: most memory held (GPU: allocated by torch in this block; CPU: the
+            process's largest resident set so far).
         single_sample: the one long sample of an imported result: its spread is that of its steps.
     """
 

@@ -15,6 +15,7 @@ from pytest_ddpscale.errors import SkuError, ThresholdsError
 from pytest_ddpscale.thresholds.model import Thresholds, contradictions
 
 YamlPath = tuple[str | int, ...]
+_NEWLINE = "\n"
 _CHECK = "Then run `ddpscale thresholds check {file}`."
 
 
@@ -60,11 +61,7 @@ def load_thresholds(path: Path) -> ThresholdsFile:
         ThresholdsError: it cannot be read, is not YAML, has duplicate or unknown keys, or contradicts
             itself. The message has file:line, what was found, what was expected and what to do.
     """
-    try:
-        raw = path.read_bytes()
-        text = raw.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ThresholdsError(str(path), f"cannot be read ({error})", "a UTF-8 YAML file", "Check --thresholds.") from None
+    raw, text = _read(path)
     data, lines = _parse(path, text)
     try:
         thresholds = Thresholds.model_validate(data)
@@ -72,9 +69,10 @@ def load_thresholds(path: Path) -> ThresholdsFile:
         raise _first_violation(path, lines, error) from None
     found = contradictions(thresholds)
     if found:
-        where, sentence = found[0]
+        at, sentence = found[0]
         more = f" ({len(found) - 1} more like this)" if len(found) > 1 else ""
-        raise ThresholdsError(f"{path}:{nearest_line(lines, where)}", f"{dotted(where)}: {sentence}{more}", "", _what_next(path))
+        where = f"{path}:{nearest_line(lines, at)}"
+        raise ThresholdsError(where, f"{dotted(at)}: {sentence}{more}", "", _what_next(path))
     return ThresholdsFile(path, hashlib.sha256(raw).hexdigest(), thresholds, lines)
 
 
@@ -92,29 +90,57 @@ def dotted(path: YamlPath) -> str:
     return text.lstrip(".") or "the file"
 
 
+def _read(path: Path) -> tuple[bytes, str]:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ThresholdsError(str(path), f"cannot be read ({error})", "a YAML file", "Check --thresholds.") from None
+    try:
+        return raw, raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = f"{path}:{raw.count(_NEWLINE.encode(), 0, error.start) + 1}"
+        found = f"byte 0x{raw[error.start]:02x} is not UTF-8"
+        raise ThresholdsError(where, found, "a UTF-8 YAML file", "Save the file as UTF-8.") from None
+
+
 def _parse(path: Path, text: str) -> tuple[Any, dict[YamlPath, int]]:
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.reader.ReaderError as error:
+        where = f"{path}:{text.count(_NEWLINE, 0, error.position) + 1}"
+        found = f"not valid YAML (unprintable character 0x{error.character:02x})"
+        raise ThresholdsError(where, found, "YAML 1.1", f"Mend that line. {_what_next(path)}") from None
     try:
         node = loader.get_single_node()
         if node is None:
             raise ThresholdsError(f"{path}:1", "the file is empty", "`schema_version: 1` and `skus:`", _what_next(path))
         lines: dict[YamlPath, int] = {}
-        _walk(path, node, (), lines)
+        _walk(path, node, (), lines, frozenset())
         return loader.construct_document(node), lines
     except yaml.YAMLError as error:
         raise _not_yaml(path, error) from None
+    except ValueError as error:  # PyYAML on 2026-02-30 or 0x_, which look like a date and a number
+        found = f"not valid YAML (a value that cannot be read: {error})"
+        raise ThresholdsError(str(path), found, "YAML 1.1", f"Quote that value. {_what_next(path)}") from None
     except RecursionError:
-        raise ThresholdsError(str(path), "a YAML anchor contains itself", "a finite document", _what_next(path)) from None
+        raise ThresholdsError(str(path), "nested too deeply", "a few levels", _what_next(path)) from None
     finally:
         loader.dispose()
 
 
-def _walk(path: Path, node: yaml.Node, at: YamlPath, lines: dict[YamlPath, int]) -> None:
-    """Record lines, and refuse keys given twice, which YAML libraries silently drop."""
+def _walk(
+    path: Path, node: yaml.Node, at: YamlPath, lines: dict[YamlPath, int], ancestors: frozenset[yaml.Node]
+) -> None:
+    """Record lines, and refuse keys given twice, which YAML libraries silently drop, and endless documents."""
+    if node in ancestors:
+        where = f"{path}:{node.start_mark.line + 1}"
+        raise ThresholdsError(where, "a YAML anchor contains itself", "a finite document", _what_next(path))
+    ancestors |= {node}
     if isinstance(node, yaml.SequenceNode):
         for i, child in enumerate(node.value):
-            lines[(*at, i)] = child.start_mark.line + 1
-            _walk(path, child, (*at, i), lines)
+            below = (*at, i)
+            lines[below] = child.start_mark.line + 1
+            _walk(path, child, below, lines, ancestors)
     if isinstance(node, yaml.MappingNode):
         first: dict[str, int] = {}
         for key, child in node.value:
@@ -126,8 +152,9 @@ def _walk(path: Path, node: yaml.Node, at: YamlPath, lines: dict[YamlPath, int])
                     "each key once", "Remove one of them.",
                 )  # fmt: skip
             first[name] = line
-            lines[(*at, name)] = line
-            _walk(path, child, (*at, name), lines)
+            below = (*at, name)
+            lines[below] = line
+            _walk(path, child, below, lines, ancestors)
 
 
 def _not_yaml(path: Path, error: yaml.YAMLError) -> ThresholdsError:

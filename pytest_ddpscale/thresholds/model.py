@@ -28,7 +28,8 @@ MARGIN_TOLERANCE = 0.006
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # NaN compares as false with every bound, so it would slip through each check below.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Source(_Strict):
@@ -54,8 +55,12 @@ class Requirement(_Strict):
     at_least: float | None = Field(None, gt=0, description="Lower bound, in the metric's unit.")
     at_most: float | None = Field(None, gt=0, description="Upper bound, in the metric's unit.")
     versus: str | None = Field(None, description="Reference SKU of a generation_ratio.")
-    severity: Severity = Field("fail", description="`warn` is reported and never rejects. Default: fail; warn if provisional.")
-    provisional: bool = Field(False, description="No published figure stands behind it: it cannot accept a cluster on its own.")
+    severity: Severity = Field(
+        "fail", description="`warn` is reported and never rejects. Default: fail; warn if provisional."
+    )
+    provisional: bool = Field(
+        False, description="No published figure stands behind it: it cannot accept a cluster on its own."
+    )
     source: Source
 
     @model_validator(mode="before")
@@ -206,10 +211,10 @@ class Thresholds(_Strict):
             LookupError: the reference has no such figure. A loaded file never raises: it was checked.
         """
         reference = self.skus[requirement.versus or ""]
+        wanted = ("throughput_per_gpu", requirement.workload, requirement.world_size, None)
         for candidate in reference.requirements:
-            if candidate.key() == ("throughput_per_gpu", requirement.workload, requirement.world_size, None):
-                if candidate.source.measured is not None:
-                    return candidate.source.measured, candidate.source
+            if candidate.key() == wanted and candidate.source.measured is not None:
+                return candidate.source.measured, candidate.source
         raise LookupError(f"{requirement.versus} publishes no throughput_per_gpu for {requirement.workload}")
 
 
@@ -241,14 +246,15 @@ def _clashing_requirements(thresholds: Thresholds) -> Found:
     for name, sku in thresholds.skus.items():
         seen: dict[tuple[Any, ...], Requirement] = {}
         for i, requirement in enumerate(sku.requirements):
-            path = ("skus", name, "requirements", i)
-            twin = seen.get((*requirement.key(), requirement.severity))
+            path, label = ("skus", name, "requirements", i), _label(requirement)
+            key = (*requirement.key(), requirement.severity)
+            twin = seen.get(key)
             if twin is not None:
-                found.append((path, f"{_label(requirement)} is required twice: {twin.bound:g} and {requirement.bound:g}"))
-            seen[(*requirement.key(), requirement.severity)] = requirement
+                found.append((path, f"{label} is required twice: {twin.bound:g} and {requirement.bound:g}"))
+            seen[key] = requirement
             other = seen.get((*requirement.key(), "warn" if requirement.severity == "fail" else "fail"))
             if other is not None and _warns_later_than_it_fails(requirement, other):
-                found.append((path, f"{_label(requirement)}: the warn bound is looser than the fail bound, so it never warns"))
+                found.append((path, f"{label}: the warn bound is looser than the fail bound, so it never warns"))
     return found
 
 
@@ -288,7 +294,8 @@ def _why_incomparable(thresholds: Thresholds, workload: Workload, requirement: R
         return f"versus {requirement.versus}: it has no workload {requirement.workload!r} to compare with"
     different = incomparable_fields(workload, theirs)
     if different:
-        return f"versus {requirement.versus}: {requirement.workload} differs in {', '.join(different)}, so no ratio is meaningful"
+        fields = ", ".join(different)
+        return f"versus {requirement.versus}: {requirement.workload} differs in {fields}, so no ratio is meaningful"
     try:
         thresholds.reference_throughput(requirement)
     except LookupError as error:

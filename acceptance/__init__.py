@@ -1,0 +1,1 @@
+"""The acceptance tests: one readable item per requirement of thresholds.yaml."""

@@ -1,0 +1,19 @@
+"""Devices: each is busy, and the training fits its memory."""
+
+import pytest
+
+from pytest_ddpscale.fixtures import JudgeableRequirement, Run
+
+
+@pytest.mark.requirement("device_utilization")
+def test_device_utilization(requirement: JudgeableRequirement, run: Run) -> None:
+    """No device idles while it should train."""
+    verdict = requirement.judge(run)
+    assert verdict.passed, verdict.explain()
+
+
+@pytest.mark.requirement("peak_memory_gib")
+def test_peak_memory(requirement: JudgeableRequirement, run: Run) -> None:
+    """Training leaves the memory free that it should."""
+    verdict = requirement.judge(run)
+    assert verdict.passed, verdict.explain()

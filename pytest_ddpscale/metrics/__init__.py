@@ -1,0 +1,1 @@
+"""From measurements to per-round values of a metric: pure functions."""

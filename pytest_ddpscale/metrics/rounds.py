@@ -1,0 +1,80 @@
+"""The measurements of one arm, round by round."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.results.records import Measurement
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class ArmRound:
+    """One arm in one round, all its ranks.
+
+    Attributes:
+        number: of the round.
+        ranks: one measurement per rank, in rank order; complete by construction.
+    """
+
+    number: int
+    ranks: tuple[Measurement, ...]
+
+    @property
+    def slowest(self) -> Measurement:
+        """The rank whose block took longest: under DDP it sets the pace."""
+        return max(self.ranks, key=lambda rank: rank.block_s / rank.steps)
+
+    @property
+    def throughput_per_gpu_img_per_s(self) -> float:
+        """Images per second and GPU, at the slowest rank's pace."""
+        return self.slowest.throughput_img_per_s
+
+    @property
+    def least_busy(self) -> Measurement | None:
+        """The rank with the lowest utilization; None if any rank's could not be read."""
+        if any(rank.utilization is None for rank in self.ranks):
+            return None
+        return min(self.ranks, key=lambda rank: rank.utilization or 0.0)
+
+    @property
+    def peak_memory_gib(self) -> float | None:
+        """Most memory any rank held, in GiB; None if any rank's is unknown."""
+        held = [rank.peak_memory_bytes for rank in self.ranks]
+        known = [amount for amount in held if amount is not None]
+        return max(known) / GIB if len(known) == len(held) else None
+
+    @property
+    def single_sample_error(self) -> float | None:
+        """Relative standard error of the step time of an imported single sample.
+
+        The standard deviation of the steps over the square root of their number, as if steps were
+        independent: imported files keep no raw steps from which their correlation could be told.
+        None for measurements of our own, whose error comes from the rounds.
+        """
+        slowest = self.slowest
+        if not slowest.single_sample or slowest.step_stdev_s is None:
+            return None
+        return slowest.step_stdev_s / (slowest.block_s / slowest.steps) / math.sqrt(slowest.steps)
+
+
+def arm_rounds(measurements: Sequence[Measurement], study_id: str, arm: Arm) -> dict[int, ArmRound]:
+    """All complete rounds of an arm, by number.
+
+    A round in which a rank is missing is left out: its pace is unknown. Of a repeated measurement
+    the first counts, so that the order of lines does not matter after a resumed run.
+    """
+    found: dict[int, dict[int, Measurement]] = defaultdict(dict)
+    for measurement in measurements:
+        if measurement.study == study_id and measurement.arm == arm.name:
+            found[measurement.round].setdefault(measurement.rank, measurement)
+    return {
+        number: ArmRound(number, tuple(ranks[rank] for rank in sorted(ranks)))
+        for number, ranks in sorted(found.items())
+        if set(ranks) == set(range(arm.world_size))
+    }

@@ -1,0 +1,52 @@
+"""Every file of a report, written into the run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
+from pytest_ddpscale.verdict.verdict import Judgement
+
+
+def write_reports(
+    run: RunDirectory, judgement: Judgement, record: dict[str, Any], plan: Plan, measurements: list[Measurement]
+) -> list[str]:
+    """Write verdicts.json first, then the views of it.
+
+    Args:
+        run: where the files go.
+        judgement: what was concluded.
+        record: the content of the measured run's run.json.
+        plan: of the measured run.
+        measurements: of the measured run.
+
+    Returns:
+        One sentence for each file that could not be written.
+    """
+    from pytest_ddpscale.report.junit import render_junit
+    from pytest_ddpscale.report.markdown import render_markdown
+    from pytest_ddpscale.report.plots import write_plots
+
+    plots: list[Path] = []
+    problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, judgement.as_json()))]
+    problems.append(_attempt("junit.xml", lambda: write_atomically(run.path / "junit.xml", render_junit(judgement))))
+    problems.append(_attempt("plots", lambda: plots.extend(write_plots(measurements, plan, judgement, run.plots))))
+    names = [f"plots/{path.name}" for path in plots]
+    report = run.path / "report.md"
+    problems.append(
+        _attempt("report.md", lambda: write_atomically(report, render_markdown(judgement, record, plan, names)))
+    )
+    return [problem for problem in problems if problem]
+
+
+def _attempt(what: str, write: Callable[[], object]) -> str:
+    """A full disk costs one file, not the others."""
+    try:
+        write()
+    except OSError as error:
+        return f"{what} could not be written: {error.strerror or error}"
+    return ""

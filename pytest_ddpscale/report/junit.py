@@ -1,0 +1,84 @@
+"""JUnit XML: a test case per verdict, for dashboards that know nothing else."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
+
+from pytest_ddpscale.report import text
+from pytest_ddpscale.verdict.verdict import Judgement, Verdict
+
+
+def render_junit(judgement: Judgement) -> str:
+    """The judgement as a JUnit XML document.
+
+    What is undecided counts as a failure, since JUnit has no word for it and a pass or a skip would be green.
+    A requirement that only warns is ``skipped`` when it is not met or undecided: neither stands in the way of
+    accepting the run. What was not measured does, whatever the severity, and so does an ``error``.
+    """
+    suites = Element("testsuites", name="ddpscale")
+    suite = SubElement(suites, "testsuite", name=f"ddpscale.{text.one_line(judgement.sku)}")
+    properties = SubElement(suite, "properties")
+    _property(properties, "sku", judgement.sku)
+    _property(properties, "outcome", judgement.outcome)
+    _property(properties, "reason", judgement.reason)
+    for note in judgement.notes:
+        _property(properties, "note", note)
+    for verdict in judgement.verdicts:
+        _testcase(suite, verdict)
+    counts = {
+        "tests": len(judgement.verdicts),
+        "failures": len(suite.findall("testcase/failure")),
+        "errors": len(suite.findall("testcase/error")),
+        "skipped": len(suite.findall("testcase/skipped")),
+    }
+    for name, count in counts.items():
+        suites.set(name, str(count))
+        suite.set(name, str(count))
+    ElementTree.indent(suites)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(suites, encoding="unicode")}\n'
+
+
+def _testcase(suite: Element, verdict: Verdict) -> None:
+    classname = f"ddpscale.{verdict.metric}"
+    testcase = SubElement(suite, "testcase", classname=classname, name=text.one_line(verdict.id))
+    properties = SubElement(testcase, "properties")
+    if verdict.value is not None:
+        _property(properties, "value", repr(float(verdict.value)))
+    if verdict.interval is not None:
+        low, high = verdict.interval
+        _property(properties, "interval", f"[{float(low)!r}, {float(high)!r}]")
+    for key, number in verdict.bound.items():
+        _property(properties, "bound", f"{key} {float(number)!r}")
+    _property(properties, "unit", verdict.unit)
+    _property(properties, "outcome", verdict.outcome)
+    if not verdict.passed:
+        _not_passed(testcase, verdict)
+
+
+def _not_passed(testcase: Element, verdict: Verdict) -> None:
+    message = _message(verdict)
+    if verdict.outcome == "error":
+        element = SubElement(testcase, "error", type="error", message=message)
+    elif text.only_warns(verdict):
+        element = SubElement(testcase, "skipped", type="warn", message=f"warn: {message}")
+    else:
+        kind = "failed" if verdict.outcome == "failed" else "inconclusive"
+        element = SubElement(testcase, "failure", type=kind, message=message)
+    details = [f"value {text.value_text(verdict)}, interval {text.interval_text(verdict)}, {verdict.rounds} rounds"]
+    details += [text.culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits]
+    details += [f"note: {text.one_line(note)}" for note in verdict.notes]
+    if verdict.provisional:
+        details.append("the bound is provisional: no published figure stands behind it")
+    element.text = "\n".join(details)
+
+
+def _message(verdict: Verdict) -> str:
+    measured = f"{text.value_text(verdict)}, bound {text.bound_text(verdict)}" if verdict.value is not None else ""
+    word = text.verdict_word(verdict)
+    start = text.reason_text(verdict) if word == "WARN" else f"{word}: {text.reason_text(verdict)}"
+    return f"{start} ({measured})" if measured else start
+
+
+def _property(properties: Element, name: str, value: str) -> None:
+    SubElement(properties, "property", name=name, value=text.one_line(value))

@@ -1,0 +1,262 @@
+"""The report that is signed, as Markdown (GitHub's dialect). Import it only to render: it imports jinja2.
+
+The template's expressions are escaped by `finalize`, so that no name or message, whatever is in it, can change
+the document; what is meant as Markdown has to say so with `Markdown`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+
+from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.report import text
+from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.verdict.verdict import Judgement, RunOutcome, Verdict
+
+TEMPLATES = Path(__file__).parent / "templates"
+# Beyond this many a host's UUIDs would bury the report; run.json keeps all of them.
+_MOST_UUIDS = 128
+_MOST_HOSTS = 64
+
+_MEANINGS: dict[RunOutcome, str] = {
+    "accepted": "Every requirement that can reject this machine was measured and kept.",
+    "rejected": "At least one requirement is not kept: this machine is not fit to open as it is.",
+    "incomplete": "It was not shown that this machine is fit, and what is not shown counts against it: "
+    "this report accepts nothing.",
+    "partial": "Only some of the requirements were asked for: this report says nothing about the others "
+    "and does not accept the machine.",
+}
+_VERSION_NAMES = {
+    "python": "Python", "torch": "PyTorch", "cuda": "CUDA", "nccl": "NCCL", "cudnn": "cuDNN", "driver": "NVIDIA driver",
+}  # fmt: skip
+_STARTUP_NAMES = {"import_s": "imports", "rendezvous_s": "rendezvous", "first_step_s": "first step"}
+
+# A closing bracket makes a link only before another bracket, and an underscore emphasis only at a word's edge: names
+# such as metric_name[workload-8gpu] stay readable as they are.
+_SPECIAL = re.compile(r"[\\`*|#~$]|\](?=[(\[])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+
+
+class Markdown(str):
+    """Text that is Markdown already and is not escaped."""
+
+    __slots__ = ()
+
+
+def escape_markdown(content: object) -> str:
+    """Any text as one line that reads the same in a paragraph, a heading and a table cell."""
+    if isinstance(content, Markdown):
+        return str(content)
+    line = text.one_line(str(content))
+    # Entities first: a backslash does not stop HTML in every renderer.
+    line = "".join(_ENTITIES.get(character, character) for character in line)
+    return _SPECIAL.sub(lambda match: f"\\{match.group()}", line)
+
+
+def code_block(content: str, language: str = "sh") -> Markdown:
+    """One line of code, fenced by more backticks than it holds in a row."""
+    line = text.one_line(content)
+    longest = max((len(run) for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(longest + 1, 3)
+    return Markdown(f"{fence}{language}\n{line}\n{fence}")
+
+
+def image(path: str) -> Markdown:
+    """A link to a picture, with its file name in words as the alternative text."""
+    alternative = Path(path).stem.replace("-", " ").replace("_", " ")
+    return Markdown(f"![{escape_markdown(alternative)}]({quote(path)})")
+
+
+def render_markdown(judgement: Judgement, run: dict[str, Any], plan: Plan | None, plots: Sequence[str] = ()) -> str:
+    """The report of a run.
+
+    Args:
+        judgement: what was concluded.
+        run: the content of run.json; every key may be missing.
+        plan: what was to be measured; None if that was not kept.
+        plots: paths of the pictures, as seen from the report.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        # It would escape for HTML; finalize escapes for Markdown.
+        autoescape=False,  # noqa: S701
+        finalize=escape_markdown,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.globals.update(
+        text=text,
+        metrics=METRICS,
+        absent=ABSENT,
+        code_block=code_block,
+        image=image,
+        mark=_mark,
+        sentence=_sentence,
+    )
+    rendered = environment.get_template("report.md.j2").render(
+        judgement=judgement,
+        meaning=_MEANINGS[judgement.outcome],
+        summary=_summary(judgement, run),
+        groups=_groups(judgement),
+        not_passed=[verdict for verdict in judgement.verdicts if not verdict.passed],
+        provisional=[verdict for verdict in judgement.verdicts if verdict.provisional],
+        imported=run.get("status") == "imported",
+        run=_run_facts(run),
+        devices=_devices(run),
+        hosts=_hosts(run),
+        hidden_hosts=max(len(_list(run, "hosts")) - _MOST_HOSTS, 0),
+        versions=_versions(run),
+        environment=sorted(_mapping(run, "environment").items()),
+        startup=_startup(run),
+        command=shlex.join(str(word) for word in _list(run, "argv")),
+        plan=plan,
+        studies=[_study(study) for study in plan.studies] if plan is not None else [],
+        plots=plots,
+    )
+    return re.sub(r"\n{3,}", "\n\n", rendered)
+
+
+def _mark(verdict: Verdict) -> Markdown:
+    """The verdict's word; what did not pass is bold, to be found at a glance."""
+    word = text.verdict_word(verdict)
+    if verdict.passed:
+        return Markdown(word)
+    suffix = " (only warns)" if text.only_warns(verdict) and word != "WARN" else ""
+    return Markdown(f"**{word}**{suffix}")
+
+
+def _sentence(content: str) -> str:
+    """With a full stop, unless it ends in one."""
+    line = text.one_line(content)
+    return line if line.endswith((".", "!", "?")) else f"{line}."
+
+
+def _summary(judgement: Judgement, run: dict[str, Any]) -> str:
+    """Counts, machine and time in one or two sentences."""
+    verdicts = judgement.verdicts
+    counts = Counter(text.verdict_word(verdict) for verdict in verdicts)
+    words = {"PASS": "kept", "FAIL": "not kept", "WARN": "not kept but only warning", "INCONCLUSIVE": "inconclusive",
+             "NOT MEASURED": "not measured", "ERROR": "ended in an error"}  # fmt: skip
+    counted = ", ".join(f"{counts[word]} {meaning}" for word, meaning in words.items() if counts[word])
+    sentence = f"{text.count_text(len(verdicts), 'requirement')} judged for {judgement.sku}"
+    machine = _devices(run)
+    if machine:
+        sentence += f" on {machine}"
+    sentence += f": {counted}." if counted else "."
+    started, finished = _time(run, "started_at"), _time(run, "finished_at")
+    if run.get("status") == "imported":
+        sentence += f" The measurements were imported from {run.get('source') or 'elsewhere'}."
+    elif run.get("status") == "interrupted":
+        sentence += " The run was interrupted."
+    elif started:
+        sentence += f" Measured {started}" + (f" to {finished}." if finished else ".")
+    return sentence
+
+
+def _time(run: dict[str, Any], key: str) -> str:
+    """``2026-03-01T10:00:00+00:00`` as ``2026-03-01 10:00 UTC``; anything else as it is."""
+    stamp = str(run.get(key) or "")
+    match = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d(\.\d+)?)?(Z|\+00:00)", stamp)
+    return f"{match.group(1)} {match.group(2)} UTC" if match else stamp
+
+
+def _groups(judgement: Judgement) -> list[dict[str, Any]]:
+    """Verdicts by metric, in the order in which the metrics first come up."""
+    groups: dict[str, list[Verdict]] = {}
+    for verdict in judgement.verdicts:
+        groups.setdefault(verdict.metric, []).append(verdict)
+    return [{"metric": METRICS[name], "verdicts": verdicts} for name, verdicts in groups.items()]
+
+
+def _run_facts(run: dict[str, Any]) -> list[tuple[str, str]]:
+    thresholds = _mapping(run, "thresholds")
+    digest = thresholds.get("sha256")
+    facts = {
+        "Started": _time(run, "started_at"),
+        "Finished": _time(run, "finished_at"),
+        "Status": run.get("status"),
+        "Imported from": run.get("source"),
+        "Thresholds": thresholds.get("path"),
+        "Thresholds, SHA-256": digest,
+    }
+    return [(name, str(fact)) for name, fact in facts.items() if fact]
+
+
+def _devices(run: dict[str, Any]) -> str:
+    """``16 × NVIDIA B200 in 2 hosts``; empty if unknown."""
+    hosts = [host for host in _list(run, "hosts") if isinstance(host, dict)]
+    names = Counter(_device_name(device) for host in hosts for device in _list(host, "devices"))
+    counted = ", ".join(f"{count} × {name}" for name, count in names.items())
+    in_hosts = text.count_text(len(hosts), "host")
+    return f"{counted} in {in_hosts}" if counted else (in_hosts if hosts else "")
+
+
+def _device_name(device: Any) -> str:
+    return str(_mapping({"device": device}, "device").get("name") or "device of unknown name")
+
+
+def _hosts(run: dict[str, Any]) -> list[dict[str, str]]:
+    hosts = [host for host in _list(run, "hosts") if isinstance(host, dict)]
+    show_uuids = sum(len(_list(host, "devices")) for host in hosts) <= _MOST_UUIDS
+    rows = []
+    for host in hosts[:_MOST_HOSTS]:
+        devices = [device for device in _list(host, "devices") if isinstance(device, dict)]
+        names = Counter(_device_name(device) for device in devices)
+        uuids = ", ".join(f"{device.get('index', ABSENT)}: {device.get('uuid') or ABSENT}" for device in devices)
+        rows.append(
+            {
+                "host": str(host.get("host") or ABSENT),
+                "devices": ", ".join(f"{count} × {name}" for name, count in names.items()) or ABSENT,
+                "uuids": (uuids or ABSENT) if show_uuids else "see run.json",
+            }
+        )
+    return rows
+
+
+def _versions(run: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(_VERSION_NAMES.get(str(k), str(k)), str(v)) for k, v in _mapping(run, "versions").items() if v is not None]
+
+
+def _startup(run: dict[str, Any]) -> str:
+    startup = _mapping(run, "startup")
+    parts = [
+        f"{name} {startup[key]:.1f} s"
+        for key, name in _STARTUP_NAMES.items()
+        if isinstance(startup.get(key), (int, float))
+    ]
+    return ", ".join(parts)
+
+
+def _study(study: Study) -> dict[str, str]:
+    workload = study.workload
+    trains = [workload.model, workload.precision, f"{workload.image_size}² px", workload.memory_format]
+    trains += ["torch.compile"] if workload.compile else []
+    return {
+        "id": study.id,
+        "trains": ", ".join([*trains, f"{workload.data} data"]),
+        "arms": ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms),
+        "rounds": str(study.rounds),
+        "block": f"{study.block_s:g} s",
+        "warmup": f"{study.warmup_s:g} s",
+    }
+
+
+def _mapping(parent: dict[str, Any], key: str) -> dict[str, Any]:
+    found = parent.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _list(parent: Any, key: str) -> list[Any]:
+    found = parent.get(key) if isinstance(parent, dict) else None
+    return found if isinstance(found, list) else []

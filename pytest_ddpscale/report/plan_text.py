@@ -1,0 +1,24 @@
+"""The plan, as `--collect-only` and the start of a run print it."""
+
+from __future__ import annotations
+
+from pytest_ddpscale.plan.estimate import estimate, study_seconds
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.report.text import count_text
+
+
+def plan_lines(plan: Plan, requirements: int, *, isolate: bool) -> list[str]:
+    """Studies, arms, estimated minutes and GPU-hours."""
+    whole = estimate(plan, isolate=isolate)
+    device = "GPU" if plan.device_type == "cuda" else "core"
+    head = (
+        f"ddpscale plan for {plan.sku}: {count_text(requirements, 'requirement')}, {len(plan.studies)} studies, "
+        f"about {whole.seconds / 60:.1f} min on {count_text(plan.world_size, device)} = "
+        f"{whole.device_hours:.2f} {device}-hours"
+    )
+    width = max((len(study.id) for study in plan.studies), default=0)
+    lines = [head]
+    for study in plan.studies:
+        arms = ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)
+        lines.append(f"  {study.id:<{width}}  {study_seconds(study) / 60:4.1f} min  {study.rounds} rounds of {arms}")
+    return lines

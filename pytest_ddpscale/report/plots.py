@@ -1,0 +1,314 @@
+"""PNG plots of scaling. Import it only to draw: it imports matplotlib, without pyplot and its global state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter, NullLocator
+
+from pytest_ddpscale.plan.study import Plan, Scaling
+from pytest_ddpscale.report.series import Point, Series, throughput_series
+from pytest_ddpscale.report.text import one_line, shorten
+from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.verdict.verdict import Judgement, Verdict
+
+# Okabe and Ito's palette, without its yellow, which is too light for lines on white.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_GREY = "#777777"
+_DPI = 144
+_MOST_TICKS = 12
+_LONGEST_LABEL = 34
+_CROSS: dict[str, Any] = {
+    "color": "black", "marker": "x", "markersize": 11, "markeredgewidth": 2.0, "linestyle": "none",
+}  # fmt: skip
+_SCALING_TITLES: dict[Scaling, str] = {"weak": "Weak scaling", "strong": "Strong scaling"}
+
+_Key = tuple[Line2D, str]
+
+
+@dataclass(frozen=True)
+class _Quantity:
+    """What one plot shows of each series.
+
+    Attributes:
+        file: name without the scaling, for example ``efficiency``.
+        title: what it is.
+        axis: label of the y axis, with its unit; ``{device}`` is GPU or rank.
+        points: the values.
+        factor: from the values' unit to that of the axis.
+        metrics: whose bounds are drawn, by scaling.
+    """
+
+    file: str
+    title: str
+    axis: str
+    points: Callable[[Series], list[Point]]
+    factor: float
+    metrics: dict[Scaling, str]
+
+
+_THROUGHPUT = _Quantity(
+    "throughput", "throughput per {device}", "throughput per {device} (img/s)", Series.throughput_per_gpu, 1.0,
+    {"weak": "throughput_per_gpu"},
+)  # fmt: skip
+_EFFICIENCY = _Quantity(
+    "efficiency", "efficiency against one {device} alone", "scaling efficiency (%)", Series.efficiency, 100.0,
+    {"weak": "weak_scaling_efficiency", "strong": "strong_scaling_efficiency"},
+)  # fmt: skip
+_SPEEDUP = _Quantity(
+    "speedup", "speed-up over one {device} alone", "speed-up (×)", Series.speedup, 1.0,
+    {"strong": "strong_scaling_speedup"},
+)  # fmt: skip
+_PLOTS: tuple[tuple[Scaling, _Quantity], ...] = (
+    ("weak", _THROUGHPUT),
+    ("weak", _EFFICIENCY),
+    ("strong", _THROUGHPUT),
+    ("strong", _SPEEDUP),
+    ("strong", _EFFICIENCY),
+)
+
+
+def write_plots(measurements: Sequence[Measurement], plan: Plan, judgement: Judgement, directory: Path) -> list[Path]:
+    """Draw what was measured, one PNG per scaling mode and quantity.
+
+    Args:
+        measurements: of the run.
+        plan: of the run: it says how many ranks an arm has.
+        judgement: whose bounds are drawn, and whose failures are marked.
+        directory: where the files go; made if there is something to draw.
+
+    Returns:
+        The files written, ``weak-throughput.png`` first; none if nothing can be drawn.
+    """
+    # Someone's own matplotlibrc may ask for LaTeX or another font: reports look alike everywhere.
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        return _write_plots(throughput_series(measurements, plan), plan, judgement, directory)
+
+
+def _write_plots(all_series: Sequence[Series], plan: Plan, judgement: Judgement, directory: Path) -> list[Path]:
+    written = []
+    for scaling, quantity in _PLOTS:
+        chosen = [series for series in all_series if series.scaling == scaling and quantity.points(series)]
+        if chosen:
+            figure = _draw(scaling, quantity, chosen, judgement, "GPU" if plan.device_type == "cuda" else "rank")
+            directory.mkdir(parents=True, exist_ok=True)
+            path = directory / f"{scaling}-{quantity.file}.png"
+            FigureCanvasAgg(figure)
+            figure.savefig(path, format="png")
+            written.append(path)
+    return written
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """One series as one plot shows it.
+
+    Attributes:
+        name: of the workload, as the legend can draw it.
+        points: the values, in the axis' unit.
+        verdicts: the requirements whose bounds belong to it.
+        factor: from a bound's unit to that of the axis.
+        colour: of everything that belongs to it.
+        marker: of its points.
+        dodge: factor on the world size that keeps the error bars of several curves apart.
+    """
+
+    name: str
+    points: list[Point]
+    verdicts: list[Verdict]
+    factor: float
+    colour: str
+    marker: str
+    dodge: float
+
+    def x(self, world_size: int) -> float:
+        return world_size * self.dodge
+
+    @property
+    def world_sizes(self) -> set[int]:
+        return {point.world_size for point in self.points} | {verdict.world_size for verdict in self.verdicts}
+
+    @property
+    def extent(self) -> list[float]:
+        """Every value that has to be inside the axes."""
+        ends = [end for p in self.points for end in (p.center - p.below, p.center + p.above)]
+        return ends + [verdict.bound_value * self.factor for verdict in self.verdicts]
+
+
+def _draw(scaling: Scaling, quantity: _Quantity, chosen: Sequence[Series], judgement: Judgement, device: str) -> Figure:
+    curves = _curves(scaling, quantity, chosen, judgement)
+    world_sizes = set().union(*(curve.world_sizes for curve in curves))
+    # Each key of the legend takes about a fifth of an inch.
+    figure = Figure(figsize=(9.2, max(4.6, 2.2 + 0.22 * len(curves))), dpi=_DPI, layout="constrained")
+    axes = figure.add_subplot()
+    for curve in curves:
+        _draw_points(axes, curve)
+        _draw_bounds(axes, curve)
+    _set_world_sizes(axes, world_sizes, device)
+    _set_values(axes, quantity, [value for curve in curves for value in curve.extent])
+    reference = _draw_reference(axes, quantity, curves, device)
+    axes.set_title(
+        f"{_SCALING_TITLES[scaling]}: {quantity.title.format(device=device)}\n{_label(judgement.sku)}",
+        loc="left",
+        parse_math=False,
+    )
+    axes.set_ylabel(quantity.axis.format(device=device))
+    axes.grid(visible=True, color="#e4e4e4", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    _draw_legend(figure, [*_curve_keys(curves), *reference, *_other_keys(curves)])
+    return figure
+
+
+def _curves(scaling: Scaling, quantity: _Quantity, chosen: Sequence[Series], judgement: Judgement) -> list[_Curve]:
+    metric, factor = quantity.metrics.get(scaling), quantity.factor
+    return [
+        _Curve(
+            name=_label(series.workload),
+            points=[
+                Point(p.world_size, p.center * factor, p.below * factor, p.above * factor)
+                for p in quantity.points(series)
+            ],
+            verdicts=[v for v in judgement.verdicts if v.metric == metric and v.workload == series.workload],
+            factor=factor,
+            colour=_COLOURS[i % len(_COLOURS)],
+            marker=_MARKERS[i % len(_MARKERS)],
+            dodge=2 ** ((i - (len(chosen) - 1) / 2) * min(0.07, 0.4 / len(chosen))),
+        )
+        for i, series in enumerate(chosen)
+    ]
+
+
+def _draw_points(axes: Axes, curve: _Curve) -> None:
+    x = [curve.x(point.world_size) for point in curve.points]
+    y = [point.center for point in curve.points]
+    axes.plot(x, y, color=curve.colour, marker=curve.marker, markersize=5.5, linewidth=1.5, zorder=3)
+    bars = [point for point in curve.points if point.below or point.above]
+    if bars:
+        axes.errorbar(
+            [curve.x(point.world_size) for point in bars],
+            [point.center for point in bars],
+            yerr=[[point.below for point in bars], [point.above for point in bars]],
+            color=curve.colour,
+            linestyle="none",
+            capsize=3,
+            linewidth=1.2,
+            zorder=3,
+        )
+
+
+def _draw_bounds(axes: Axes, curve: _Curve) -> None:
+    """Each bound as a short line at its world size, and a cross on the value that misses it."""
+    values = {point.world_size: point.center for point in curve.points}
+    for verdict in curve.verdicts:
+        x, bound = curve.x(verdict.world_size), verdict.bound_value * curve.factor
+        style = _bound_style(verdict.provisional)
+        axes.plot([x / 1.12, x * 1.12], [bound, bound], color=curve.colour, linewidth=2.2, linestyle=style, zorder=2)
+        if verdict.outcome == "failed" and verdict.world_size in values:
+            axes.plot([x], [values[verdict.world_size]], zorder=4, **_CROSS)
+
+
+def _bound_style(provisional: bool) -> Any:
+    return (0, (1, 1)) if provisional else "solid"
+
+
+def _draw_reference(axes: Axes, quantity: _Quantity, curves: Sequence[_Curve], device: str) -> list[_Key]:
+    """What perfect scaling would give."""
+    style: dict[str, Any] = {"color": _GREY, "linestyle": (0, (5, 3)), "linewidth": 1.1}
+    left, right = axes.get_xlim()
+    if quantity is _EFFICIENCY:
+        axes.axhline(100, zorder=1, **style)
+        return [(Line2D([], [], **style), "ideal")]
+    if quantity is _SPEEDUP:
+        bottom = max(left, axes.get_ylim()[0])
+        axes.plot([bottom, right], [bottom, right], zorder=1, scaley=False, scalex=False, **style)
+        return [(Line2D([], [], **style), f"ideal: one per {device}")]
+    references = [curve for curve in curves if curve.points[0].world_size == 1 and len(curve.points) > 1]
+    for curve in references:
+        axes.axhline(curve.points[0].center, zorder=1, **(style | {"color": curve.colour}))
+    return [(Line2D([], [], **style), f"ideal: as one {device} alone")] if references else []
+
+
+def _set_world_sizes(axes: Axes, world_sizes: set[int], device: str) -> None:
+    ticks = sorted(world_sizes)
+    if len(ticks) > _MOST_TICKS:
+        ticks = [tick for tick in ticks if tick & (tick - 1) == 0][-_MOST_TICKS:]
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(min(world_sizes) / 1.35, max(world_sizes) * 1.35)
+    _set_ticks(axes.xaxis, ticks)
+    axes.set_xlabel(f"world size ({'GPUs' if device == 'GPU' else 'CPU ranks'})")
+
+
+def _set_values(axes: Axes, quantity: _Quantity, values: Sequence[float]) -> None:
+    low, high = min(values), max(values)
+    if quantity is _SPEEDUP:
+        first, last = math.floor(math.log2(min(low, 1.0))), math.ceil(math.log2(max(high, 2.0)) + 0.01)
+        axes.set_yscale("log", base=2)
+        axes.set_ylim(2.0**first / 1.1, 2.0**last * 1.1)
+        _set_ticks(axes.yaxis, [2.0**exponent for exponent in range(first, last + 1)])
+    elif quantity is _EFFICIENCY:
+        # Near 100 % the differences that matter are a few per cent: start below the lowest, at a full five.
+        axes.set_ylim(max(5 * math.floor((low - 1) / 5), 0), max(high, 100) + 2)
+    else:
+        axes.set_ylim(0, high * 1.1)
+
+
+def _set_ticks(axis: Any, ticks: Sequence[float]) -> None:
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _curve_keys(curves: Sequence[_Curve]) -> list[_Key]:
+    return [
+        (Line2D([], [], color=curve.colour, marker=curve.marker, markersize=5.5, linewidth=1.5), curve.name)
+        for curve in curves
+    ]
+
+
+def _other_keys(curves: Sequence[_Curve]) -> list[_Key]:
+    keys: list[_Key] = []
+    verdicts = [verdict for curve in curves for verdict in curve.verdicts]
+    for provisional, label in ((False, "bound"), (True, "provisional bound")):
+        if any(verdict.provisional == provisional for verdict in verdicts):
+            style = _bound_style(provisional)
+            keys.append((Line2D([], [], color=_GREY, linewidth=2.2, linestyle=style), label))
+    if any(verdict.outcome == "failed" for verdict in verdicts):
+        keys.append((Line2D([], [], **_CROSS), "misses its bound"))
+    if any(point.below or point.above for curve in curves for point in curve.points):
+        bar = Line2D([], [], color=_GREY, linestyle="none", marker="|", markersize=11, markeredgewidth=1.2)
+        keys.append((bar, "±1 standard deviation\nover the rounds"))
+    return keys
+
+
+def _draw_legend(figure: Figure, keys: Sequence[_Key]) -> None:
+    legend = figure.legend(
+        [handle for handle, _ in keys],
+        [label for _, label in keys],
+        loc="outside right upper",
+        frameon=False,
+        fontsize=9,
+    )
+    for label in legend.get_texts():
+        label.set_parse_math(False)
+
+
+def _label(name: str) -> str:
+    """A name that the font can draw and a legend takes as it is."""
+    characters = get_font(findfont(FontProperties())).get_charmap()
+    drawable = "".join(c if ord(c) in characters else "?" for c in shorten(one_line(name), _LONGEST_LABEL))
+    # matplotlib leaves out of a legend what starts with an underscore.
+    return f" {drawable}" if drawable.startswith("_") else drawable

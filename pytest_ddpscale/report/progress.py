@@ -1,0 +1,96 @@
+"""Progress while measuring: which study, round, img/s, time left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pytest_ddpscale.plan.estimate import estimate, study_seconds
+from pytest_ddpscale.plan.study import Plan, Study
+
+
+class Progress:
+    """Turns records, as they are written, into lines.
+
+    Args:
+        plan: what is being measured.
+        show: takes a line and whether it may be overwritten by the next.
+        now: clock, in seconds.
+    """
+
+    def __init__(
+        self, plan: Plan, show: Callable[[str, bool], None], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._plan = plan
+        self._show = show
+        self._now = now
+        self._begun = now()
+        self._study: Study | None = None
+        self._study_begun = self._begun
+        self._round = 0
+        self._settled: set[str] = set()
+        self._img_per_s: dict[str, float] = {}
+        self._last = ""
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        """Take one record, or ``{}`` while waiting."""
+        kind = record.get("kind")
+        if kind == "startup" and record["rank"] == 0:
+            self._say(f"ranks are up: {record['world_size']} on torch {record['versions']['torch']}", passing=False)
+        elif kind == "study_start":
+            self._begin(record["study"])
+        elif kind == "measurement":
+            self._measured(record)
+        elif kind == "study_end":
+            self._end(record)
+        elif not record:
+            self._wait()
+
+    def _begin(self, study_id: str) -> None:
+        self._study = self._plan.study(study_id)
+        self._study_begun = self._now()
+        self._round = 0
+        self._img_per_s = {}
+        self._say(f"{study_id}: warming up", passing=True)
+
+    def _measured(self, record: dict[str, Any]) -> None:
+        if record["rank"] != 0 or self._study is None:
+            return
+        self._img_per_s[record["arm"]] = record["batch_size"] * record["steps"] / record["block_s"]
+        self._round = max(self._round, record["round"] + 1)
+        speeds = "  ".join(f"{arm} {speed:.0f}" for arm, speed in sorted(self._img_per_s.items()))
+        line = f"{self._study.id}: round {self._round}/{self._study.rounds}  {speeds} img/s per rank"
+        self._say(f"{line}  {_clock(self._seconds_left())} left", passing=True)
+
+    def _end(self, record: dict[str, Any]) -> None:
+        self._settled.add(record["study"])
+        seconds = self._now() - self._study_begun
+        if record["reason"] == "error":
+            self._say(f"{record['study']}: ERROR: {record['message']}", passing=False)
+        else:
+            why = "time is up" if record["reason"] == "budget" else f"{self._round} rounds"
+            self._say(f"{record['study']}: measured, {why} in {_clock(seconds)}", passing=False)
+        self._study = None
+
+    def _wait(self) -> None:
+        if self._study is None and not self._settled:
+            self._say(f"starting ranks, {_clock(estimate(self._plan).seconds)} estimated", passing=True)
+
+    def _seconds_left(self) -> float:
+        """Of this study by its own pace, of those after it by the plan's."""
+        assert self._study is not None
+        later = [s for s in self._plan.studies if s.id not in self._settled and s.id != self._study.id]
+        planned = study_seconds(self._study) - (self._now() - self._study_begun)
+        return max(0.0, planned) + sum(map(study_seconds, later))
+
+    def _say(self, line: str, *, passing: bool) -> None:
+        if line != self._last:
+            self._last = line
+            self._show(line, passing)
+
+
+def _clock(seconds: float) -> str:
+    """``1:05``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"

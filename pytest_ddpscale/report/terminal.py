@@ -1,0 +1,150 @@
+"""The summary a person reads at the end of a run, as lines with a style each."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_ddpscale.report import text
+from pytest_ddpscale.report.text import Style
+from pytest_ddpscale.verdict.verdict import Judgement, Verdict
+
+Line = tuple[str, Style]
+
+_GAP = "  "
+_INDENT = "    "
+_LEAST_COLUMNS = 40
+_LEAST_NAME = 16
+_MOST_LINES_OF_A_REASON = 4
+_MOST_CULPRITS = 8
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    cells: tuple[str, str, str, str]  # as in _HEADER
+    verdict: Verdict
+
+
+_OUTCOME_STYLES: dict[str, Style] = {
+    "accepted": "passed",
+    "rejected": "failed",
+    "incomplete": "undecided",
+    "partial": "undecided",
+}
+_HEADER = ("value ± interval", "bound", "margin", "verdict")
+
+
+def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
+    """The judgement as a table, with what did not pass explained under its row.
+
+    Args:
+        judgement: what was concluded.
+        columns: width of the terminal, in characters. Only the last line, the outcome, may be longer:
+            it stays one line so that it can be searched for.
+
+    Returns:
+        Pairs of a line and its style: ``header``, ``passed``, ``failed``, ``warned``, ``undecided`` or none.
+    """
+    columns = max(columns, _LEAST_COLUMNS)
+    lines: list[Line] = []
+    if judgement.verdicts:
+        lines += _table(judgement.verdicts, columns)
+        lines.append(("", ""))
+    if any(verdict.provisional for verdict in judgement.verdicts):
+        legend = "* provisional bound: no published figure stands behind it"
+        lines += [(line, "") for line in _wrapped(legend, columns, "", "  ")]
+    for note in judgement.notes:
+        lines += [(line, "") for line in _wrapped(f"note: {text.one_line(note)}", columns, "", "  ")]
+    lines.append((text.outcome_text(judgement), _OUTCOME_STYLES[judgement.outcome]))
+    return [(line, style) for line, style in lines]
+
+
+def _table(verdicts: Sequence[Verdict], columns: int) -> Iterator[Line]:
+    rows = _rows(verdicts)
+    widths, name_width = _layout(rows, columns)
+    grouped = any(len(row.name) > name_width for row in rows)
+    if grouped:
+        # The metric moves to a line of its own, which leaves the row for what differs.
+        first = {verdict.metric: i for i, verdict in reversed(list(enumerate(verdicts)))}
+        rows.sort(key=lambda row: first[row.verdict.metric])
+        rows = [replace(row, name=f"  {text.short_name(row.verdict)}") for row in rows]
+    name_width = min(name_width, max(len("requirement"), *(len(row.name) for row in rows)))
+    yield _joined("requirement", _HEADER, widths, name_width), "header"
+    metric = None
+    for row in rows:
+        if grouped and row.verdict.metric != metric:
+            metric = row.verdict.metric
+            yield metric, ""
+        yield _joined(row.name, row.cells, widths, name_width), text.verdict_style(row.verdict)
+        yield from _explanation(row.verdict, columns)
+
+
+def _rows(verdicts: Sequence[Verdict]) -> list[_Row]:
+    # A mark on some bounds takes a column of every bound, or they would not line up.
+    unmarked = " " if any(verdict.provisional for verdict in verdicts) else ""
+    return [
+        _Row(
+            text.one_line(verdict.id),
+            (
+                text.value_text(verdict),
+                text.bound_text(verdict) + ("*" if verdict.provisional else unmarked),
+                text.margin_text(verdict),
+                text.verdict_word(verdict),
+            ),
+            verdict,
+        )
+        for verdict in verdicts
+    ]
+
+
+def _layout(rows: Sequence[_Row], columns: int) -> tuple[list[int], int]:
+    """Widths of the columns after the name, 0 for one left out, and the width that remains for the name."""
+    widths = [max(len(heading), *(len(row.cells[i]) for row in rows)) for i, heading in enumerate(_HEADER)]
+    for dispensable in (2, 1, 0):  # margin, bound, value; the verdict stays
+        if _remaining(widths, columns) >= _LEAST_NAME:
+            break
+        widths[dispensable] = 0
+    return widths, max(_remaining(widths, columns), _LEAST_NAME)
+
+
+def _remaining(widths: Sequence[int], columns: int) -> int:
+    return columns - sum(width + len(_GAP) for width in widths if width)
+
+
+def _joined(name: str, cells: Sequence[str], widths: Sequence[int], name_width: int) -> str:
+    parts = [text.shorten(name, name_width).ljust(name_width)]
+    *numbers, word = zip(cells, widths, strict=True)
+    parts += [cell.rjust(width) for cell, width in numbers if width]
+    parts.append(word[0])
+    return _GAP.join(parts).rstrip()
+
+
+def _explanation(verdict: Verdict, columns: int) -> Iterator[Line]:
+    if not verdict.passed:
+        yield from _indented(text.reason_text(verdict), columns)
+        for culprit in verdict.culprits[:_MOST_CULPRITS]:
+            yield from _indented(text.culprit_text(culprit), columns)
+        hidden = len(verdict.culprits) - _MOST_CULPRITS
+        if hidden > 0:
+            yield from _indented(f"and {hidden} more: see verdicts.json", columns)
+    for note in verdict.notes:
+        yield from _indented(f"note: {text.one_line(note)}", columns)
+
+
+def _indented(content: str, columns: int) -> Iterator[Line]:
+    for line in _wrapped(content, columns, _INDENT, _INDENT + "  "):
+        yield line, ""
+
+
+def _wrapped(content: str, columns: int, first: str, following: str) -> list[str]:
+    return textwrap.wrap(
+        content,
+        columns,
+        initial_indent=first,
+        subsequent_indent=following,
+        max_lines=_MOST_LINES_OF_A_REASON,
+        placeholder=" …",
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,254 @@
+"""How numbers and words are written, the same in every format of report.
+
+Numbers are rounded as decimals, half to even, from the shortest text that means the float: 0.9745
+is 97.4 %, and never 97.5 % because of a bit.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import unicodedata
+from decimal import Decimal
+from typing import Literal
+
+from pytest_ddpscale.plan.metric import Unit
+from pytest_ddpscale.verdict.verdict import Culprit, Judgement, Verdict
+
+Style = Literal["", "header", "passed", "failed", "warned", "undecided"]
+
+ABSENT = "–"
+_SUFFIX: dict[Unit, str] = {"fraction": " %", "img/s": " img/s", "x": "×", "GiB": " GiB"}
+# A bound may be written more precisely than a value deserves; beyond these digits it is rounded.
+_EXTRA_DECIMALS_OF_A_BOUND = 2
+# Digits added so that an interval is not written as ± 0.
+_EXTRA_DECIMALS_OF_AN_INTERVAL = 3
+
+_REASONS = {
+    "passed": "the bound is kept",
+    "failed": "the bound is not kept",
+    "inconclusive": "the interval reaches across the bound",
+    "not_measured": "no measurement of it is there",
+    "error": "its measurement ended in an error",
+}
+
+
+def one_line(text: str) -> str:
+    """Text from anywhere as one harmless line.
+
+    White space becomes single spaces. Control and format characters, which move a cursor or turn the direction
+    of text, are dropped; what no encoding or XML parser takes becomes U+FFFD.
+    """
+    harmless = []
+    for character in text:
+        category = unicodedata.category(character)
+        if category in {"Cs", "Cn"}:
+            harmless.append("\N{REPLACEMENT CHARACTER}")
+        elif character.isspace():
+            harmless.append(" ")
+        elif category not in {"Cc", "Cf"}:
+            harmless.append(character)
+    return " ".join("".join(harmless).split())
+
+
+def shorten(text: str, width: int) -> str:
+    """At most `width` characters of `text`: its beginning and its end, which tell names apart."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: max(width - 1 - tail, 0)]}…{text[len(text) - tail :]}"
+
+
+def verdict_word(verdict: Verdict) -> str:
+    """PASS, FAIL, WARN, INCONCLUSIVE, NOT MEASURED or ERROR."""
+    if verdict.outcome == "failed":
+        return "WARN" if verdict.severity == "warn" else "FAIL"
+    return "PASS" if verdict.outcome == "passed" else verdict.outcome.replace("_", " ").upper()
+
+
+def only_warns(verdict: Verdict) -> bool:
+    """Whether this does not stand in the way of accepting the run: what was not measured at all always does."""
+    return verdict.severity == "warn" and verdict.outcome in {"failed", "inconclusive"}
+
+
+def verdict_style(verdict: Verdict) -> Style:
+    """How strongly a verdict is to be coloured: what only warns is never shown as a failure."""
+    if verdict.passed:
+        return "passed"
+    if only_warns(verdict):
+        return "warned"
+    return "failed" if verdict.outcome in {"failed", "error"} else "undecided"
+
+
+def outcome_text(judgement: Judgement) -> str:
+    """``REJECTED: why``."""
+    return f"{judgement.outcome.upper()}: {one_line(judgement.reason)}".removesuffix(": ")
+
+
+def reason_text(verdict: Verdict) -> str:
+    """Why this outcome, in one line."""
+    return one_line(verdict.reason) or _REASONS[verdict.outcome]
+
+
+def number_text(value: float, unit: Unit, decimals: int | None = None) -> str:
+    """A number with its unit: ``97.4 %``, ``1159.2 img/s``, ``2.36×``, ``44.1 GiB``.
+
+    Args:
+        value: in `unit`; a fraction is shown as per cent.
+        unit: of the value.
+        decimals: digits after the point of what is shown; None chooses what the unit deserves.
+    """
+    return _digits(value, unit, _default_decimals(value, unit) if decimals is None else decimals) + _SUFFIX[unit]
+
+
+def value_text(verdict: Verdict) -> str:
+    """The value and half its interval, ``97.4 ± 0.3 %``; the larger half where the two differ."""
+    if verdict.value is None:
+        return ABSENT
+    decimals = _decimals(verdict)
+    text = _digits(verdict.value, verdict.unit, decimals)
+    if verdict.interval is not None:
+        text += f" ± {_digits(_half_width(verdict), verdict.unit, decimals)}"
+    return text + _SUFFIX[verdict.unit]
+
+
+def point_text(verdict: Verdict) -> str:
+    """The value alone, ``97.4 %``, with digits enough to differ from a bound that it misses."""
+    return ABSENT if verdict.value is None else number_text(verdict.value, verdict.unit, _decimals(verdict))
+
+
+def interval_text(verdict: Verdict) -> str:
+    """The interval's two ends, ``[97.1, 97.7] %``, with digits enough to differ from the bound."""
+    if verdict.interval is None:
+        return ABSENT
+    decimals = _decimals(verdict)
+    for end in verdict.interval:
+        decimals = _decimals_to_tell(end, verdict.bound_value, verdict.unit, decimals)
+    low, high = (_digits(end, verdict.unit, decimals) for end in verdict.interval)
+    return f"[{low}, {high}]{_SUFFIX[verdict.unit]}"
+
+
+def bound_text(verdict: Verdict) -> str:
+    """The bound, ``≥ 96.0 %`` or ``≤ 70 GiB``, with digits enough to differ from a value that misses it."""
+    sign = "≤" if "at_most" in verdict.bound else "≥"
+    least = 1 if verdict.unit == "fraction" else 0
+    decimals = min(max(_places(verdict.bound_value, verdict.unit), least), _decimals(verdict))
+    return f"{sign} {number_text(verdict.bound_value, verdict.unit, decimals)}"
+
+
+def margin_text(verdict: Verdict) -> str:
+    """Distance from the bound, ``+1.5 %``, with digits enough that a miss is never shown as zero."""
+    margin = verdict.margin
+    if margin is None:
+        return ABSENT
+    decimals = 1
+    if margin < 0:
+        while _looks_zero(margin, "fraction", decimals):
+            decimals += 1
+    text = _digits(margin, "fraction", decimals)
+    return f"{'' if text.startswith('−') else '+'}{text} %"
+
+
+def culprit_text(culprit: Culprit, full_uuid: bool = False) -> str:
+    """Who is to blame and what was seen: ``GPU 3 (GPU-5d3a91c2…) on node7: 1.31× the median …``."""
+    host = one_line(culprit.host)
+    device = _device(culprit, full_uuid)
+    who = {
+        "gpu": f"{device} on {host}",
+        "node": f"node {host}",
+        "link": f"link of {device} on {host}" if device else f"link of node {host}",
+    }[culprit.kind]
+    return f"{who}: {one_line(culprit.evidence)}"
+
+
+def short_name(verdict: Verdict) -> str:
+    """What tells a requirement from others of its metric: ``resnet152-fp16-8gpu``."""
+    identity = one_line(verdict.id)
+    rest = identity.removeprefix(verdict.metric)
+    return rest[1:-1] if rest != identity and rest.startswith("[") and rest.endswith("]") else identity
+
+
+def rerun_command(sku: str, verdict: Verdict) -> str:
+    """The command that measures one requirement again."""
+    return f"pytest --gpu-sku={shlex.quote(one_line(sku))} -k {shlex.quote(one_line(verdict.id))}"
+
+
+def count_text(number: int, noun: str) -> str:
+    """``1 host``, ``2 hosts``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _device(culprit: Culprit, full_uuid: bool) -> str:
+    uuid = one_line(culprit.gpu_uuid or "")
+    if uuid == "cpu":
+        return f"CPU rank {ABSENT if culprit.gpu_index is None else culprit.gpu_index}"
+    name = "GPU" if culprit.gpu_index is None else f"GPU {culprit.gpu_index}"
+    if not uuid:
+        return name if culprit.kind == "gpu" or culprit.gpu_index is not None else ""
+    # nvidia-smi and people know a GPU by the first group of its UUID.
+    shown = uuid if full_uuid or len(uuid) <= 13 else f"{uuid[:12]}…"
+    return f"{name} ({shown})"
+
+
+def _decimals(verdict: Verdict) -> int:
+    """Digits after the point that value, interval and bound share, so that their order can be seen."""
+    value, bound, unit = verdict.value, verdict.bound_value, verdict.unit
+    decimals = default = _default_decimals(bound if value is None else value, unit)
+    if verdict.interval is not None:
+        half_width = _half_width(verdict)
+        while decimals < default + _EXTRA_DECIMALS_OF_AN_INTERVAL and _looks_zero(half_width, unit, decimals):
+            decimals += 1
+    decimals = max(decimals, min(_places(bound, unit), default + _EXTRA_DECIMALS_OF_A_BOUND))
+    if value is not None and (verdict.margin or 0) < 0:
+        decimals = _decimals_to_tell(value, bound, unit, decimals)
+    return decimals
+
+
+def _decimals_to_tell(one: float, other: float, unit: Unit, decimals: int) -> int:
+    """At least `decimals`, and as many more as it takes for two different numbers to look different."""
+    while one != other and _digits(one, unit, decimals) == _digits(other, unit, decimals):
+        decimals += 1
+    return decimals
+
+
+def _looks_zero(value: float, unit: Unit, decimals: int) -> bool:
+    """Whether so few digits hide that `value` is not zero."""
+    return value != 0 and not _digits(value, unit, decimals).strip("0.")
+
+
+def _half_width(verdict: Verdict) -> float:
+    assert verdict.value is not None
+    assert verdict.interval is not None
+    low, high = verdict.interval
+    return max(verdict.value - low, high - verdict.value)
+
+
+def _default_decimals(value: float, unit: Unit) -> int:
+    if unit == "fraction":
+        return 1
+    if unit == "x":
+        return 2
+    return 1 if abs(value) >= 10 else 2
+
+
+def _shown(value: float, unit: Unit) -> Decimal:
+    exact = Decimal(repr(float(value)))
+    return exact.scaleb(2) if unit == "fraction" else exact
+
+
+def _places(value: float, unit: Unit) -> int:
+    """Digits after the point that write `value` in full."""
+    if not math.isfinite(value):
+        return 0
+    exponent = _shown(value, unit).normalize().as_tuple().exponent
+    assert isinstance(exponent, int)  # only NaN and infinities have a letter there
+    return max(-exponent, 0)
+
+
+def _digits(value: float, unit: Unit, decimals: int) -> str:
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else f"{'−' if value < 0 else ''}∞"
+    text = f"{_shown(value, unit):.{decimals}f}"
+    if not text.strip("-0."):
+        return text.lstrip("-")
+    return text.replace("-", "−")

@@ -1,0 +1,218 @@
+"""Options, environment and ini file, made into one typed value.
+
+For each setting the command line wins over the environment, and that over the ini file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+
+AUTO = "auto"
+LAUNCHERS = (AUTO, "torchrun")
+DURATION = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h)?$")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, under its three names.
+
+    Attributes:
+        flag: on the command line; the ini key and ``DDPSCALE_…`` variable are derived from it.
+        metavar: of its value; None for a switch.
+        help: one line for ``--help``.
+    """
+
+    flag: str
+    metavar: str | None
+    help: str
+
+    @property
+    def name(self) -> str:
+        """``gpu_sku``: the ini key and attribute."""
+        return self.flag.lstrip("-").replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """``DDPSCALE_GPU_SKU``: the environment variable."""
+        return "DDPSCALE_" + self.name.removeprefix("ddp_").upper()
+
+
+OPTIONS = (
+    Option("--gpu-sku", "SKU", "GPU model to judge by, a name or alias in the thresholds file; default: auto (from NVML)"),
+    Option("--thresholds", "FILE", "thresholds file; default: thresholds.yaml in rootdir, else the packaged copy"),
+    Option("--ddp-run-dir", "DIR", "where everything measured and concluded goes; default: ddpscale-runs/<UTC time>-<sku>"),
+    Option("--ddp-judge", "RUN_DIR", "judge what an earlier run measured; measure nothing"),
+    Option("--ddp-launcher", "auto|torchrun", "how ranks start; default: auto"),
+    Option("--ddp-gpus-per-node", "N", "GPUs (CPU: ranks) to use; default: all"),
+    Option("--ddp-world-sizes", "1,2,4", "only requirements of these world sizes"),
+    Option("--ddp-budget", "10m", "wall time for measuring; what is undecided then is inconclusive"),
+    Option("--ddp-inactivity-limit", "10m", "end a gang of ranks that records nothing for so long; default: 10m"),
+    Option("--ddp-confidence", "0.95", "confidence of the intervals; default: 0.95"),
+    Option("--ddp-rounds", "N", "rounds of every study, at least 5; default: 9 on GPU, 8 on CPU"),
+    Option("--ddp-block", "3s", "length of a timed block; default: 3s on GPU, 2.4s on CPU"),
+    Option("--ddp-isolate", None, "a fresh torchrun for each study instead of one warm gang"),
+    Option("--ddp-allow-incomplete", None, "exit 0 although a selected requirement was not measured"),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for.
+
+    Attributes:
+        gpu_sku: name, alias or ``auto``.
+        sku_was_given: whether the user named it, ``auto`` included.
+        thresholds: the file named; None for the default.
+        run_dir: the directory named; None for the default.
+        judge: run directory to judge; None to measure.
+        launcher: ``auto`` or ``torchrun``.
+        gpus_per_node: GPUs (CPU: ranks) to use; None for all.
+        world_sizes: the only world sizes wanted; None for all.
+        budget_s: wall time for measuring, in seconds; None for no limit.
+        inactivity_limit_s: a gang silent for this many seconds is ended.
+        confidence: of the intervals, 0.5 … 1.
+        rounds: of every study; None for the default.
+        block_s: length of a timed block, in seconds; None for the default.
+        isolate: a fresh launch for each study.
+        allow_incomplete: whether unmeasured requirements leave the exit code at 0.
+    """
+
+    gpu_sku: str
+    sku_was_given: bool
+    thresholds: Path | None
+    run_dir: Path | None
+    judge: Path | None
+    launcher: str
+    gpus_per_node: int | None
+    world_sizes: tuple[int, ...] | None
+    budget_s: float | None
+    inactivity_limit_s: float
+    confidence: float
+    rounds: int | None
+    block_s: float | None
+    isolate: bool
+    allow_incomplete: bool
+
+
+def settings_from(options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read every setting and check it.
+
+    Args:
+        options: command-line values by option name; None or False where not given.
+        ini: ini values by option name; empty where not given.
+        environ: environment variables.
+
+    Raises:
+        OptionError: a value makes no sense; the message says where it came from.
+    """
+    values = {option.name: _find(option, options, ini, environ) for option in OPTIONS}
+    sku = values["gpu_sku"]
+    budget = values["ddp_budget"]
+    return Settings(
+        gpu_sku=sku.text or AUTO,
+        sku_was_given=bool(sku.text),
+        thresholds=_path(values["thresholds"]),
+        run_dir=_path(values["ddp_run_dir"]),
+        judge=_path(values["ddp_judge"]),
+        launcher=_launcher(values["ddp_launcher"]),
+        gpus_per_node=_count(values["ddp_gpus_per_node"]),
+        world_sizes=_counts(values["ddp_world_sizes"]),
+        budget_s=_duration(budget) if budget.text else None,
+        inactivity_limit_s=_duration(values["ddp_inactivity_limit"]) if values["ddp_inactivity_limit"].text else 600.0,
+        confidence=_confidence(values["ddp_confidence"]),
+        rounds=_rounds(values["ddp_rounds"]),
+        block_s=_duration(values["ddp_block"]) if values["ddp_block"].text else None,
+        isolate=_switch(values["ddp_isolate"]),
+        allow_incomplete=_switch(values["ddp_allow_incomplete"]),
+    )
+
+
+@dataclass(frozen=True)
+class _Value:
+    """Text of a setting and where it was found."""
+
+    text: str
+    where: str
+
+    def refuse(self, expected: str) -> OptionError:
+        return OptionError(self.where, f"found {self.text!r}", expected)
+
+
+def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str]) -> _Value:
+    given = options.get(option.name)
+    if given is True:
+        return _Value("true", option.flag)
+    if given not in (None, False):
+        return _Value(str(given), option.flag)
+    if environ.get(option.variable):
+        return _Value(environ[option.variable], option.variable)
+    return _Value(ini.get(option.name, ""), f"ini option {option.name}")
+
+
+def _path(value: _Value) -> Path | None:
+    return Path(value.text).expanduser() if value.text else None
+
+
+def _launcher(value: _Value) -> str:
+    if value.text and value.text not in LAUNCHERS:
+        raise value.refuse(f"one of {', '.join(LAUNCHERS)}")
+    return value.text or AUTO
+
+
+def _count(value: _Value) -> int | None:
+    if not value.text:
+        return None
+    if not value.text.isdecimal() or int(value.text) < 1:
+        raise value.refuse("a whole number from 1 up")
+    return int(value.text)
+
+
+def _rounds(value: _Value) -> int | None:
+    rounds = _count(value)
+    if rounds is not None and rounds < FEWEST_ROUNDS:
+        raise value.refuse(f"at least {FEWEST_ROUNDS} rounds: fewer never decide")
+    return rounds
+
+
+def _counts(value: _Value) -> tuple[int, ...] | None:
+    if not value.text:
+        return None
+    parts = [part.strip() for part in value.text.split(",")]
+    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise value.refuse("world sizes such as 1,2,4")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _duration(value: _Value) -> float:
+    match = DURATION.match(value.text)
+    if match is None or float(match[1]) <= 0:
+        raise value.refuse("a time such as 90s, 10m or 1h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _confidence(value: _Value) -> float:
+    if not value.text:
+        return 0.95
+    try:
+        confidence = float(value.text)
+    except ValueError:
+        raise value.refuse("a number such as 0.95") from None
+    if not 0.5 <= confidence < 1:
+        raise value.refuse("a number from 0.5 up and below 1")
+    return confidence
+
+
+def _switch(value: _Value) -> bool:
+    words = {"": False, "0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
+    if value.text.lower() not in words:
+        raise value.refuse("true or false")
+    return words[value.text.lower()]

@@ -1,0 +1,189 @@
+"""The GPUs that CUDA will see, as NVML describes them: no CUDA context, no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_ddpscale.errors import SkuError
+
+_BYTES_PER_GIB = 2**30
+_INDEX = re.compile(r"\+?[0-9]+")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU of this machine.
+
+    Attributes:
+        index: NVML's index, in PCI bus order; CUDA_VISIBLE_DEVICES does not renumber it.
+        uuid: ``GPU-…``.
+        name: as the driver gives it; old drivers leave ``NVIDIA `` out, pre-release ones know no name.
+        pci_device_id: four lower-case hexadecimal digits, without the vendor's.
+        memory_gib: total device memory, GiB; by driver up to some per cent below nominal.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    pci_device_id: str
+    memory_gib: float
+
+
+def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
+    """The GPUs that a CUDA program started with `environ` would see, in its order.
+
+    NVML itself ignores CUDA_VISIBLE_DEVICES, so it is applied here, by CUDA's own rules and with
+    indices in PCI bus order: the program has to run with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+
+    Returns:
+        The GPUs; none where there is no NVML library or no driver.
+
+    Raises:
+        SkuError: NVML does not work, a GPU is lost, or a MIG slice is asked for.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return []
+    except pynvml.NVMLError as error:
+        raise _nvml_is_broken(error) from None
+    try:
+        return _visible(pynvml, environ.get("CUDA_VISIBLE_DEVICES"))
+    finally:
+        # A driver that dies meanwhile must not hide the error that says so.
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def has_driver() -> bool:
+    """Whether an NVIDIA driver is loaded, with or without a GPU that it can see."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return not isinstance(error, pynvml.NVMLError_LibraryNotFound | pynvml.NVMLError_DriverNotLoaded)
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlShutdown()
+    return True
+
+
+def visible_ordinals(visible_devices: str | None, uuids: Sequence[str]) -> list[int]:
+    """What CUDA_VISIBLE_DEVICES makes of a machine's devices.
+
+    The rules are CUDA's, as torch.cuda mirrors them: the first entry decides between indices and
+    UUID prefixes; the first entry that names no device, or more than one, ends the list; a
+    repeated device leaves none visible at all.
+
+    Args:
+        visible_devices: the variable's value; None if it is not set.
+        uuids: the UUID of every device that could be seen, in PCI bus order.
+
+    Returns:
+        Positions in `uuids`.
+    """
+    if visible_devices is None:
+        return list(range(len(uuids)))
+    by_uuid = visible_devices.startswith("GPU-")
+    ordinals: list[int] = []
+    for entry in visible_devices.split(","):
+        ordinal = _with_uuid_prefix(entry, uuids) if by_uuid else _with_index(entry, len(uuids))
+        if ordinal is None:
+            break
+        if ordinal in ordinals:
+            return []
+        ordinals.append(ordinal)
+    return ordinals
+
+
+def _with_uuid_prefix(entry: str, uuids: Sequence[str]) -> int | None:
+    found = [i for i, uuid in enumerate(uuids) if uuid.startswith(entry)] if entry.startswith("GPU-") else []
+    return found[0] if len(found) == 1 else None
+
+
+def _with_index(entry: str, count: int) -> int | None:
+    # CUDA reads the number an entry starts with, as strtoul does: '1st' is 1.
+    number = _INDEX.match(entry.strip())
+    return int(number[0]) if number and int(number[0]) < count else None
+
+
+def _visible(pynvml: Any, visible_devices: str | None) -> list[Gpu]:
+    if visible_devices is not None:
+        _refuse_mig(visible_devices)
+        if not visible_devices.strip():
+            return []
+    devices = _accessible_devices(pynvml)
+    uuids = [_ask(pynvml, index, pynvml.nvmlDeviceGetUUID, handle) for index, handle in devices]
+    return [_describe(pynvml, *devices[i], uuids[i]) for i in visible_ordinals(visible_devices, uuids)]
+
+
+def _refuse_mig(visible_devices: str) -> None:
+    slices = [entry for entry in visible_devices.split(",") if entry.strip().startswith("MIG-")]
+    if slices:
+        raise SkuError(
+            "CUDA_VISIBLE_DEVICES", f"{slices[0].strip()} is a MIG slice",
+            "whole GPUs, because thresholds are those of a whole GPU",
+            "Disable MIG (`nvidia-smi -mig 0`), or name GPUs by index or GPU-UUID.",
+        )  # fmt: skip
+
+
+def _accessible_devices(pynvml: Any) -> list[tuple[int, Any]]:
+    """NVML index and handle of every device this process may open, as CUDA enumerates them."""
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError as error:
+        raise _nvml_is_broken(error) from None
+    handles = [(index, _handle(pynvml, index)) for index in range(count)]
+    return [(index, handle) for index, handle in handles if handle is not None]
+
+
+def _handle(pynvml: Any, index: int) -> Any:
+    try:
+        return pynvml.nvmlDeviceGetHandleByIndex(index)
+    except pynvml.NVMLError_NoPermission:
+        return None  # a cgroup withholds this GPU: NVML counts it, CUDA does not
+    except pynvml.NVMLError as error:
+        raise _does_not_answer(pynvml, index, "nvmlDeviceGetHandleByIndex", error) from None
+
+
+def _describe(pynvml: Any, index: int, handle: Any, uuid: str) -> Gpu:
+    pci = _ask(pynvml, index, pynvml.nvmlDeviceGetPciInfo, handle)
+    memory = _ask(pynvml, index, pynvml.nvmlDeviceGetMemoryInfo, handle)
+    return Gpu(
+        index=index,
+        uuid=uuid,
+        name=_ask(pynvml, index, pynvml.nvmlDeviceGetName, handle),
+        pci_device_id=f"{pci.pciDeviceId >> 16:04x}",  # the low half is the vendor, 10de
+        memory_gib=memory.total / _BYTES_PER_GIB,
+    )
+
+
+def _ask(pynvml: Any, index: int, question: Callable[..., Any], *arguments: Any) -> Any:
+    """Call NVML about one GPU, and name that GPU if it does not answer."""
+    try:
+        return question(*arguments)
+    except pynvml.NVMLError as error:
+        raise _does_not_answer(pynvml, index, question.__name__, error) from None
+
+
+def _does_not_answer(pynvml: Any, index: int, question: str, error: Exception) -> SkuError:
+    found, action = f"{question} fails ({error})", "Make `nvidia-smi` work on this machine first."
+    if isinstance(error, pynvml.NVMLError_GpuIsLost):
+        found = "the driver has lost this GPU (NVML: GPU is lost)"
+        action = "Look for Xid messages with `dmesg`, drain the node, then reset the GPU or reboot."
+    return SkuError(f"GPU {index} of {platform.node()}", found, "a GPU that answers", action)
+
+
+def _nvml_is_broken(error: Exception) -> SkuError:
+    return SkuError(
+        f"NVML on {platform.node()}", f"the NVIDIA driver is there, but does not answer ({error})",
+        "a working driver", "Make `nvidia-smi` work on this machine first: reload the driver or reboot.",
+    )  # fmt: skip

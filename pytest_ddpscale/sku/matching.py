@@ -1,0 +1,199 @@
+"""Which SKU of a thresholds file the GPUs are. Pure: GPUs and thresholds in, a name or an error out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pytest_ddpscale.errors import SkuError
+from pytest_ddpscale.sku.detection import Gpu
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from pytest_ddpscale.thresholds.model import Detect, Thresholds
+
+AUTO = "auto"
+# Drivers reserve memory, more or less by version: an 80 GB A100 reports 79.3 or 80 GiB, a 16 GB V100
+# as little as 15.8. Wider would take an 84 GB RTX PRO 6000D for the 96 GB RTX PRO 6000.
+MEMORY_TOLERANCE = 0.10
+
+
+def matching_skus(thresholds: Thresholds, gpu: Gpu) -> list[str]:
+    """Names of the SKUs whose `detect` is true of `gpu`: name, and PCI device id and memory where given."""
+    return [
+        name
+        for name, sku in thresholds.skus.items()
+        if sku.detect.device == "cuda" and not _compare(sku.detect, gpu).differs
+    ]
+
+
+def resolve_sku(
+    thresholds_file: ThresholdsFile, asked: str, gpus: Sequence[Gpu], require_devices: bool = True
+) -> str:
+    """The canonical name of the SKU to judge by.
+
+    Args:
+        thresholds_file: the SKUs to choose from.
+        asked: `--gpu-sku`: ``auto``, or the name or alias of a SKU.
+        gpus: those that CUDA sees here.
+        require_devices: whether something will be measured here, so that an explicit SKU has to be
+            that of the GPUs. Planning and judging old results do without.
+
+    Raises:
+        SkuError: there is no such SKU; the GPUs are of none, several or another one; or there are none.
+    """
+    if asked == AUTO:
+        return _detected(thresholds_file, gpus) if gpus else _cpu_sku(thresholds_file)
+    name = thresholds_file.sku_name(asked)
+    if require_devices:
+        _refuse_if_absent(thresholds_file, name, gpus)
+    return name
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """What of a `detect` is true of a GPU, and what is not, in words."""
+
+    agrees: list[str]
+    differs: list[str]
+
+    def __str__(self) -> str:
+        return ", ".join([*self.agrees, *self.differs])
+
+
+def _compare(detect: Detect, gpu: Gpu) -> _Comparison:
+    comparison = _Comparison([], [])
+
+    def check(holds: bool, subject: str, contrast: str) -> None:
+        (comparison.agrees if holds else comparison.differs).append(f"{subject} {'matches' if holds else contrast}")
+
+    if detect.name is not None:
+        matches = re.fullmatch(detect.name, gpu.name) is not None
+        check(matches, f"name {gpu.name!r}", f"does not match {detect.name!r}")
+    if detect.pci_device_ids:
+        listed = gpu.pci_device_id in detect.pci_device_ids
+        check(listed, f"PCI device id {gpu.pci_device_id}", f"is not {' or '.join(detect.pci_device_ids)}")
+    if detect.memory_gib is not None:
+        near = abs(gpu.memory_gib - detect.memory_gib) <= MEMORY_TOLERANCE * detect.memory_gib
+        contrast = f"is not within {MEMORY_TOLERANCE:.0%} of {detect.memory_gib:g} GiB"
+        check(near, f"memory {gpu.memory_gib:.1f} GiB", contrast)
+    return comparison
+
+
+def _cpu_sku(thresholds_file: ThresholdsFile) -> str:
+    names = [name for name, sku in thresholds_file.thresholds.skus.items() if sku.detect.device == "cpu"]
+    if len(names) == 1:
+        return names[0]
+    found = f"{len(names)} SKUs with `detect: {{device: cpu}}`{''.join(f', {name}' for name in names)}"
+    raise SkuError(
+        "--gpu-sku=auto", f"no NVIDIA GPU is visible, and {thresholds_file.path} has {found}", "exactly one",
+        "Name the SKU with --gpu-sku, or run where GPUs are visible.",
+    )  # fmt: skip
+
+
+def _detected(thresholds_file: ThresholdsFile, gpus: Sequence[Gpu]) -> str:
+    thresholds = thresholds_file.thresholds
+    models = _by_model(gpus)
+    unknown = [model for model in models if not matching_skus(thresholds, model[0])]
+    if unknown:
+        raise _unknown(thresholds_file, unknown)
+    common = [name for name in thresholds.skus if all(name in matching_skus(thresholds, gpu) for gpu in gpus)]
+    if len(common) == 1:
+        return common[0]
+    if common:
+        raise SkuError(
+            "--gpu-sku=auto", f"{_inventory(models)}: several SKUs match, {', '.join(common)}", "one SKU",
+            f"Choose with --gpu-sku={common[0]}, or make their `detect` in {thresholds_file.path} more specific.",
+        )  # fmt: skip
+    raise SkuError(
+        "--gpu-sku=auto", f"the GPUs are of different SKUs: {_inventory(models, thresholds)}", "GPUs of one SKU",
+        "Show one model at a time with CUDA_VISIBLE_DEVICES (and CUDA_DEVICE_ORDER=PCI_BUS_ID).",
+    )  # fmt: skip
+
+
+def _refuse_if_absent(thresholds_file: ThresholdsFile, name: str, gpus: Sequence[Gpu]) -> None:
+    """Raise SkuError unless this machine can be measured as the SKU `name`."""
+    detect = thresholds_file.thresholds.skus[name].detect
+    if detect.device == "cpu":
+        return
+    where = f"--gpu-sku={name}"
+    if detect.device == "none":
+        raise SkuError(
+            where, f"{name} is a published reference (detect.device is none), not something to measure",
+            "the SKU of the GPUs present", "Use --gpu-sku=auto.",
+        )  # fmt: skip
+    if not gpus:
+        raise SkuError(
+            where, "no NVIDIA GPU is visible here: there is no driver, or CUDA_VISIBLE_DEVICES hides them all",
+            f"GPUs of SKU {name}",
+            "Run on a GPU node; or try the plugin on this machine's CPU with --gpu-sku=cpu; "
+            "or judge what was measured elsewhere with --ddp-judge RUN_DIR.",
+        )  # fmt: skip
+    others = [model for model in _by_model(gpus) if _compare(detect, model[0]).differs]
+    if others:
+        raise _mismatch(thresholds_file, name, others)
+
+
+Model = list[Gpu]  # GPUs that are alike; never empty
+
+
+def _by_model(gpus: Sequence[Gpu]) -> list[Model]:
+    models: dict[tuple[str, str, float], Model] = {}
+    for gpu in gpus:
+        models.setdefault((gpu.name, gpu.pci_device_id, round(gpu.memory_gib, 1)), []).append(gpu)
+    return list(models.values())
+
+
+def _inventory(models: Iterable[Model], thresholds: Thresholds | None = None) -> str:
+    """``GPU 0, 1: NVIDIA B200 (PCI device id 2901, 179.1 GiB)``, with each model's SKUs if `thresholds` is given."""
+    texts = []
+    for model in models:
+        gpu = model[0]
+        text = f"GPU {', '.join(str(each.index) for each in model)}: {gpu.name}"
+        text += f" (PCI device id {gpu.pci_device_id}, {gpu.memory_gib:.1f} GiB)"
+        if thresholds is not None:
+            text += f", SKU {' or '.join(matching_skus(thresholds, gpu)) or 'unknown'}"
+        texts.append(text)
+    return "; ".join(texts)
+
+
+def _unknown(thresholds_file: ThresholdsFile, models: list[Model]) -> SkuError:
+    path, gpu = thresholds_file.path, models[0][0]
+    nearly = _nearly_matching(thresholds_file.thresholds, gpu)
+    almost = "".join(f"; {name} nearly does: {comparison}" for name, comparison in nearly)
+    lines = {name: thresholds_file.where("skus", name, "detect") for name, _ in nearly}
+    ways = [f"correct `detect` at {line} if it is {name}" for name, line in lines.items()]
+    ways += [f"add a SKU with `detect: {_detect_line(gpu)}` to {path}", "leave the GPUs out with --gpu-sku=cpu"]
+    return SkuError(
+        "--gpu-sku=auto", f"no SKU of {path} matches {_inventory(models)}{almost}", "GPUs that a `detect` describes",
+        f"Do one of these: {'; '.join(ways)}.",
+    )  # fmt: skip
+
+
+def _mismatch(thresholds_file: ThresholdsFile, name: str, models: list[Model]) -> SkuError:
+    thresholds = thresholds_file.thresholds
+    comparison = _compare(thresholds.skus[name].detect, models[0][0])
+    suggestion = matching_skus(thresholds, models[0][0])
+    if suggestion:
+        action = f"Use --gpu-sku={suggestion[0]}, or run where the GPUs are {name}."
+    else:
+        action = f"If they are {name}, correct `detect` at {thresholds_file.where('skus', name, 'detect')}."
+    return SkuError(
+        f"--gpu-sku={name}", f"{name} is a SKU the GPUs are not: {_inventory(models, thresholds)} ({comparison})",
+        f"GPUs of SKU {name}", action,
+    )  # fmt: skip
+
+
+def _nearly_matching(thresholds: Thresholds, gpu: Gpu) -> list[tuple[str, _Comparison]]:
+    """SKUs with the GPU's name or PCI device id, though not all the rest: memory alone says nothing."""
+    compared = [(name, sku.detect, _compare(sku.detect, gpu)) for name, sku in thresholds.skus.items()]
+    return [
+        (name, comparison)
+        for name, detect, comparison in compared
+        if detect.device == "cuda" and any(not fact.startswith("memory") for fact in comparison.agrees)
+    ]
+
+
+def _detect_line(gpu: Gpu) -> str:
+    """A `detect` to paste, that this GPU matches."""
+    name = re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", gpu.name).replace("'", "''")
+    return f"{{name: '^{name}$', pci_device_ids: ['{gpu.pci_device_id}'], memory_gib: {gpu.memory_gib:.0f}}}"

@@ -1,0 +1,1 @@
+"""What the devices report about themselves while they are measured. Stdlib and NVML only."""

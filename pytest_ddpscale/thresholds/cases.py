@@ -1,0 +1,65 @@
+"""One case per requirement of a SKU: the requirement, what it trains, and what its test item is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from pytest_ddpscale.thresholds.model import Requirement, Sku
+
+
+@dataclass(frozen=True)
+class Case:
+    """A requirement ready to be planned and judged.
+
+    Attributes:
+        requirement: the line of thresholds.yaml.
+        workload: what it trains.
+        name: ``resnet152-fp16-8gpu``: the bracketed part of the test's name, unique within a metric.
+        where: ``file:line`` of the requirement.
+        reference_img_per_s: throughput per GPU of the reference generation; None without `versus`.
+    """
+
+    requirement: Requirement
+    workload: Workload
+    name: str
+    where: str
+    reference_img_per_s: float | None = None
+
+    @property
+    def id(self) -> str:
+        """``weak_scaling_efficiency[resnet152-fp16-8gpu]``: unique in a run."""
+        return f"{self.requirement.metric}[{self.name}]"
+
+    @property
+    def question(self) -> Question:
+        """What has to be measured to judge it."""
+        return Question(self.requirement.definition, self.workload, self.requirement.world_size)
+
+
+def device_type(sku: Sku) -> DeviceType:
+    """``cpu`` or ``cuda``."""
+    return "cpu" if sku.detect.device == "cpu" else "cuda"
+
+
+def cases_for(file: ThresholdsFile, sku_name: str) -> list[Case]:
+    """All cases of a SKU, in the order of the file."""
+    sku = file.thresholds.skus[sku_name]
+    cases = []
+    for i, requirement in enumerate(sku.requirements):
+        reference = file.thresholds.reference_throughput(requirement)[0] if requirement.versus else None
+        where = file.where("skus", sku_name, "requirements", i)
+        cases.append(Case(requirement, sku.workloads[requirement.workload], _name(sku, requirement), where, reference))
+    return cases
+
+
+def _name(sku: Sku, requirement: Requirement) -> str:
+    unit = "rank" if device_type(sku) == "cpu" else "gpu"
+    name = f"{requirement.workload}-{requirement.world_size}{unit}"
+    if requirement.versus:
+        name += f"-vs-{requirement.versus}"
+    twins = [other for other in sku.requirements if other.key() == requirement.key()]
+    return f"{name}-{requirement.severity}" if len(twins) > 1 else name

@@ -1,0 +1,97 @@
+"""Confidence intervals from rounds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its interval.
+
+    Attributes:
+        value: point estimate.
+        interval: lower and upper limit.
+    """
+
+    value: float
+    interval: tuple[float, float]
+
+
+def mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
+    """Mean and two-sided Student-t interval of independent rounds (Student 1908).
+
+    Args:
+        values: one per round, at least two.
+        confidence: 0 … 1.
+
+    Raises:
+        ValueError: fewer than two values, or one that is not finite.
+    """
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        raise ValueError(f"{len(values)} values, of which {sum(map(math.isfinite, values))} finite; expected at least 2")
+    mean = statistics.fmean(values)
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    reach = t_quantile(0.5 + confidence / 2, len(values) - 1) * error
+    return Estimate(mean, (mean - reach, mean + reach))
+
+
+def geometric_mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
+    """As `mean_estimate`, of the logarithms: the right mean for ratios and rates.
+
+    Raises:
+        ValueError: as `mean_estimate`, or a value that is not positive.
+    """
+    if any(not value > 0 for value in values):
+        raise ValueError(f"{min(values)} among the values; expected them positive")
+    logs = mean_estimate([math.log(value) for value in values], confidence)
+    return Estimate(math.exp(logs.value), (math.exp(logs.interval[0]), math.exp(logs.interval[1])))
+
+
+def single_sample_estimate(value: float, relative_error: float, confidence: float) -> Estimate:
+    """Normal interval of the logarithm of one long sample with a known relative standard error."""
+    reach = statistics.NormalDist().inv_cdf(0.5 + confidence / 2) * relative_error
+    return Estimate(value, (value * math.exp(-reach), value * math.exp(reach)))
+
+
+def t_quantile(probability: float, degrees: int) -> float:
+    """Quantile of Student's t distribution, for probabilities from 0.5 up.
+
+    Raises:
+        ValueError: probability outside 0.5 … 1, or fewer than one degree of freedom.
+    """
+    if not 0.5 <= probability < 1 or degrees < 1:
+        raise ValueError(f"probability {probability}, degrees {degrees}; expected 0.5 <= probability < 1, degrees >= 1")
+    upper = 1.0
+    while _t_cdf(upper, degrees) < probability:
+        upper *= 2
+    return _bisect(lambda t: _t_cdf(t, degrees) - probability, 0.0, upper)
+
+
+def _bisect(function: Callable[[float], float], low: float, high: float) -> float:
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) < 0 else (low, middle)
+    return (low + high) / 2
+
+
+def _t_cdf(t: float, degrees: int) -> float:
+    """P(T ≤ t) for t ≥ 0 and whole degrees of freedom: Abramowitz & Stegun 26.7.3 and 26.7.4."""
+    theta = math.atan(t / math.sqrt(degrees))
+    sine, cosine = math.sin(theta), math.cos(theta)
+    if degrees % 2:
+        total, term = 0.0, cosine
+        for k in range(1, (degrees - 1) // 2 + 1):
+            total += term
+            term *= cosine * cosine * (2 * k) / (2 * k + 1)
+        central = 2 / math.pi * (theta + sine * total)
+    else:
+        total, term = 0.0, 1.0
+        for k in range(1, degrees // 2 + 1):
+            total += term
+            term *= cosine * cosine * (2 * k - 1) / (2 * k)
+        central = sine * total
+    return 0.5 + central / 2

@@ -1,0 +1,1 @@
+"""Runs inside each rank: torch, the standard library and NVML; never pytest or pydantic."""

@@ -1,0 +1,123 @@
+"""Entry point of one rank: ``torchrun … -m pytest_ddpscale.worker --run-dir DIR --studies IDS``."""
+
+from __future__ import annotations
+
+import time
+
+STARTED_UNIX_S = time.time()  # before torch is imported: the import is part of the start-up that is reported
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import socket  # noqa: E402
+import sys  # noqa: E402
+import traceback  # noqa: E402
+from datetime import timedelta  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import torch  # noqa: E402
+import torchvision  # noqa: E402
+
+from pytest_ddpscale import __version__  # noqa: E402
+from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically  # noqa: E402
+from pytest_ddpscale.worker.control import Control, connect  # noqa: E402
+from pytest_ddpscale.worker.device import open_device  # noqa: E402
+from pytest_ddpscale.worker.gang import Gang, Whereabouts  # noqa: E402
+
+IMPORTED_UNIX_S = time.time()
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """The worker's own command line; the supervisor is its only caller."""
+    parser = argparse.ArgumentParser(prog="pytest_ddpscale.worker")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--studies", required=True, help="comma-separated ids, in order")
+    parser.add_argument("--version", required=True, help="of the supervisor: ranks of another version refuse")
+    parser.add_argument("--deadline-unix-s", type=float, default=None, help="no round starts after it")
+    parser.add_argument("--timeout-s", type=float, default=600.0, help="limit for one wait or collective")
+    return parser.parse_args(argv)
+
+
+def startup_record(control: Control, device_id: str, device_name: str) -> dict[str, object]:
+    """Who this rank is, and how long it took to get here."""
+    cuda = torch.version.cuda
+    return {
+        "kind": "startup",
+        "rank": control.rank,
+        "local_rank": control.local_rank,
+        "world_size": control.world_size,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": device_id,
+        "device_name": device_name,
+        "import_s": IMPORTED_UNIX_S - STARTED_UNIX_S,
+        "rendezvous_s": time.time() - IMPORTED_UNIX_S,
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+            "torchvision": torchvision.__version__,
+            "cuda": cuda,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda and torch.cuda.is_available() else None,
+            "cudnn": torch.backends.cudnn.version() if cuda and torch.cuda.is_available() else None,
+            "pytest_ddpscale": __version__,
+        },
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name == "OMP_NUM_THREADS" or name.startswith(("NCCL_", "GLOO_", "CUDA_", "TORCH_NCCL_"))
+        },
+    }
+
+
+def run(arguments: argparse.Namespace, whereabouts: Whereabouts) -> None:
+    """Join the gang and work through the studies."""
+    if arguments.version != __version__:
+        raise RuntimeError(f"this rank runs pytest-ddpscale {__version__}, its supervisor {arguments.version}")
+    directory = RunDirectory(arguments.run_dir)
+    plan = directory.read_plan()
+    control = connect(timedelta(seconds=arguments.timeout_s))
+    device = open_device(plan.device_type, control.local_rank)
+    gang = Gang(plan, control, device, directory, whereabouts, deadline_unix_s=arguments.deadline_unix_s)
+    gang.announce(startup_record(control, device.id, device.name))
+    with gang.process_group(timedelta(seconds=arguments.timeout_s)):
+        for study_id in arguments.studies.split(","):
+            study = plan.study(study_id)
+            if study is None:
+                raise RuntimeError(f"plan.json has no study {study_id}")
+            gang.run_study(study)
+
+
+def report_failure(run_dir: Path, error: BaseException, whereabouts: Whereabouts) -> None:
+    """Leave a file that says who failed, where and with what: a killed log may not."""
+    rank = int(os.environ.get("RANK", "-1"))
+    report = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "study": whereabouts.study,
+        "arm": whereabouts.arm,
+        "round": whereabouts.round,
+        "phase": whereabouts.phase,
+        "type": type(error).__name__,
+        "message": str(error),
+        "unix_s": time.time(),
+    }
+    name = f"rank-{rank}.error.json"
+    write_atomically(run_dir / "logs" / name, json.dumps(report, ensure_ascii=False) + "\n")
+
+
+def main() -> int:
+    """Run the rank. Returns the exit code: 0, or 1 after a failure that was reported."""
+    arguments = parse_arguments(sys.argv[1:])
+    whereabouts = Whereabouts()
+    try:
+        run(arguments, whereabouts)
+    except Exception as error:
+        traceback.print_exc()
+        report_failure(arguments.run_dir, error, whereabouts)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""What differs between a GPU and a CPU: clocks, memory, utilization, identity."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.workload import Precision
+from pytest_ddpscale.telemetry.nvml import UtilizationReader
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One timed block.
+
+    Attributes:
+        started_unix_s: when it began, seconds since 1970 UTC.
+        step_s: duration of each step, in seconds.
+        block_s: from the first step's begin to the last one's end, in seconds.
+        utilization: share of the block the device was busy, 0 … 1; None if unreadable.
+        peak_memory_bytes: most memory held.
+    """
+
+    started_unix_s: float
+    step_s: tuple[float, ...]
+    block_s: float
+    utilization: float | None
+    peak_memory_bytes: int | None
+
+
+class Device(Protocol):
+    """The device one rank trains on."""
+
+    id: str
+    name: str
+    backend: str
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors go."""
+
+    def check(self, precision: Precision) -> None:
+        """Raise RuntimeError if this device or torch build cannot train in that precision."""
+
+    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
+        """Run `step` that often and time each."""
+
+    def release(self) -> None:
+        """Give cached memory back between studies."""
+
+
+class CpuDevice:
+    """The CPU: wall clock, and the process's CPU time as utilization."""
+
+    backend = "gloo"
+
+    def __init__(self) -> None:
+        self.id = "cpu"
+        self.name = platform.processor() or platform.machine()
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    def check(self, precision: Precision) -> None:
+        """Refuse fp16: its gradient scaler is made for CUDA."""
+        if precision == "fp16":
+            raise RuntimeError("precision fp16 needs a GPU; expected fp32 or bf16 on CPU")
+
+    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
+        """Time with perf_counter; utilization is CPU seconds per thread and wall second."""
+        started_unix_s, cpu_s = time.time(), time.process_time()
+        marks = [time.perf_counter()]
+        for _ in range(steps):
+            step()
+            marks.append(time.perf_counter())
+        block_s = marks[-1] - marks[0]
+        busy = (time.process_time() - cpu_s) / (block_s * torch.get_num_threads())
+        step_s = tuple(end - begin for begin, end in zip(marks, marks[1:], strict=False))
+        return Timing(started_unix_s, step_s, block_s, busy, _largest_resident_set_bytes())
+
+    def release(self) -> None:
+        """Nothing is cached."""
+
+
+class CudaDevice:
+    """One GPU: CUDA events around each step, read after the block; one synchronize per block."""
+
+    backend = "nccl"
+
+    def __init__(self, local_rank: int) -> None:
+        if local_rank >= torch.cuda.device_count():
+            raise RuntimeError(f"local rank {local_rank} has no GPU: torch sees {torch.cuda.device_count()}")
+        torch.cuda.set_device(local_rank)
+        self._device = torch.device("cuda", local_rank)
+        properties = torch.cuda.get_device_properties(self._device)
+        self.name = properties.name
+        self.id = f"GPU-{properties.uuid}".replace("GPU-GPU-", "GPU-")
+        self._capability = (properties.major, properties.minor)
+        self._utilization = UtilizationReader(self.id)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """This rank's GPU."""
+        return self._device
+
+    def check(self, precision: Precision) -> None:
+        """Refuse a torch build without kernels for this GPU, and bf16 that is only emulated."""
+        architectures = torch.cuda.get_arch_list()
+        if not _has_kernels(architectures, self._capability):
+            major, minor = self._capability
+            raise RuntimeError(
+                f"this torch build ({torch.__version__}) has no kernels for {self.name} "
+                f"(sm_{major}{minor}); it has {' '.join(architectures)}. Install a build that has them"
+            )
+        if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise RuntimeError(f"{self.name} has no bf16 of its own; expected fp16 or fp32")
+
+    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
+        """Time with CUDA events, so that no step waits for the host."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+        torch.cuda.synchronize(self._device)
+        started_unix_s = time.time()
+        events[0].record()
+        for event in events[1:]:
+            step()
+            event.record()
+        torch.cuda.synchronize(self._device)
+        ended_unix_s = time.time()
+        pairs = zip(events, events[1:], strict=False)
+        step_s = tuple(begin.elapsed_time(end) / 1000 for begin, end in pairs)
+        busy, _ = self._utilization.read(started_unix_s, ended_unix_s)
+        block_s = events[0].elapsed_time(events[-1]) / 1000
+        return Timing(started_unix_s, step_s, block_s, busy, torch.cuda.max_memory_allocated(self._device))
+
+    def release(self) -> None:
+        """Return cached blocks to the driver: the next study may need other sizes."""
+        torch.cuda.empty_cache()
+
+
+def open_device(device_type: DeviceType, local_rank: int) -> Device:
+    """The device of this rank. Raises RuntimeError if there is none."""
+    return CudaDevice(local_rank) if device_type == "cuda" else CpuDevice()
+
+
+def _has_kernels(architectures: list[str], capability: tuple[int, int]) -> bool:
+    """Whether a build has code for this GPU: binaries run on later minors, PTX on anything later."""
+    for architecture in architectures:
+        kind, _, digits = architecture.partition("_")
+        digits = digits.rstrip("af")
+        built = (int(digits[:-1]), int(digits[-1]))
+        if kind == "sm" and built[0] == capability[0] and built[1] <= capability[1]:
+            return True
+        if kind == "compute" and built <= capability:
+            return True
+    return False
+
+
+def _largest_resident_set_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB

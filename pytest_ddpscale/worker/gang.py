@@ -1,0 +1,194 @@
+"""The gang: all ranks of one launch, working through studies, rounds and arms together."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore
+
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.results.records import Measurement, StudyEnd
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.worker.arms import FEWEST_STEPS_PER_BLOCK, StudyArms, arm_order, steps_for_block
+from pytest_ddpscale.worker.control import Control
+from pytest_ddpscale.worker.device import Device, Timing
+
+
+@dataclass
+class Whereabouts:
+    """Where a rank is, for the report if it fails there."""
+
+    phase: str = "start-up"
+    study: str | None = None
+    arm: str | None = None
+    round: int | None = None
+
+
+class Gang:
+    """One rank's part in the gang. Rank 0 also decides and writes.
+
+    Args:
+        plan: all studies of the run.
+        control: how ranks tell each other things.
+        device: what this rank trains on.
+        directory: where rank 0 appends what was measured.
+        whereabouts: kept up to date.
+        deadline_unix_s: no round starts after it; None for no limit.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        control: Control,
+        device: Device,
+        directory: RunDirectory,
+        whereabouts: Whereabouts,
+        deadline_unix_s: float | None,
+    ) -> None:
+        self._plan = plan
+        self._control = control
+        self._device = device
+        self._directory = directory
+        self._whereabouts = whereabouts
+        self._deadline_unix_s = deadline_unix_s
+        self._host = socket.gethostname()
+
+    @contextmanager
+    def process_group(self, timeout: timedelta) -> Iterator[None]:
+        """The default process group, from which studies make theirs."""
+        store = PrefixStore("process_group", self._control.store)
+        dist.init_process_group(
+            self._device.backend,
+            store=store,
+            rank=self._control.rank,
+            world_size=self._control.world_size,
+            timeout=timeout,
+        )
+        yield
+        # Not in a finally: after a failure in a collective, destroying the group may hang.
+        dist.destroy_process_group()
+
+    def announce(self, startup: dict[str, object]) -> None:
+        """Record who all ranks are."""
+        self._gather_and_write("startup", range(self._control.world_size), startup)
+
+    def run_study(self, study: Study) -> None:
+        """Time every arm in every round, until all rounds are done or time is up."""
+        here = self._whereabouts
+        here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
+        if self._is_first:
+            self._directory.append_record({"kind": "study_start", "study": study.id, "unix_s": time.time()})
+        arms = StudyArms(study, self._device, self._control.rank, self._control.world_size)
+        steps = self._warm_up(study, arms)
+        reason = self._run_rounds(study, arms, steps)
+        here.arm, here.phase = None, "cleaning up"
+        arms.close()
+        if self._is_first:
+            self._directory.append_record(StudyEnd(study.id, reason).as_json())
+
+    @property
+    def _is_first(self) -> bool:
+        return self._control.rank == 0
+
+    def _run_rounds(self, study: Study, arms: StudyArms, steps: dict[str, int]) -> str:
+        for number in range(study.rounds):
+            if not self._go_on(study, number):
+                return "budget"
+            for arm in arm_order(study.arms, self._plan.seed, study.id, number):
+                self._run_arm(study, arms, arm, number, steps[arm.name])
+        return "rounds"
+
+    def _go_on(self, study: Study, number: int) -> bool:
+        """Rank 0's word on whether another round is begun, which all ranks follow."""
+        key = f"{study.id}/{number}/go-on"
+        if self._is_first:
+            late = self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s
+            self._control.say(key, not late)
+            return not late
+        return bool(self._control.hear(key))
+
+    def _run_arm(self, study: Study, arms: StudyArms, arm: Arm, number: int, steps: int) -> None:
+        here = self._whereabouts
+        here.arm, here.round, here.phase = arm.name, number, "timed block"
+        key = f"{study.id}/{number}/{arm.name}"
+        record = None
+        if self._control.rank < arm.world_size:
+            record = self._measurement(study, arm, number, arms.time_block(arm, steps)).as_json()
+        here.phase = "gathering"
+        self._gather_and_write(key, range(arm.world_size), record)
+
+    def _gather_and_write(self, key: str, ranks: range, record: dict[str, Any] | None) -> None:
+        """Rank 0 writes the records of `ranks`; nobody goes on before they are on disk."""
+        if record is not None:
+            self._control.say(f"{key}/{self._control.rank}", record)
+        if self._is_first:
+            for rank in ranks:
+                self._directory.append_record(self._control.take(f"{key}/{rank}"))
+            self._control.say(f"{key}/done", True)
+        else:
+            self._control.hear(f"{key}/done")
+
+    def _warm_up(self, study: Study, arms: StudyArms) -> dict[str, int]:
+        """Train each arm for a while, untimed, and learn how many of its steps fill a block.
+
+        Returns:
+            Steps per block, by arm, the same on every rank.
+        """
+        steps = {}
+        for arm in study.arms:
+            self._whereabouts.arm, self._whereabouts.phase = arm.name, "warm-up"
+            key = f"{study.id}/warm-up/{arm.name}"
+            if self._control.rank < arm.world_size:
+                self._warm_up_arm(study, arms, arm, key)
+            steps[arm.name] = int(self._control.hear(f"{key}/steps"))
+        return steps
+
+    def _warm_up_arm(self, study: Study, arms: StudyArms, arm: Arm, key: str) -> None:
+        began = time.perf_counter()
+        first = arms.time_block(arm, FEWEST_STEPS_PER_BLOCK)
+        first_block_s = time.perf_counter() - began
+        share_s = max(0.0, study.warmup_s / len(study.arms) - first_block_s)
+        if self._is_first:
+            self._control.say(f"{key}/warm-up-steps", steps_for_block(statistics.median(first.step_s), share_s))
+        second = arms.time_block(arm, int(self._control.hear(f"{key}/warm-up-steps")))
+        if self._is_first:
+            steps = steps_for_block(statistics.median(second.step_s), study.block_s)
+            self._directory.append_record(
+                {
+                    "kind": "warm_up",
+                    "study": study.id,
+                    "arm": arm.name,
+                    # From the making of the arm to its first timed steps' end: compilation, cuDNN's
+                    # choice of algorithms, NCCL's connections. Kept apart from steady state.
+                    "first_block_s": first_block_s,
+                    "steps_per_block": steps,
+                }
+            )
+            self._control.say(f"{key}/steps", steps)
+
+    def _measurement(self, study: Study, arm: Arm, number: int, timing: Timing) -> Measurement:
+        return Measurement(
+            study=study.id,
+            arm=arm.name,
+            round=number,
+            rank=self._control.rank,
+            local_rank=self._control.local_rank,
+            host=self._host,
+            device=self._device.id,
+            batch_size=arm.batch_size,
+            steps=len(timing.step_s),
+            block_s=timing.block_s,
+            started_unix_s=timing.started_unix_s,
+            step_s=timing.step_s,
+            step_stdev_s=statistics.stdev(timing.step_s) if len(timing.step_s) > 1 else None,
+            utilization=timing.utilization,
+            peak_memory_bytes=timing.peak_memory_bytes,
+        )

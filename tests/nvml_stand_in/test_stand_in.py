@@ -1,0 +1,94 @@
+"""The stand-in answers nvidia-ml-py as NVIDIA's library does: otherwise tests built on it prove nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from typing import Any
+
+from tests.nvml_stand_in.machine import A100, B200, GPU_IS_LOST, PlayedMachine, uuid_of
+
+DESCRIBE = """
+import json, pynvml as n
+n.nvmlInit()
+gpus = []
+for i in range(n.nvmlDeviceGetCount()):
+    h = n.nvmlDeviceGetHandleByIndex(i)
+    pci = n.nvmlDeviceGetPciInfo(h)
+    gpus.append({
+        "index": n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(h))),
+        "name": n.nvmlDeviceGetName(h),
+        "uuid": n.nvmlDeviceGetUUID(h),
+        "pci": [pci.busId, pci.pciDeviceId],
+        "v1": n.nvmlDeviceGetMemoryInfo(h).total,
+        "v2": n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2).total,
+        "busy": n.nvmlDeviceGetUtilizationRates(h).gpu,
+    })
+driver = n.nvmlSystemGetDriverVersion()
+n.nvmlShutdown()
+print(json.dumps({"driver": driver, "gpus": gpus}))
+"""
+ERROR_OF = """
+import sys, pynvml as n
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+{before}
+try:
+    {call}
+except n.NVMLError as error:
+    print(type(error).__name__)
+"""
+
+
+def test_a_machine_is_described_as_it_was_given(machine: PlayedMachine) -> None:
+    machine.play([A100, dataclasses.replace(B200, utilization_pct=42)], driver_version="550.1")
+    said: dict[str, Any] = json.loads(machine.run_python(DESCRIBE))
+    assert said["driver"] == "550.1"
+    assert [gpu["name"] for gpu in said["gpus"]] == ["NVIDIA A100-SXM4-80GB", "NVIDIA B200"]
+    assert [gpu["index"] for gpu in said["gpus"]] == [0, 1]
+    assert [gpu["uuid"] for gpu in said["gpus"]] == [uuid_of(0), uuid_of(1)]
+    assert [gpu["pci"] for gpu in said["gpus"]] == [["00000000:10:00.0", 0x20B210DE], ["00000000:11:00.0", 0x290110DE]]
+    assert [gpu["v1"] for gpu in said["gpus"]] == [81251 * 2**20, 183359 * 2**20]
+    assert [gpu["v2"] for gpu in said["gpus"]] == [81251 * 2**20, 183359 * 2**20]
+    assert [gpu["busy"] for gpu in said["gpus"]] == [0, 42]
+
+
+def test_an_unknown_uuid_is_not_found(machine: PlayedMachine) -> None:
+    program = ERROR_OF.format(before="", call='n.nvmlDeviceGetHandleByUUID("GPU-none")')
+    assert machine.play([A100]).run_python(program) == "NVMLError_NotFound\n"
+
+
+def test_nothing_answers_after_shutdown(machine: PlayedMachine) -> None:
+    program = ERROR_OF.format(before="n.nvmlShutdown()", call="n.nvmlDeviceGetName(h)")
+    assert machine.play([A100]).run_python(program) == "NVMLError_Uninitialized\n"
+
+
+def test_one_function_of_one_gpu_can_fail(machine: PlayedMachine) -> None:
+    machine.play([dataclasses.replace(A100, failures={"nvmlDeviceGetName": GPU_IS_LOST}), A100])
+    assert machine.run_python(ERROR_OF.format(before="", call="n.nvmlDeviceGetName(h)")) == "NVMLError_GpuIsLost\n"
+    assert machine.run_python(ERROR_OF.format(before="", call="n.nvmlDeviceGetUUID(h)")) == ""
+    other = "n.nvmlDeviceGetName(n.nvmlDeviceGetHandleByIndex(1))"
+    assert machine.run_python(ERROR_OF.format(before="", call=other)) == ""
+
+
+def test_samples_come_every_100_ms_up_to_now_and_only_newer_than_asked(machine: PlayedMachine) -> None:
+    program = """
+import json, time, pynvml as n
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+before = time.time_ns() // 1000
+kind, all_ = n.nvmlDeviceGetSamples(h, n.NVML_GPU_UTILIZATION_SAMPLES, 0)
+after = time.time_ns() // 1000
+_, newer = n.nvmlDeviceGetSamples(h, n.NVML_GPU_UTILIZATION_SAMPLES, all_[-11].timeStamp)
+times = [s.timeStamp for s in all_]
+print(json.dumps([kind, before, after, times, [s.sampleValue.uiVal for s in all_], newer[0].timeStamp, times[-10]]))
+"""
+    machine.play([dataclasses.replace(A100, utilization_pct=63)])
+    kind, before, after, times, values, first_newer, tenth_last = json.loads(machine.run_python(program))
+    assert kind == 1  # NVML_VALUE_TYPE_UNSIGNED_INT
+    assert {b - a for a, b in itertools.pairwise(times)} == {100_000}
+    assert len(times) == 100
+    assert before - 100_000 < times[-1] <= after
+    assert set(values) == {63}
+    assert first_newer == tenth_last

@@ -1,0 +1,142 @@
+"""Plots are drawn for what there is, without a warning, and hold the numbers they claim."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.report import plots
+from pytest_ddpscale.report.plots import write_plots
+from pytest_ddpscale.report.series import throughput_series
+from pytest_ddpscale.results.records import Measurement
+from tests.report.sample import (
+    ACCEPTED,
+    FAILED,
+    HOSTILE,
+    JUDGEMENT,
+    MEASUREMENTS,
+    PLAN,
+    RESNET,
+    judgement_with,
+    make_measurements,
+    make_plan,
+    make_study,
+)
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def _names(paths: list[Path]) -> list[str]:
+    for path in paths:
+        assert path.read_bytes().startswith(PNG)
+    return [path.name for path in paths]
+
+
+def test_all_quantities_of_both_scalings_are_drawn(tmp_path: Path) -> None:
+    assert _names(write_plots(MEASUREMENTS, PLAN, JUDGEMENT, tmp_path / "new" / "plots")) == [
+        "weak-throughput.png",
+        "weak-efficiency.png",
+        "strong-throughput.png",
+        "strong-speedup.png",
+        "strong-efficiency.png",
+    ]
+
+
+def test_nothing_measured_leaves_no_file_and_no_directory(tmp_path: Path) -> None:
+    assert write_plots([], PLAN, JUDGEMENT, tmp_path / "plots") == []
+    assert write_plots(MEASUREMENTS, make_plan(), JUDGEMENT, tmp_path / "plots") == []
+    assert not (tmp_path / "plots").exists()
+
+
+@pytest.mark.parametrize(
+    ("world_sizes", "expected"),
+    [
+        ((1,), ["weak-throughput.png"]),
+        ((8,), ["weak-throughput.png"]),
+        ((1, 8), ["weak-throughput.png", "weak-efficiency.png"]),
+        ((1, *(3 * k for k in range(1, 15))), ["weak-throughput.png", "weak-efficiency.png"]),
+    ],
+)
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_few_or_odd_world_sizes_draw_what_they_can(
+    world_sizes: tuple[int, ...], expected: list[str], rounds: int, tmp_path: Path
+) -> None:
+    study = make_study("weak", RESNET, world_sizes)
+    measurements = make_measurements(study, 1000.0, 0.05, rounds)
+    assert _names(write_plots(measurements, make_plan(study), ACCEPTED, tmp_path)) == expected
+
+
+def test_many_workloads_with_hostile_names_fit(tmp_path: Path) -> None:
+    studies = [
+        make_study("weak", replace(RESNET, name=f"{prefix}{i}{HOSTILE}測試"), (1, 2))
+        for i, prefix in enumerate(["_private", "$", "\\", "x" * 80] * 6)
+    ]
+    measurements: list[Measurement] = []
+    for study in studies:
+        measurements += make_measurements(study, 1000.0, 0.05, rounds=2)
+    judgement = replace(judgement_with(replace(FAILED, workload=studies[0].workload.name)), sku=HOSTILE)
+    assert len(write_plots(measurements, make_plan(*studies), judgement, tmp_path)) == 2
+
+
+def test_efficiency_far_above_or_below_one_stays_inside_the_axes(tmp_path: Path) -> None:
+    study = make_study("strong", RESNET, (1, 2, 4))
+    for loss in (-0.9, 0.95):
+        measurements = make_measurements(study, 1000.0, loss, rounds=2)
+        assert len(write_plots(measurements, make_plan(study), ACCEPTED, tmp_path)) == 3
+
+
+def _weak_axes(plan: Plan) -> tuple[list[str], str, str, list[float]]:
+    series = [s for s in throughput_series(MEASUREMENTS, plan) if s.scaling == "weak"]
+    figure = plots._draw("weak", plots._EFFICIENCY, series, JUDGEMENT, "GPU")
+    (axes,) = figure.axes
+    ticks = [label.get_text() for label in axes.get_xticklabels()]
+    # Only bounds are drawn this thick.
+    bounds = [float(np.asarray(line.get_ydata())[0]) for line in axes.lines if line.get_linewidth() > 2]
+    return ticks, axes.get_xlabel(), axes.get_ylabel(), bounds
+
+
+def test_axes_have_units_integer_ticks_and_the_bounds() -> None:
+    ticks, x_label, y_label, bounds = _weak_axes(PLAN)
+    assert ticks == ["2", "4", "8"]
+    assert x_label == "world size (GPUs)"
+    assert y_label == "scaling efficiency (%)"
+    assert bounds == [pytest.approx(96.0), pytest.approx(98.0)]
+
+
+def test_legend_covers_no_data() -> None:
+    series = [s for s in throughput_series(MEASUREMENTS, PLAN) if s.scaling == "weak"]
+    figure = plots._draw("weak", plots._THROUGHPUT, series, JUDGEMENT, "GPU")
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert legend.get_window_extent().x0 >= figure.axes[0].get_window_extent().x1
+
+
+def _modules_after(code: str) -> set[str]:
+    """What a fresh interpreter has imported after running `code`."""
+    code += "; import sys; print(*sys.modules)"
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(done.stdout.split())
+
+
+def test_reports_that_draw_nothing_import_no_library() -> None:
+    modules = _modules_after("from pytest_ddpscale.report import text, terminal, junit")
+    assert not modules & {"matplotlib", "jinja2", "numpy", "torch", "pydantic", "yaml", "pytest"}
+
+
+def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
+    modules = _modules_after(
+        "from pathlib import Path; from pytest_ddpscale.report.plots import write_plots; "
+        "from tests.report.sample import MEASUREMENTS, PLAN, JUDGEMENT; "
+        f"write_plots(MEASUREMENTS, PLAN, JUDGEMENT, Path({str(tmp_path)!r}))"
+    )
+    assert "matplotlib.figure" in modules
+    assert "matplotlib.pyplot" not in modules

@@ -1,0 +1,129 @@
+"""The terminal's table is readable at any width."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_ddpscale.report.terminal import table_lines
+from pytest_ddpscale.verdict.verdict import Judgement, RunOutcome, Verdict
+from tests.report.sample import (
+    ACCEPTED,
+    ALL,
+    ERROR,
+    FAILED,
+    HOSTILE,
+    INCONCLUSIVE,
+    JUDGEMENT,
+    NOT_MEASURED,
+    PASSED,
+    WARNED,
+    hostile_judgement,
+    judgement_with,
+)
+
+STYLES = {"", "header", "passed", "failed", "warned", "undecided"}
+WORDS = ["PASS", "FAIL", "WARN", "INCONCLUSIVE", "NOT MEASURED", "ERROR"]
+
+
+def _text(judgement: Judgement, columns: int) -> str:
+    return "\n".join(line for line, _ in table_lines(judgement, columns))
+
+
+@pytest.mark.parametrize("columns", [40, 50, 64, 80, 100, 200])
+def test_everything_but_the_outcome_fits_the_width_and_no_verdict_is_lost(columns: int) -> None:
+    lines = table_lines(JUDGEMENT, columns)
+    assert {style for _, style in lines} <= STYLES
+    for line, _ in lines[:-1]:
+        assert len(line) <= columns
+        assert line == line.rstrip()
+    rows = [line for line, style in lines[:-1] if style not in {"", "header"}]
+    assert len(rows) == len(ALL)
+    for word in WORDS:
+        assert any(row.endswith(f"  {word}") for row in rows)
+
+
+def test_80_columns_show_every_column_and_group_by_metric() -> None:
+    lines = table_lines(JUDGEMENT, 80)
+    header, style = lines[0]
+    assert style == "header"
+    assert header.split("  ")[0] == "requirement"
+    assert [word in header for word in ("value ± interval", "bound", "margin", "verdict")] == [True] * 4
+    assert lines[1] == ("weak_scaling_efficiency", "")
+    assert " ".join(lines[2][0].split()) == "resnet152-fp16-8gpu 97.4 ± 0.3 % ≥ 96.0 % +1.5 % PASS"
+    assert lines[2][1] == "passed"
+    assert lines[3][0].split()[0] == "vit-b16-bf16-8gpu", "verdicts of one metric stand together"
+
+
+def test_wide_terminal_shows_whole_identities_in_the_given_order() -> None:
+    lines = [line for line, style in table_lines(JUDGEMENT, 160) if style not in {"", "header"}]
+    assert [line.split("  ")[0] for line in lines[:-1]] == [verdict.id for verdict in ALL]
+
+
+def test_columns_line_up() -> None:
+    lines = [line for line, style in table_lines(judgement_with(PASSED, FAILED, WARNED), 160)]
+    header = lines[0]
+    rows = [line for line in lines if line.startswith(("weak", "throughput", "strong"))]
+    start = header.index("verdict")
+    assert [row[start:] for row in rows] == ["PASS", "FAIL", "WARN"]
+    assert {row[start - 1] for row in rows} == {" "}
+
+
+def test_what_did_not_pass_is_explained_under_its_row() -> None:
+    lines = [line for line, _ in table_lines(judgement_with(PASSED, FAILED), 160)]
+    row = next(i for i, line in enumerate(lines) if line.startswith("throughput_per_gpu"))
+    assert lines[row + 1] == "    the interval lies below the bound"
+    assert lines[row + 2].startswith("    GPU 3 (GPU-5d3a91c2…) on node7: 1.04× the median")
+    assert "the interval lies above the bound" not in "\n".join(lines), "a pass needs no reason"
+
+
+@pytest.mark.parametrize("verdict", [FAILED, WARNED, INCONCLUSIVE, NOT_MEASURED, ERROR])
+def test_every_outcome_but_a_pass_gives_its_reason(verdict: Verdict) -> None:
+    assert verdict.reason in _text(judgement_with(verdict), 400)
+
+
+def test_many_culprits_are_counted_rather_than_listed() -> None:
+    crowd = replace(FAILED, culprits=FAILED.culprits * 5)
+    assert "and 12 more: see verdicts.json" in _text(judgement_with(crowd), 120)
+
+
+def test_long_message_is_cut() -> None:
+    long = replace(ERROR, reason="word " * 1000)
+    assert len(table_lines(judgement_with(long), 80)) < 12
+
+
+def test_provisional_bounds_are_marked_and_the_mark_is_explained() -> None:
+    assert "≥ 6.5×*" in _text(judgement_with(WARNED), 100)
+    assert "* provisional bound" in _text(judgement_with(WARNED), 100)
+    assert "*" not in _text(ACCEPTED, 100)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "style"),
+    [("accepted", "passed"), ("rejected", "failed"), ("incomplete", "undecided"), ("partial", "undecided")],
+)
+def test_outcome_is_the_last_line(outcome: RunOutcome, style: str) -> None:
+    last = table_lines(replace(JUDGEMENT, outcome=outcome, reason="because"), 80)[-1]
+    assert last == (f"{outcome.upper()}: because", style)
+
+
+def test_notes_of_the_run_are_shown() -> None:
+    assert "note: torch 2.12.0+cu130, but" in _text(JUDGEMENT, 80)
+
+
+def test_no_verdicts_leave_the_outcome_alone() -> None:
+    empty = Judgement("cpu", "incomplete", "nothing was selected", ())
+    assert table_lines(empty, 80) == [("INCOMPLETE: nothing was selected", "undecided")]
+
+
+def test_two_requirements_of_one_identity_are_both_shown() -> None:
+    lines = [line for line, _ in table_lines(judgement_with(PASSED, replace(PASSED, bound={"at_least": 0.97})), 80)]
+    assert sum(line.endswith("PASS") for line in lines) == 2
+
+
+def test_hostile_text_moves_no_cursor_and_adds_no_line() -> None:
+    assert "\x1b" in HOSTILE
+    for line, _ in table_lines(hostile_judgement(), 80):
+        assert line.isprintable()
+        line.encode("utf-8")

@@ -1,0 +1,189 @@
+"""Numbers and words are written so that they cannot be misread."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.plan.metric import METRICS, Unit
+from pytest_ddpscale.report import text
+from pytest_ddpscale.verdict.verdict import Culprit, Verdict, VerdictOutcome
+from tests.report.sample import ALL, FAILED, HOSTILE, MEMORY, NOT_MEASURED, PASSED, UUID, WARNED
+
+
+def _numbers(shown: str) -> Decimal:
+    match = re.search(r"−?\d+(\.\d+)?", shown)
+    assert match is not None, shown
+    return Decimal(match.group().replace("−", "-"))
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "expected"),
+    [
+        (0.9745, "fraction", "97.4 %"),
+        (1.0, "fraction", "100.0 %"),
+        (-0.0001, "fraction", "0.0 %"),
+        (1159.2, "img/s", "1159.2 img/s"),
+        (9.314, "img/s", "9.31 img/s"),
+        (2.36, "x", "2.36×"),
+        (44.1, "GiB", "44.1 GiB"),
+        (0.512, "GiB", "0.51 GiB"),
+        (math.inf, "img/s", "∞ img/s"),
+        (math.nan, "x", "not a number×"),
+    ],
+)
+def test_each_unit_is_shown_with_its_sensible_digits(value: float, unit: Unit, expected: str) -> None:
+    assert text.number_text(value, unit) == expected
+
+
+def test_asymmetric_interval_is_shown_as_its_larger_half_and_in_full() -> None:
+    verdict = replace(PASSED, value=0.97, interval=(0.965, 0.978))
+    assert text.value_text(verdict) == "97.0 ± 0.8 %"
+    assert text.interval_text(verdict) == "[96.5, 97.8] %"
+
+
+def test_end_of_an_interval_that_misses_the_bound_does_not_look_like_it() -> None:
+    verdict = replace(PASSED, outcome="inconclusive", value=0.97, interval=(0.95998, 0.98))
+    assert text.interval_text(verdict) == "[95.998, 98.000] %"
+    assert text.bound_text(verdict) == "≥ 96.0 %"
+
+
+def test_point_shares_the_digits_of_the_bound() -> None:
+    assert text.point_text(replace(PASSED, value=0.95996, interval=None)) == "95.996 %"
+    assert text.point_text(NOT_MEASURED) == "–"
+
+
+def test_narrow_interval_gets_digits_until_it_is_not_zero() -> None:
+    assert text.value_text(replace(PASSED, value=0.97451, interval=(0.97442, 0.97459))) == "97.45 ± 0.01 %"
+
+
+def test_value_without_interval_or_without_measurement() -> None:
+    assert text.value_text(MEMORY) == "44.1 GiB"
+    assert text.value_text(NOT_MEASURED) == text.margin_text(NOT_MEASURED) == text.interval_text(NOT_MEASURED) == "–"
+
+
+def test_bound_is_written_no_longer_than_it_is() -> None:
+    assert text.bound_text(MEMORY) == "≤ 70 GiB"
+    assert text.bound_text(PASSED) == "≥ 96.0 %"
+    assert text.bound_text(replace(PASSED, bound={"at_least": 0.9625})) == "≥ 96.25 %"
+
+
+def test_failing_value_and_its_bound_never_look_equal() -> None:
+    narrow = replace(PASSED, outcome="failed", value=0.95996, interval=None)
+    assert (text.value_text(narrow), text.bound_text(narrow)) == ("95.996 %", "≥ 96.0 %")
+    over = replace(MEMORY, outcome="failed", value=70.0004)
+    assert (text.value_text(over), text.bound_text(over)) == ("70.0004 GiB", "≤ 70 GiB")
+    assert text.margin_text(over) == "−0.001 %"
+
+
+@given(
+    metric=st.sampled_from(sorted(METRICS)),
+    bound=st.floats(1e-3, 1e5),
+    ratio=st.one_of(st.floats(0.5, 2.0), st.floats(-1e-6, 1e-6).map(lambda x: 1 + x)),
+    half=st.floats(0, 0.2),
+)
+def test_shown_value_is_on_the_same_side_of_the_shown_bound(
+    metric: str, bound: float, ratio: float, half: float
+) -> None:
+    value = bound * ratio
+    key = "at_most" if METRICS[metric].upper_bound else "at_least"
+    verdict = replace(
+        PASSED, metric=metric, bound={key: bound}, value=value, interval=(value * (1 - half), value * (1 + half))
+    )
+    shown, shown_bound = _numbers(text.value_text(verdict)), _numbers(text.bound_text(verdict))
+    missed = value > bound if key == "at_most" else value < bound
+    if missed:
+        assert shown > shown_bound if key == "at_most" else shown < shown_bound
+    else:
+        assert shown <= shown_bound if key == "at_most" else shown >= shown_bound
+    margin = verdict.margin
+    assert margin is not None
+    assume(margin != 0)
+    assert text.margin_text(verdict).startswith("−" if margin < 0 else "+")
+
+
+@pytest.mark.parametrize(("margin_of", "expected"), [(0.9744, "+1.5 %"), (0.96, "+0.0 %"), (0.9, "−6.2 %")])
+def test_margin_has_a_sign(margin_of: float, expected: str) -> None:
+    assert text.margin_text(replace(PASSED, value=margin_of)) == expected
+
+
+@pytest.mark.parametrize(
+    ("outcome", "severity", "word", "style"),
+    [
+        ("passed", "fail", "PASS", "passed"),
+        ("passed", "warn", "PASS", "passed"),
+        ("failed", "fail", "FAIL", "failed"),
+        ("failed", "warn", "WARN", "warned"),
+        ("inconclusive", "fail", "INCONCLUSIVE", "undecided"),
+        ("inconclusive", "warn", "INCONCLUSIVE", "warned"),
+        ("not_measured", "fail", "NOT MEASURED", "undecided"),
+        ("not_measured", "warn", "NOT MEASURED", "undecided"),
+        ("error", "fail", "ERROR", "failed"),
+    ],
+)
+def test_verdict_has_one_word_and_one_style(outcome: VerdictOutcome, severity: str, word: str, style: str) -> None:
+    verdict = replace(PASSED, outcome=outcome, severity="warn" if severity == "warn" else "fail")
+    assert (text.verdict_word(verdict), text.verdict_style(verdict)) == (word, style)
+
+
+def test_culprits_name_device_host_and_evidence() -> None:
+    gpu, link, node, cpu = (text.culprit_text(culprit) for culprit in FAILED.culprits)
+    assert gpu.startswith("GPU 3 (GPU-5d3a91c2…) on node7: 1.04× the median")
+    assert link.startswith("link of GPU 3 (GPU-5d3a91c2…) on node7: all-reduce")
+    assert node.startswith("node node9: its 8 GPUs")
+    assert cpu == "CPU rank 0 on laptop: 1.10× the median"
+    assert UUID in text.culprit_text(FAILED.culprits[0], full_uuid=True)
+    assert text.culprit_text(Culprit("link", "node7", None, None, "slow")) == "link of node node7: slow"
+
+
+def test_reason_is_never_empty() -> None:
+    for verdict in ALL:
+        assert text.reason_text(replace(verdict, reason=""))
+
+
+def test_short_name_is_what_differs_within_a_metric() -> None:
+    assert text.short_name(PASSED) == "resnet152-fp16-8gpu"
+    assert text.short_name(replace(PASSED, id="something else")) == "something else"
+
+
+def test_rerun_command_quotes_what_a_shell_would_read() -> None:
+    assert text.rerun_command("a100", WARNED) == (
+        "pytest --gpu-sku=a100 -k 'strong_scaling_speedup[vit-b16-bf16-8gpu]'"
+    )
+
+
+def test_shorten_keeps_beginning_and_end() -> None:
+    assert text.shorten("resnet152-fp16-8gpu", 9) == "resn…8gpu"
+    assert text.shorten("short", 5) == "short"
+
+
+@given(st.text(), st.integers(1, 40))
+def test_shortened_text_fits(content: str, width: int) -> None:
+    assert len(text.shorten(content, width)) <= width
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_one_line_is_one_harmless_line(content: str) -> None:
+    line = text.one_line(content)
+    line.encode("utf-8")
+    assert len(line.splitlines()) <= 1
+    assert not {unicodedata.category(c) for c in line} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    assert text.one_line(line) == line
+
+
+def test_one_line_keeps_what_a_person_wrote() -> None:
+    assert text.one_line("  2.36× faster,\n than <node7> ") == "2.36× faster, than <node7>"
+    assert "\x1b" not in text.one_line(HOSTILE)
+
+
+def test_value_and_bound_of_a_verdict_with_an_infinite_interval_do_not_crash() -> None:
+    verdict: Verdict = replace(PASSED, interval=(-math.inf, math.inf))
+    assert text.value_text(verdict) == "97.4 ± ∞ %"
+    assert text.interval_text(verdict) == "[−∞, ∞] %"

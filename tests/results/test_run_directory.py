@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.records import Measurement, StudyEnd, strict_json
+from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
+
+PLAN = Plan(
+    sku="cpu",
+    device_type="cpu",
+    studies=(
+        Study(
+            scaling="strong",
+            workload=Workload("r18", "resnet18", "fp32", 8, image_size=64, global_batch_size=8),
+            arms=(Arm("alone", 1, 8), Arm("ddp", 2, 4)),
+            rounds=6,
+            block_s=2.0,
+            warmup_s=1.0,
+        ),
+    ),
+    seed=7,
+)
+
+
+def measurement(round_: int = 0, host: str = "nöde-1") -> Measurement:
+    return Measurement(
+        study="strong/r18", arm="ddp@2", round=round_, rank=0, local_rank=0, host=host, device="cpu",
+        batch_size=4, steps=3, block_s=1.5, started_unix_s=10.0, step_s=(0.5, 0.5, 0.5), step_stdev_s=0.0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory.create(tmp_path / "runs" / "one")
+    run.write_json(run.run_json, {"schema_version": 1, "sku": "cpu"})
+    return run
+
+
+def measured(run: RunDirectory, rounds: int = 3) -> list[Measurement]:
+    made = [measurement(number) for number in range(rounds)]
+    for one in made:
+        run.append_record(one.as_json())
+    return made
+
+
+class TestCreate:
+    def test_makes_the_directory_with_its_logs(self, tmp_path: Path) -> None:
+        run = RunDirectory.create(tmp_path / "a" / "b")
+        assert run.logs.is_dir()
+        assert [path.name for path in run.path.iterdir()] == ["logs"]
+
+    def test_takes_an_empty_directory_that_is_there(self, tmp_path: Path) -> None:
+        assert RunDirectory.create(tmp_path).path == tmp_path
+
+    @pytest.mark.parametrize("name", ["run.json", "measurements.jsonl"])
+    def test_refuses_a_directory_that_holds_a_run(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / name).write_text("precious")
+        with pytest.raises(RunDirectoryError, match="already holds a run"):
+            RunDirectory.create(tmp_path)
+        assert (tmp_path / name).read_text() == "precious"
+
+    @pytest.mark.parametrize("below", ["", "sub"])
+    def test_refuses_where_a_file_is_in_the_way(self, tmp_path: Path, below: str) -> None:
+        (tmp_path / "file").write_text("in the way")
+        with pytest.raises(RunDirectoryError, match=r"cannot be written .*a writable directory"):
+            RunDirectory.create(tmp_path / "file" / below)
+        assert (tmp_path / "file").read_text() == "in the way"
+
+    def test_refuses_where_files_cannot_be_made(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A read-only file system, as root sees it: permissions do not stop root."""
+
+        def read_only(**_: Any) -> None:
+            raise OSError(30, "Read-only file system")
+
+        monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+        with pytest.raises(RunDirectoryError, match="Read-only file system"):
+            RunDirectory.create(tmp_path / "run")
+
+
+class TestOpen:
+    def test_reads_what_was_written(self, run: RunDirectory) -> None:
+        assert RunDirectory.open(run.path).read_run() == {"schema_version": 1, "sku": "cpu"}
+
+    def test_refuses_a_directory_without_a_run(self, tmp_path: Path) -> None:
+        with pytest.raises(RunDirectoryError, match=r"has no run\.json"):
+            RunDirectory.open(tmp_path)
+
+    def test_refuses_a_newer_schema(self, run: RunDirectory) -> None:
+        run.write_json(run.run_json, {"schema_version": 2})
+        with pytest.raises(RunDirectoryError, match=r"has schema_version 2; expected at most 1.*upgrade"):
+            RunDirectory.open(run.path)
+
+    @pytest.mark.parametrize("content", ["{}", "[]", "3", '{"schema_version": "1"}', '{"schema_version": true}'])
+    def test_refuses_a_run_without_a_version(self, run: RunDirectory, content: str) -> None:
+        run.run_json.write_text(content)
+        with pytest.raises(RunDirectoryError, match="has no schema_version"):
+            RunDirectory.open(run.path)
+
+    @pytest.mark.parametrize("content", ["", "{", '{"schema_version": 1, "load": NaN}'])
+    def test_refuses_a_run_that_is_not_strict_json(self, run: RunDirectory, content: str) -> None:
+        run.run_json.write_text(content)
+        with pytest.raises(RunDirectoryError, match=r"run\.json: cannot be read"):
+            RunDirectory.open(run.path)
+
+    def test_refuses_a_run_that_is_not_utf8(self, run: RunDirectory) -> None:
+        run.run_json.write_bytes(b'{"schema_version": 1, "host": "\xff"}')
+        with pytest.raises(RunDirectoryError, match=r"run\.json: cannot be read"):
+            RunDirectory.open(run.path)
+
+
+class TestPlan:
+    def test_survives_being_written(self, run: RunDirectory) -> None:
+        run.write_json(run.plan_json, PLAN.as_json())
+        assert run.read_plan() == PLAN
+
+    def test_refuses_a_newer_schema(self, run: RunDirectory) -> None:
+        run.write_json(run.plan_json, PLAN.as_json() | {"schema_version": 99})
+        with pytest.raises(RunDirectoryError, match="has schema_version 99"):
+            run.read_plan()
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"studies": 3}, {"studies": [{}]}, {"studies": ["weak"]}, {"sku": None, "studies": [{"workload": 1}]}],
+    )
+    def test_refuses_what_describes_no_plan(self, run: RunDirectory, change: dict[str, Any]) -> None:
+        run.write_json(run.plan_json, PLAN.as_json() | change)
+        with pytest.raises(RunDirectoryError, match=r"plan\.json: does not describe a plan"):
+            run.read_plan()
+
+    def test_refuses_a_run_without_one(self, run: RunDirectory) -> None:
+        with pytest.raises(RunDirectoryError, match=r"plan\.json: cannot be read"):
+            run.read_plan()
+
+
+class TestMeasurements:
+    def test_none_yet_is_an_empty_list(self, run: RunDirectory) -> None:
+        assert run.read_measurements() == []
+
+    def test_come_back_in_order_without_the_other_records(self, run: RunDirectory) -> None:
+        first = measured(run, 2)
+        run.append_record(StudyEnd("strong/r18", "rounds").as_json())
+        second = measured(run, 1)
+        assert run.read_measurements() == first + second
+        assert [record["kind"] for record in run.read_records()] == ["measurement"] * 2 + ["study_end", "measurement"]
+
+    def test_a_torn_last_line_is_left_out_wherever_it_was_cut(self, run: RunDirectory) -> None:
+        made = measured(run, 3)
+        content = run.measurements_jsonl.read_bytes()
+        last_line_starts = content.rindex(b"\n", 0, len(content) - 1) + 1
+        assert "ö".encode() in content[last_line_starts:], "cuts inside a character are to be tried too"
+        for cut in range(last_line_starts, len(content)):
+            run.measurements_jsonl.write_bytes(content[:cut])
+            assert run.read_measurements() == made[:2], f"cut at byte {cut}"
+
+    @settings(deadline=None)  # a busy disk is no failure
+    @given(rounds=st.integers(1, 5), share=st.floats(0, 1))
+    def test_a_killed_run_keeps_every_finished_measurement(self, rounds: int, share: float) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            run = RunDirectory(Path(directory))
+            made = measured(run, rounds)
+            content = run.measurements_jsonl.read_bytes()
+            kept = content[: round(share * len(content))]
+            run.measurements_jsonl.write_bytes(kept)
+            assert run.read_measurements() == made[: kept.count(b"\n")]
+
+    @pytest.mark.parametrize("damage", ["", "{", "\0\0\0", "3", "[]", '{"kind": NaN}', '{"kind":"measurement"'])
+    @pytest.mark.parametrize("number", [1, 2, 3])
+    def test_a_corrupted_line_is_refused_with_its_number(self, run: RunDirectory, damage: str, number: int) -> None:
+        measured(run, 3)
+        lines = run.measurements_jsonl.read_text(encoding="utf-8").splitlines()
+        lines[number - 1] = damage
+        run.measurements_jsonl.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        with pytest.raises(RunDirectoryError, match=rf"measurements\.jsonl: line {number} is not a JSON object"):
+            run.read_measurements()
+
+    @pytest.mark.parametrize("change", [{"steps": 0}, {"block_s": -1.0}, {"colour": "red"}])
+    def test_an_impossible_measurement_is_refused_with_its_number(
+        self, run: RunDirectory, change: dict[str, Any]
+    ) -> None:
+        measured(run, 1)
+        run.append_record(measurement().as_json() | change)
+        with pytest.raises(RunDirectoryError, match="line 2 is no measurement"):
+            run.read_measurements()
+
+    def test_nan_is_refused_and_leaves_no_trace(self, run: RunDirectory) -> None:
+        made = measured(run, 1)
+        with pytest.raises(ValueError):
+            run.append_record({"kind": "measurement", "block_s": math.nan})
+        assert run.read_measurements() == made
+
+
+class TestWriteAtomically:
+    def test_replaces_the_content_and_leaves_nothing_else(self, tmp_path: Path) -> None:
+        path = tmp_path / "new" / "file.txt"
+        write_atomically(path, "old")
+        write_atomically(path, "ñew")
+        assert path.read_text(encoding="utf-8") == "ñew"
+        assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
+
+    def test_others_may_read_it(self, tmp_path: Path) -> None:
+        write_atomically(tmp_path / "file", "text")
+        assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
+
+    @pytest.mark.parametrize("step", ["os.fsync", "pathlib.Path.replace", "pathlib.Path.chmod"])
+    def test_keeps_the_old_content_when_writing_fails(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    ) -> None:
+        def fails(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        path = tmp_path / "file.json"
+        write_atomically(path, "old")
+        monkeypatch.setattr(step, fails)
+        with pytest.raises(OSError, match="No space left"):
+            write_atomically(path, "new")
+        assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
+        assert path.read_text() == "old"
+
+    def test_keeps_the_old_content_when_the_text_cannot_be_encoded(self, tmp_path: Path) -> None:
+        path = tmp_path / "file.json"
+        write_atomically(path, "old")
+        with pytest.raises(UnicodeEncodeError):
+            write_atomically(path, "\ud800")
+        assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
+        assert path.read_text() == "old"
+
+    def test_json_with_nan_is_not_written(self, run: RunDirectory) -> None:
+        with pytest.raises(ValueError):
+            run.write_json(run.run_json, {"schema_version": 1, "load": math.nan})
+        assert run.read_run() == {"schema_version": 1, "sku": "cpu"}
+
+    def test_json_ends_in_a_newline(self, run: RunDirectory) -> None:
+        assert run.run_json.read_text() == strict_json({"schema_version": 1, "sku": "cpu"}) + "\n"

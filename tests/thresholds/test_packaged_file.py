@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torchvision.models
+import yaml
+
+from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.thresholds.model import Requirement, Sku
+from pytest_ddpscale.thresholds.schema import json_schema_text
+
+ROOT = Path(__file__).parents[2]
+FILE = load_thresholds(ROOT / "thresholds.yaml")
+SKUS = FILE.thresholds.skus
+GPUS = {name: sku for name, sku in SKUS.items() if sku.detect.device == "cuda"}
+REQUIREMENTS = [(name, requirement) for name, sku in GPUS.items() for requirement in sku.requirements]
+PUBLISHED_RUNS = ROOT / "tests" / "data" / "paik_a100_80gb"
+
+# Name, PCI device id and the SKU they are; None: no SKU of the file.
+DEVICES = [
+    ("Tesla V100-SXM2-16GB", "1db1", "v100-sxm2-16gb"),
+    ("NVIDIA Tesla V100-SXM2-16GB", "1db1", "v100-sxm2-16gb"),
+    ("Tesla V100-SXM2-32GB", "1db5", "v100-sxm2-32gb"),
+    ("NVIDIA A100-SXM4-80GB", "20b2", "a100-sxm4-80gb"),
+    ("A100-SXM4-80GB", "20b2", "a100-sxm4-80gb"),
+    ("NVIDIA A100-SXM-80GB", "20b2", "a100-sxm4-80gb"),
+    ("NVIDIA A100-SXM4-40GB", "20b0", "a100-sxm4-40gb"),
+    ("A100-SXM4-40GB", "20b0", "a100-sxm4-40gb"),
+    ("NVIDIA A100 80GB PCIe", "20b5", "a100-pcie-80gb"),
+    ("NVIDIA A100-PCIE-40GB", "20f1", "a100-pcie-40gb"),
+    ("A100-PCIE-40GB", "20f1", "a100-pcie-40gb"),
+    ("NVIDIA H100 80GB HBM3", "2330", "h100"),
+    ("NVIDIA H100 PCIe", "2331", "h100-pcie"),
+    ("NVIDIA H200", "2335", "h200"),
+    ("NVIDIA B200", "2901", "b200"),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "2bb5", "rtx-pro-6000-server"),
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "2bb1", "rtx-pro-6000-workstation"),
+    ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "2bb4", "rtx-pro-6000-max-q"),
+    ("NVIDIA RTX A6000", "2230", "a6000"),
+    ("NVIDIA RTX PRO 6000D", "2bb2", None),
+    ("NVIDIA RTX 6000D", "2bb9", None),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition D", "2bb2", None),
+    ("NVIDIA RTX Pro 6000 Blackwell DC-48Q", "2bb5", None),
+    ("NVIDIA RTX 6000 Ada Generation", "26b1", None),
+    ("Quadro RTX 6000", "1e30", None),
+    ("NVIDIA H200 NVL", "233b", None),
+    ("NVIDIA H100 NVL", "2321", None),
+    ("NVIDIA GH200 480GB", "2342", None),
+    ("NVIDIA GB200", "2941", None),
+    ("NVIDIA A100-SXM-64GB", "20b3", None),
+    ("Tesla V100-PCIE-16GB", "1db4", None),
+    ("Tesla V100S-PCIE-32GB", "1df6", None),
+    ("NVIDIA Graphics Device", "2901", None),
+]
+
+
+def matching(name: str, pci_device_id: str | None = None) -> list[str]:
+    return [
+        sku
+        for sku, entry in GPUS.items()
+        if re.fullmatch(entry.detect.name or "", name) and pci_device_id in (None, *entry.detect.pci_device_ids)
+    ]
+
+
+def requirements(sku: str, **fields: Any) -> list[Requirement]:
+    return [r for r in SKUS[sku].requirements if all(getattr(r, field) == value for field, value in fields.items())]
+
+
+ALIASES = {"v100": "v100-sxm2-16gb", "a100": "a100-sxm4-80gb", "rtx-pro-6000": "rtx-pro-6000-server"}
+NAMES = [
+    "v100-sxm2-16gb", "v100-sxm2-32gb", "a100-sxm4-80gb", "a100-sxm4-40gb", "a100-pcie-80gb", "a100-pcie-40gb",
+    "h100", "h100-pcie", "h200", "b200", "rtx-pro-6000-server", "rtx-pro-6000-workstation", "rtx-pro-6000-max-q",
+    "a6000", "cpu",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "sku"), [*ALIASES.items(), *zip(NAMES, NAMES, strict=True)])
+def test_every_sku_that_can_be_asked_for_is_there(asked: str, sku: str) -> None:
+    assert FILE.sku_name(asked) == sku
+    assert SKUS[sku].requirements
+
+
+@pytest.mark.parametrize(("name", "pci_device_id", "sku"), DEVICES)
+def test_a_device_is_the_sku_its_driver_says_and_no_other(name: str, pci_device_id: str, sku: str | None) -> None:
+    expected = [] if sku is None else [sku]
+    assert matching(name, pci_device_id) == expected
+    assert matching(name) == expected, "the PCI id alone must not be what keeps it out"
+
+
+def test_every_gpu_has_a_device_in_the_table_above() -> None:
+    assert {sku for _, _, sku in DEVICES} - {None} == set(GPUS)
+
+
+def test_no_pci_device_id_belongs_to_two_skus() -> None:
+    ids = [i for sku in GPUS.values() for i in sku.detect.pci_device_ids]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_v100_has_no_bf16() -> None:
+    for name in ("v100-sxm2-16gb", "v100-sxm2-32gb"):
+        assert {w.precision for w in SKUS[name].workloads.values()} == {"fp16"}
+        peak = SKUS[name].peak
+        assert peak is not None
+        assert peak.bf16_tflops is None
+
+
+@pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
+def test_every_gpu_can_be_asked_for_all_models_in_its_precisions(sku: Sku) -> None:
+    models = {"resnet50", "resnet101", "resnet152", "vit_b_16"}
+    for precision in {w.precision for w in sku.workloads.values()}:
+        assert {w.model for w in sku.workloads.values() if w.precision == precision} == models
+    peak = sku.peak
+    assert peak is not None
+    assert peak.source.reference or peak.source.reasoning
+    assert None not in (peak.fp16_tflops, peak.memory_bandwidth_gbps, peak.link, peak.link_bandwidth_gbps)
+
+
+@pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
+def test_workloads_are_trained_as_the_published_runs_were(sku: Sku) -> None:
+    for workload in sku.workloads.values():
+        assert workload.model in torchvision.models.list_models()
+        contiguous = workload.model == "vit_b_16" or "nchw" in workload.name
+        assert workload.memory_format == ("contiguous" if contiguous else "channels_last")
+        model = "-".join([workload.model.replace("_", "-"), *(["nchw"] if "nchw" in workload.name else [])])
+        assert workload.name == f"{model}-{workload.precision}"
+        assert (workload.image_size, workload.num_classes, workload.compile) == (224, 1000, False)
+
+
+@pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
+def test_one_gpu_alone_can_hold_the_global_batch(sku: Sku) -> None:
+    for workload in sku.workloads.values():
+        assert (workload.global_batch_size or 1) <= workload.batch_size
+
+
+@pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
+def test_every_gpu_is_asked_for_weak_scaling_on_2_4_and_8_and_for_each_kind_of_metric(sku: Sku) -> None:
+    asked = {(r.metric, r.world_size) for r in sku.requirements if r.workload == "vit-b-16-fp16"}
+    weak = {("weak_scaling_efficiency", n) for n in (2, 4, 8)}
+    assert asked >= weak | {
+        ("throughput_per_gpu", 1), ("strong_scaling_speedup", 8), ("strong_scaling_efficiency", 8),
+        ("device_utilization", 8), ("peak_memory_gib", 8),
+    }  # fmt: skip
+
+
+def test_every_number_says_where_it_comes_from() -> None:
+    for sku, requirement in REQUIREMENTS:
+        source = requirement.source
+        if requirement.provisional:
+            assert source.reasoning, (sku, requirement)
+            assert source.measured is None, (sku, requirement, "a measured value has a reference")
+            assert requirement.severity == "warn", (sku, requirement)
+        else:
+            assert source.measured, (sku, requirement)
+            assert source.margin_pct, (sku, requirement)
+            assert re.search(r"^(willgpaik|lambdal)/\S+@[0-9a-f]{7,}, ", source.reference or ""), (sku, requirement)
+
+
+@pytest.mark.parametrize(
+    "sku", ["v100-sxm2-32gb", "a100-sxm4-40gb", "rtx-pro-6000-server", "rtx-pro-6000-workstation", "rtx-pro-6000-max-q"]
+)
+def test_a_sku_that_nobody_published_is_provisional_throughout(sku: str) -> None:
+    assert all(requirement.provisional for requirement in SKUS[sku].requirements)
+
+
+def test_a_published_figure_is_cited_by_the_sku_it_was_measured_on_and_no_other() -> None:
+    cited_by: dict[str, set[str]] = {}
+    for sku, requirement in REQUIREMENTS:
+        if requirement.source.reference:
+            cited_by.setdefault(requirement.source.reference, set()).add(sku)
+    assert {reference: skus for reference, skus in cited_by.items() if len(skus) > 1} == {}
+
+
+def test_host_bound_strong_scaling_only_warns() -> None:
+    strong = [r for _, r in REQUIREMENTS if r.workload.startswith("resnet152") and r.metric.startswith("strong")]
+    assert strong
+    assert {r.severity for r in strong} == {"warn"}
+    assert all("host-bound" in (r.source.reasoning or "") for r in strong)
+
+
+@pytest.mark.parametrize(
+    ("sku", "workload", "weak_2_4_8", "throughput", "peak_gib"),
+    [
+        ("v100-sxm2-16gb", "resnet152-fp16", (95.6, 95.8, 95.4), 503.2, 11.7),
+        ("v100-sxm2-16gb", "vit-b-16-fp16", (96.5, 96.5, 95.9), 381.2, 9.9),
+        ("a100-sxm4-80gb", "resnet152-fp16", (98.9, 98.1, 97.4), 1189.5, 44.1),
+        ("a100-sxm4-80gb", "resnet152-bf16", (99.3, 98.9, 98.5), 1012.2, 44.1),
+        ("a100-sxm4-80gb", "vit-b-16-fp16", (98.9, 98.6, 98.0), 1029.9, 66.8),
+        ("a100-sxm4-80gb", "vit-b-16-bf16", (99.6, 99.3, 98.9), 1033.3, 66.8),
+    ],
+)
+def test_the_published_table_stands_behind_the_bounds_and_meets_them(
+    sku: str, workload: str, weak_2_4_8: tuple[float, float, float], throughput: float, peak_gib: float
+) -> None:
+    for world_size, per_cent in zip((2, 4, 8), weak_2_4_8, strict=True):
+        [weak] = requirements(sku, metric="weak_scaling_efficiency", workload=workload, world_size=world_size)
+        assert weak.source.measured == pytest.approx(per_cent / 100, abs=0.0006)
+        assert per_cent / 100 - 0.02 < weak.bound < per_cent / 100
+        assert weak.severity == "fail"
+    [alone] = requirements(sku, metric="throughput_per_gpu", workload=workload, world_size=1)
+    assert alone.source.measured == throughput
+    assert 0.94 * throughput < alone.bound < throughput
+    [memory] = requirements(sku, metric="peak_memory_gib", workload=workload)
+    assert memory.source.measured == pytest.approx(peak_gib, abs=0.06)
+    assert peak_gib < memory.bound < 1.06 * peak_gib
+
+
+@pytest.mark.parametrize(("workload", "ratio"), [("resnet152-fp16", 2.37), ("vit-b-16-fp16", 2.70)])
+def test_an_a100_is_as_many_times_a_v100_as_published(workload: str, ratio: float) -> None:
+    [required] = requirements("a100-sxm4-80gb", metric="generation_ratio", workload=workload)
+    assert (required.versus, required.source.measured, required.severity) == ("v100-sxm2-16gb", ratio, "fail")
+    [alone] = requirements("a100-sxm4-80gb", metric="throughput_per_gpu", workload=workload, world_size=1)
+    reference, _ = FILE.thresholds.reference_throughput(required)
+    assert alone.source.measured is not None
+    assert alone.source.measured / reference == pytest.approx(ratio, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("sku", "versus", "ratio"),
+    [("h100", "a100-sxm4-80gb", 1.76), ("h200", "h100", 1.10), ("b200", "h200", 1.00)],
+)
+def test_newer_generations_are_compared_by_the_one_workload_published_for_both(
+    sku: str, versus: str, ratio: float
+) -> None:
+    [required] = requirements(sku, metric="generation_ratio", provisional=False)
+    assert (required.workload, required.versus, required.source.measured) == ("resnet50-nchw-fp16", versus, ratio)
+    [alone] = requirements(sku, metric="throughput_per_gpu", workload="resnet50-nchw-fp16", world_size=1)
+    reference, _ = FILE.thresholds.reference_throughput(required)
+    assert alone.source.measured is not None
+    assert alone.source.measured / reference == pytest.approx(ratio, abs=0.01)
+
+
+def test_the_contested_b200_ratio_only_warns() -> None:
+    [required] = requirements("b200", metric="generation_ratio", provisional=False)
+    assert required.severity == "warn"
+    assert "contested" in (required.source.reasoning or "")
+
+
+def published(scaling: str, requirement: Requirement, world_size: int) -> dict[str, Any]:
+    workload = SKUS["a100-sxm4-80gb"].workloads[requirement.workload]
+    [path] = PUBLISHED_RUNS.glob(f"{world_size}gpu_{scaling}_{workload.model}_{workload.precision}_*.json")
+    run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    batch_size = workload.batch_size if scaling == "weak" else (workload.global_batch_size or 0) // world_size
+    assert run["batch_size_per_gpu"] == batch_size
+    assert run["channels_last"] == (workload.memory_format == "channels_last")
+    return run
+
+
+def value_in_raw_files(requirement: Requirement) -> float:
+    n = requirement.world_size
+    if requirement.metric.startswith("strong"):
+        alone, many = published("strong", requirement, 1), published("strong", requirement, n)
+        speedup = alone["mean_step_sec"] / many["mean_step_sec"]
+        return float(speedup if requirement.metric == "strong_scaling_speedup" else speedup / n)
+    run = published("weak", requirement, n)
+    throughput = run["images_per_sec_per_gpu"]
+    if requirement.metric == "weak_scaling_efficiency":
+        return float(throughput / published("weak", requirement, 1)["images_per_sec_per_gpu"])
+    if requirement.metric == "generation_ratio":
+        return float(throughput / FILE.thresholds.reference_throughput(requirement)[0])
+    if requirement.metric == "device_utilization":
+        busy_pct = [float(rank["gpu_sampling"]["gpu_activity_pct"]["mean"]) for rank in run["per_rank"]]
+        return min(busy_pct) / 100
+    return float(run["peak_mem_gb"]["max_gb"] if requirement.metric == "peak_memory_gib" else throughput)
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [r for r in requirements("a100-sxm4-80gb", provisional=False) if "nchw" not in r.workload],
+    ids=lambda r: f"{r.metric}-{r.workload}-{r.world_size}gpu",
+)
+def test_a100_figures_are_those_of_the_raw_files_and_meet_their_bounds(requirement: Requirement) -> None:
+    value = value_in_raw_files(requirement)
+    assert requirement.source.measured == pytest.approx(value, rel=0.004)
+    assert value <= requirement.bound if requirement.metric == "peak_memory_gib" else value >= requirement.bound
+
+
+def test_the_shipped_schema_is_that_of_the_model() -> None:
+    assert (ROOT / "thresholds.schema.json").read_text(encoding="utf-8") == json_schema_text()
+
+
+def test_the_file_is_valid_by_the_schema_that_its_first_line_names() -> None:
+    text = (ROOT / "thresholds.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# yaml-language-server: $schema=thresholds.schema.json\n")
+    schema = json.loads(json_schema_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.check_schema(schema)
+    document = yaml.safe_load(text)
+    assert [error.message for error in validator.iter_errors(document)] == []
+    document["skus"]["b200"]["requirements"][0]["at_lest"] = 1
+    assert [error.path[1] for error in validator.iter_errors(document)] == ["b200"]
+
+
+def test_lines_are_short_enough_to_read() -> None:
+    long = [line for line in (ROOT / "thresholds.yaml").read_text(encoding="utf-8").splitlines() if len(line) > 165]
+    assert long == []
