@@ -24,13 +24,17 @@ if TYPE_CHECKING:
     from pytest_ddpscale.thresholds.cases import Case
     from pytest_ddpscale.verdict.verdict import Judgement
 
-SETTINGS = pytest.StashKey[Settings]()
-SESSION = pytest.StashKey["AcceptanceSession"]()
-JUDGEMENT = pytest.StashKey["Judgement"]()
-PROBLEMS = pytest.StashKey["list[str]"]()
-SPOILED = pytest.StashKey["list[str]"]()
-REFUSAL = pytest.StashKey[pytest.UsageError]()
+SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
+SESSION: pytest.StashKey[AcceptanceSession] = pytest.StashKey()
+JUDGEMENT: pytest.StashKey[Judgement] = pytest.StashKey()
+PROBLEMS: pytest.StashKey[list[str]] = pytest.StashKey()
+SPOILED: pytest.StashKey[list[str]] = pytest.StashKey()
+REFUSAL: pytest.StashKey[pytest.UsageError] = pytest.StashKey()
+WORKERS_REFUSAL: pytest.StashKey[str] = pytest.StashKey()
 ACCEPTANCE = "acceptance"
+_REFUSED = "ddpscale_refusal"  # where an xdist worker leaves why it refused
+# With any of these pytest runs no test, so that nothing is measured or concluded.
+_NOTHING_RUNS = ("collectonly", "showfixtures", "show_fixtures_per_test", "setuponly", "setupplan")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,7 +66,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "requirement" not in metafunc.fixturenames:
         return
     metrics = {name for mark in metafunc.definition.iter_markers("requirement") for name in mark.args}
-    if not metrics:
+    if not metrics or REFUSAL in metafunc.config.stash:
         return
     try:
         cases = [case for case in session_of(metafunc.config).cases if case.requirement.metric in metrics]
@@ -76,7 +80,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out metrics the SKU has no requirement for, and world sizes that are not wanted."""
     if REFUSAL in config.stash:
-        raise config.stash[REFUSAL]
+        items.clear()
+        _refuse(config, config.stash[REFUSAL])
     items[:] = [item for item in items if not _is_empty(item)]
     wanted = config.stash[SETTINGS].world_sizes
     if wanted is None:
@@ -87,6 +92,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in unwanted]
 
 
+@pytest.hookimpl(tryfirst=True)  # before the terminal asks for the plan
+@pytest.hookimpl(tryfirst=True)  # before the terminal reporter prints the plan
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Plan exactly what was selected, and open the run directory."""
     cases = [case for item in session.items if (case := case_of(item))]
@@ -95,7 +102,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     acceptance = session_of(session.config)
     try:
         acceptance.select(cases)
-        if not session.config.option.collectonly:
+        if not _nothing_runs(session.config):
             acceptance.open_run()
             _report_as_json(session, acceptance)
     except BadInput as error:
@@ -109,9 +116,10 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
         return []
     from pytest_ddpscale.report.plan_text import plan_lines
 
+    by = f"ddpscale judges by {acceptance.thresholds.path}"
     if acceptance.judged_run is not None:
-        return [f"ddpscale judges {acceptance.judged_run.path}: nothing is measured"]
-    return plan_lines(acceptance.plan, len(acceptance.selected), isolate=acceptance.site.settings.isolate)
+        return [f"{by} what {acceptance.judged_run.path} holds: nothing is measured"]
+    return [by, *plan_lines(acceptance.plan, len(acceptance.selected), isolate=acceptance.site.settings.isolate)]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -121,10 +129,11 @@ def pytest_runtest_makereport(
     """A failed requirement shows its explanation; one that only warns is an expected failure."""
     report = yield
     case = case_of(item)
-    if case is None or call.when != "call" or not report.failed:
+    was_skipped = report.skipped and not hasattr(report, "wasxfail")
+    if case is None or not (report.failed or was_skipped):
         return report
     verdict = session_of(item.config).verdicts.get(case.id)
-    if verdict is None or verdict.passed or call.excinfo is None or not call.excinfo.errisinstance(AssertionError):
+    if verdict is None or verdict.passed or call.excinfo is None or not _is_about(case, call.excinfo):
         item.config.stash.setdefault(SPOILED, []).append(item.name)
         return report
     report.longrepr = str(call.excinfo.value).removesuffix("\nassert False").split("\nassert False\n")[0]
@@ -138,6 +147,9 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Conclude, write every report, and let the exit code follow the outcome."""
+    if WORKERS_REFUSAL in session.config.stash:
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        return
     acceptance = session.config.stash.get(SESSION, None)
     if acceptance is None or acceptance.run is None:
         return
@@ -153,6 +165,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """The table of requirements, and one line: the outcome and why."""
+    if WORKERS_REFUSAL in config.stash:
+        terminalreporter.write_line(f"ERROR: {config.stash[WORKERS_REFUSAL]}", red=True)
     judgement = config.stash.get(JUDGEMENT, None)
     if judgement is None:
         return
@@ -172,6 +186,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(problem, red=True)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over from an xdist worker why it refused: raised there, it would be an internal error."""
+    if message := getattr(node, "workeroutput", {}).get(_REFUSED):
+        node.config.stash[WORKERS_REFUSAL] = message
+
+
 def session_of(config: pytest.Config) -> AcceptanceSession:
     """The acceptance session, opened when it is first needed.
 
@@ -182,7 +203,13 @@ def session_of(config: pytest.Config) -> AcceptanceSession:
         from pytest_ddpscale.session import Site, open_session
 
         _refuse_xdist(config)
-        site = Site(config.stash[SETTINGS], config.rootpath, tuple(sys.argv), config.option.collectonly)
+        site = Site(
+            config.stash[SETTINGS],
+            config.rootpath,
+            Path(config.invocation_params.dir),
+            tuple(sys.argv),
+            _nothing_runs(config),
+        )
         try:
             config.stash[SESSION] = open_session(site)
         except BadInput as error:
@@ -232,6 +259,22 @@ def progress_listener(config: pytest.Config) -> Listener:
                 reporter.write_line(f"  {line}")
 
     return Progress(plan, show)
+
+
+def _nothing_runs(config: pytest.Config) -> bool:
+    return any(getattr(config.option, name, False) for name in _NOTHING_RUNS)
+
+
+def _refuse(config: pytest.Config, error: pytest.UsageError) -> None:
+    worker_output = getattr(config, "workeroutput", None)
+    if worker_output is None:
+        raise error
+    worker_output[_REFUSED] = str(error)
+
+
+def _is_about(case: Case, excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
+    """Whether a test failed for its verdict, and not for an assertion of somebody's own beside it."""
+    return excinfo.errisinstance(AssertionError) and case.id in str(excinfo.value)
 
 
 def _is_empty(item: pytest.Item) -> bool:
@@ -286,11 +329,9 @@ def _conclude(config: pytest.Config, acceptance: AcceptanceSession, interrupted:
         closing = [f"run.json could not be brought up to date: {error.strerror or error}"]
     else:
         closing = []
-    spoiled = config.stash[SPOILED] if SPOILED in config.stash else []
+    spoiled = config.stash.get(SPOILED, [])
     judgement = acceptance.conclude(interrupted=interrupted, spoiled=spoiled)
     config.stash[JUDGEMENT] = judgement
     source = acceptance.judged_run or acceptance.run
-    files = write_reports(
-        acceptance.run, judgement, source.read_run(), source.read_plan(), source.read_measurements()
-    )
+    files = write_reports(acceptance.run, judgement, source.read_run(), source.read_plan(), source.read_measurements())
     return closing + files

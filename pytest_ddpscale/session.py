@@ -35,12 +35,14 @@ class Site:
     Attributes:
         settings: what the user asked for.
         rootdir: pytest's root directory.
+        invocation_dir: where pytest was started.
         argv: the command line, for the record.
         collect_only: nothing will be measured, so no device is needed.
     """
 
     settings: Settings
     rootdir: Path
+    invocation_dir: Path
     argv: tuple[str, ...] = ()
     collect_only: bool = False
 
@@ -133,7 +135,7 @@ class AcceptanceSession:
 
         Args:
             interrupted: the session was cut short.
-            spoiled: names of items that failed although their requirement passed.
+            spoiled: names of items that were skipped, or failed for something else than their verdict.
         """
         for case in self.selected:
             if case.id not in self.verdicts:
@@ -141,7 +143,7 @@ class AcceptanceSession:
         verdicts = tuple(self.verdicts[case.id] for case in self.cases if case.id in self.verdicts)
         outcome, reason = conclude(verdicts, len(self.cases), interrupted)
         if spoiled and outcome in ("accepted", "partial"):
-            outcome, reason = "incomplete", f"{len(spoiled)} test items failed for other reasons: {', '.join(spoiled)}"
+            outcome, reason = "incomplete", f"{len(spoiled)} test items were skipped or failed otherwise: {', '.join(spoiled)}"
         return Judgement(self.sku, outcome, reason, verdicts, self._notes())
 
     def close_run(self, status: str) -> None:
@@ -273,8 +275,8 @@ def _gpus(asked: str) -> list[Gpu]:
 def _thresholds_path(site: Site) -> Path:
     if site.settings.thresholds is not None:
         return site.settings.thresholds
-    local = site.rootdir / DEFAULT_NAME
-    return local if local.is_file() else packaged(DEFAULT_NAME)
+    here = [folder / DEFAULT_NAME for folder in (site.invocation_dir, site.rootdir)]
+    return next((path for path in here if path.is_file()), None) or packaged(DEFAULT_NAME)
 
 
 def _judged_sku(thresholds: ThresholdsFile, settings: Settings, judged: RunDirectory) -> str:
@@ -303,7 +305,9 @@ def _devices(settings: Settings, kind: DeviceType, gpus: int, collect_only: bool
         return None
     what = "GPUs are visible" if kind == "cuda" else "CPU cores can be used"
     if settings.gpus_per_node is not None and settings.gpus_per_node > present:
-        raise OptionError("--ddp-gpus-per-node", f"found {settings.gpus_per_node}, but {present} {what}", f"at most {present}")
+        raise OptionError(
+            "--ddp-gpus-per-node", f"found {settings.gpus_per_node}, but {present} {what}", f"at most {present}"
+        )
     usable = settings.gpus_per_node or present
     too_large = [size for size in settings.world_sizes or () if size > usable]
     if too_large:
@@ -331,4 +335,6 @@ def _judging_directory(judged: RunDirectory, asked: Path | None) -> RunDirectory
 
 def _check_writable(run: RunDirectory) -> None:
     if not os.access(run.path, os.W_OK):
-        raise RunDirectoryError(str(run.path), "cannot be written", "a writable directory", "Name one with --ddp-run-dir.")
+        raise RunDirectoryError(
+            str(run.path), "cannot be written", "a writable directory", "Name one with --ddp-run-dir."
+        )

@@ -47,9 +47,13 @@ class Option:
 
 
 OPTIONS = (
-    Option("--gpu-sku", "SKU", "GPU model to judge by, a name or alias in the thresholds file; default: auto (from NVML)"),
+    Option(
+        "--gpu-sku", "SKU", "GPU model to judge by, a name or alias in the thresholds file; default: auto (from NVML)"
+    ),
     Option("--thresholds", "FILE", "thresholds file; default: thresholds.yaml in rootdir, else the packaged copy"),
-    Option("--ddp-run-dir", "DIR", "where everything measured and concluded goes; default: ddpscale-runs/<UTC time>-<sku>"),
+    Option(
+        "--ddp-run-dir", "DIR", "where everything measured and concluded goes; default: ddpscale-runs/<UTC time>-<sku>"
+    ),
     Option("--ddp-judge", "RUN_DIR", "judge what an earlier run measured; measure nothing"),
     Option("--ddp-launcher", "auto|torchrun", "how ranks start; default: auto"),
     Option("--ddp-gpus-per-node", "N", "GPUs (CPU: ranks) to use; default: all"),
@@ -103,7 +107,9 @@ class Settings:
     allow_incomplete: bool
 
 
-def settings_from(options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Settings:
+def settings_from(
+    options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str] = os.environ
+) -> Settings:
     """Read every setting and check it.
 
     Args:
@@ -212,7 +218,17 @@ def _confidence(value: _Value) -> float:
 
 
 def _switch(value: _Value) -> bool:
-    words = {"": False, "0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
+    words = {
+        "": False,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+    }
     if value.text.lower() not in words:
         raise value.refuse("true or false")
     return words[value.text.lower()]

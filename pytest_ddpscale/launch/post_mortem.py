@@ -36,16 +36,16 @@ def describe(reports: list[dict[str, Any]], exit_code: int | None, torchrun_log:
     """
     if reports:
         first = reports[0]
-        place = ", ".join(
-            f"{name} {first[name]}" for name in ("study", "arm", "round") if first.get(name) is not None
-        )
+        place = ", ".join(f"{name} {first[name]}" for name in ("study", "arm", "round") if first.get(name) is not None)
         others = f"; {len(reports) - 1} more ranks failed after it" if len(reports) > 1 else ""
         return (
             f"rank {first['rank']} on {first['host']} failed in {first['phase']}"
             f"{f' ({place})' if place else ''}: {first['type']}: {first['message']}{others}"
         )
     ended = "was stopped" if exit_code is None else f"exited with code {exit_code}"
-    return f"the gang {ended} without a report from a rank; last output:\n{last_lines(_speaking(rank_logs, torchrun_log))}"
+    return (
+        f"the gang {ended} without a report from a rank; last output:\n{last_lines(_speaking(rank_logs, torchrun_log))}"
+    )
 
 
 def _speaking(rank_logs: Path, torchrun_log: Path) -> Path:

@@ -38,7 +38,8 @@ class ArmRound:
     @property
     def least_busy(self) -> Measurement | None:
         """The rank with the lowest utilization; None if any rank's could not be read."""
-        if any(rank.utilization is None for rank in self.ranks):
+        # NaN compares as false with everything, so that min would pass over it.
+        if any(rank.utilization is None or math.isnan(rank.utilization) for rank in self.ranks):
             return None
         return min(self.ranks, key=lambda rank: rank.utilization or 0.0)
 
@@ -46,7 +47,7 @@ class ArmRound:
     def peak_memory_gib(self) -> float | None:
         """Most memory any rank held, in GiB; None if any rank's is unknown."""
         held = [rank.peak_memory_bytes for rank in self.ranks]
-        known = [amount for amount in held if amount is not None]
+        known = [amount for amount in held if amount]  # nobody trains in no memory
         return max(known) / GIB if len(known) == len(held) else None
 
     @property
@@ -66,12 +67,14 @@ class ArmRound:
 def arm_rounds(measurements: Sequence[Measurement], study_id: str, arm: Arm) -> dict[int, ArmRound]:
     """All complete rounds of an arm, by number.
 
-    A round in which a rank is missing is left out: its pace is unknown. Of a repeated measurement
+    A round in which a rank is missing is left out: its pace is unknown. So is a measurement with
+    another batch than the arm's, whose throughput would be that of other work. Of a repeated measurement
     the first counts, so that the order of lines does not matter after a resumed run.
     """
     found: dict[int, dict[int, Measurement]] = defaultdict(dict)
     for measurement in measurements:
-        if measurement.study == study_id and measurement.arm == arm.name:
+        key = (measurement.study, measurement.arm, measurement.batch_size)
+        if key == (study_id, arm.name, arm.batch_size):
             found[measurement.round].setdefault(measurement.rank, measurement)
     return {
         number: ArmRound(number, tuple(ranks[rank] for rank in sorted(ranks)))

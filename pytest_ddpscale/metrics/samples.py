@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_ddpscale.metrics.rounds import ArmRound
+from pytest_ddpscale.results.records import Measurement
 
 
 @dataclass(frozen=True)
@@ -31,23 +32,21 @@ def throughput_samples(measured: Rounds) -> list[Sample]:
     return [Sample(r.throughput_per_gpu_img_per_s, r.single_sample_error) for r in measured.values()]
 
 
-def weak_efficiency_samples(measured: Rounds, alone: Rounds) -> list[Sample]:
-    """Throughput per GPU under DDP over that of one GPU alone, as a fraction, round by round."""
-    return _ratios(measured, alone, lambda many, one: many.throughput_per_gpu_img_per_s / one.throughput_per_gpu_img_per_s)
+def efficiency_samples(measured: Rounds, alone: Rounds) -> list[Sample]:
+    """Throughput per GPU among many over that of one GPU alone, as a fraction, round by round.
+
+    With the per-GPU batch fixed it is the weak-scaling efficiency; with the global batch fixed, where
+    both train the same job, the strong-scaling one: speed-up over number of GPUs.
+    """
+    return [
+        Sample(measured[n].throughput_per_gpu_img_per_s / alone[n].throughput_per_gpu_img_per_s, error)
+        for n, error in _paired(measured, alone)
+    ]
 
 
 def strong_speedup_samples(measured: Rounds, alone: Rounds, world_size: int) -> list[Sample]:
-    """How many times faster k GPUs train the global batch than one: total over single throughput."""
-    return _ratios(
-        measured,
-        alone,
-        lambda many, one: world_size * many.throughput_per_gpu_img_per_s / one.throughput_per_gpu_img_per_s,
-    )
-
-
-def strong_efficiency_samples(measured: Rounds, alone: Rounds) -> list[Sample]:
-    """Strong-scaling speed-up over the number of GPUs, as a fraction."""
-    return strong_speedup_samples(measured, alone, world_size=1)
+    """How many times faster k GPUs train the global batch than one: k times the efficiency."""
+    return [Sample(world_size * s.value, s.relative_error) for s in efficiency_samples(measured, alone)]
 
 
 def generation_ratio_samples(measured: Rounds, reference_img_per_s: float) -> list[Sample]:
@@ -57,20 +56,24 @@ def generation_ratio_samples(measured: Rounds, reference_img_per_s: float) -> li
 
 def utilization_samples(measured: Rounds) -> list[Sample]:
     """Utilization of the least busy device, as a fraction; rounds that could not be read are left out."""
-    values = [r.least_busy.utilization for r in measured.values() if r.least_busy is not None]
-    return [Sample(value) for value in values if value is not None]
+    found = [r.least_busy for r in measured.values()]
+    return [Sample(r.utilization, _no_error(r)) for r in found if r is not None and r.utilization is not None]
 
 
 def peak_memory_samples(measured: Rounds) -> list[Sample]:
-    """Most memory any rank held, in GiB."""
-    values = [r.peak_memory_gib for r in measured.values()]
-    return [Sample(value) for value in values if value is not None]
+    """Most memory any rank held, in GiB; rounds in which a rank's is unknown are left out."""
+    found = [(r.peak_memory_gib, _no_error(r.slowest)) for r in measured.values()]
+    return [Sample(value, error) for value, error in found if value is not None]
 
 
-def _ratios(measured: Rounds, alone: Rounds, ratio: Callable[[ArmRound, ArmRound], float]) -> list[Sample]:
-    """Ratios within a round, so that what changed between rounds hits both arms alike."""
-    common = [(measured[n], alone[n]) for n in measured if n in alone]
-    return [Sample(ratio(many, one), _combined(many, one)) for many, one in common]
+def _no_error(measurement: Measurement) -> float | None:
+    """An imported value that is all there is stands for itself: nothing tells its error."""
+    return 0.0 if measurement.single_sample else None
+
+
+def _paired(measured: Rounds, alone: Rounds) -> list[tuple[int, float | None]]:
+    """Rounds that both arms have, so that what changed between rounds hits both alike, and their error."""
+    return [(n, _combined(measured[n], alone[n])) for n in measured if n in alone]
 
 
 def _combined(one: ArmRound, other: ArmRound) -> float | None:

@@ -9,7 +9,6 @@ from pytest_ddpscale.plan.metric import Metric, required_arms
 from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 
-
 # Fewer rounds never decide: their spread says too little about the spread.
 FEWEST_ROUNDS = 5
 

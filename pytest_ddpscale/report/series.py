@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.metrics.rounds import ArmRound, arm_rounds
-from pytest_ddpscale.metrics.samples import Sample, strong_speedup_samples, throughput_samples, weak_efficiency_samples
+from pytest_ddpscale.metrics.samples import Sample, efficiency_samples, strong_speedup_samples, throughput_samples
 from pytest_ddpscale.plan.study import Plan, Scaling
 from pytest_ddpscale.results.records import Measurement
 
@@ -58,7 +58,7 @@ class Series:
 
         One formula for both scalings: only the batch differs.
         """
-        return _points({k: weak_efficiency_samples(rounds, self._alone) for k, rounds in self._many.items()})
+        return _points({k: efficiency_samples(rounds, self._alone) for k, rounds in self._many.items()})
 
     @property
     def _alone(self) -> dict[int, ArmRound]:

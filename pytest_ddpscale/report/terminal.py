@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -55,7 +56,7 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     if any(verdict.provisional for verdict in judgement.verdicts):
         legend = "* provisional bound: no published figure stands behind it"
         lines += [(line, "") for line in _wrapped(legend, columns, "", "  ")]
-    for note in judgement.notes:
+    for note in (*_shared_notes(judgement.verdicts), *judgement.notes):
         lines += [(line, "") for line in _wrapped(f"note: {text.one_line(note)}", columns, "", "  ")]
     lines.append((text.outcome_text(judgement), _OUTCOME_STYLES[judgement.outcome]))
     return [(line, style) for line, style in lines]
@@ -73,12 +74,13 @@ def _table(verdicts: Sequence[Verdict], columns: int) -> Iterator[Line]:
     name_width = min(name_width, max(len("requirement"), *(len(row.name) for row in rows)))
     yield _joined("requirement", _HEADER, widths, name_width), "header"
     metric = None
+    shared = _shared_notes(verdicts)
     for row in rows:
         if grouped and row.verdict.metric != metric:
             metric = row.verdict.metric
             yield metric, ""
         yield _joined(row.name, row.cells, widths, name_width), text.verdict_style(row.verdict)
-        yield from _explanation(row.verdict, columns)
+        yield from _explanation(row.verdict, columns, shared)
 
 
 def _rows(verdicts: Sequence[Verdict]) -> list[_Row]:
@@ -121,7 +123,13 @@ def _joined(name: str, cells: Sequence[str], widths: Sequence[int], name_width: 
     return _GAP.join(parts).rstrip()
 
 
-def _explanation(verdict: Verdict, columns: int) -> Iterator[Line]:
+def _shared_notes(verdicts: Sequence[Verdict]) -> list[str]:
+    """Notes of several requirements: said once below the table, not under every row."""
+    counts = Counter(note for verdict in verdicts for note in verdict.notes)
+    return [note for note, count in counts.items() if count > 1]
+
+
+def _explanation(verdict: Verdict, columns: int, shared: Sequence[str]) -> Iterator[Line]:
     if not verdict.passed:
         yield from _indented(text.reason_text(verdict), columns)
         for culprit in verdict.culprits[:_MOST_CULPRITS]:
@@ -130,7 +138,8 @@ def _explanation(verdict: Verdict, columns: int) -> Iterator[Line]:
         if hidden > 0:
             yield from _indented(f"and {hidden} more: see verdicts.json", columns)
     for note in verdict.notes:
-        yield from _indented(f"note: {text.one_line(note)}", columns)
+        if note not in shared:
+            yield from _indented(f"note: {text.one_line(note)}", columns)
 
 
 def _indented(content: str, columns: int) -> Iterator[Line]:

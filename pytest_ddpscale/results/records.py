@@ -101,7 +101,7 @@ def strict_json(data: Any) -> str:
     Raises:
         ValueError: the data holds NaN or an infinity, which JSON has no word for.
     """
-    return json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
 
 
 def parse_strict_json(text: str) -> Any:
@@ -110,4 +110,10 @@ def parse_strict_json(text: str) -> Any:
     def refuse(constant: str) -> Any:
         raise ValueError(f"{constant} is not JSON")
 
-    return json.loads(text, parse_constant=refuse)
+    def finite(digits: str) -> float:
+        number = float(digits)
+        if math.isinf(number):
+            raise ValueError(f"{digits} is out of range")
+        return number
+
+    return json.loads(text, parse_constant=refuse, parse_float=finite)

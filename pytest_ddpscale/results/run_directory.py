@@ -71,7 +71,7 @@ class RunDirectory:
         if run.run_json.exists() or run.measurements_jsonl.exists():
             raise RunDirectoryError(
                 str(path), "already holds a run", "a new or empty directory",
-                f"Choose another --ddp-run-dir, or judge that run with --ddp-judge={path}.",
+                f"Name another one, or judge that run with --ddp-judge={path}.",
             )  # fmt: skip
         try:
             run.logs.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class RunDirectory:
         except OSError as error:
             raise RunDirectoryError(
                 str(path), f"cannot be written ({error.strerror or error})", "a writable directory",
-                "Choose another --ddp-run-dir.",
+                "Name another one.",
             ) from None  # fmt: skip
         return run
 
@@ -105,15 +105,15 @@ class RunDirectory:
 
     def read_run(self) -> dict[str, Any]:
         """The content of run.json. Raises RunDirectoryError."""
-        return _read_versioned(self.run_json, RUN_SCHEMA_VERSION, "run.json")
+        return read_versioned(self.run_json, RUN_SCHEMA_VERSION, "run.json")
 
     def read_plan(self) -> Plan:
         """The content of plan.json. Raises RunDirectoryError."""
-        data = _read_versioned(self.plan_json, PLAN_SCHEMA_VERSION, "plan.json")
+        data = read_versioned(self.plan_json, PLAN_SCHEMA_VERSION, "plan.json")
         try:
             return Plan.from_json(data)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _broken(self.plan_json, f"does not describe a plan ({error})") from None
+            raise broken_file(self.plan_json, f"does not describe a plan ({error})") from None
 
     def read_records(self) -> list[dict[str, Any]]:
         """Every record of measurements.jsonl, in order; a torn last line is left out.
@@ -132,7 +132,7 @@ class RunDirectory:
             try:
                 found.append(Measurement.from_json(record))
             except (TypeError, ValueError) as error:
-                raise _broken(self.measurements_jsonl, f"line {number} is no measurement ({error})") from None
+                raise broken_file(self.measurements_jsonl, f"line {number} is no measurement ({error})") from None
         return found
 
     def append_record(self, record: dict[str, Any]) -> None:
@@ -168,26 +168,31 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:
-        raise _broken(path, f"cannot be read ({error.strerror})") from None
+        raise broken_file(path, f"cannot be read ({error.strerror})") from None
     # A complete file ends in a newline, so the last piece is empty or torn by a kill.
     for number, line in enumerate(lines[:-1], start=1):
         try:
             record = parse_strict_json(line)
-            if not isinstance(record, dict):
-                raise ValueError("not an object")
         except ValueError as error:
-            raise _broken(path, f"line {number} is not a JSON object ({error})") from None
+            raise broken_file(path, f"line {number} is not a JSON object ({error})") from None
+        if not isinstance(record, dict):
+            raise broken_file(path, f"line {number} is not a JSON object")
         yield record
 
 
-def _read_versioned(path: Path, supported: int, what: str) -> dict[str, Any]:
+def read_versioned(path: Path, supported: int, what: str) -> dict[str, Any]:
+    """The object in a JSON file whose `schema_version` this version understands.
+
+    Raises:
+        RunDirectoryError: the file is missing or broken, or a newer version wrote it.
+    """
     try:
         data = parse_strict_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise _broken(path, f"cannot be read ({error})") from None
+        raise broken_file(path, f"cannot be read ({error})") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
-        raise _broken(path, f"is no {what}: it has no schema_version")
+        raise broken_file(path, f"is no {what}: it has no schema_version")
     if version > supported:
         raise RunDirectoryError(
             str(path), f"has schema_version {version}", f"at most {supported}",
@@ -197,7 +202,8 @@ def _read_versioned(path: Path, supported: int, what: str) -> dict[str, Any]:
     return data
 
 
-def _broken(path: Path, found: str) -> RunDirectoryError:
+def broken_file(path: Path, found: str) -> RunDirectoryError:
+    """The error for a file that is not as it was written."""
     return RunDirectoryError(
         str(path), found, "the file as pytest-ddpscale wrote it", "Restore it from a copy, or measure again."
     )

@@ -26,9 +26,7 @@ def matching_skus(thresholds: Thresholds, gpu: Gpu) -> list[str]:
     ]
 
 
-def resolve_sku(
-    thresholds_file: ThresholdsFile, asked: str, gpus: Sequence[Gpu], require_devices: bool = True
-) -> str:
+def resolve_sku(thresholds_file: ThresholdsFile, asked: str, gpus: Sequence[Gpu], require_devices: bool = True) -> str:
     """The canonical name of the SKU to judge by.
 
     Args:

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from pytest_ddpscale.metrics.rounds import ArmRound, arm_rounds
 from pytest_ddpscale.metrics.samples import (
     Sample,
+    efficiency_samples,
     generation_ratio_samples,
     peak_memory_samples,
-    strong_efficiency_samples,
     strong_speedup_samples,
     throughput_samples,
     utilization_samples,
-    weak_efficiency_samples,
 )
 from pytest_ddpscale.plan.metric import baseline_arm, measured_arm, required_arms
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Question
@@ -36,7 +35,9 @@ from pytest_ddpscale.verdict.verdict import Culprit, Verdict
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
 # there, while every row that scales shows 95 % and more (willgpaik/pytorch-ddp-scaling-benchmark).
 HOST_BOUND_UTILIZATION = 0.90
-SINGLE_SAMPLE_NOTE = "one imported sample: the interval comes from the standard deviation of its steps, taken as independent"
+SINGLE_SAMPLE_NOTE = (
+    "one imported sample: the interval comes from the standard deviation of its steps, taken as independent"
+)
 SINGLE_VALUE_NOTE = "one imported value: it has no interval of its own"
 
 
@@ -101,7 +102,9 @@ def matching_study(plan: Plan, question: Question) -> Study | None:
     Of several, the one with most of the arms that the question needs.
     """
     scaling, needed = question.metric.scaling, set(_arms(question))
-    same = [s for s in plan.studies if s.scaling == scaling and not _differences(scaling, s.workload, question.workload)]
+    same = [
+        s for s in plan.studies if s.scaling == scaling and not _differences(scaling, s.workload, question.workload)
+    ]
     return max(same, key=lambda study: len(needed & set(study.arms)), default=None)
 
 
@@ -119,11 +122,15 @@ def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[str]:
 
 def _why_no_study(plan: Plan, question: Question) -> str:
     scaling, workload = question.metric.scaling, question.workload
-    near = [s for s in plan.studies if s.scaling == scaling and s.workload.model == workload.model]
-    near = [s for s in near if s.workload.precision == workload.precision]
+    near = [s for s in plan.studies if s.scaling == scaling and _is_near(s.workload, workload)]
     if near:
         return f"measured differently: {'; '.join(_differences(scaling, near[0].workload, workload))}"
     return f"{scaling} scaling of {workload.name} was not measured in this run"
+
+
+def _is_near(one: Workload, other: Workload) -> bool:
+    """Whether they are meant to be the same: by name, or by what is trained in which precision."""
+    return one.name == other.name or (one.model, one.precision) == (other.model, other.precision)
 
 
 def _blank(case: Case, confidence: float) -> Verdict:
@@ -171,9 +178,9 @@ def _samples(question: Question, rounds: _Rounds, reference_img_per_s: float | N
         return generation_ratio_samples(measured, reference_img_per_s)
     samples: dict[str, Callable[[], list[Sample]]] = {
         "throughput_per_gpu": lambda: throughput_samples(measured),
-        "weak_scaling_efficiency": lambda: weak_efficiency_samples(measured, alone),
+        "weak_scaling_efficiency": lambda: efficiency_samples(measured, alone),
         "strong_scaling_speedup": lambda: strong_speedup_samples(measured, alone, question.world_size),
-        "strong_scaling_efficiency": lambda: strong_efficiency_samples(measured, alone),
+        "strong_scaling_efficiency": lambda: efficiency_samples(measured, alone),
         "device_utilization": lambda: utilization_samples(measured),
         "peak_memory_gib": lambda: peak_memory_samples(measured),
     }
@@ -190,7 +197,7 @@ def _why_no_samples(question: Question, study: Study, rounds: _Rounds) -> str:
 
 def _against_bound(blank: Verdict, case: Case, samples: list[Sample], confidence: float) -> Verdict:
     values = [sample.value for sample in samples]
-    if not all(math.isfinite(value) and value >= 0 for value in values):
+    if not all(_is_possible(value, blank.metric) for value in values):
         return replace(blank, outcome="error", rounds=len(values), reason=f"an impossible value was measured: {values}")
     estimate, note = _estimate(case, samples, confidence)
     notes = (note,) if note else ()
@@ -213,12 +220,20 @@ def _against_bound(blank: Verdict, case: Case, samples: list[Sample], confidence
     return replace(verdict, outcome="inconclusive", reason="the bound lies inside the interval: more rounds are needed")
 
 
+def _is_possible(value: float, metric: str) -> bool:
+    """A device may have idled all the time; nothing else that is measured can be zero."""
+    return math.isfinite(value) and (value > 0 or (value == 0 and metric == "device_utilization"))
+
+
 def _estimate(case: Case, samples: list[Sample], confidence: float) -> tuple[Estimate | None, str]:
     """Value and interval, and what to know about it; None with too few rounds."""
     values = [sample.value for sample in samples]
-    unbounded_above = case.requirement.definition.unit in ("img/s", "x") or case.requirement.definition.relative_to_alone
+    unbounded_above = (
+        case.requirement.definition.unit in ("img/s", "x") or case.requirement.definition.relative_to_alone
+    )
     if len(samples) == 1 and samples[0].relative_error is not None:
-        return single_sample_estimate(values[0], samples[0].relative_error, confidence), SINGLE_SAMPLE_NOTE
+        note = SINGLE_SAMPLE_NOTE if samples[0].relative_error > 0 else SINGLE_VALUE_NOTE
+        return single_sample_estimate(values[0], samples[0].relative_error, confidence), note
     if len(values) < FEWEST_ROUNDS:
         return None, ""
     # Rates and ratios err by factors, shares of time and amounts of memory by differences.
@@ -237,7 +252,7 @@ def _with_host_bound(verdict: Verdict, case: Case, plan: Plan, measured: dict[in
         f"host-bound: devices were {statistics.fmean(busy):.0%} busy (below {HOST_BOUND_UTILIZATION:.0%}), so "
         f"{case.workload.global_batch_size} images are too few for {case.requirement.world_size} GPUs to say anything"
     )
-    return replace(verdict, outcome="inconclusive", reason=reason, notes=(*verdict.notes, "host-bound"))
+    return replace(verdict, outcome="inconclusive", reason=reason)
 
 
 def _with_blame(verdict: Verdict, measured: dict[int, ArmRound]) -> Verdict:

@@ -32,7 +32,9 @@ def mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
         ValueError: fewer than two values, or one that is not finite.
     """
     if len(values) < 2 or not all(map(math.isfinite, values)):
-        raise ValueError(f"{len(values)} values, of which {sum(map(math.isfinite, values))} finite; expected at least 2")
+        raise ValueError(
+            f"{len(values)} values, of which {sum(map(math.isfinite, values))} finite; expected at least 2"
+        )
     mean = statistics.fmean(values)
     error = statistics.stdev(values) / math.sqrt(len(values))
     reach = t_quantile(0.5 + confidence / 2, len(values) - 1) * error

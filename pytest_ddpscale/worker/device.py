@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import resource
 import time
@@ -84,7 +85,7 @@ class CpuDevice:
             marks.append(time.perf_counter())
         block_s = marks[-1] - marks[0]
         busy = (time.process_time() - cpu_s) / (block_s * torch.get_num_threads())
-        step_s = tuple(end - begin for begin, end in zip(marks, marks[1:], strict=False))
+        step_s = tuple(end - begin for begin, end in itertools.pairwise(marks))
         return Timing(started_unix_s, step_s, block_s, busy, _largest_resident_set_bytes())
 
     def release(self) -> None:
@@ -136,7 +137,7 @@ class CudaDevice:
             event.record()
         torch.cuda.synchronize(self._device)
         ended_unix_s = time.time()
-        pairs = zip(events, events[1:], strict=False)
+        pairs = itertools.pairwise(events)
         step_s = tuple(begin.elapsed_time(end) / 1000 for begin, end in pairs)
         busy, _ = self._utilization.read(started_unix_s, ended_unix_s)
         block_s = events[0].elapsed_time(events[-1]) / 1000

@@ -1,0 +1,63 @@
+"""How every benchmark here shows and keeps its result: one small table, and strict JSON with ``--json FILE``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpscale import __version__
+from pytest_ddpscale.results.records import strict_json
+from pytest_ddpscale.results.run_directory import write_atomically
+
+
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser that shows a script's docstring as it is written, and knows ``--json``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the result here")
+    return parser
+
+
+def positive_int(text: str) -> int:
+    """An argument that counts something. Raises argparse's own error for anything but 1, 2, 3 …"""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a whole number from 1 up")
+    return value
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns wide enough for their content: the first to the left, numbers to the right."""
+    lines = [tuple(header), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(_aligned(line, widths) for line in lines)
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first = cells[0].ljust(widths[0])
+    others = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
+    return "  ".join((first, *others)).rstrip()
+
+
+def keep(path: Path | None, benchmark: str, result: dict[str, Any]) -> None:
+    """Write the result, and what it was measured on, if a file was asked for.
+
+    Raises:
+        ValueError: the result holds NaN or an infinity.
+        OSError: the file cannot be written.
+    """
+    if path is None:
+        return
+    about = {
+        "benchmark": benchmark,
+        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "usable_cpus": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "pytest_ddpscale": __version__,
+    }
+    write_atomically(path, strict_json(about | result) + "\n")

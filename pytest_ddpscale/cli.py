@@ -1,0 +1,137 @@
+"""The command `ddpscale`: everything that is not a pytest run."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_ddpscale import __version__
+from pytest_ddpscale.errors import BadInput, OptionError
+from pytest_ddpscale.packaged import packaged
+
+USER_ERROR = 4  # as pytest's exit code for a usage error
+SITE_FILES = ("acceptance", "thresholds.yaml", "thresholds.schema.json", "slurm")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Returns the exit code: 0, or 4 after bad input."""
+    arguments = _parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except BadInput as error:
+        print(f"ddpscale: {error}", file=sys.stderr)
+        return USER_ERROR
+    except OSError as error:
+        print(f"ddpscale: {error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
+        return USER_ERROR
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ddpscale", description="Companion of `pytest --gpu-sku=SKU`.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_init(commands)
+    _add_import(commands)
+    _add_thresholds(commands)
+    _add_report(commands)
+    return parser
+
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def _add_init(commands: Commands) -> None:
+    command = commands.add_parser("init", help="copy acceptance tests, thresholds and Slurm scripts into DIR, to edit")
+    command.add_argument("directory", type=Path, metavar="DIR")
+    command.set_defaults(run=_init)
+
+
+def _init(arguments: argparse.Namespace) -> None:
+    directory: Path = arguments.directory
+    present = [name for name in SITE_FILES if (directory / name).exists()]
+    if present:
+        found = f"already has {', '.join(present)}"
+        raise OptionError(str(directory), found, "a directory without them", "Nothing was copied.")
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in SITE_FILES:
+        source = packaged(name)
+        if source.is_dir():
+            shutil.copytree(source, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(source, directory / name)
+    print(f"Copied {', '.join(SITE_FILES)} to {directory}.\nNext: cd {directory} && pytest --gpu-sku=cpu")
+
+
+def _add_import(commands: Commands) -> None:
+    command = commands.add_parser("import", help="make a run directory of another tool's result files")
+    tools = command.add_subparsers(required=True, metavar="TOOL")
+    paik = tools.add_parser("paik", help="result files of willgpaik/pytorch-ddp-scaling-benchmark")
+    paik.add_argument("directory", type=Path, metavar="DIR", help="folder of its JSON files")
+    paik.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
+    paik.add_argument("--sku", help="SKU they were measured on; default: from the device name in them")
+    paik.add_argument("--thresholds", type=Path, metavar="FILE", help="thresholds file; default: the packaged one")
+    paik.set_defaults(run=_import_paik)
+
+
+def _import_paik(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.results.paik import import_paik
+    from pytest_ddpscale.thresholds.loading import load_thresholds
+
+    thresholds = load_thresholds(arguments.thresholds or packaged("thresholds.yaml"))
+    run = import_paik(arguments.directory, arguments.out, arguments.sku, thresholds.thresholds)
+    studies = len(run.read_plan().studies)
+    print(f"Imported {studies} studies into {run.path}.\nNext: pytest --ddp-judge={run.path}")
+
+
+def _add_thresholds(commands: Commands) -> None:
+    command = commands.add_parser("thresholds", help="check a thresholds file, or print its JSON schema")
+    actions = command.add_subparsers(required=True, metavar="ACTION")
+    check = actions.add_parser("check", help="say what is wrong with FILE, with its line")
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.set_defaults(run=_check_thresholds)
+    schema = actions.add_parser("schema", help="print the JSON schema, for editors")
+    schema.set_defaults(run=_print_schema)
+
+
+def _check_thresholds(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.thresholds.loading import load_thresholds
+
+    skus = load_thresholds(arguments.file).thresholds.skus
+    for name, sku in skus.items():
+        provisional = sum(requirement.provisional for requirement in sku.requirements)
+        total = len(sku.requirements)
+        published = f"{total - provisional:3} with a published source"
+        print(f"{name:24} {total:3} requirements, {published}, {provisional:3} provisional")
+    print(f"{arguments.file}: valid, {len(skus)} SKUs")
+
+
+def _print_schema(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.thresholds.schema import json_schema_text
+
+    print(json_schema_text(), end="")
+
+
+def _add_report(commands: Commands) -> None:
+    command = commands.add_parser("report", help="print the table of a judged run, and write its report files again")
+    command.add_argument("directory", type=Path, metavar="RUN_DIR")
+    command.set_defaults(run=_report)
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.report.files import write_reports
+    from pytest_ddpscale.report.terminal import table_lines
+    from pytest_ddpscale.results.run_directory import RunDirectory
+    from pytest_ddpscale.verdict.record import read_judgement
+
+    run = RunDirectory.open(arguments.directory)
+    judgement = read_judgement(run.verdicts_json)
+    for line, _ in table_lines(judgement, shutil.get_terminal_size((100, 24)).columns):
+        print(line)
+    for problem in write_reports(run, judgement, run.read_run(), run.read_plan(), run.read_measurements()):
+        print(problem, file=sys.stderr)
