@@ -5,9 +5,11 @@ Loading this module costs a few milliseconds: everything heavy is imported where
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.fixtures import requirement, run  # noqa: F401 (pytest finds fixtures here)
+from pytest_ddpscale.fixtures import JudgeableRequirement, requirement, run  # noqa: F401 (pytest finds fixtures here)
 from pytest_ddpscale.settings import OPTIONS, Settings, settings_from
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ SPOILED: pytest.StashKey[list[str]] = pytest.StashKey()
 REFUSAL: pytest.StashKey[pytest.UsageError] = pytest.StashKey()
 WORKERS_REFUSAL: pytest.StashKey[str] = pytest.StashKey()
 ACCEPTANCE = "acceptance"
+LOG_EVERY_S = 10.0
+JSON_REPORT = "pytest-report.json"
 _REFUSED = "ddpscale_refusal"  # where an xdist worker leaves why it refused
 # With any of these pytest runs no test, so that nothing is measured or concluded.
 _NOTHING_RUNS = ("collectonly", "showfixtures", "show_fixtures_per_test", "setuponly", "setupplan")
@@ -63,12 +67,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One item per requirement of the marked metrics."""
-    if "requirement" not in metafunc.fixturenames:
-        return
-    metrics = {name for mark in metafunc.definition.iter_markers("requirement") for name in mark.args}
-    if not metrics or REFUSAL in metafunc.config.stash:
+    if not _asks_for_requirement(metafunc.definition) or REFUSAL in metafunc.config.stash:
         return
     try:
+        metrics = _marked_metrics(metafunc.definition)
         cases = [case for case in session_of(metafunc.config).cases if case.requirement.metric in metrics]
     except pytest.UsageError as error:
         # Raised here, pytest would print it as a traceback for each test module.
@@ -92,7 +94,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in unwanted]
 
 
-@pytest.hookimpl(tryfirst=True)  # before the terminal asks for the plan
 @pytest.hookimpl(tryfirst=True)  # before the terminal reporter prints the plan
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Plan exactly what was selected, and open the run directory."""
@@ -119,7 +120,13 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     by = f"ddpscale judges by {acceptance.thresholds.path}"
     if acceptance.judged_run is not None:
         return [f"{by} what {acceptance.judged_run.path} holds: nothing is measured"]
-    return [by, *plan_lines(acceptance.plan, len(acceptance.selected), isolate=acceptance.site.settings.isolate)]
+    plan = plan_lines(
+        acceptance.plan,
+        len(acceptance.selected),
+        isolate=acceptance.site.settings.isolate,
+        img_per_s=acceptance.expected_img_per_s,
+    )
+    return [by, *plan]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -144,15 +151,21 @@ def pytest_runtest_makereport(
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before other reports, which carry the exit code
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
     """Conclude, write every report, and let the exit code follow the outcome."""
     if WORKERS_REFUSAL in session.config.stash:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        return
     acceptance = session.config.stash.get(SESSION, None)
     if acceptance is None or acceptance.run is None:
-        return
+        return (yield)
+    _finish(session, exitstatus, acceptance)
+    result = yield
+    _keep_json_report(session.config, acceptance.run.path)
+    return result
+
+
+def _finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSession) -> None:
     interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
     problems = _conclude(session.config, acceptance, interrupted)
     session.config.stash[PROBLEMS] = problems
@@ -247,7 +260,13 @@ def progress_listener(config: pytest.Config) -> Listener:
     if reporter is None or capture is None or plan is None:
         return lambda record: None
 
+    last_shown_s = 0.0
+
     def show(line: str, passing: bool) -> None:
+        nonlocal last_shown_s
+        if passing and not reporter.isatty and time.monotonic() - last_shown_s < LOG_EVERY_S:
+            return  # a log file keeps every line: fewer will do
+        last_shown_s = time.monotonic()
         with capture.global_and_fixture_disabled():
             if not passing:
                 reporter.ensure_newline()
@@ -258,7 +277,7 @@ def progress_listener(config: pytest.Config) -> Listener:
                 reporter.ensure_newline()
                 reporter.write_line(f"  {line}")
 
-    return Progress(plan, show)
+    return Progress(plan, show, img_per_s=session_of(config).expected_img_per_s)
 
 
 def _nothing_runs(config: pytest.Config) -> bool:
@@ -275,6 +294,32 @@ def _refuse(config: pytest.Config, error: pytest.UsageError) -> None:
 def _is_about(case: Case, excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
     """Whether a test failed for its verdict, and not for an assertion of somebody's own beside it."""
     return excinfo.errisinstance(AssertionError) and case.id in str(excinfo.value)
+
+
+def _asks_for_requirement(definition: pytest.Function) -> bool:
+    """Whether a test asks for `requirement` of this plugin, and not for one of its own project."""
+    info: Any = getattr(definition, "_fixtureinfo", None)
+    fixtures = info.name2fixturedefs.get("requirement", ()) if info is not None else ()
+    return bool(fixtures) and fixtures[-1].func.__module__ == JudgeableRequirement.__module__
+
+
+def _marked_metrics(definition: pytest.Function) -> set[str]:
+    """The metrics that a test's marks name.
+
+    Raises:
+        pytest.UsageError: none, or one that does not exist, so that a misspelt one cannot go unnoticed.
+    """
+    from pytest_ddpscale.plan.metric import METRICS
+
+    marked = [name for mark in definition.iter_markers("requirement") for name in mark.args]
+    unknown = [name for name in marked if str(name) not in METRICS]
+    if marked and not unknown:
+        return set(marked)
+    found = f"is marked requirement({unknown[0]!r})" if unknown else "asks for `requirement` and does not say of what"
+    known = ", ".join(METRICS)
+    raise pytest.UsageError(
+        f"{definition.nodeid} {found}; expected @pytest.mark.requirement(METRIC) with one of {known}."
+    )
 
 
 def _is_empty(item: pytest.Item) -> bool:
@@ -308,14 +353,23 @@ def _report_as_json(session: pytest.Session, acceptance: AcceptanceSession) -> N
     from pytest_jsonreport.plugin import JSONReport
 
     config = session.config
-    if getattr(config, "_json_report", None) is None:
+    if getattr(config, "_json_report", None) is None and config.pluginmanager.hasplugin("pytest_jsonreport"):
         assert acceptance.run is not None
         config.option.json_report_verbosity = -1  # the summary names the run directory
-        config.option.json_report_file = str(acceptance.run.path / "pytest-report.json")
+        config.option.json_report_file = str(acceptance.run.path / JSON_REPORT)
         reporter = JSONReport(config)
         config.pluginmanager.register(reporter)
         reporter.pytest_configure(config)
         reporter.pytest_sessionstart(session)
+
+
+def _keep_json_report(config: pytest.Config, directory: Path) -> None:
+    """Where the user has a JSON report written elsewhere, put a copy into the run directory."""
+    reporter = getattr(config, "_json_report", None)
+    if getattr(reporter, "report", None) is None or (directory / JSON_REPORT).exists():
+        return
+    with contextlib.suppress(OSError):  # a copy of a view: the user's own file and verdicts.json are there
+        reporter.save_report(str(directory / JSON_REPORT))
 
 
 def _conclude(config: pytest.Config, acceptance: AcceptanceSession, interrupted: bool) -> list[str]:

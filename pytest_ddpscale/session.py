@@ -14,7 +14,7 @@ from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.planner import PACES, Pace, Question, build_plan
 from pytest_ddpscale.plan.study import DeviceType, Plan
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.results.run_record import errors_of, finish_run, new_run_directory, start_run
 from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.detection import Gpu, has_driver, visible_gpus
@@ -77,6 +77,12 @@ class AcceptanceSession:
     def device_type(self) -> DeviceType:
         """``cpu`` or ``cuda``."""
         return device_type(self.thresholds.thresholds.skus[self.sku])
+
+    @property
+    def expected_img_per_s(self) -> dict[str, float]:
+        """Throughput of one GPU that the thresholds expect, by workload; for estimates of time only."""
+        throughput = [c.requirement for c in self.cases if c.requirement.metric == "throughput_per_gpu"]
+        return {r.workload: r.source.measured or r.bound for r in throughput if r.world_size == 1}
 
     def select(self, cases: Sequence[Case]) -> None:
         """Settle what is asked, and plan exactly that.
@@ -143,7 +149,10 @@ class AcceptanceSession:
         verdicts = tuple(self.verdicts[case.id] for case in self.cases if case.id in self.verdicts)
         outcome, reason = conclude(verdicts, len(self.cases), interrupted)
         if spoiled and outcome in ("accepted", "partial"):
-            outcome, reason = "incomplete", f"{len(spoiled)} test items were skipped or failed otherwise: {', '.join(spoiled)}"
+            outcome, reason = (
+                "incomplete",
+                f"{len(spoiled)} test items were skipped or failed otherwise: {', '.join(spoiled)}",
+            )
         return Judgement(self.sku, outcome, reason, verdicts, self._notes())
 
     def close_run(self, status: str) -> None:
@@ -154,8 +163,9 @@ class AcceptanceSession:
     def _notes(self) -> tuple[str, ...]:
         if self.judged_run is None:
             return ()
-        run = self.judged_run.read_run()
-        return (f"judged from {self.judged_run.path}, nothing was measured", *map(str, run.get("notes", ())))
+        notes = self.judged_run.read_run().get("notes")
+        kept = map(str, notes) if isinstance(notes, list) else ()
+        return (f"judged from {self.judged_run.path}, nothing was measured", *kept)
 
     def _measurable(self, cases: Sequence[Case]) -> list[Case]:
         return [c for c in cases if self.devices is None or c.requirement.world_size <= self.devices]
@@ -281,7 +291,9 @@ def _thresholds_path(site: Site) -> Path:
 
 def _judged_sku(thresholds: ThresholdsFile, settings: Settings, judged: RunDirectory) -> str:
     """The SKU that was measured; a run is never judged by another one's thresholds."""
-    measured = str(judged.read_run().get("sku"))
+    measured = judged.read_run().get("sku")
+    if not isinstance(measured, str):
+        raise broken_file(judged.run_json, "names no SKU")
     if settings.gpu_sku == AUTO:
         return thresholds.sku_name(measured)
     asked = thresholds.sku_name(settings.gpu_sku)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 
 AUTO = "auto"
 LAUNCHERS = (AUTO, "torchrun")
@@ -158,6 +157,8 @@ def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], en
     if given is True:
         return _Value("true", option.flag)
     if given not in (None, False):
+        if not str(given):  # as --ddp-judge=$RUN gives, with RUN not set: it must not mean to measure
+            raise OptionError(option.flag, "found no value", f"{option.flag}={option.metavar}")
         return _Value(str(given), option.flag)
     if environ.get(option.variable):
         return _Value(environ[option.variable], option.variable)
@@ -184,7 +185,11 @@ def _count(value: _Value) -> int | None:
 
 def _rounds(value: _Value) -> int | None:
     rounds = _count(value)
-    if rounds is not None and rounds < FEWEST_ROUNDS:
+    if rounds is None:
+        return None
+    from pytest_ddpscale.plan.planner import FEWEST_ROUNDS  # here, as every pytest session loads this module
+
+    if rounds < FEWEST_ROUNDS:
         raise value.refuse(f"at least {FEWEST_ROUNDS} rounds: fewer never decide")
     return rounds
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Plan, Study
 
-# Rough on purpose; measured on two CPU cores (benchmarks/gang_reuse.py) and rounded up.
+# Measured on two CPU cores (benchmarks/gang_reuse.py) and rounded up.
 STARTUP_S = 15.0
-OVERHEAD_PER_BLOCK_S = 0.5
+OVERHEAD_PER_BLOCK_S = 0.4
+UNKNOWN: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -24,14 +27,28 @@ class Estimate:
     device_hours: float
 
 
-def study_seconds(study: Study) -> float:
-    """Wall time of one study, without the start-up of its gang."""
-    per_round = len(study.arms) * (study.block_s + OVERHEAD_PER_BLOCK_S)
-    return study.warmup_s + study.rounds * per_round
+def study_seconds(study: Study, img_per_s: Mapping[str, float] = UNKNOWN) -> float:
+    """Wall time of one study, without the start-up of its gang.
+
+    Args:
+        study: to be measured.
+        img_per_s: expected throughput per GPU by workload name: long steps make long blocks.
+    """
+    steps_s = [_step_s(study, arm, img_per_s) for arm in study.arms]
+    per_round = sum(max(study.block_s, FEWEST_STEPS_PER_BLOCK * s) + STEPS_BEFORE_TIMING * s for s in steps_s)
+    per_round += OVERHEAD_PER_BLOCK_S * len(study.arms)
+    # Each arm warms up by two blocks, the first of the fewest steps.
+    warm_up = sum(2 * (STEPS_BEFORE_TIMING + FEWEST_STEPS_PER_BLOCK) * s for s in steps_s)
+    return max(study.warmup_s, warm_up) + study.rounds * per_round
 
 
-def estimate(plan: Plan, *, isolate: bool = False) -> Estimate:
+def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float] = UNKNOWN) -> Estimate:
     """Wall time of the whole plan with one gang, or with one for each study."""
     gangs = len(plan.studies) if isolate else min(1, len(plan.studies))
-    seconds = gangs * STARTUP_S + sum(map(study_seconds, plan.studies))
+    seconds = gangs * STARTUP_S + sum(study_seconds(study, img_per_s) for study in plan.studies)
     return Estimate(seconds, seconds * plan.world_size / 3600)
+
+
+def _step_s(study: Study, arm: Arm, img_per_s: Mapping[str, float]) -> float:
+    speed = img_per_s.get(study.workload.name)
+    return arm.batch_size / speed if speed else 0.0

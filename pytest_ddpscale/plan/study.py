@@ -12,6 +12,9 @@ ArmKind = Literal["alone", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
 
 PLAN_SCHEMA_VERSION = 1
+# DDP lays its buckets out anew in its second step; from the third on it is steady.
+STEPS_BEFORE_TIMING = 2
+FEWEST_STEPS_PER_BLOCK = 3
 
 
 @dataclass(frozen=True)

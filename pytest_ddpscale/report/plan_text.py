@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from pytest_ddpscale.plan.estimate import estimate, study_seconds
+from collections.abc import Mapping
+
+from pytest_ddpscale.plan.estimate import UNKNOWN, estimate, study_seconds
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.text import count_text
 
 
-def plan_lines(plan: Plan, requirements: int, *, isolate: bool) -> list[str]:
-    """Studies, arms, estimated minutes and GPU-hours."""
-    whole = estimate(plan, isolate=isolate)
+def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mapping[str, float] = UNKNOWN) -> list[str]:
+    """Studies, arms, estimated minutes and GPU-hours.
+
+    Args:
+        plan: to be measured.
+        requirements: how many it answers.
+        isolate: a gang for each study.
+        img_per_s: expected throughput per GPU, by workload name.
+    """
+    whole = estimate(plan, isolate=isolate, img_per_s=img_per_s)
     device = "GPU" if plan.device_type == "cuda" else "core"
     head = (
         f"ddpscale plan for {plan.sku}: {count_text(requirements, 'requirement')}, {len(plan.studies)} studies, "
@@ -20,5 +29,7 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool) -> list[str]:
     lines = [head]
     for study in plan.studies:
         arms = ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)
-        lines.append(f"  {study.id:<{width}}  {study_seconds(study) / 60:4.1f} min  {study.rounds} rounds of {arms}")
+        lines.append(
+            f"  {study.id:<{width}}  {study_seconds(study, img_per_s) / 60:4.1f} min  {study.rounds} rounds of {arms}"
+        )
     return lines

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pytest_ddpscale.plan.estimate import estimate, study_seconds
+from pytest_ddpscale.plan.estimate import STARTUP_S
 from pytest_ddpscale.plan.study import Plan, Study
 
 
@@ -17,12 +17,18 @@ class Progress:
         plan: what is being measured.
         show: takes a line and whether it may be overwritten by the next.
         now: clock, in seconds.
+        img_per_s: expected throughput per GPU, by workload name.
     """
 
     def __init__(
-        self, plan: Plan, show: Callable[[str, bool], None], now: Callable[[], float] = time.monotonic
+        self,
+        plan: Plan,
+        show: Callable[[str, bool], None],
+        now: Callable[[], float] = time.monotonic,
+        img_per_s: Mapping[str, float] = UNKNOWN,
     ) -> None:
         self._plan = plan
+        self._planned_s = {study.id: study_seconds(study, img_per_s) for study in plan.studies}
         self._show = show
         self._now = now
         self._begun = now()
@@ -75,14 +81,14 @@ class Progress:
 
     def _wait(self) -> None:
         if self._study is None and not self._settled:
-            self._say(f"starting ranks, {_clock(estimate(self._plan).seconds)} estimated", passing=True)
+            self._say(f"starting ranks, {_clock(STARTUP_S + sum(self._planned_s.values()))} estimated", passing=True)
 
     def _seconds_left(self) -> float:
-        """Of this study by its own pace, of those after it by the plan's."""
+        """By the plan's pace."""
         assert self._study is not None
         later = [s for s in self._plan.studies if s.id not in self._settled and s.id != self._study.id]
-        planned = study_seconds(self._study) - (self._now() - self._study_begun)
-        return max(0.0, planned) + sum(map(study_seconds, later))
+        own = self._planned_s[self._study.id] - (self._now() - self._study_begun)
+        return max(0.0, own) + sum(self._planned_s[study.id] for study in later)
 
     def _say(self, line: str, *, passing: bool) -> None:
         if line != self._last:

@@ -65,7 +65,7 @@ class RunDirectory:
         """Make a new run directory.
 
         Raises:
-            RunDirectoryError: it cannot be written, or already holds a run, which is never overwritten.
+            RunDirectoryError: it cannot be written, or already holds a run or verdicts, which are never overwritten.
         """
         run = RunDirectory(path)
         if run.run_json.exists() or run.measurements_jsonl.exists():
@@ -73,6 +73,10 @@ class RunDirectory:
                 str(path), "already holds a run", "a new or empty directory",
                 f"Name another one, or judge that run with --ddp-judge={path}.",
             )  # fmt: skip
+        if run.verdicts_json.exists():  # of a run that lies elsewhere
+            raise RunDirectoryError(
+                str(path), "already holds verdicts", "a new or empty directory", "Name another one."
+            )
         try:
             run.logs.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=path):

@@ -237,8 +237,7 @@ def _estimate(case: Case, samples: list[Sample], confidence: float) -> tuple[Est
     if len(values) < FEWEST_ROUNDS:
         return None, ""
     # Rates and ratios err by factors, shares of time and amounts of memory by differences.
-    logarithmic = unbounded_above and min(values) > 0
-    return (geometric_mean_estimate if logarithmic else mean_estimate)(values, confidence), ""
+    return (geometric_mean_estimate if unbounded_above else mean_estimate)(values, confidence), ""
 
 
 def _with_host_bound(verdict: Verdict, case: Case, plan: Plan, measured: dict[int, ArmRound]) -> Verdict:

@@ -9,13 +9,9 @@ import random
 import torch
 import torch.distributed as dist
 
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Study
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.training import Batch, Trainer, build_model, new_scaler
-
-# DDP lays its buckets out anew in its second step; from the third on it is steady.
-STEPS_BEFORE_TIMING = 2
-FEWEST_STEPS_PER_BLOCK = 3
 
 
 class StudyArms:

@@ -14,10 +14,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm, Plan, Study
 from pytest_ddpscale.results.records import Measurement, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.worker.arms import FEWEST_STEPS_PER_BLOCK, StudyArms, arm_order, steps_for_block
+from pytest_ddpscale.worker.arms import StudyArms, arm_order, steps_for_block
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device, Timing
 

@@ -1,0 +1,242 @@
+"""Whether the ranks of pytest-ddpscale measure what a bare DistributedDataParallel loop would.
+
+    python benchmarks/fidelity.py --device cpu --json fidelity.json
+    python benchmarks/fidelity.py --device cuda --model resnet50 --batch-size 128 --image-size 224 --precision fp16 \
+        --memory-format channels_last --num-classes 1000 --rounds 60 --block-steps 10 --json fidelity.json
+
+In the same ranks, short blocks of two loops alternate: that of `bare_ddp.py`, set up once, and the worker's
+`StudyArms.time_block`. They are timed for one rank alone under DDP and for all ranks. The two blocks of a pair
+are adjacent and in random order, balanced over each two rounds, so that what else the machine does falls on both
+alike. The ratio worker / bare is the mean of the pairs' log-ratios, with its 95 % Student-t interval; the median
+beside it tells whether a few disturbed pairs made the mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from reporting import argument_parser, keep, positive_int, table
+
+from pytest_ddpscale.launch.environment import worker_environment
+from pytest_ddpscale.launch.processes import stop_tree
+from pytest_ddpscale.plan.study import Arm, DeviceType, Study
+from pytest_ddpscale.plan.workload import MemoryFormat, Precision, Workload
+from pytest_ddpscale.sku.detection import visible_gpus
+from pytest_ddpscale.verdict.statistics import Estimate, geometric_mean_estimate
+
+Loop = Literal["bare", "worker"]
+LOOPS: tuple[Loop, Loop] = ("bare", "worker")
+TOLERANCE, CONFIDENCE = 0.02, 0.95
+RANK_SCRIPT = Path(__file__).with_name("fidelity_rank.py")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the ranks are to do, as job.json carries it.
+
+    Attributes:
+        device_type: ``cuda`` (NCCL) or ``cpu`` (gloo).
+        ranks: on this machine.
+        rounds: pairs of blocks for each world size.
+        block_steps: timed steps in a block.
+        seed: of the order of the blocks.
+        model: a torchvision classification model.
+        batch_size: images per rank.
+        image_size: height and width, in pixels.
+        precision: ``fp32``, ``fp16`` or ``bf16``.
+        memory_format: ``channels_last`` or ``contiguous``.
+        num_classes: size of the classification head.
+    """
+
+    device_type: DeviceType
+    ranks: int
+    rounds: int
+    block_steps: int
+    seed: int
+    model: str
+    batch_size: int
+    image_size: int
+    precision: Precision
+    memory_format: MemoryFormat
+    num_classes: int
+
+    @property
+    def world_sizes(self) -> tuple[int, ...]:
+        """One rank, and all of them."""
+        return tuple(sorted({1, self.ranks}))
+
+    @property
+    def study(self) -> Study:
+        """The same training as the worker is told it."""
+        workload = Workload(
+            name="fidelity",
+            model=self.model,
+            precision=self.precision,
+            batch_size=self.batch_size,
+            image_size=self.image_size,
+            memory_format=self.memory_format,
+            num_classes=self.num_classes,
+        )
+        arms = tuple(Arm("ddp", size, self.batch_size) for size in self.world_sizes)
+        # Rounds and block length are ours to keep: StudyArms only times what it is told to.
+        return Study("weak", workload, arms, self.rounds, block_s=1.0, warmup_s=0.0)
+
+    def orders(self, world_size: int) -> list[tuple[Loop, ...]]:
+        """For each round, which loop goes first: at random, yet each once in every two rounds."""
+        chance = random.Random(f"{self.seed}/{world_size}")
+        orders: list[tuple[Loop, ...]] = []
+        while len(orders) < self.rounds:
+            first = chance.choice((LOOPS, LOOPS[::-1]))
+            orders += [first, first[::-1]]
+        return orders[: self.rounds]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Both loops in one world size.
+
+    Attributes:
+        world_size: ranks that trained together.
+        img_per_s: median of all ranks together, by loop.
+        ratio: worker / bare, geometric mean over the pairs, with its 95 % interval.
+        median_ratio: median over the pairs.
+        pairs: how many.
+    """
+
+    world_size: int
+    img_per_s: Mapping[Loop, float]
+    ratio: Estimate
+    median_ratio: float
+    pairs: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The agreement as JSON types."""
+        return asdict(self) | {"within_tolerance": abs(self.ratio.value - 1) <= TOLERANCE}
+
+
+def agreement(job: Job, world_size: int, seconds: Mapping[Loop, Sequence[float]]) -> Agreement:
+    """Compare the loops.
+
+    Args:
+        job: what was trained.
+        world_size: by how many ranks.
+        seconds: of each round's block, by loop.
+    """
+    images = job.batch_size * job.block_steps * world_size
+    img_per_s: dict[Loop, float] = {loop: images / statistics.median(seconds[loop]) for loop in LOOPS}
+    ratios = [bare / worker for bare, worker in zip(seconds["bare"], seconds["worker"], strict=True)]
+    ratio = geometric_mean_estimate(ratios, CONFIDENCE)
+    return Agreement(world_size, img_per_s, ratio, statistics.median(ratios), len(ratios))
+
+
+def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
+    """Of each round, the seconds of the rank that took longest."""
+    return [max(block) for block in zip(*by_rank, strict=True)]
+
+
+def run_ranks(job: Job, folder: Path) -> dict[str, dict[Loop, list[float]]]:
+    """Start the ranks and wait for them.
+
+    Returns:
+        Seconds of each round's block, by world size (as text) and loop.
+
+    Raises:
+        SystemExit: the ranks failed; their output has been shown.
+    """
+    (folder / "job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
+    command = [*torchrun, f"--nproc-per-node={job.ranks}", str(RANK_SCRIPT), str(folder)]
+    process = subprocess.Popen(command, env=worker_environment(os.environ, job.device_type), start_new_session=True)
+    try:
+        exit_code = process.wait()
+    finally:
+        stop_tree(process, grace_s=10.0)
+    if exit_code:
+        raise SystemExit(f"the ranks failed with exit code {exit_code}; their output is above")
+    ranks = [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(job.ranks)]
+    return {
+        str(size): {loop: slowest([rank[str(size)][loop] for rank in ranks[:size]]) for loop in LOOPS}
+        for size in job.world_sizes
+    }
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    parser.add_argument("--ranks", type=positive_int, help="default: one for each GPU; 2 on CPU")
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--batch-size", type=positive_int, default=16, help="images per rank (%(default)s)")
+    parser.add_argument("--image-size", type=positive_int, default=64)
+    parser.add_argument("--precision", choices=("fp32", "fp16", "bf16"), default="fp32")
+    parser.add_argument("--memory-format", choices=("contiguous", "channels_last"), default="contiguous")
+    parser.add_argument("--num-classes", type=positive_int, default=100)
+    parser.add_argument("--rounds", type=positive_int, default=120, help="pairs of blocks (%(default)s)")
+    parser.add_argument("--block-steps", type=positive_int, default=3, help="timed steps in a block (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the blocks")
+    return parser.parse_args()
+
+
+def job_from(arguments: argparse.Namespace) -> Job:
+    """What the command line asks for.
+
+    Raises:
+        SystemExit: it asks for a GPU and there is none, or for more ranks than GPUs.
+    """
+    gpus = 0 if arguments.device == "cpu" else len(visible_gpus())
+    if arguments.device == "cuda" and not gpus:
+        raise SystemExit("--device cuda: NVML sees no GPU here; expected at least one, or --device cpu")
+    ranks = arguments.ranks or gpus or 2
+    if gpus and ranks > gpus:
+        raise SystemExit(f"--ranks {ranks}: {gpus} GPUs are visible; expected no more ranks than GPUs")
+    values = {name: getattr(arguments, name) for name in Job.__dataclass_fields__ if name in arguments}
+    return Job(**values | {"device_type": "cuda" if gpus else "cpu", "ranks": ranks})
+
+
+def agreement_table(found: Sequence[Agreement]) -> str:
+    """One line for each world size."""
+    header = ("arm", "pairs", "bare img/s", "worker img/s", "worker/bare", "95 % interval", "median")
+    rows = [
+        (
+            f"ddp@{a.world_size}",
+            str(a.pairs),
+            f"{a.img_per_s['bare']:.1f}",
+            f"{a.img_per_s['worker']:.1f}",
+            f"{a.ratio.value:.4f}",
+            f"{a.ratio.interval[0]:.4f} … {a.ratio.interval[1]:.4f}",
+            f"{a.median_ratio:.4f}",
+        )
+        for a in found
+    ]
+    return table(header, rows)
+
+
+def main() -> int:
+    """Run the script. Returns its exit code."""
+    arguments = parse_arguments()
+    if arguments.rounds < 2:
+        raise SystemExit("--rounds 1: expected at least 2, as one pair has no spread")
+    job = job_from(arguments)
+    with tempfile.TemporaryDirectory(prefix="fidelity-") as folder:
+        seconds = run_ranks(job, Path(folder))
+    found = [agreement(job, size, seconds[str(size)]) for size in job.world_sizes]
+    print(agreement_table(found))
+    print(f"expected: worker/bare within {TOLERANCE:.0%} of 1")
+    result = {"job": asdict(job), "tolerance": TOLERANCE, "agreements": [a.as_json() for a in found]}
+    keep(arguments.json, "fidelity", result | {"block_s": seconds})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

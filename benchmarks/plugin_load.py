@@ -1,0 +1,184 @@
+"""What an installed pytest-ddpscale adds to the start of a pytest session that does not use it.
+
+    python benchmarks/plugin_load.py --json plugin_load.json
+
+Starts `pytest --collect-only` in an empty directory, with the plugin and with `-p no:ddpscale`, in turn. Twice as
+many starts as asked for: half under `-X importtime`, for the self times of the modules that only the plugin
+loads, and half without, for the wall time, which also holds what its hooks do. Bytecode is kept between starts,
+as it is on a user's machine. On a busy machine the wall time of a start varies by far more than what is looked
+for: the fastest starts of each kind then say more than the medians.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from reporting import argument_parser, keep, positive_int, table
+
+PLUGIN = "ddpscale"
+EXPECTED_MS = 10.0
+NO_TESTS_COLLECTED = 5
+MOST_SHOWN = 10
+# pytest loads plugins by importlib.import_module, which `-X importtime` does not see; __import__ it does.
+_PYTEST = """\
+import importlib, sys
+original = importlib.import_module
+def import_module(name, package=None):
+    return original(name, package) if name.startswith(".") else (__import__(name), sys.modules[name])[1]
+importlib.import_module = import_module
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+_IMPORT = re.compile(r"^import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of pytest.
+
+    Attributes:
+        wall_ms: from start to exit.
+        self_us: of every module it imported, by name; empty without `-X importtime`.
+    """
+
+    wall_ms: float
+    self_us: Mapping[str, int]
+
+
+def self_times_us(importtime: str) -> dict[str, int]:
+    """Self time of every module, in microseconds, from what `-X importtime` wrote."""
+    return {name: int(self_us) for self_us, name in _IMPORT.findall(importtime)}
+
+
+def added_by_module_ms(with_plugin: Sequence[Start], without: Sequence[Start]) -> dict[str, float]:
+    """Median self time, in milliseconds, of every module that was never loaded without the plugin; largest first."""
+    known = {name for start in without for name in start.self_us}
+    added = {name for start in with_plugin for name in start.self_us} - known
+    medians = {name: statistics.median(s.self_us.get(name, 0) for s in with_plugin) / 1000 for name in added}
+    return dict(sorted(medians.items(), key=lambda item: -item[1]))
+
+
+def added_import_ms(with_plugin: Sequence[Start], without: Sequence[Start]) -> float:
+    """Median, over the starts, of the summed self times of the modules that only the plugin loads."""
+    added = added_by_module_ms(with_plugin, without)
+    return statistics.median(sum(s.self_us.get(name, 0) for name in added) / 1000 for s in with_plugin)
+
+
+def added_wall_ms(with_plugin: Sequence[Start], without: Sequence[Start]) -> float:
+    """Median difference of starts that followed each other."""
+    return statistics.median(w.wall_ms - wo.wall_ms for w, wo in zip(with_plugin, without, strict=True))
+
+
+def added_to_fastest_ms(with_plugin: Sequence[Start], without: Sequence[Start]) -> float:
+    """Difference of the fastest starts."""
+    return min(start.wall_ms for start in with_plugin) - min(start.wall_ms for start in without)
+
+
+def start_pytest(folder: Path, *, plugin: bool, importtime: bool) -> Start:
+    """Start pytest once, where it finds no tests.
+
+    Args:
+        folder: of this benchmark, for the bytecode and an empty directory.
+        plugin: whether pytest may load it.
+        importtime: whether to time the imports, which slows the start down.
+
+    Raises:
+        SystemExit: it did something else than find no tests.
+    """
+    empty = folder / "empty"
+    empty.mkdir(exist_ok=True)
+    python = [sys.executable, "-X", "importtime", "-c", _PYTEST] if importtime else [sys.executable, "-m", "pytest"]
+    options = ["--collect-only", "-q", "-p", "no:cacheprovider", *([] if plugin else ["-p", f"no:{PLUGIN}"])]
+    environment = user_environment(os.environ, folder / "bytecode")
+    began = time.perf_counter()
+    done = subprocess.run([*python, *options], cwd=empty, env=environment, capture_output=True, text=True)
+    wall_ms = (time.perf_counter() - began) * 1000
+    if done.returncode != NO_TESTS_COLLECTED:
+        raise SystemExit(f"pytest exited with {done.returncode}; expected {NO_TESTS_COLLECTED}:\n{done.stdout}")
+    return Start(wall_ms, self_times_us(done.stderr))
+
+
+def user_environment(environ: Mapping[str, str], bytecode: Path) -> dict[str, str]:
+    """The environment without what would change the start, and with bytecode kept in a folder of our own."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(("PYTEST_", "DDPSCALE_"))}
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)
+    return kept | {"PYTHONPYCACHEPREFIX": str(bytecode)}
+
+
+def start_in_turn(folder: Path, repeats: int, *, importtime: bool) -> tuple[list[Start], list[Start]]:
+    """Starts with the plugin and without, one after the other, each going first as often."""
+    with_plugin, without = [], []
+    for number in range(repeats):
+        for plugin in (True, False) if number % 2 else (False, True):
+            start = start_pytest(folder, plugin=plugin, importtime=importtime)
+            (with_plugin if plugin else without).append(start)
+    return with_plugin, without
+
+
+def measure(repeats: int) -> dict[str, Any]:
+    """Start pytest often enough. Returns the result."""
+    with tempfile.TemporaryDirectory(prefix="plugin-load-") as folder:
+        start_in_turn(Path(folder), 1, importtime=True)  # makes the bytecode
+        timed = start_in_turn(Path(folder), repeats, importtime=True)
+        plain = start_in_turn(Path(folder), repeats, importtime=False)
+    return {
+        "repeats": repeats,
+        "added_import_ms": added_import_ms(*timed),
+        "added_wall_ms": added_wall_ms(*plain),
+        "added_to_fastest_ms": added_to_fastest_ms(*plain),
+        "wall_with_ms": statistics.median(start.wall_ms for start in plain[0]),
+        "wall_without_ms": statistics.median(start.wall_ms for start in plain[1]),
+        "expected_ms": EXPECTED_MS,
+        "modules_ms": added_by_module_ms(*timed),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the tables."""
+    modules: dict[str, float] = result["modules_ms"]
+    rows = [(name, f"{ms:.2f}") for name, ms in list(modules.items())[:MOST_SHOWN]]
+    rest = len(modules) - len(rows)
+    print(table(("module loaded only by the plugin", "self ms"), rows))
+    if rest > 0:
+        print(f"… and {rest} more")
+    print()
+    medians = f"{result['wall_with_ms']:.0f} with, {result['wall_without_ms']:.0f} without"
+    print(
+        table(
+            ("added by the plugin", "ms"),
+            [
+                ("imports (sum of self times)", f"{result['added_import_ms']:.2f}"),
+                (f"wall time, median of differences ({medians})", f"{result['added_wall_ms']:.2f}"),
+                ("wall time, difference of the fastest", f"{result['added_to_fastest_ms']:.2f}"),
+            ],
+        )
+    )
+    print(f"expected: at most {EXPECTED_MS:g} ms")
+
+
+def main() -> int:
+    """Run the script. Returns its exit code."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--repeats", type=positive_int, default=15, help="starts of each kind (%(default)s)")
+    arguments = parser.parse_args()
+    if not entry_points(group="pytest11", name=PLUGIN):
+        raise SystemExit(f"pytest would not load {PLUGIN} by itself here: install pytest-ddpscale into {sys.prefix}")
+    result = measure(arguments.repeats)
+    show(result)
+    keep(arguments.json, "plugin_load", result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""`pytest --gpu-sku=cpu`, for real: ranks train, requirements are judged, reports are written."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
+
+CHECKOUT = Path(__file__).parents[2]
+SHORT = ("--ddp-rounds=5", "--ddp-block=0.3s", "-p", "no:cacheprovider")
+THRESHOLDS = """
+schema_version: 1
+skus:
+  before:
+    description: an earlier generation
+    detect: {{device: none}}
+    workloads:
+      tiny: &tiny {{model: resnet18, precision: fp32, batch_size: 4, image_size: 32, memory_format: contiguous,
+        global_batch_size: 8, num_classes: 10}}
+    requirements:
+      - {{metric: throughput_per_gpu, workload: tiny, at_least: 1,
+         source: &measured {{measured: 2, reference: made up for a test}}}}
+  cpu:
+    description: any CPU
+    detect: {{device: cpu}}
+    workloads: {{tiny: *tiny}}
+    requirements:
+      - {{metric: throughput_per_gpu, workload: tiny, world_size: 2, at_least: 0.01, source: *measured}}
+      - {{metric: weak_scaling_efficiency, workload: tiny, world_size: 2, at_least: {weak}, source: *measured}}
+      - {{metric: strong_scaling_speedup, workload: tiny, world_size: 2, at_least: 0.001, source: *measured}}
+      - {{metric: strong_scaling_efficiency, workload: tiny, world_size: 2, at_least: 0.001, source: *measured}}
+      - {{metric: device_utilization, workload: tiny, world_size: 2, at_least: 0.001, source: *measured}}
+      - {{metric: generation_ratio, workload: tiny, versus: before, at_least: 0.001, source: *measured}}
+      - {{metric: peak_memory_gib, workload: tiny, world_size: 2, at_most: 30, source: *measured}}
+"""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", "--gpu-sku=cpu", "--ddp-run-dir=run", *SHORT, *arguments]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    shutil.copytree(CHECKOUT / "acceptance", tmp_path / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "thresholds.yaml").write_text(THRESHOLDS.format(weak=0.001))
+    return tmp_path
+
+
+def pytest_run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), cwd=site, capture_output=True, text=True, timeout=300, check=False)
+
+
+def verdicts(site: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((site / "run" / "verdicts.json").read_text())
+    return record
+
+
+def test_every_metric_is_measured_and_judged_in_one_gang(site: Path) -> None:
+    result = pytest_run(site)
+    assert result.returncode == 0, result.stdout
+    record = verdicts(site)
+    assert record["outcome"] == "accepted"
+    assert {v["metric"] for v in record["verdicts"]} == {
+        "throughput_per_gpu", "weak_scaling_efficiency", "strong_scaling_speedup", "strong_scaling_efficiency",
+        "device_utilization", "generation_ratio", "peak_memory_gib",
+    }  # fmt: skip
+    for v in record["verdicts"]:
+        assert v["rounds"] == 5
+        assert v["interval"][0] <= v["value"] <= v["interval"][1]
+    assert "ACCEPTED: 7 of 7 requirements passed" in result.stdout
+    assert "ranks are up: 2" in result.stdout
+    assert [path.name for path in (site / "run" / "logs").glob("gang-*.log")] == ["gang-0.log"]
+
+
+def test_the_run_directory_tells_the_whole_story(site: Path) -> None:
+    pytest_run(site)
+    run = site / "run"
+    record = json.loads((run / "run.json").read_text())
+    assert record["status"] == "finished"
+    assert record["hosts"][0]["devices"][0]["uuid"] == "cpu"
+    assert record["environment"]["OMP_NUM_THREADS"]
+    assert record["startup"]["import_s"] > 0
+    assert record["startup"]["first_step_s"] > 0
+    assert {"torch", "pytest", "pytest_ddpscale", "python"} <= set(record["versions"])
+    for name in ("plan.json", "measurements.jsonl", "report.md", "junit.xml", "pytest-report.json"):
+        assert (run / name).stat().st_size > 0
+    assert (run / "plots" / "weak-efficiency.png").read_bytes().startswith(b"\x89PNG")
+    assert len(json.loads((run / "pytest-report.json").read_text())["tests"]) == 7
+
+
+def test_an_impossible_bound_fails_exactly_that_item(site: Path) -> None:
+    (site / "thresholds.yaml").write_text(THRESHOLDS.format(weak=1.5))
+    result = pytest_run(site)
+    assert result.returncode == 1
+    assert "1 failed, 6 passed" in result.stdout
+    assert "FAILED acceptance/test_weak_scaling.py::test_weak_scaling_efficiency[tiny-2rank]" in result.stdout
+    for line in (r"value +\d", r"interval +\[\d", r"bound +≥ 150", r"rerun +pytest --gpu-sku=cpu"):
+        assert re.search(line, result.stdout), line
+    assert "Traceback" not in result.stdout
+    assert verdicts(site)["outcome"] == "rejected"
+
+
+def test_judging_the_run_again_gives_the_same_verdicts_without_measuring(site: Path) -> None:
+    pytest_run(site)
+    first = verdicts(site)
+    judge = [sys.executable, "-m", "pytest", "--ddp-judge=run", "-p", "no:cacheprovider"]
+    began = time.monotonic()
+    again = subprocess.run(judge, cwd=site, capture_output=True, text=True, timeout=120, check=False)
+    assert again.returncode == 0, again.stdout
+    assert time.monotonic() - began < 60
+    second = json.loads((site / "run" / "judged-1" / "verdicts.json").read_text())
+    assert second["verdicts"] == first["verdicts"]
+    assert verdicts(site) == first
+
+
+def test_only_what_was_selected_is_measured(site: Path) -> None:
+    result = pytest_run(site, "-k", "generation_ratio")
+    assert result.returncode == 0
+    assert "PARTIAL" in result.stdout
+    plan = json.loads((site / "run" / "plan.json").read_text())
+    assert [[arm["kind"] for arm in study["arms"]] for study in plan["studies"]] == [["alone"]]
+
+
+def test_a_test_of_ones_own_may_ask_for_what_no_requirement_foresaw(site: Path) -> None:
+    (site / "acceptance" / "test_own.py").write_text(
+        "def test_own(run):\n"
+        "    samples = run.samples('weak_scaling_efficiency', 'tiny', 2)\n"
+        "    assert len(samples) == 5 and all(0 < sample < 3 for sample in samples)\n"
+    )
+    result = pytest_run(site, "-k", "generation_ratio or own")
+    assert result.returncode == 0, result.stdout
+    assert len(list((site / "run" / "logs").glob("gang-*.log"))) == 2
+
+
+def test_ctrl_c_ends_every_rank_and_keeps_what_was_measured(site: Path) -> None:
+    process = subprocess.Popen(
+        command("--ddp-rounds=5000"), cwd=site, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    measured = site / "run" / "measurements.jsonl"
+    deadline = time.monotonic() + 120
+    while not (measured.exists() and '"round":1' in measured.read_text()):
+        assert time.monotonic() < deadline, "no round within two minutes"
+        assert process.poll() is None
+        time.sleep(0.2)
+    ranks = [json.loads(line)["pid"] for line in measured.read_text().splitlines() if '"kind":"startup"' in line]
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    assert "INCOMPLETE" in output
+    assert not [pid for pid in ranks if psutil.pid_exists(pid)]
+    assert json.loads((site / "run" / "run.json").read_text())["status"] == "interrupted"
+    assert verdicts(site)["outcome"] == "incomplete"

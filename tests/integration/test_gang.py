@@ -1,0 +1,199 @@
+"""Real torchrun, real ranks: what a gang measures, and what happens when it fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_ddpscale.launch import supervisor as supervisor_module
+from pytest_ddpscale.launch.supervisor import Limits, Supervisor
+from pytest_ddpscale.launch.torchrun import TorchrunLauncher
+from pytest_ddpscale.metrics.rounds import arm_rounds
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.run_directory import RunDirectory
+
+pytestmark = pytest.mark.slow
+
+TINY = Workload("tiny", "resnet18", "fp32", 2, 32, "contiguous", 4, num_classes=10)
+ARMS = (Arm("alone", 1, 2), Arm("ddp", 1, 2), Arm("ddp", 2, 2))
+WEAK = Study("weak", TINY, ARMS, rounds=5, block_s=0.1, warmup_s=0.1)
+STRONG = Study("strong", TINY, (Arm("alone", 1, 4), Arm("ddp", 2, 2)), rounds=5, block_s=0.1, warmup_s=0.1)
+LONG = replace(WEAK, workload=replace(TINY, name="long"), rounds=10_000)
+BROKEN = replace(WEAK, workload=replace(TINY, name="broken", model="resnet9000"))
+
+
+def measure(
+    tmp_path: Path,
+    *studies: Study,
+    limits: Limits | None = None,
+    listener: Callable[[dict[str, Any]], None] | None = None,
+    isolate: bool = False,
+) -> tuple[RunDirectory, Supervisor]:
+    run = RunDirectory.create(tmp_path / "run")
+    plan = Plan("cpu", "cpu", studies)
+    run.write_json(run.plan_json, plan.as_json())
+    limits = limits or Limits(inactivity_s=120)
+    supervisor = Supervisor(TorchrunLauncher(), run, limits, listener or (lambda record: None), isolate=isolate)
+    supervisor.measure(plan)
+    return run, supervisor
+
+
+def ends(run: RunDirectory) -> dict[str, dict[str, Any]]:
+    return {record["study"]: record for record in run.read_records() if record["kind"] == "study_end"}
+
+
+def ranks_of(run: RunDirectory) -> list[int]:
+    return [record["pid"] for record in run.read_records() if record["kind"] == "startup"]
+
+
+def assert_gone(pids: list[int]) -> None:
+    assert pids
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_one_gang_measures_every_arm_of_every_study_in_every_round(tmp_path: Path) -> None:
+    run, supervisor = measure(tmp_path, WEAK, STRONG)
+    assert supervisor.gangs_started == 1
+    measurements = run.read_measurements()
+    for study in (WEAK, STRONG):
+        for arm in study.arms:
+            rounds = arm_rounds(measurements, study.id, arm)
+            assert list(rounds) == list(range(5))
+            assert {rank.batch_size for r in rounds.values() for rank in r.ranks} == {arm.batch_size}
+    assert all(len(m.step_s) == m.steps and m.utilization is not None for m in measurements)
+    assert {m.device for m in measurements} == {"cpu"}
+    assert {end["reason"] for end in ends(run).values()} == {"rounds"}
+    assert_gone(ranks_of(run))
+
+
+def test_arms_take_turns_within_a_round(tmp_path: Path) -> None:
+    run, _ = measure(tmp_path, WEAK)
+    order = [(m.round, m.arm) for m in run.read_measurements() if m.rank == 0]
+    assert [number for number, _ in order] == sorted(number for number, _ in order)
+    assert all({arm for number, arm in order if number == r} == {"alone", "ddp@1", "ddp@2"} for r in range(5))
+
+
+def test_ranks_say_who_they_are_and_how_long_they_took_to_start(tmp_path: Path) -> None:
+    run, _ = measure(tmp_path, replace(WEAK, arms=ARMS[:1]))
+    startup = next(record for record in run.read_records() if record["kind"] == "startup")
+    assert startup["import_s"] > 0
+    assert startup["rendezvous_s"] > 0
+    assert startup["environment"]["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
+    assert startup["versions"]["torch"]
+
+
+def test_isolation_starts_a_gang_for_each_study(tmp_path: Path) -> None:
+    run, supervisor = measure(tmp_path, WEAK, STRONG, isolate=True)
+    assert supervisor.gangs_started == 2
+    assert {end["reason"] for end in ends(run).values()} == {"rounds"}
+
+
+def test_a_study_that_breaks_is_blamed_and_the_others_go_on_in_a_new_gang(tmp_path: Path) -> None:
+    run, supervisor = measure(tmp_path, WEAK, BROKEN, STRONG)
+    assert supervisor.gangs_started == 2
+    assert ends(run)[WEAK.id]["reason"] == "rounds"
+    assert ends(run)[STRONG.id]["reason"] == "rounds"
+    message = ends(run)[BROKEN.id]["message"]
+    assert ends(run)[BROKEN.id]["reason"] == "error"
+    assert "failed in preparation (study weak/broken)" in message
+    assert "resnet9000" in message
+    assert {m.study for m in run.read_measurements()} == {WEAK.id, STRONG.id}
+
+
+def test_a_killed_rank_costs_its_study_and_leaves_nobody_behind(tmp_path: Path) -> None:
+    victims: list[int] = []
+
+    def kill_second_rank(record: dict[str, Any]) -> None:
+        if record.get("kind") == "startup" and record["rank"] == 1 and not victims:
+            victims.append(record["pid"])
+        if (
+            record.get("kind") == "measurement"
+            and record["study"] == LONG.id
+            and record["round"] == 1
+            and victims[-1] > 0
+        ):
+            os.kill(victims[-1], signal.SIGKILL)
+            victims.append(0)
+
+    run, _ = measure(tmp_path, LONG, STRONG, listener=kill_second_rank)
+    assert ends(run)[LONG.id]["reason"] == "error"
+    assert ends(run)[STRONG.id]["reason"] == "rounds"
+    assert any(m.study == LONG.id for m in run.read_measurements()), "what was measured before stays"
+    assert_gone(ranks_of(run))
+
+
+def test_a_gang_that_falls_silent_is_ended_within_its_limit(tmp_path: Path) -> None:
+    stopped: list[float] = []
+
+    def stop_second_rank(record: dict[str, Any]) -> None:
+        if record.get("kind") == "measurement" and record["rank"] == 1 and record["round"] == 1 and not stopped:
+            pid = next(r["pid"] for r in RunDirectory(tmp_path / "run").read_records() if r.get("rank") == 1)
+            os.kill(pid, signal.SIGSTOP)
+            stopped.append(time.monotonic())
+
+    run, _ = measure(tmp_path, LONG, limits=Limits(inactivity_s=5), listener=stop_second_rank)
+    assert "nothing was recorded for 5 s" in ends(run)[LONG.id]["message"]
+    # The limit, torchrun's and our own grace period, and a slow machine's share.
+    assert time.monotonic() - stopped[0] < 5 + 3 * supervisor_module.GRACE_S + 15
+    assert_gone(ranks_of(run))
+
+
+def test_no_round_starts_after_the_budget(tmp_path: Path) -> None:
+    began = time.monotonic()
+    run, _ = measure(tmp_path, LONG, limits=Limits(budget_s=20, inactivity_s=120))
+    assert ends(run)[LONG.id]["reason"] == "budget"
+    assert time.monotonic() - began < 90
+    assert run.read_measurements()
+
+
+def test_a_rank_of_another_version_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "__version__", "0.0.0")
+    run, supervisor = measure(tmp_path, WEAK, STRONG)
+    assert supervisor.gangs_started == 1, "a gang that cannot start is not tried for every study"
+    assert {end["reason"] for end in ends(run).values()} == {"error"}
+    assert "its supervisor 0.0.0" in ends(run)[WEAK.id]["message"]
+
+
+def test_an_interrupt_ends_the_gang_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    def interrupt(record: dict[str, Any]) -> None:
+        if record.get("kind") == "measurement" and record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path, LONG, listener=interrupt)
+    run = RunDirectory(tmp_path / "run")
+    assert run.read_measurements()
+    assert_gone(ranks_of(run))
+
+
+def test_torch_compile_trains_after_ddp(tmp_path: Path) -> None:
+    compiled = replace(WEAK, workload=replace(TINY, model="squeezenet1_1", image_size=64, compile=True), arms=ARMS[:2])
+    run, _ = measure(tmp_path, compiled, limits=Limits(inactivity_s=300))
+    assert ends(run)[compiled.id] == {"kind": "study_end", "study": compiled.id, "reason": "rounds", "message": ""}
+
+
+def test_two_gangs_at_once_do_not_meet(tmp_path: Path) -> None:
+    """A nightly check beside a manual run: each has its own store and ports."""
+    results: dict[str, RunDirectory] = {}
+
+    def one(name: str) -> None:
+        results[name] = measure(tmp_path / name, replace(WEAK, arms=ARMS[2:]))[0]
+
+    threads = [threading.Thread(target=one, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for run in results.values():
+        assert {end["reason"] for end in ends(run).values()} == {"rounds"}
+        assert len(run.read_measurements()) == 10

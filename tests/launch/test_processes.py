@@ -1,0 +1,132 @@
+"""Nothing that was started is left behind, whatever it does about signals."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_ddpscale.launch.processes import stop_tree
+
+GRACE_S = 0.5
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+SLEEP = "import time; time.sleep(60)"
+
+Start = Callable[[str], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Run Python source as a launcher would be; none of it outlives the test."""
+    started: list[psutil.Process] = []
+
+    def run(source: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-c", source], cwd=tmp_path, start_new_session=True)
+        started.append(psutil.Process(process.pid))
+        return process
+
+    yield run
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in process.children(recursive=True):
+                child.kill()
+            process.kill()
+
+
+def tree(tmp_path: Path, leaf: str, middle: str = "") -> str:
+    """Source of a launcher with a child with a grandchild in a session of its own, which runs `leaf`.
+
+    The grandchild writes its pid when it is ready.
+    """
+    pid_file = str(tmp_path / "pid")
+    ready = f"import os, pathlib; p = pathlib.Path({pid_file!r}); "
+    ready += "p.with_suffix('.part').write_text(str(os.getpid())); p.with_suffix('.part').rename(p)"
+    grandchild = f"{leaf}\n{ready}\n{SLEEP}"
+    child = f"import subprocess, sys\n{middle}\n"
+    child += f"subprocess.run([sys.executable, '-c', {grandchild!r}], start_new_session=True)"
+    return f"import subprocess, sys\n{middle}\nsubprocess.run([sys.executable, '-c', {child!r}])"
+
+
+def wait_for_pid(tmp_path: Path) -> psutil.Process:
+    """The grandchild, once it has done what it does about signals."""
+    until = time.monotonic() + 20
+    while not (tmp_path / "pid").exists():
+        assert time.monotonic() < until, "the tree did not come up"
+        time.sleep(0.02)
+    return psutil.Process(int((tmp_path / "pid").read_text(encoding="ascii")))
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Whether it runs no more; where process 1 waits for no orphans, a dead one remains as a zombie."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_grandchild_in_its_own_session_that_ignores_sigterm_is_gone(start: Start, tmp_path: Path) -> None:
+    launcher = start(tree(tmp_path, STUBBORN))
+    grandchild = wait_for_pid(tmp_path)
+    family = psutil.Process(launcher.pid).children(recursive=True)
+    assert grandchild in family
+    stop_tree(launcher, GRACE_S)
+    assert [process for process in family if not is_gone(process)] == []
+    assert launcher.returncode == -15
+
+
+def test_a_whole_tree_that_ignores_sigterm_is_gone(start: Start, tmp_path: Path) -> None:
+    launcher = start(tree(tmp_path, STUBBORN, STUBBORN))
+    wait_for_pid(tmp_path)
+    family = psutil.Process(launcher.pid).children(recursive=True)
+    stop_tree(launcher, GRACE_S)
+    assert [process for process in family if not is_gone(process)] == []
+    assert launcher.returncode == -9
+
+
+def test_who_obeys_is_not_waited_for_longer_than_it_takes(start: Start) -> None:
+    launcher = start(SLEEP)
+    began = time.monotonic()
+    stop_tree(launcher, grace_s=30.0)
+    assert time.monotonic() - began < 10.0
+    assert launcher.returncode == -15
+
+
+def test_who_tidies_up_in_time_is_not_killed(start: Start, tmp_path: Path) -> None:
+    tidy = "import pathlib, signal, sys, time\n"
+    tidy += "def end(*_):\n    time.sleep(0.2)\n    pathlib.Path('tidy').touch()\n    sys.exit(3)\n"
+    tidy += f"signal.signal(signal.SIGTERM, end)\npathlib.Path('pid').touch()\n{SLEEP}"
+    launcher = start(tidy)
+    until = time.monotonic() + 20
+    while not (tmp_path / "pid").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    stop_tree(launcher, grace_s=10.0)
+    assert (tmp_path / "tidy").exists()
+    assert launcher.returncode == 3
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_launcher_that_has_ended_keeps_its_exit_code(start: Start, seen: bool) -> None:
+    launcher = start("import sys; sys.exit(7)")
+    if seen:
+        launcher.wait(timeout=20)
+    else:
+        until = time.monotonic() + 20
+        while psutil.Process(launcher.pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    stop_tree(launcher, GRACE_S)
+    assert launcher.returncode == 7
+
+
+def test_stopping_twice_does_no_harm(start: Start) -> None:
+    launcher = start(SLEEP)
+    stop_tree(launcher, GRACE_S)
+    stop_tree(launcher, GRACE_S)
+    assert launcher.returncode == -15

@@ -1,0 +1,65 @@
+"""Estimates are positive and add up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S, STARTUP_S, Estimate, estimate, study_seconds
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from tests.plan.sample import PLANS, STUDIES
+
+WORKLOAD = Workload("r", "resnet18", "fp32", 8)
+STUDY = Study("weak", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 4, 8)), rounds=5, block_s=1.5, warmup_s=10.0)
+
+
+def test_a_study_takes_its_warm_up_and_every_block_of_every_round() -> None:
+    assert study_seconds(STUDY) == pytest.approx(10 + 5 * 2 * (1.5 + OVERHEAD_PER_BLOCK_S))
+
+
+def test_steps_longer_than_a_block_make_it_longer() -> None:
+    # At 8 img/s a step of 8 images takes 1 s: a block has at least 3 of them, after 2 untimed ones,
+    # and either arm warms up by two such blocks.
+    expected_s = 2 * 2 * (2 + 3) + 5 * 2 * (2 + 3 + OVERHEAD_PER_BLOCK_S)
+    assert study_seconds(STUDY, {"r": 8.0}) == pytest.approx(expected_s)
+
+
+def test_quick_steps_cost_no_more_than_the_untimed_ones() -> None:
+    expected_s = 10 + 5 * 2 * (1.5 + 2 * 0.01 + OVERHEAD_PER_BLOCK_S)
+    assert study_seconds(STUDY, {"r": 800.0, "another": 0.001}) == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize("img_per_s", [{}, {"another": 0.001}, {"r": 0.0}])
+def test_an_unknown_speed_leaves_the_blocks_as_long_as_they_aim_at(img_per_s: dict[str, float]) -> None:
+    assert study_seconds(STUDY, img_per_s) == study_seconds(STUDY)
+
+
+def test_a_plan_holds_all_its_devices_all_the_time() -> None:
+    found = estimate(Plan("a100", "cuda", (STUDY,)))
+    assert found.seconds == pytest.approx(STARTUP_S + study_seconds(STUDY))
+    assert found.device_hours == pytest.approx(4 * found.seconds / 3600)
+
+
+def test_nothing_to_measure_takes_no_time() -> None:
+    assert estimate(Plan("a100", "cuda", ())) == Estimate(0.0, 0.0)
+    assert estimate(Plan("a100", "cuda", ()), isolate=True) == Estimate(0.0, 0.0)
+
+
+@given(STUDIES, st.floats(0.1, 1e5))
+def test_a_study_takes_time_and_more_with_every_round(study: Study, speed: float) -> None:
+    img_per_s = {study.workload.name: speed}
+    longer = replace(study, rounds=study.rounds + 1)
+    assert 0 < study_seconds(study) <= study_seconds(study, img_per_s) < study_seconds(longer, img_per_s)
+
+
+@given(PLANS, st.floats(0.1, 1e5))
+def test_studies_add_up_and_share_one_start_up(plan: Plan, speed: float) -> None:
+    img_per_s = {study.workload.name: speed for study in plan.studies}
+    parts = [estimate(replace(plan, studies=(study,)), img_per_s=img_per_s).seconds for study in plan.studies]
+    shared = STARTUP_S * max(0, len(parts) - 1)
+    assert estimate(plan, img_per_s=img_per_s).seconds == pytest.approx(sum(parts) - shared)
+    assert estimate(plan, isolate=True, img_per_s=img_per_s).seconds == pytest.approx(sum(parts))

@@ -1,0 +1,99 @@
+"""Questions become the fewest studies with exactly the arms they need."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.plan.metric import METRICS, required_arms
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question, build_plan
+from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.workload import Workload
+
+ONE = Workload("one", "resnet18", "fp32", 8, global_batch_size=16)
+TWO = replace(ONE, name="two", precision="bf16")
+PACE = Pace(rounds=6, block_s=1.5, warmup_s=2.0)
+QUESTIONS = st.builds(
+    Question, st.sampled_from(list(METRICS.values())), st.sampled_from([ONE, TWO]), st.sampled_from([2, 4, 8, 16])
+)
+
+
+def question(metric: str, workload: Workload, world_size: int) -> Question:
+    return Question(METRICS[metric], workload, world_size)
+
+
+def test_questions_about_one_training_share_a_study() -> None:
+    questions = [
+        question("throughput_per_gpu", ONE, 8),
+        question("weak_scaling_efficiency", ONE, 8),
+        question("weak_scaling_efficiency", ONE, 2),
+        question("peak_memory_gib", ONE, 8),
+        question("device_utilization", ONE, 8),
+        question("generation_ratio", ONE, 1),
+    ]
+    (study,) = build_plan("a100", "cuda", questions, PACE).studies
+    assert study.id == "weak/one"
+    assert study.arms == (Arm("alone", 1, 8), Arm("ddp", 2, 8), Arm("ddp", 8, 8))
+
+
+def test_scalings_and_workloads_are_studies_of_their_own_in_the_order_asked() -> None:
+    questions = [
+        question("strong_scaling_speedup", TWO, 4),
+        question("weak_scaling_efficiency", ONE, 4),
+        question("strong_scaling_efficiency", ONE, 2),
+        question("strong_scaling_efficiency", TWO, 4),
+    ]
+    plan = build_plan("a100", "cuda", questions, PACE)
+    assert [study.id for study in plan.studies] == ["strong/two", "weak/one", "strong/one"]
+    assert plan.studies[0].arms == (Arm("alone", 1, 16), Arm("ddp", 4, 4))
+    assert plan.studies[2].arms == (Arm("alone", 1, 16), Arm("ddp", 2, 8))
+
+
+def test_no_baseline_is_timed_that_nobody_asked_for() -> None:
+    (study,) = build_plan("a100", "cuda", [question("throughput_per_gpu", ONE, 4)], PACE).studies
+    assert study.arms == (Arm("ddp", 4, 8),)
+
+
+def test_every_study_goes_at_the_pace_given() -> None:
+    (study,) = build_plan("a100", "cuda", [question("throughput_per_gpu", ONE, 1)], PACE, seed=5).studies
+    assert (study.rounds, study.block_s, study.warmup_s) == (6, 1.5, 2.0)
+
+
+def test_a_plan_says_for_what_and_with_which_seed() -> None:
+    plan = build_plan("a100", "cuda", [], PACE, seed=5)
+    assert (plan.sku, plan.device_type, plan.studies, plan.seed) == ("a100", "cuda", (), 5)
+
+
+def test_a_global_batch_that_cannot_be_shared_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be shared evenly by 3 ranks"):
+        build_plan("a100", "cuda", [question("strong_scaling_speedup", ONE, 3)], PACE)
+
+
+def test_default_paces_can_decide() -> None:
+    assert {pace.rounds >= FEWEST_ROUNDS for pace in PACES.values()} == {True}
+
+
+@given(st.lists(QUESTIONS, max_size=12))
+def test_a_plan_has_every_arm_asked_for_once_and_no_other(questions: list[Question]) -> None:
+    plan = build_plan("a100", "cuda", questions, PACE)
+    planned = [(study.scaling, study.workload, arm) for study in plan.studies for arm in study.arms]
+    asked = {
+        (q.metric.scaling, q.workload, arm)
+        for q in questions
+        for arm in required_arms(q.metric, q.workload, q.world_size)
+    }
+    assert len(planned) == len(set(planned))
+    assert set(planned) == asked
+    assert len({study.id for study in plan.studies}) == len(plan.studies)
+
+
+@given(st.lists(QUESTIONS, max_size=8), st.randoms(use_true_random=False))
+def test_the_order_of_questions_changes_no_study(questions: list[Question], shuffler: random.Random) -> None:
+    shuffled = shuffler.sample(questions, len(questions))
+    plans = [build_plan("a100", "cuda", some, PACE) for some in (questions, shuffled)]
+    first, second = ({study.id: study for study in plan.studies} for plan in plans)
+    assert first == second

@@ -1,0 +1,59 @@
+"""Studies and plans survive plan.json and find their parts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.records import parse_strict_json, strict_json
+from tests.plan.sample import PLANS, STUDIES
+
+WORKLOAD = Workload("r18", "resnet18", "fp32", 8, global_batch_size=16)
+STUDY = Study("strong", WORKLOAD, (Arm("alone", 1, 16), Arm("ddp", 4, 4)), rounds=5, block_s=1.0, warmup_s=2.0)
+
+
+@given(STUDIES)
+def test_a_study_survives_json(study: Study) -> None:
+    assert Study.from_json(parse_strict_json(strict_json(study.as_json()))) == study
+
+
+@given(PLANS)
+def test_a_plan_survives_json(plan: Plan) -> None:
+    assert Plan.from_json(parse_strict_json(strict_json(plan.as_json()))) == plan
+
+
+def test_names_of_arms() -> None:
+    assert [arm.name for arm in STUDY.arms] == ["alone", "ddp@4"]
+
+
+def test_a_study_finds_its_arms() -> None:
+    assert STUDY.id == "strong/r18"
+    assert STUDY.world_size == 4
+    assert STUDY.arm("ddp@4") == Arm("ddp", 4, 4)
+    assert STUDY.arm("ddp@2") is None
+
+
+def test_a_plan_finds_its_studies() -> None:
+    plan = Plan("cpu", "cpu", (STUDY,))
+    assert plan.study("strong/r18") == STUDY
+    assert plan.study("weak/r18") is None
+    assert plan.world_size == 4
+
+
+def test_an_empty_plan_needs_no_ranks() -> None:
+    assert Plan("cpu", "cpu", ()).world_size == 0
+
+
+def test_plan_json_says_its_version_and_the_ids_that_measurements_use() -> None:
+    data = Plan("cpu", "cpu", (STUDY,), seed=3).as_json()
+    assert (data["schema_version"], data["sku"], data["device_type"], data["seed"]) == (1, "cpu", "cpu", 3)
+    assert [study["id"] for study in data["studies"]] == ["strong/r18"]
+
+
+@pytest.mark.parametrize("key", ["sku", "device_type", "studies", "seed"])
+def test_a_plan_without_one_of_its_keys_is_refused(key: str) -> None:
+    data = {name: value for name, value in Plan("cpu", "cpu", (STUDY,)).as_json().items() if name != key}
+    with pytest.raises(KeyError, match=key):
+        Plan.from_json(data)

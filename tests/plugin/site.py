@@ -1,0 +1,255 @@
+"""A site of its own: the real acceptance tests, small thresholds and a run that somebody measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.packaged import packaged
+from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.records import Measurement, parse_strict_json
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_record import finish_run, start_run
+
+TIMEOUT_S = 120
+SKU = "tested-gpu"
+ROUNDS = 7
+
+# Test item → the line of the thresholds file that it comes from. `MEASURED_RUN` keeps each of them.
+REQUIREMENTS = {
+    "test_throughput_per_gpu[resnet152-fp16-1gpu]":
+        "{metric: throughput_per_gpu, workload: resnet152-fp16, at_least: 1130, source: *paper}",
+    "test_weak_scaling_efficiency[resnet152-fp16-2gpu]":
+        "{metric: weak_scaling_efficiency, workload: resnet152-fp16, world_size: 2, at_least: 0.974, source: *paper}",
+    "test_weak_scaling_efficiency[resnet152-fp16-8gpu]":
+        "{metric: weak_scaling_efficiency, workload: resnet152-fp16, world_size: 8, at_least: 0.96, source: *paper}",
+    "test_weak_scaling_efficiency[vit-b-16-fp16-8gpu]":
+        "{metric: weak_scaling_efficiency, workload: vit-b-16-fp16, world_size: 8, at_least: 0.965, source: *paper}",
+    "test_strong_scaling_speedup[vit-b-16-fp16-8gpu]":
+        "{metric: strong_scaling_speedup, workload: vit-b-16-fp16, world_size: 8, at_least: 6.2, source: *paper}",
+    "test_device_utilization[resnet152-fp16-8gpu]":
+        "{metric: device_utilization, workload: resnet152-fp16, world_size: 8, at_least: 0.95, source: *paper}",
+    "test_peak_memory[resnet152-fp16-8gpu]":
+        "{metric: peak_memory_gib, workload: resnet152-fp16, world_size: 8, at_most: 46.3, source: *paper}",
+    "test_generation_ratio[resnet152-fp16-1gpu-vs-reference-gpu]":
+        "{metric: generation_ratio, workload: resnet152-fp16, versus: reference-gpu, at_least: 2.2, source: *paper}",
+}  # fmt: skip
+WEAK_8 = "test_weak_scaling_efficiency[resnet152-fp16-8gpu]"
+WEAK_8_NODE_ID = f"acceptance/test_weak_scaling.py::{WEAK_8}"
+
+_THRESHOLDS = """\
+schema_version: 1
+skus:
+  reference-gpu:
+    description: a published reference, which no machine is
+    detect: {{device: none}}
+    workloads:
+      resnet152-fp16: {{model: resnet152, precision: fp16, batch_size: 128}}
+    requirements:
+      - metric: throughput_per_gpu
+        workload: resnet152-fp16
+        at_least: 450
+        source: &paper {{measured: 500, reference: 'a paper, table 1'}}
+  tested-gpu:
+    description: the generation under test
+    aliases: [tested]
+    detect: {{name: '^Tested GPU$', pci_device_ids: ['00a1'], memory_gib: 80}}
+    workloads:
+      resnet152-fp16: {{model: resnet152, precision: fp16, batch_size: 512, global_batch_size: 256}}
+      vit-b-16-fp16: {{model: vit_b_16, precision: fp16, batch_size: 1024, global_batch_size: 512}}
+    requirements:
+{requirements}
+  cpu:
+    description: any CPU
+    detect: {{device: cpu}}
+    workloads:
+      resnet18-fp32: {{model: resnet18, precision: fp32, batch_size: 4, image_size: 32}}
+    requirements:
+      - {{metric: throughput_per_gpu, workload: resnet18-fp32, at_least: 1, source: *paper}}
+      - {{metric: weak_scaling_efficiency, workload: resnet18-fp32, world_size: 2, at_least: 0.1, source: *paper}}
+"""
+
+_RESNET = Workload("resnet152-fp16", "resnet152", "fp16", 512, global_batch_size=256)
+_VIT = Workload("vit-b-16-fp16", "vit_b_16", "fp16", 1024, global_batch_size=512)
+
+
+def thresholds_text(requirements: Iterable[str] = REQUIREMENTS.values()) -> str:
+    """A thresholds file whose `tested-gpu` has these requirements."""
+    return _THRESHOLDS.format(requirements="\n".join(f"      - {line}" for line in requirements))
+
+
+def thresholds_with(item: str, old: str, new: str) -> str:
+    """The thresholds file with one place of one requirement changed."""
+    assert REQUIREMENTS[item].count(old) == 1, f"{old!r} in {REQUIREMENTS[item]}"
+    changed = REQUIREMENTS | {item: REQUIREMENTS[item].replace(old, new)}
+    return thresholds_text(changed.values())
+
+
+@dataclass(frozen=True)
+class Series:
+    """What one arm gave.
+
+    Attributes:
+        img_per_s: throughput per GPU.
+        utilization: of every GPU, 0 … 1.
+    """
+
+    scaling: Scaling
+    workload: Workload
+    arm: Arm
+    img_per_s: float
+    utilization: float = 0.98
+
+
+# The published figures of eight A100s, more or less.
+MEASURED_RUN = (
+    Series("weak", _RESNET, Arm("alone", 1, 512), 1189.5),
+    Series("weak", _RESNET, Arm("ddp", 2, 512), 1176.5),
+    Series("weak", _RESNET, Arm("ddp", 8, 512), 1159.2),
+    Series("weak", _VIT, Arm("alone", 1, 1024), 1029.9),
+    Series("weak", _VIT, Arm("ddp", 8, 1024), 1008.9),
+    Series("strong", _VIT, Arm("alone", 1, 512), 1019.8),
+    Series("strong", _VIT, Arm("ddp", 8, 64), 836.2),
+)
+
+
+def write_run(path: Path, thresholds: Path, series: Sequence[Series] = MEASURED_RUN, sku: str = SKU) -> RunDirectory:
+    """A run directory as a measuring session leaves it, but for verdicts and reports."""
+    run = RunDirectory.create(path)
+    plan = _plan(series, sku)
+    run.write_json(run.plan_json, plan.as_json())
+    start_run(run, sku, ("pytest", f"--gpu-sku={sku}"), thresholds, "ab" * 32)
+    for one in series:
+        for measurement in _measurements(one):
+            run.append_record(measurement.as_json())
+    for study in plan.studies:
+        run.append_record({"kind": "study_end", "study": study.id, "reason": "rounds", "message": ""})
+    finish_run(run, "finished")
+    return run
+
+
+def _plan(series: Sequence[Series], sku: str) -> Plan:
+    arms: dict[tuple[Scaling, Workload], list[Arm]] = {}
+    for one in series:
+        arms.setdefault((one.scaling, one.workload), []).append(one.arm)
+    studies = [Study(scaling, workload, tuple(a), ROUNDS, 3.0, 10.0) for (scaling, workload), a in arms.items()]
+    return Plan(sku, "cuda", tuple(studies))
+
+
+def _measurements(series: Series) -> list[Measurement]:
+    """Every rank in every round; rounds differ by half a thousandth, and rank 0 sets the pace."""
+    found = []
+    for number in range(ROUNDS):
+        spread = 1 + 0.0005 * math.sin(1.7 * number + series.arm.world_size)
+        for rank in range(series.arm.world_size):
+            rate = series.img_per_s * spread * (1 if rank == 0 else 1.002)
+            found.append(
+                Measurement(
+                    study=f"{series.scaling}/{series.workload.name}", arm=series.arm.name, round=number, rank=rank,
+                    local_rank=rank, host="node7", device=f"GPU-{rank:08x}", batch_size=series.arm.batch_size,
+                    steps=20, block_s=series.arm.batch_size * 20 / rate, started_unix_s=1.7e9 + number,
+                    utilization=series.utilization - 0.001 * rank + 0.0005 * (number % 3), peak_memory_bytes=47_360_000_000 + 1_000_000 * number,
+                )
+            )  # fmt: skip
+    return found
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Every file below a directory, or the file itself, with its bytes: to see that nothing was lost or changed."""
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    return {str(file.relative_to(path.parent)): file.read_bytes() for file in files}
+
+
+def output_of(result: pytest.RunResult) -> str:
+    """Everything that was printed."""
+    return f"{result.stdout.str()}\n{result.stderr.str()}"
+
+
+def assert_no_crash(result: pytest.RunResult) -> None:
+    """No reader of the output meets our own code."""
+    assert "Traceback" not in output_of(result)
+    assert "INTERNALERROR" not in output_of(result)
+
+
+def assert_refused(result: pytest.RunResult, *parts: str) -> None:
+    """Bad input: exit code 4 and one sentence with all these parts, and nothing else to read."""
+    assert_no_crash(result)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    errors = [line for line in output_of(result).splitlines() if line.startswith("ERROR: ")]
+    assert len(errors) == 1, errors
+    for part in parts:
+        assert part in errors[0]
+
+
+class Site:
+    """A project directory with acceptance tests and thresholds, in which pytest is run for real.
+
+    Attributes:
+        path: the directory.
+        thresholds: its thresholds.yaml.
+    """
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self._pytester = pytester
+        self.path = pytester.path
+        self.thresholds = self.path / "thresholds.yaml"
+        shutil.copytree(packaged("acceptance"), self.path / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
+        self.thresholds.write_text(thresholds_text(), encoding="utf-8")
+        self.configure()
+
+    def configure(self, **ini: str) -> None:
+        """Write pytest.ini: strict, as careful projects are, and with these keys."""
+        keys = {"addopts": "--strict-markers --strict-config", "filterwarnings": "error"} | ini
+        text = "\n".join(["[pytest]", *(f"{key} = {value}" for key, value in keys.items())])
+        (self.path / "pytest.ini").write_text(text + "\n", encoding="utf-8")
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a file of the project."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def measured(
+        self, name: str = "measured", series: Sequence[Series] = MEASURED_RUN, sku: str = SKU
+    ) -> RunDirectory:
+        """A run directory that somebody measured."""
+        return write_run(self.path / name, self.thresholds, series, sku)
+
+    def run(self, *arguments: str) -> pytest.RunResult:
+        """``pytest ARGUMENTS`` in a process of its own."""
+        return self._pytester.runpytest_subprocess(*arguments, timeout=TIMEOUT_S)
+
+    def python(self, code: str) -> pytest.RunResult:
+        """``python -c CODE`` in a process of its own."""
+        return self._pytester.run(sys.executable, "-c", code, timeout=TIMEOUT_S)
+
+    def judge(self, *arguments: str, run: str = "measured") -> pytest.RunResult:
+        """Judge a run directory."""
+        return self.run(f"--ddp-judge={run}", *arguments)
+
+    def verdicts(self, directory: str = "measured") -> dict[str, Any]:
+        """verdicts.json of a run directory, read by the strictest rules."""
+        text = (self.path / directory / "verdicts.json").read_text(encoding="utf-8")
+        found = parse_strict_json(text)
+        assert isinstance(found, dict)
+        return found
+
+    def outcome(self, directory: str = "measured") -> str:
+        """What verdicts.json says the run comes to."""
+        return str(self.verdicts(directory)["outcome"])
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Change top-level keys of a JSON file; None removes one."""
+    data = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(json.dumps({k: v for k, v in data.items() if v is not None}), encoding="utf-8")

@@ -1,0 +1,121 @@
+"""--gpu-sku: which GPU model is judged by."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plugin.site import REQUIREMENTS, Site, assert_refused, contents, output_of
+
+PLAN = "ddpscale plan for tested-gpu"
+
+
+def assert_nothing_was_made(site: Site) -> None:
+    assert not (site.path / "ddpscale-runs").exists()
+
+
+def test_an_unknown_one_is_refused_with_the_nearest_name(site: Site) -> None:
+    result = site.run("--gpu-sku=tested-gpus")
+    assert_refused(
+        result, "--gpu-sku: ", "thresholds.yaml has no SKU 'tested-gpus'; expected one of cpu, reference-gpu, tested",
+        "Did you mean --gpu-sku=tested-gpu?",
+    )  # fmt: skip
+    assert_nothing_was_made(site)
+
+
+def test_a_slip_of_the_shipped_names_is_understood(site: Site) -> None:
+    site.thresholds.unlink()
+    assert_refused(site.run("--gpu-sku=b2000"), "has no SKU 'b2000'", "Did you mean --gpu-sku=b200?")
+
+
+def test_one_that_this_machine_is_not_is_refused_with_what_can_be_done_here(site: Site) -> None:
+    site.thresholds.unlink()
+    result = site.run("--gpu-sku=b200")
+    assert_refused(
+        result, "--gpu-sku=b200: no NVIDIA GPU is visible here", "expected GPUs of SKU b200", "--gpu-sku=cpu",
+        "--ddp-judge",
+    )  # fmt: skip
+    assert_nothing_was_made(site)
+
+
+def test_a_published_reference_is_refused(site: Site) -> None:
+    result = site.run("--gpu-sku=reference-gpu")
+    assert_refused(result, "--gpu-sku=reference-gpu", "published reference", "Use --gpu-sku=auto.")
+    assert_nothing_was_made(site)
+
+
+def test_a_refusal_lists_no_items(site: Site) -> None:
+    result = site.run("--gpu-sku=nothing", "--collect-only")
+    assert_refused(result, "has no SKU 'nothing'")
+    assert "test_weak_scaling_efficiency" not in output_of(result)
+
+
+@pytest.mark.parametrize("name", ["tested-gpu", "tested"])
+def test_a_name_or_an_alias_is_taken(site: Site, name: str) -> None:
+    result = site.run(f"--gpu-sku={name}", "--collect-only")
+    assert result.ret == pytest.ExitCode.OK
+    assert PLAN in output_of(result)
+
+
+def test_the_environment_names_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPSCALE_GPU_SKU", "tested")
+    result = site.run("--collect-only")
+    assert result.ret == pytest.ExitCode.OK
+    assert PLAN in output_of(result)
+    monkeypatch.setenv("DDPSCALE_GPU_SKU", "tasted")
+    assert_refused(site.run("--collect-only"), "has no SKU 'tasted'", "Did you mean --gpu-sku=tested?")
+
+
+def test_the_ini_file_names_it(site: Site) -> None:
+    site.configure(gpu_sku="tested")
+    result = site.run("--collect-only")
+    assert result.ret == pytest.ExitCode.OK
+    assert PLAN in output_of(result)
+
+
+def test_alone_it_runs_the_acceptance_tests_that_come_with_the_package(site: Site) -> None:
+    """`pytest --gpu-sku=…` in a directory that has none."""
+    (site.path / "acceptance").rename(site.path / "elsewhere")
+    site.write("test_other.py", "def test_other():\n    assert False\n")
+    result = site.run("--gpu-sku=tested", "--collect-only", "-q")
+    assert result.ret == pytest.ExitCode.OK
+    items = [line.partition("::")[2] for line in result.outlines if "::" in line]
+    assert sorted(items) == sorted(REQUIREMENTS)
+
+
+def test_alone_it_prefers_the_sites_own_acceptance_tests(site: Site) -> None:
+    for module in (site.path / "acceptance").glob("test_[dst]*.py"):
+        module.unlink()
+    result = site.run("--gpu-sku=tested", "--collect-only", "-q")
+    items = [line.partition("::")[2] for line in result.outlines if "::" in line]
+    assert sorted(items) == sorted(item for item in REQUIREMENTS if "weak" in item)
+
+
+def test_judging_takes_it_from_the_run(site: Site) -> None:
+    site.measured()
+    result = site.judge()
+    assert result.ret == pytest.ExitCode.OK
+    assert site.verdicts()["sku"] == "tested-gpu"
+
+
+@pytest.mark.parametrize("name", ["tested-gpu", "tested"])
+def test_judging_takes_the_same_one(site: Site, name: str) -> None:
+    site.measured()
+    assert site.judge(f"--gpu-sku={name}").ret == pytest.ExitCode.OK
+
+
+def test_judging_with_another_one_is_refused(site: Site) -> None:
+    run = site.measured()
+    before = contents(run.path)
+    result = site.judge("--gpu-sku=cpu")
+    assert_refused(
+        result, "--gpu-sku: cpu is asked for, but measured was measured on tested-gpu", "expected tested-gpu",
+        "Leave --gpu-sku out, or write --gpu-sku=tested-gpu.",
+    )  # fmt: skip
+    assert contents(run.path) == before
+
+
+def test_judging_a_run_of_a_sku_that_the_thresholds_lack_is_refused(site: Site) -> None:
+    run = site.measured(sku="tested-gpux")
+    before = contents(run.path)
+    assert_refused(site.judge(), "has no SKU 'tested-gpux'", "Did you mean --gpu-sku=tested-gpu?")
+    assert contents(run.path) == before

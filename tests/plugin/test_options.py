@@ -1,0 +1,101 @@
+"""Values that make no sense, wherever they come from."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plugin.site import REQUIREMENTS, Site, assert_refused, contents
+
+A_TIME = "a time such as 90s, 10m or 1h"
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("--ddp-budget=soon", A_TIME),
+        ("--ddp-budget=0", A_TIME),
+        ("--ddp-budget=1.5 days", A_TIME),
+        ("--ddp-inactivity-limit=-5m", A_TIME),
+        ("--ddp-block=3x", A_TIME),
+        ("--ddp-confidence=95", "from 0.5 up and below 1"),
+        ("--ddp-confidence=nan", "from 0.5 up and below 1"),
+        ("--ddp-confidence=high", "a number such as 0.95"),
+        ("--ddp-rounds=4", "at least 5 rounds"),
+        ("--ddp-rounds=many", "a whole number from 1 up"),
+        ("--ddp-gpus-per-node=0", "a whole number from 1 up"),
+        ("--ddp-gpus-per-node=1.5", "a whole number from 1 up"),
+        ("--ddp-world-sizes=1,two", "world sizes such as 1,2,4"),
+        ("--ddp-world-sizes=0", "world sizes such as 1,2,4"),
+        ("--ddp-launcher=mpi", "one of auto, torchrun"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_option(site: Site, argument: str, expected: str) -> None:
+    option, _, value = argument.partition("=")
+    run = site.measured()
+    before = contents(run.path)
+    assert_refused(site.judge(argument), f"{option}: found {value!r}; expected ", expected)
+    assert contents(run.path) == before
+
+
+@pytest.mark.parametrize("option", ["--gpu-sku", "--thresholds", "--ddp-run-dir", "--ddp-judge", "--ddp-budget"])
+def test_an_empty_value_is_refused(site: Site, option: str) -> None:
+    """As a script with a misspelt variable gives it: nothing may be measured in place of being judged."""
+    assert_refused(site.run(f"{option}=", "acceptance"), f"{option}: found no value; expected {option}=")
+    assert not (site.path / "ddpscale-runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("DDPSCALE_BUDGET", "soon", A_TIME),
+        ("DDPSCALE_ALLOW_INCOMPLETE", "maybe", "true or false"),
+        ("DDPSCALE_ISOLATE", "2", "true or false"),
+        ("DDPSCALE_WORLD_SIZES", "all", "world sizes such as 1,2,4"),
+    ],
+)
+def test_a_bad_variable_is_refused_with_its_name(
+    site: Site, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, expected: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert_refused(site.run("--gpu-sku=tested", "--collect-only"), f"{variable}: found {value!r}; expected ", expected)
+
+
+def test_a_bad_ini_key_is_refused_with_its_name(site: Site) -> None:
+    site.configure(ddp_budget="soon")
+    refused = site.run("--gpu-sku=tested", "--collect-only")
+    assert_refused(refused, "ini option ddp_budget: found 'soon'; expected ", A_TIME)
+
+
+def test_switches_work_from_the_environment_and_the_ini_file(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.write("thresholds.yaml", site.thresholds.read_text(encoding="utf-8").replace("batch_size: 1024", "batch_size: 8"))
+    site.measured()
+    assert site.judge().ret == pytest.ExitCode.TESTS_FAILED, "the ViT was measured with another batch"
+    monkeypatch.setenv("DDPSCALE_ALLOW_INCOMPLETE", "yes")
+    assert site.judge().ret == pytest.ExitCode.OK
+    monkeypatch.delenv("DDPSCALE_ALLOW_INCOMPLETE")
+    site.configure(ddp_allow_incomplete="on")
+    assert site.judge().ret == pytest.ExitCode.OK
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*arguments: str) -> list[str]:
+        result = site.run("--collect-only", "-q", "--gpu-sku=tested", *arguments)
+        return [line.partition("::")[2] for line in result.outlines if "::" in line]
+
+    site.configure(ddp_world_sizes="2")
+    assert asked() == ["test_weak_scaling_efficiency[resnet152-fp16-2gpu]"]
+    monkeypatch.setenv("DDPSCALE_WORLD_SIZES", "1")
+    assert sorted(asked()) == sorted(item for item in REQUIREMENTS if "-1gpu" in item)
+    assert sorted(asked("--ddp-world-sizes=8")) == sorted(item for item in REQUIREMENTS if "-8gpu" in item)
+    assert sorted(asked("--ddp-world-sizes=1,2,8")) == sorted(REQUIREMENTS)
+
+
+def test_a_confidence_other_than_the_usual_widens_the_intervals(site: Site) -> None:
+    site.measured()
+    site.judge()
+    site.judge("--ddp-confidence=0.999")
+    usual, wide = (site.verdicts(d)["verdicts"][0] for d in ("measured", "measured/judged-1"))
+    assert (usual["confidence"], wide["confidence"]) == (0.95, 0.999)
+    assert wide["interval"][1] - wide["interval"][0] > 1.5 * (usual["interval"][1] - usual["interval"][0])

@@ -1,0 +1,285 @@
+"""What a session comes to: exit code, the outcome and what is said about each requirement."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from tests.plugin.site import (
+    MEASURED_RUN,
+    REQUIREMENTS,
+    WEAK_8,
+    WEAK_8_NODE_ID,
+    Site,
+    assert_no_crash,
+    output_of,
+    thresholds_text,
+    thresholds_with,
+)
+
+ALL = len(REQUIREMENTS)
+
+
+def outcome_line(result: pytest.RunResult) -> str:
+    """The line that says what the run comes to."""
+    words = ("ACCEPTED", "REJECTED", "INCOMPLETE", "PARTIAL")
+    lines = [line for line in result.outlines if line.startswith(words)]
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def test_a_run_that_keeps_every_bound_is_accepted(site: Site) -> None:
+    site.measured()
+    result = site.judge()
+    assert result.ret == pytest.ExitCode.OK
+    result.assert_outcomes(passed=ALL)
+    assert outcome_line(result) == f"ACCEPTED: {ALL} of {ALL} requirements passed"
+    assert site.outcome() == "accepted"
+    assert {verdict["id"] for verdict in site.verdicts()["verdicts"]} == {
+        item.replace("test_", "", 1).replace("peak_memory[", "peak_memory_gib[") for item in REQUIREMENTS
+    }
+
+
+def test_an_impossible_bound_rejects_for_exactly_that_requirement(site: Site) -> None:
+    site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5"))
+    site.measured()
+    result = site.judge()
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=ALL - 1, failed=1)
+    assert_no_crash(result)
+    assert outcome_line(result).startswith("REJECTED: 1 of 8 requirements failed: weak_scaling_efficiency[")
+    output = output_of(result)
+    impossible = REQUIREMENTS[WEAK_8].replace("0.96", "1.5")
+    line = site.thresholds.read_text(encoding="utf-8").splitlines().index(f"      - {impossible}") + 1
+    assert "FAIL  weak_scaling_efficiency[resnet152-fp16-8gpu]" in output
+    assert re.search(r"value +97\.4", output)
+    assert re.search(r"interval +97\.\d.* (to|…|–) .*97\.\d", output)
+    assert re.search(rf"bound +≥ 150.* %  \(severity fail, {re.escape(str(site.thresholds))}:{line}\)", output)
+    verdicts = {verdict["id"]: verdict["outcome"] for verdict in site.verdicts()["verdicts"]}
+    assert [name for name, outcome in verdicts.items() if outcome != "passed"] == [
+        "weak_scaling_efficiency[resnet152-fp16-8gpu]"
+    ]
+    assert "assert False" not in output, "pytest's own words would hide the explanation"
+
+
+def test_the_rerun_command_selects_exactly_the_item_that_failed(site: Site) -> None:
+    site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5"))
+    site.measured()
+    output = output_of(site.judge(f"--thresholds={site.thresholds}"))
+    commands = re.findall(r"rerun +(pytest .*)", output)
+    assert len(commands) == 1
+    program, *arguments = shlex.split(commands[0])
+    assert program == "pytest"
+    assert arguments[-1] == WEAK_8_NODE_ID
+    again = site.judge(*arguments)
+    again.assert_outcomes(failed=1)
+    assert again.ret == pytest.ExitCode.TESTS_FAILED
+    only = site.verdicts("measured/judged-1")["verdicts"]
+    assert [verdict["id"] for verdict in only] == ["weak_scaling_efficiency[resnet152-fp16-8gpu]"]
+
+
+def test_a_bound_that_only_warns_does_not_reject(site: Site) -> None:
+    text = thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5, severity: warn")
+    site.write("thresholds.yaml", text)
+    site.measured()
+    result = site.judge("-rx")
+    assert result.ret == pytest.ExitCode.OK
+    result.assert_outcomes(passed=ALL - 1, xfailed=1)
+    assert outcome_line(result) == f"ACCEPTED: {ALL - 1} of {ALL} requirements passed, 1 warned"
+    result.stdout.fnmatch_lines([f"XFAIL *{WEAK_8.replace('[', '[[]')} - warning: *"])
+
+
+def test_provisional_bounds_alone_accept_nothing(site: Site) -> None:
+    provisional = [
+        line.replace("source: *paper", "provisional: true, source: {reasoning: nobody published one}")
+        for line in REQUIREMENTS.values()
+    ]
+    site.write("thresholds.yaml", thresholds_text(provisional))
+    site.measured()
+    result = site.judge()
+    result.assert_outcomes(passed=ALL)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert outcome_line(result).startswith("INCOMPLETE: 8 of 8 requirements passed, but none with a published bound")
+    assert site.outcome() == "incomplete"
+
+
+class TestNotMeasured:
+    def test_is_never_a_pass(self, site: Site) -> None:
+        site.measured(series=[one for one in MEASURED_RUN if one.arm.name != "ddp@2"])
+        result = site.judge()
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        result.assert_outcomes(passed=ALL - 1, failed=1)
+        assert outcome_line(result).startswith("INCOMPLETE: 1 of 8 requirements were not measured: ")
+        assert "NOT MEASURED  weak_scaling_efficiency[resnet152-fp16-2gpu]" in output_of(result)
+
+    def test_may_be_allowed_and_still_is_no_acceptance(self, site: Site) -> None:
+        site.measured(series=[one for one in MEASURED_RUN if one.arm.name != "ddp@2"])
+        result = site.judge("--ddp-allow-incomplete")
+        assert result.ret == pytest.ExitCode.OK
+        result.assert_outcomes(passed=ALL - 1, xfailed=1)
+        assert site.outcome() == "incomplete"
+
+    def test_allowing_it_does_not_allow_a_failure(self, site: Site) -> None:
+        site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5"))
+        site.measured(series=[one for one in MEASURED_RUN if one.arm.name != "ddp@2"])
+        result = site.judge("--ddp-allow-incomplete")
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        assert site.outcome() == "rejected"
+
+
+def test_a_bound_inside_the_interval_is_inconclusive(site: Site) -> None:
+    site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 0.9745"))
+    site.measured()
+    result = site.judge()
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "INCONCLUSIVE  weak_scaling_efficiency[resnet152-fp16-8gpu]" in output_of(result)
+    assert site.outcome() == "incomplete"
+
+
+def test_a_study_that_broke_is_an_error_with_its_message(site: Site) -> None:
+    run = site.measured()
+    message = "rank 3 on node7 ran out of memory in arm ddp@8"
+    run.append_record({"kind": "study_end", "study": "strong/vit-b-16-fp16", "reason": "error", "message": message})
+    result = site.judge()
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert_no_crash(result)
+    assert f"ERROR  strong_scaling_speedup[vit-b-16-fp16-8gpu]: {message}" in output_of(result)
+    assert site.outcome() == "incomplete"
+
+
+class TestSomebodyElsesReasons:
+    """A requirement whose test did not get to the end has not been accepted, whatever was measured."""
+
+    OWN = """\
+import pytest
+
+@pytest.fixture
+def broken():
+    raise RuntimeError("the site's own fixture")
+
+@pytest.fixture
+def breaks_afterwards():
+    yield
+    raise RuntimeError("the site's own clean-up")
+
+@pytest.mark.requirement("weak_scaling_efficiency")
+{decorator}
+def test_weak_scaling_efficiency({arguments}):
+    verdict = requirement.judge(run)
+    {before}
+    assert verdict.passed, verdict.explain()
+    {after}
+"""
+
+    def judge(
+        self, site: Site, *, decorator: str = "", arguments: str = "", before: str = "", after: str = ""
+    ) -> pytest.RunResult:
+        text = self.OWN.format(
+            decorator=decorator, arguments=f"requirement, run{arguments}", before=before, after=after
+        )
+        site.write("acceptance/test_weak_scaling.py", text)
+        site.measured()
+        return site.judge()
+
+    def assert_not_accepted(self, site: Site, result: pytest.RunResult) -> None:
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        assert "INTERNALERROR" not in output_of(result)
+        assert site.outcome() == "incomplete"
+        assert "test_weak_scaling_efficiency[resnet152-fp16-2gpu]" in outcome_line(result)
+
+    def test_an_assertion_of_their_own_fails(self, site: Site) -> None:
+        result = self.judge(site, after="assert 2 + 2 == 5, 'the site has its own rules'")
+        self.assert_not_accepted(site, result)
+        result.assert_outcomes(passed=ALL - 3, failed=3)
+        assert "the site has its own rules" in output_of(result)
+
+    def test_an_assertion_of_their_own_is_not_forgiven_with_a_warning(self, site: Site) -> None:
+        text = thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5, severity: warn")
+        site.write("thresholds.yaml", text)
+        condition = "assert requirement.case.requirement.severity == 'fail', 'the site has its own rules'"
+        result = self.judge(site, before=condition)
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        result.assert_outcomes(passed=ALL - 1, failed=1)
+        assert site.outcome() == "incomplete"
+
+    def test_another_exception_is_raised(self, site: Site) -> None:
+        result = self.judge(site, before="raise KeyError('no such rack')")
+        self.assert_not_accepted(site, result)
+
+    def test_a_fixture_of_theirs_breaks(self, site: Site) -> None:
+        result = self.judge(site, arguments=", broken")
+        self.assert_not_accepted(site, result)
+        result.assert_outcomes(passed=ALL - 3, errors=3)
+
+    def test_a_fixture_of_theirs_breaks_afterwards(self, site: Site) -> None:
+        result = self.judge(site, arguments=", breaks_afterwards")
+        self.assert_not_accepted(site, result)
+        result.assert_outcomes(passed=ALL, errors=3)
+
+    def test_they_skip_it(self, site: Site) -> None:
+        result = self.judge(site, decorator="@pytest.mark.skip(reason='not today')")
+        self.assert_not_accepted(site, result)
+        result.assert_outcomes(passed=ALL - 3, skipped=3)
+
+    def test_they_forget_to_assert(self, site: Site) -> None:
+        site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5"))
+        site.write(
+            "acceptance/test_weak_scaling.py",
+            'import pytest\n\n@pytest.mark.requirement("weak_scaling_efficiency")\n'
+            "def test_weak_scaling_efficiency(requirement, run):\n    requirement.judge(run)\n",
+        )
+        site.measured()
+        result = site.judge()
+        result.assert_outcomes(passed=ALL)
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        assert site.outcome() == "rejected"
+
+    def test_a_module_cannot_be_imported(self, site: Site) -> None:
+        site.write("acceptance/test_weak_scaling.py", "import no_such_module\n")
+        site.measured()
+        result = site.judge()
+        assert result.ret == pytest.ExitCode.INTERRUPTED
+        assert "INTERNALERROR" not in output_of(result)
+        assert site.outcome() == "incomplete"
+
+
+def test_a_message_of_ones_own_and_a_bare_assertion_are_explained_too(site: Site) -> None:
+    """A requirement that only warns is forgiven, however its test is worded."""
+    text = thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5, severity: warn")
+    site.write("thresholds.yaml", text)
+    site.write(
+        "acceptance/test_weak_scaling.py",
+        'import pytest\n\n@pytest.mark.requirement("weak_scaling_efficiency")\n'
+        "def test_weak_scaling_efficiency(requirement, run):\n    assert requirement.judge(run).passed\n",
+    )
+    site.measured()
+    result = site.judge()
+    assert result.ret == pytest.ExitCode.OK
+    result.assert_outcomes(passed=ALL - 1, xfailed=1)
+
+
+def test_stopping_at_the_first_failure_judges_the_rest_from_what_is_there(site: Site) -> None:
+    site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5"))
+    site.measured()
+    result = site.judge("-x")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert len(site.verdicts()["verdicts"]) == ALL
+    assert site.outcome() == "rejected"
+
+
+def test_samples_of_a_judged_run_serve_a_test_of_ones_own(site: Site) -> None:
+    site.write(
+        "acceptance/test_own.py",
+        "import pytest\n\n"
+        "def test_own(run):\n"
+        "    values = run.samples('weak_scaling_efficiency', 'resnet152-fp16', 8)\n"
+        "    assert len(values) == 7 and all(0.97 < value < 0.98 for value in values)\n"
+        "    assert run.samples('throughput_per_gpu', 'vit-b-16-fp16', 4) == []\n"
+        "    assert run.sku == 'tested-gpu' and (run.directory / 'run.json').is_file()\n",
+    )
+    site.measured()
+    result = site.judge()
+    assert result.ret == pytest.ExitCode.OK
+    result.assert_outcomes(passed=ALL + 1)

@@ -1,0 +1,81 @@
+"""Choosing among the requirements: what is not chosen makes a partial run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plugin.site import REQUIREMENTS, WEAK_8, WEAK_8_NODE_ID, Site, output_of, thresholds_with
+
+ALL = len(REQUIREMENTS)
+PARTIAL = f"PARTIAL: {{}} of {ALL} requirements passed; the others were not selected"
+
+
+def assert_partial(site: Site, result: pytest.RunResult, passed: int) -> None:
+    assert result.ret == pytest.ExitCode.OK
+    assert result.parseoutcomes()["passed"] == passed
+    assert PARTIAL.format(passed) in result.outlines
+    assert site.outcome() == "partial"
+    assert len(site.verdicts()["verdicts"]) == passed
+
+
+def test_every_requirement_has_a_node_id_of_its_own(site: Site) -> None:
+    result = site.run("--gpu-sku=tested", "--collect-only", "-q")
+    assert result.ret == pytest.ExitCode.OK
+    items = [line.partition("::")[2] for line in result.outlines if "::" in line]
+    assert sorted(items) == sorted(REQUIREMENTS)
+    assert WEAK_8_NODE_ID in result.outlines
+
+
+def test_one_node_id(site: Site) -> None:
+    site.measured()
+    assert_partial(site, site.judge(WEAK_8_NODE_ID), 1)
+
+
+def test_one_node_id_from_inside_the_folder(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = site.measured()
+    monkeypatch.chdir(site.path / "acceptance")
+    assert_partial(site, site.run(f"--ddp-judge={run.path}", f"test_weak_scaling.py::{WEAK_8}"), 1)
+
+
+def test_a_keyword(site: Site) -> None:
+    site.measured()
+    assert_partial(site, site.judge("-k", "vit and weak"), 1)
+
+
+def test_the_marker_leaves_other_tests_out(site: Site) -> None:
+    site.write("acceptance/test_other.py", "def test_other():\n    assert False\n")
+    site.measured()
+    result = site.judge("-m", "requirement")
+    assert result.ret == pytest.ExitCode.OK
+    result.assert_outcomes(passed=ALL, deselected=1)
+    assert site.outcome() == "accepted"
+
+
+def test_the_last_failed_ones(site: Site) -> None:
+    site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5"))
+    site.measured()
+    assert site.judge().ret == pytest.ExitCode.TESTS_FAILED
+    again = site.judge("--lf")
+    again.assert_outcomes(failed=1)
+    site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 0.95"))
+    mended = site.judge("--lf")
+    assert mended.ret == pytest.ExitCode.OK
+    mended.assert_outcomes(passed=1)
+    assert site.outcome("measured/judged-2") == "partial"
+
+
+def test_nothing_selected_is_pytests_own_exit_code_and_writes_nothing(site: Site) -> None:
+    run = site.measured()
+    result = site.judge("-k", "no_such_item")
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert not run.verdicts_json.exists()
+
+
+def test_metrics_without_a_requirement_leave_no_empty_items(site: Site) -> None:
+    result = site.run("--gpu-sku=cpu", "--collect-only", "-q")
+    items = [line.partition("::")[2] for line in result.outlines if "::" in line]
+    assert items == [
+        "test_throughput_per_gpu[resnet18-fp32-1rank]",
+        "test_weak_scaling_efficiency[resnet18-fp32-2rank]",
+    ]
+    assert "NOTSET" not in output_of(result)

@@ -1,0 +1,99 @@
+"""The command `ddpscale`, as a person types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parent / "data" / "paik_a100_80gb"
+
+
+def ddpscale(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "import sys; from pytest_ddpscale.cli import main; sys.exit(main())"]
+    return subprocess.run(
+        [*command, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120, check=False
+    )
+
+
+def assert_user_error(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert result.returncode == 4
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+def test_init_copies_what_a_site_edits(tmp_path: Path) -> None:
+    result = ddpscale("init", tmp_path / "site")
+    assert result.returncode == 0
+    assert "pytest --gpu-sku=cpu" in result.stdout
+    names = {path.name for path in (tmp_path / "site").iterdir()}
+    assert names == {"acceptance", "slurm", "thresholds.schema.json", "thresholds.yaml"}
+    assert (tmp_path / "site" / "acceptance" / "test_weak_scaling.py").is_file()
+
+
+def test_init_never_overwrites_a_site(tmp_path: Path) -> None:
+    (tmp_path / "thresholds.yaml").write_text("mine")
+    assert_user_error(ddpscale("init", tmp_path), "already has thresholds.yaml", "Nothing was copied")
+    assert (tmp_path / "thresholds.yaml").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["thresholds.yaml"]
+
+
+def test_thresholds_check_counts_what_is_backed(tmp_path: Path) -> None:
+    ddpscale("init", tmp_path / "site")
+    result = ddpscale("thresholds", "check", tmp_path / "site" / "thresholds.yaml")
+    assert result.returncode == 0
+    assert "valid, 16 SKUs" in result.stdout
+
+
+def test_thresholds_check_points_at_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "thresholds.yaml"
+    file.write_text("schema_version: 1\nskus:\n  x:\n    description: y\n    detects: {device: cpu}\n")
+    result = ddpscale("thresholds", "check", file)
+    assert result.returncode == 4
+    assert f"{file}:" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_schema_is_printed_as_json() -> None:
+    assert json.loads(ddpscale("thresholds", "schema").stdout)["title"] == "pytest-ddpscale thresholds"
+
+
+def test_published_results_are_imported_and_judged_and_reported(tmp_path: Path) -> None:
+    run = tmp_path / "a100"
+    imported = ddpscale("import", "paik", DATA, "--out", run)
+    assert imported.returncode == 0
+    assert f"--ddp-judge={run}" in imported.stdout
+    judged = subprocess.run(
+        [sys.executable, "-m", "pytest", f"--ddp-judge={run}", "-q", "-p", "no:cacheprovider"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False,
+    )  # fmt: skip
+    assert "INCOMPLETE" in judged.stdout
+    verdicts = {v["id"]: v for v in json.loads((run / "verdicts.json").read_text())["verdicts"]}
+    assert verdicts["weak_scaling_efficiency[resnet152-fp16-8gpu]"]["value"] == pytest.approx(0.974, abs=0.001)
+    assert verdicts["weak_scaling_efficiency[vit-b-16-fp16-8gpu]"]["value"] == pytest.approx(0.980, abs=0.001)
+    (run / "report.md").unlink()
+    reported = ddpscale("report", run)
+    assert reported.returncode == 0
+    assert "weak_scaling_efficiency" in reported.stdout
+    assert (run / "report.md").is_file()
+
+
+def test_importing_into_an_existing_run_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "a100"
+    ddpscale("import", "paik", DATA, "--out", run)
+    assert_user_error(ddpscale("import", "paik", DATA, "--out", run), "already holds a run")
+
+
+def test_reporting_what_was_never_judged_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "a100"
+    ddpscale("import", "paik", DATA, "--out", run)
+    assert_user_error(ddpscale("report", run), "verdicts.json", "cannot be read")
+
+
+def test_a_file_where_the_site_should_go_is_a_sentence_not_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "site").write_text("a file")
+    assert_user_error(ddpscale("init", tmp_path / "site"), "site")

@@ -1,0 +1,128 @@
+"""What a run comes to: rejected before incomplete before partial before accepted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.verdict.outcome import conclude
+from pytest_ddpscale.verdict.verdict import Verdict, VerdictOutcome
+
+PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 2.0, (1.5, 2.5), rounds=5)
+UNDECIDED: tuple[VerdictOutcome, ...] = ("inconclusive", "not_measured", "error")
+
+
+def verdict(
+    outcome: VerdictOutcome, severity: Literal["fail", "warn"] = "fail", name: str = "b", *, provisional: bool = False
+) -> Verdict:
+    return replace(PASSED, id=f"m[{name}]", outcome=outcome, severity=severity, provisional=provisional)
+
+
+def test_all_passed_is_accepted() -> None:
+    assert conclude([PASSED, verdict("passed")], 2) == ("accepted", "2 of 2 requirements passed")
+
+
+def test_one_failure_rejects_and_is_named() -> None:
+    assert conclude([PASSED, verdict("failed")], 2) == ("rejected", "1 of 2 requirements failed: m[b]")
+
+
+@pytest.mark.parametrize("other", UNDECIDED)
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_failure_rejects_whatever_else_is_undecided(other: VerdictOutcome, interrupted: bool) -> None:
+    outcome, reason = conclude([verdict(other, name="x"), verdict("failed")], 9, interrupted)
+    assert (outcome, reason) == ("rejected", "1 of 2 requirements failed: m[b]")
+
+
+@pytest.mark.parametrize("outcome", ["not_measured", "error"])
+@pytest.mark.parametrize("severity", ["fail", "warn"])
+def test_what_was_not_measured_leaves_the_run_incomplete_even_if_it_only_warns(
+    outcome: VerdictOutcome, severity: Literal["fail", "warn"]
+) -> None:
+    concluded = conclude([PASSED, verdict(outcome, severity)], 2)
+    assert concluded == ("incomplete", "1 of 2 requirements were not measured: m[b]")
+
+
+def test_an_inconclusive_requirement_leaves_the_run_incomplete() -> None:
+    concluded = conclude([PASSED, verdict("inconclusive")], 2)
+    assert concluded == ("incomplete", "1 of 2 requirements are inconclusive: m[b]")
+
+
+@pytest.mark.parametrize("outcome", ["failed", "inconclusive"])
+def test_a_warning_does_not_stand_in_the_way_but_is_counted(outcome: VerdictOutcome) -> None:
+    assert conclude([PASSED, verdict(outcome, "warn")], 2) == ("accepted", "1 of 2 requirements passed, 1 warned")
+
+
+def test_incomplete_comes_before_partial() -> None:
+    assert conclude([PASSED, verdict("not_measured")], 7)[0] == "incomplete"
+    assert conclude([PASSED, verdict("inconclusive")], 7)[0] == "incomplete"
+
+
+def test_a_selection_is_partial() -> None:
+    concluded = conclude([PASSED], 3)
+    assert concluded == ("partial", "1 of 3 requirements passed; the others were not selected")
+
+
+def test_an_interrupted_run_is_incomplete_although_all_so_far_passed() -> None:
+    assert conclude([PASSED], 3, interrupted=True) == ("incomplete", "interrupted after 1 of 3 requirements")
+    assert conclude([PASSED], 1, interrupted=True)[0] == "incomplete"
+
+
+@pytest.mark.parametrize("required", [0, 4])
+def test_no_verdicts_at_all_accept_nothing(required: int) -> None:
+    assert conclude([], required) == ("incomplete", "no requirement was judged")
+
+
+def test_provisional_bounds_alone_cannot_accept() -> None:
+    outcome, reason = conclude([verdict("passed", provisional=True), verdict("passed", name="c", provisional=True)], 2)
+    assert outcome == "incomplete"
+    assert "2 of 2 requirements passed, but none with a published bound" in reason
+    assert "Put measured numbers with their source into the thresholds file" in reason
+
+
+def test_provisional_bounds_beside_a_published_one_accept() -> None:
+    assert conclude([PASSED, verdict("passed", provisional=True)], 2)[0] == "accepted"
+
+
+def test_a_published_bound_that_only_warns_cannot_accept() -> None:
+    assert conclude([verdict("passed", "warn"), verdict("passed", provisional=True)], 2)[0] == "incomplete"
+
+
+def test_a_provisional_failure_of_severity_fail_rejects() -> None:
+    assert conclude([PASSED, verdict("failed", provisional=True)], 2)[0] == "rejected"
+
+
+def test_many_names_are_counted_rather_than_listed() -> None:
+    _, reason = conclude([verdict("failed", name=str(i)) for i in range(5)], 5)
+    assert reason == "5 of 5 requirements failed: m[0], m[1], m[2] and 2 more"
+
+
+OUTCOMES = st.sampled_from(["passed", "failed", "inconclusive", "not_measured", "error"])
+VERDICTS = st.lists(
+    st.builds(verdict, OUTCOMES, st.sampled_from(["fail", "warn"]), provisional=st.booleans()), max_size=6
+)
+
+
+@given(VERDICTS, st.integers(0, 7), st.booleans())
+def test_acceptance_needs_every_requirement_decided_and_none_failed(
+    verdicts: list[Verdict], left_out: int, interrupted: bool
+) -> None:
+    outcome, _ = conclude(verdicts, len(verdicts) + left_out, interrupted)
+    if outcome != "accepted":
+        return
+    assert not interrupted
+    assert left_out == 0
+    binding = [v for v in verdicts if v.severity == "fail"]
+    assert binding
+    assert all(v.passed for v in binding)
+    assert any(not v.provisional for v in binding)
+    assert all(v.outcome not in ("not_measured", "error") for v in verdicts)
+
+
+@given(VERDICTS, st.booleans())
+def test_the_order_of_verdicts_does_not_change_the_outcome(verdicts: list[Verdict], interrupted: bool) -> None:
+    forwards, _ = conclude(verdicts, len(verdicts), interrupted)
+    assert conclude(verdicts[::-1], len(verdicts), interrupted)[0] == forwards

@@ -1,0 +1,61 @@
+"""Devices: timing, and what they refuse."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pytest_ddpscale.worker.device import CpuDevice, _has_kernels, open_device
+
+
+def test_cpu_steps_are_timed_by_the_wall_clock() -> None:
+    timing = CpuDevice().time_steps(lambda: time.sleep(0.02), 5)
+    assert len(timing.step_s) == 5
+    assert all(0.02 <= step_s < 1 for step_s in timing.step_s)
+    assert timing.block_s >= 0.1
+
+
+def test_a_cpu_that_sleeps_is_not_busy_and_one_that_computes_is() -> None:
+    def compute() -> None:
+        until = time.process_time() + 0.1
+        while time.process_time() < until:
+            pass
+
+    idle = CpuDevice().time_steps(lambda: time.sleep(0.1), 3).utilization
+    busy = CpuDevice().time_steps(compute, 3).utilization
+    assert idle is not None
+    assert busy is not None
+    assert idle < 0.2 < busy
+
+
+def test_fp16_is_refused_on_cpu_in_words() -> None:
+    with pytest.raises(RuntimeError, match="fp16 needs a GPU; expected fp32 or bf16"):
+        CpuDevice().check("fp16")
+    CpuDevice().check("bf16")
+
+
+def test_a_rank_without_a_gpu_is_refused_in_words() -> None:
+    import torch
+
+    with pytest.raises(RuntimeError, match="has no GPU: torch sees"):
+        open_device("cuda", torch.cuda.device_count())
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "expected"),
+    [
+        (["sm_70", "sm_80"], (7, 0), True),  # V100 on an old build
+        (["sm_75", "sm_80", "sm_90"], (7, 0), False),  # V100 on a build that dropped it
+        (["sm_80"], (8, 6), True),  # A6000 runs A100's binaries
+        (["sm_86"], (8, 0), False),  # not the other way round
+        (["sm_90", "compute_90"], (10, 0), True),  # B200 from PTX
+        (["sm_90"], (10, 0), False),
+        (["sm_90a", "sm_100", "sm_120"], (12, 0), True),
+        (["sm_100f", "compute_120"], (10, 0), True),
+    ],
+)
+def test_a_build_is_accepted_only_if_it_has_kernels_for_the_gpu(
+    architectures: list[str], capability: tuple[int, int], expected: bool
+) -> None:
+    assert _has_kernels(architectures, capability) is expected
