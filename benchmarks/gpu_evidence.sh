@@ -35,7 +35,7 @@ if [[ -n $(ls -A -- "$OUT") ]]; then
     exit "$EXIT_USAGE"
 fi
 
-gpu=$("$PYTHON" - 2>&1 <<'PYTHON_CODE'
+gpus=$("$PYTHON" - 2>&1 <<'PYTHON_CODE'
 import sys
 
 try:
@@ -47,33 +47,13 @@ if not torch.cuda.is_available():
 print(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}")
 PYTHON_CODE
 ) || {
-    echo "$0: no NVIDIA GPU here, so nothing was run: $gpu" >&2
+    echo "$0: no NVIDIA GPU here, so nothing was run: $gpus" >&2
     rmdir -- "$OUT"
     exit "$EXIT_NO_GPU"
 }
-echo "$gpu"
+echo "$gpus"
 
-# Outcome of each part: "name<TAB>exit code<TAB>seconds<TAB>limit in seconds".
-parts=()
-
-# part NAME LIMIT_S LOG COMMAND…: run it, keep its output, and remember how it ended.
-part() {
-    local name=$1 limit=$2 log=$3 began=$SECONDS code=0 left=$((LIMIT_S - SECONDS - GRACE_S))
-    shift 3
-    ((limit <= left)) || limit=$left
-    if ((limit < 5)); then
-        echo "$name: not started, the $LIMIT_S s are used up"
-        parts+=("$name"$'\t'"-1"$'\t'"0"$'\t'"0")
-        return
-    fi
-    # An interrupt, as Ctrl-C would: pytest and the benchmarks then stop their ranks, which hold the GPU.
-    timeout --signal=INT --kill-after="$GRACE_S" "$limit" "$@" >>"$OUT/$log" 2>&1 || code=$?
-    parts+=("$name"$'\t'"$code"$'\t'"$((SECONDS - began))"$'\t'"$limit")
-    echo "$name: exit code $code after $((SECONDS - began)) s"
-}
-
-versions() {
-    "$PYTHON" - <<'PYTHON_CODE'
+VERSIONS=$(cat <<'PYTHON_CODE'
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
@@ -90,62 +70,80 @@ print("compiled for", *torch.cuda.get_arch_list())
 for index in range(torch.cuda.device_count()):
     print(index, torch.cuda.get_device_properties(index))
 PYTHON_CODE
+)
+
+SUMMARY=$(cat <<'PYTHON_CODE'
+import json, sys, tarfile
+from pathlib import Path
+
+out, gpus, *lines = Path(sys.argv[1]), *sys.argv[2:]
+parts = []
+for line in lines:
+    name, code, seconds, limit = line.split("\t")
+    ended = {"exit_code": int(code), "seconds": int(seconds), "limit_s": int(limit)}
+    parts.append({"name": name, "ok": code == "0", **ended})
+summary = {"gpus": gpus, "ok": all(part["ok"] for part in parts), "parts": parts}
+try:
+    with tarfile.open(out / "run.tar.gz") as run:
+        verdicts = json.load(run.extractfile("run/verdicts.json"))
+    summary["run"] = {key: verdicts.get(key) for key in ("sku", "outcome", "reason")}
+except (OSError, KeyError):
+    pass  # the run has not ended, or has concluded nothing
+if (out / "fidelity.json").exists():
+    summary["fidelity"] = json.loads((out / "fidelity.json").read_text(encoding="utf-8"))["agreements"]
+(out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+PYTHON_CODE
+)
+readonly VERSIONS SUMMARY
+
+# Outcome of each part: name, exit code (-1: not started), seconds, limit in seconds, between tabs.
+parts=()
+failed=0
+
+# note NAME EXIT_CODE SECONDS LIMIT_S: remember how a part ended, at once in summary.json too.
+note() {
+    local IFS=$'\t'
+    parts+=("$*")
+    [[ $2 == 0 ]] || failed=1
+    "$PYTHON" -c "$SUMMARY" "$OUT" "$gpus" "${parts[@]}"
+}
+
+# part NAME LIMIT_S LOG COMMAND…: run it within what time is left, and keep its output.
+part() {
+    local name=$1 limit=$2 log=$3 began=$SECONDS code=0 left=$((LIMIT_S - SECONDS - GRACE_S))
+    shift 3
+    ((limit <= left)) || limit=$left
+    if ((limit < 5)); then
+        echo "$name: not started, the $LIMIT_S s are used up"
+        note "$name" -1 0 0
+        return
+    fi
+    # An interrupt, as Ctrl-C would send it: pytest and the benchmarks then stop their ranks, which hold the GPU.
+    # A script started in the background ignores it, and so would they.
+    timeout --signal=INT --kill-after="$GRACE_S" "$limit" env --default-signal=INT "$@" >>"$OUT/$log" 2>&1 || code=$?
+    echo "$name: exit code $code after $((SECONDS - began)) s"
+    note "$name" "$code" "$((SECONDS - began))" "$limit"
 }
 
 # As installed, pytest finds the plugin by itself; from a bare checkout it has to be named.
-pytest_command() {
-    local installed='import sys; from importlib.metadata import entry_points as e
-sys.exit(not e(group="pytest11", name="ddpscale"))'
-    command=("$PYTHON" -m pytest)
-    "$PYTHON" -c "$installed" || command+=(-p pytest_ddpscale.plugin)
-}
-
-pack_run() {
-    [[ -d $OUT/run ]] || return 0
-    tar -C "$OUT" -czf "$OUT/run.tar.gz" run && cp -- "$OUT/run/verdicts.json" "$OUT/.verdicts.json" 2>/dev/null || true
-    rm -rf -- "$OUT/run"
-}
-
-write_summary() {
-    printf '%s\n' "${parts[@]}" | "$PYTHON" -c '
-import json, sys
-from pathlib import Path
-
-out, gpu = Path(sys.argv[1]), sys.argv[2]
-fields = [line.rstrip("\n").split("\t") for line in sys.stdin]
-parts = [
-    {"name": name, "exit_code": int(code), "seconds": int(seconds), "limit_s": int(limit), "ok": code == "0"}
-    for name, code, seconds, limit in fields
-]
-summary = {"gpus": gpu, "ok": all(part["ok"] for part in parts), "parts": parts}
-verdicts, fidelity = out / ".verdicts.json", out / "fidelity.json"
-if verdicts.exists():
-    judged = json.loads(verdicts.read_text(encoding="utf-8"))
-    summary["run"] = {"sku": judged["sku"], "outcome": judged["outcome"], "reason": judged.get("reason")}
-    verdicts.unlink()
-if fidelity.exists():
-    summary["fidelity"] = json.loads(fidelity.read_text(encoding="utf-8"))["agreements"]
-(out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-' "$OUT" "$gpu"
-}
-
-pytest_command
+pytest_command=("$PYTHON" -m pytest -p no:cacheprovider)
+"$PYTHON" -c 'import sys; from importlib.metadata import entry_points as found
+sys.exit(not found(group="pytest11", name="ddpscale"))' || pytest_command+=(-p pytest_ddpscale.plugin)
+# Only these: other tests need what a machine with a GPU may not have.
 mapfile -t gpu_tests < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
 
 part nvidia-smi 20 machine.txt nvidia-smi
-part nvidia-smi-topology 20 machine.txt nvidia-smi topo --matrix
-export -f versions
-export PYTHON
-part versions 40 machine.txt bash -c versions
-part tests 140 tests.log "${command[@]}" -p no:cacheprovider -m gpu -v "${gpu_tests[@]}"
-part run 230 run.log "${command[@]}" -p no:cacheprovider --gpu-sku=auto --ddp-budget 3m --ddp-rounds 5 \
-    --ddp-allow-incomplete --ddp-run-dir "$OUT/run"
-pack_run
+part versions 40 machine.txt "$PYTHON" -c "$VERSIONS"
+part tests 140 tests.log "${pytest_command[@]}" -m gpu -v "${gpu_tests[@]}"
+# Skipped tests are no evidence, though pytest exits with 0.
+part some-tests-passed 10 machine.txt grep -E '[0-9]+ passed' "$OUT/tests.log"
+part run 230 run.log "${pytest_command[@]}" --gpu-sku=auto --ddp-budget 3m --ddp-rounds 5 --ddp-allow-incomplete \
+    --ddp-run-dir "$OUT/run"
+if [[ -d $OUT/run ]]; then
+    part pack 20 run.log tar -C "$OUT" -czf "$OUT/run.tar.gz" run
+    rm -rf -- "$OUT/run"
+fi
 part fidelity 130 fidelity.log "$PYTHON" benchmarks/fidelity.py --device cuda --model resnet50 --batch-size 128 \
     --image-size 224 --num-classes 1000 --precision fp16 --memory-format channels_last --rounds 50 --block-steps 10 \
     --json "$OUT/fidelity.json"
-write_summary
-
-for line in "${parts[@]}"; do
-    [[ $(cut -f2 <<<"$line") == 0 ]] || exit 1
-done
+exit "$failed"

@@ -118,7 +118,8 @@ def user_environment(environ: Mapping[str, str], bytecode: Path) -> dict[str, st
 
 def start_in_turn(folder: Path, repeats: int, *, importtime: bool) -> tuple[list[Start], list[Start]]:
     """Starts with the plugin and without, one after the other, each going first as often."""
-    with_plugin, without = [], []
+    with_plugin: list[Start] = []
+    without: list[Start] = []
     for number in range(repeats):
         for plugin in (True, False) if number % 2 else (False, True):
             start = start_pytest(folder, plugin=plugin, importtime=importtime)

@@ -166,7 +166,10 @@ def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], en
 
 
 def _path(value: _Value) -> Path | None:
-    return Path(value.text).expanduser() if value.text else None
+    try:
+        return Path(value.text).expanduser() if value.text else None
+    except RuntimeError:
+        raise value.refuse("a path; there is no such user") from None
 
 
 def _launcher(value: _Value) -> str:

@@ -37,7 +37,8 @@ def describe(reports: list[dict[str, Any]], exit_code: int | None, torchrun_log:
     if reports:
         first = reports[0]
         place = ", ".join(f"{name} {first[name]}" for name in ("study", "arm", "round") if first.get(name) is not None)
-        others = f"; {len(reports) - 1} more ranks failed after it" if len(reports) > 1 else ""
+        more = len(reports) - 1
+        others = f"; {more} more {'rank' if more == 1 else 'ranks'} failed after it" if more else ""
         return (
             f"rank {first['rank']} on {first['host']} failed in {first['phase']}"
             f"{f' ({place})' if place else ''}: {first['type']}: {first['message']}{others}"

@@ -20,8 +20,9 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
     """
     whole = estimate(plan, isolate=isolate, img_per_s=img_per_s)
     device = "GPU" if plan.device_type == "cuda" else "core"
+    studies = "1 study" if len(plan.studies) == 1 else f"{len(plan.studies)} studies"
     head = (
-        f"ddpscale plan for {plan.sku}: {count_text(requirements, 'requirement')}, {len(plan.studies)} studies, "
+        f"ddpscale plan for {plan.sku}: {count_text(requirements, 'requirement')}, {studies}, "
         f"about {whole.seconds / 60:.1f} min on {count_text(plan.world_size, device)} = "
         f"{whole.device_hours:.2f} {device}-hours"
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from pytest_ddpscale.plan.estimate import STARTUP_S
+from pytest_ddpscale.plan.estimate import STARTUP_S, UNKNOWN, study_seconds
 from pytest_ddpscale.plan.study import Plan, Study
 
 

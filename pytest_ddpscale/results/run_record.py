@@ -103,7 +103,7 @@ def _hosts(startups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _slowest_startup(run: RunDirectory, startups: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of the first gang's slowest rank, kept apart from what is judged."""
+    """Seconds of the slowest rank of any gang, and of the first step, kept apart from what is judged."""
     first_steps = [r["first_block_s"] for r in run.read_records() if r.get("kind") == "warm_up"]
     slowest = {name: max(s[name] for s in startups) for name in ("import_s", "rendezvous_s")}
     return slowest | ({"first_step_s": first_steps[0]} if first_steps else {})

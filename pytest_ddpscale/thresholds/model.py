@@ -167,11 +167,30 @@ class Peak(_Strict):
     source: Source
 
 
+_SWITCHES = ("compile", "cudnn_benchmark")
+
+
 def _with_name(data: Any) -> Any:
     """Give each workload the name it is listed under, so that it is written once."""
     if not isinstance(data, dict):
         return data
-    return {k: {**v, "name": k} if isinstance(v, dict) and "name" not in v else v for k, v in data.items()}
+    for name, workload in data.items():
+        if isinstance(workload, dict):
+            _refuse_what_lax_mode_would_convert(name, workload)
+    return {k: {**v, "name": k} if isinstance(v, dict) else v for k, v in data.items()}
+
+
+def _refuse_what_lax_mode_would_convert(name: str, workload: dict[str, Any]) -> None:
+    """`batch_size: yes` is true to YAML and 1 to a lax reader."""
+    if workload.get("name", name) != name:
+        raise ValueError(f"{name} calls itself {workload['name']!r}; expected no `name`: it is what it is listed under")
+    wrong = [
+        f"{name}.{field} is {value!r}; expected {'true or false' if field in _SWITCHES else 'a whole number'}"
+        for field, value in workload.items()
+        if isinstance(value, bool) != (field in _SWITCHES)
+    ]
+    if wrong:
+        raise ValueError(wrong[0])
 
 
 class Sku(_Strict):

@@ -17,9 +17,10 @@ def conclude(verdicts: Sequence[Verdict], required: int, interrupted: bool = Fal
 
     Returns:
         ``rejected`` if any requirement of severity ``fail`` failed. Else ``incomplete`` if one of
-        severity ``fail`` is undecided, or any at all is not measured or broke, or no passed
-        requirement rests on a published number: a provisional bound cannot accept a cluster on its
-        own. Else ``partial`` if requirements were left out. Else ``accepted``.
+        severity ``fail`` is undecided, or any at all is not measured or broke. Else ``partial`` if
+        requirements were left out. Else ``accepted``, unless no passed requirement of severity
+        ``fail`` rests on a published number, which is ``incomplete``: a provisional bound cannot
+        accept a cluster on its own.
     """
     failed = [v for v in verdicts if v.outcome == "failed" and v.severity == "fail"]
     if failed:

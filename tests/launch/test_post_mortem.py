@@ -68,9 +68,9 @@ class TestDescribe:
         assert self.describe(tmp_path, [early]) == "rank 0 on node7 failed in start-up: RuntimeError: no"
 
     def test_those_that_failed_after_it_are_counted(self, tmp_path: Path) -> None:
-        assert self.describe(tmp_path, [report(3, 1001.0), report(0, 1002.0), report(1, 1002.0)]).endswith(
-            "CUDA out of memory; 2 more ranks failed after it"
-        )
+        reports = [report(3, 1001.0), report(0, 1002.0), report(1, 1002.0)]
+        assert self.describe(tmp_path, reports).endswith("CUDA out of memory; 2 more ranks failed after it")
+        assert self.describe(tmp_path, reports[:2]).endswith("CUDA out of memory; 1 more rank failed after it")
 
     def test_without_a_report_the_exit_code_and_the_last_words_speak(self, tmp_path: Path) -> None:
         (tmp_path / "gang-0.log").write_text("one\ntwo\n", encoding="utf-8")

@@ -231,6 +231,15 @@ class TestImpossible:
         verdict = judge_changed("device_utilization", lambda one: replace(one, utilization=0.0))
         assert (verdict.outcome, verdict.value, verdict.interval) == ("failed", 0.0, (0.0, 0.0))
 
+    def test_a_value_too_small_for_a_number_is_an_error(self) -> None:
+        case = replace(make_case("generation_ratio", 0.5), reference_img_per_s=1e300)
+        found = [replace(one, block_s=1e300) for one in make_measurements(case, STEADY)]
+        verdict = judge(case, make_evidence(case, found), CONFIDENCE)
+        assert (verdict.outcome, verdict.reason) == (
+            "error",
+            "an impossible value was measured: [0.0, 0.0, 0.0, 0.0, 0.0]",
+        )
+
     @pytest.mark.parametrize("reading", [0, -1])
     def test_training_in_no_memory_never_passes(self, reading: int) -> None:
         both = judge_changed("peak_memory_gib", lambda one: replace(one, peak_memory_bytes=reading))
@@ -435,6 +444,13 @@ class TestImportedSamples:
         assert verdict.notes == (SINGLE_VALUE_NOTE,)
         assert verdict.interval == pytest.approx((0.9, 0.9))
 
+    @pytest.mark.parametrize("metric", sorted(METRICS))
+    def test_several_imported_rounds_are_too_few_like_any_others(self, metric: str) -> None:
+        case = make_case(metric, 0.5)
+        found = [self.as_import(one, 0.05) for one in make_measurements(case, [0.9, 0.91])]
+        verdict = judge(case, make_evidence(case, found), CONFIDENCE)
+        assert (verdict.outcome, verdict.reason) == ("inconclusive", "2 rounds; expected at least 5")
+
     def test_one_round_of_our_own_is_no_imported_sample(self) -> None:
         case = make_case("throughput_per_gpu", 0.01)
         found = [replace(one, step_stdev_s=1e-6) for one in make_measurements(case, [0.9])]
@@ -461,9 +477,10 @@ class TestBlame:
         assert verdict.culprits == (Culprit("gpu", "node2", 3, "GPU-2", "least busy of 4 in 6 of 6 rounds"),)
 
     def test_the_rank_that_was_least_busy_most_often_is_named(self) -> None:
-        verdict = self.judge_ranks(lambda number, rank: 0.5 if rank == (3 if number < 4 else 1) else 0.99)
-        assert [culprit.evidence for culprit in verdict.culprits] == ["least busy of 4 in 4 of 6 rounds"]
-        assert verdict.culprits[0].gpu_uuid == "GPU-3"
+        idle = (3, 0, 1, 1, 2, 1)
+        verdict = self.judge_ranks(lambda number, rank: 0.5 if rank == idle[number] else 0.99)
+        assert [culprit.evidence for culprit in verdict.culprits] == ["least busy of 4 in 3 of 6 rounds"]
+        assert verdict.culprits[0].gpu_uuid == "GPU-1"
 
     def test_nobody_is_blamed_for_a_pass(self) -> None:
         assert self.judge_ranks(lambda number, rank: 0.95).culprits == ()

@@ -83,6 +83,10 @@ def test_provisional_bounds_alone_cannot_accept() -> None:
     assert "Put measured numbers with their source into the thresholds file" in reason
 
 
+def test_a_selection_of_provisional_bounds_is_partial_too() -> None:
+    assert conclude([verdict("passed", provisional=True)], 2)[0] == "partial"
+
+
 def test_provisional_bounds_beside_a_published_one_accept() -> None:
     assert conclude([PASSED, verdict("passed", provisional=True)], 2)[0] == "accepted"
 

@@ -1,0 +1,153 @@
+"""What a judged run leaves behind: the record of truth and the views of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.plugin.site import REQUIREMENTS, WEAK_8, Site, assert_no_crash, contents, output_of, thresholds_with
+
+VERDICT_KEYS = {
+    "id", "metric", "workload", "world_size", "severity", "bound", "outcome", "value", "interval", "confidence",
+    "rounds", "reason", "provisional", "source", "notes", "culprits", "unit", "margin",
+}  # fmt: skip
+VIEWS = {"verdicts.json", "report.md", "junit.xml", "pytest-report.json", "plots"}
+ALL = len(REQUIREMENTS)
+
+
+@pytest.fixture
+def judged(site: Site) -> Path:
+    """A run directory with one failure in its verdicts."""
+    text = thresholds_with("test_device_utilization[resnet152-fp16-8gpu]", "at_least: 0.95", "at_least: 0.99")
+    site.write("thresholds.yaml", text)
+    run = site.measured()
+    assert site.judge().ret == pytest.ExitCode.TESTS_FAILED
+    return run.path
+
+
+def test_verdicts_json_is_the_record_of_truth(site: Site, judged: Path) -> None:
+    record = site.verdicts()
+    assert set(record) == {"schema_version", "sku", "outcome", "reason", "notes", "verdicts"}
+    assert (record["schema_version"], record["sku"], record["outcome"]) == (1, "tested-gpu", "rejected")
+    assert record["notes"] == ["judged from measured, nothing was measured"]
+    assert len(record["verdicts"]) == ALL
+    for verdict in record["verdicts"]:
+        assert set(verdict) == VERDICT_KEYS
+        low, high = verdict["interval"]
+        assert low <= verdict["value"] <= high
+        (side, bound), *others = verdict["bound"].items()
+        assert not others
+        difference = verdict["value"] - bound if side == "at_least" else bound - verdict["value"]
+        assert verdict["margin"] == pytest.approx(difference / bound)
+        assert verdict["rounds"] == 7
+    failed = [verdict for verdict in record["verdicts"] if verdict["outcome"] != "passed"]
+    assert [verdict["id"] for verdict in failed] == ["device_utilization[resnet152-fp16-8gpu]"]
+    (culprit,) = failed[0]["culprits"]
+    assert culprit == {
+        "kind": "gpu", "host": "node7", "gpu_index": 7, "gpu_uuid": "GPU-00000007",
+        "evidence": "least busy of 8 in 7 of 7 rounds",
+    }  # fmt: skip
+
+
+def test_every_view_is_there_and_says_the_same(judged: Path) -> None:
+    assert {path.name for path in judged.iterdir()} >= VIEWS
+    suite = ElementTree.parse(judged / "junit.xml").getroot().find("testsuite")
+    assert suite is not None
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == (str(ALL), "1", "0")
+    markdown = (judged / "report.md").read_text(encoding="utf-8")
+    assert "REJECTED" in markdown
+    plots = sorted((judged / "plots").glob("*.png"))
+    assert plots
+    for plot in plots:
+        assert plot.read_bytes().startswith(b"\x89PNG"), plot
+        assert f"plots/{plot.name}" in markdown
+
+
+def test_pytest_report_json_has_every_item_and_the_exit_code(judged: Path) -> None:
+    report = json.loads((judged / "pytest-report.json").read_text(encoding="utf-8"))
+    assert report["exitcode"] == pytest.ExitCode.TESTS_FAILED
+    assert report["summary"]["passed"] == ALL - 1
+    assert report["summary"]["failed"] == 1
+    assert sorted(test["nodeid"].partition("::")[2] for test in report["tests"]) == sorted(REQUIREMENTS)
+
+
+def test_pytest_report_json_has_the_exit_code_of_a_run_that_only_its_outcome_fails(site: Site) -> None:
+    text = site.thresholds.read_text(encoding="utf-8")
+    site.write("thresholds.yaml", text.replace("2, source: *paper", "2, provisional: true, source: {reasoning: a guess of ours}"))
+    run = site.measured()
+    site.write("acceptance/test_weak_scaling.py", "import pytest\npytestmark = pytest.mark.skip('not today')\n" + (
+        site.path / "acceptance" / "test_weak_scaling.py").read_text(encoding="utf-8"))
+    assert site.judge().ret == pytest.ExitCode.TESTS_FAILED
+    report = json.loads((run.path / "pytest-report.json").read_text(encoding="utf-8"))
+    assert report["exitcode"] == pytest.ExitCode.TESTS_FAILED
+    assert "failed" not in report["summary"]
+
+
+def test_the_users_own_reports_are_written_beside(site: Site) -> None:
+    run = site.measured()
+    own = ("--json-report", "--json-report-file=own.json", "--junitxml=own.xml")
+    result = site.judge(*own)
+    assert result.ret == pytest.ExitCode.OK
+    assert_no_crash(result)
+    report = json.loads((site.path / "own.json").read_text(encoding="utf-8"))
+    assert report["summary"]["passed"] == ALL
+    suites = ElementTree.parse(site.path / "own.xml").getroot()
+    assert len(suites.findall("testsuite/testcase")) == ALL
+    assert {path.name for path in run.path.iterdir()} >= VIEWS
+    copy = json.loads((run.path / "pytest-report.json").read_text(encoding="utf-8"))
+    assert copy["summary"]["passed"] == ALL
+
+
+def test_the_users_own_reports_show_a_warning_as_no_failure(site: Site) -> None:
+    site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5, severity: warn"))
+    site.measured()
+    assert site.judge("--junitxml=own.xml").ret == pytest.ExitCode.OK
+    suite = ElementTree.parse(site.path / "own.xml").getroot().find("testsuite")
+    assert suite is not None
+    assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("-p", "no:pytest_jsonreport"), ("-p", "no:terminal"), ("-p", "no:metadata"), ("-q", "-q", "--tb=no"), ("-s",)],
+    ids=["no-json-report", "no-terminal", "no-metadata", "quiet", "uncaptured"],
+)
+def test_other_plugins_may_be_off(site: Site, arguments: tuple[str, ...]) -> None:
+    run = site.measured()
+    result = site.judge(*arguments)
+    assert_no_crash(result)
+    assert result.ret == pytest.ExitCode.OK
+    expected = VIEWS - {"pytest-report.json"} if "no:pytest_jsonreport" in arguments else VIEWS
+    assert {path.name for path in run.path.iterdir()} >= expected
+
+
+def test_the_terminal_ends_in_the_outcome_and_where_the_report_is(site: Site) -> None:
+    site.measured()
+    result = site.judge()
+    result.stdout.fnmatch_lines(["*= ddpscale: tested-gpu =*", "requirement *verdict", "ACCEPTED: *", "report: measured/report.md"])
+    assert not [line for line in result.outlines if "JSON report" in line]
+
+
+def test_nothing_but_the_run_directory_is_touched(site: Site) -> None:
+    site.measured()
+    before = {name: data for name, data in contents(site.path).items() if "measured" not in name}
+    site.judge("-p", "no:cacheprovider", "-B" if False else "-q")
+    after = {name: data for name, data in contents(site.path).items() if "measured" not in name and "__pycache__" not in name}
+    assert after == before
+
+
+def test_a_hostile_name_breaks_no_view(site: Site) -> None:
+    run = site.measured()
+    text = run.measurements_jsonl.read_text(encoding="utf-8")
+    hostile = json.dumps("node|<script>\x1b[31m`#\u202e")[1:-1]
+    run.measurements_jsonl.write_text(text.replace('"node7"', f'"{hostile}"'), encoding="utf-8")
+    raised = thresholds_with("test_device_utilization[resnet152-fp16-8gpu]", "at_least: 0.95", "at_least: 0.99")
+    site.write("thresholds.yaml", raised)
+    result = site.judge()
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert_no_crash(result)
+    assert "\x1b[31m`" not in output_of(result)
+    ElementTree.parse(run.path / "junit.xml")

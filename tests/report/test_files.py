@@ -1,0 +1,77 @@
+"""Every file of a report is written, the record of truth first, and a full disk costs one of them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.report.files import write_reports
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.verdict.verdict import Judgement
+from tests.report.sample import JUDGEMENT, PLAN, RUN
+
+FILES = ["verdicts.json", "junit.xml", "report.md"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "run")
+
+
+def write(run: RunDirectory) -> list[str]:
+    # Plots are tested on their own: without measurements there are none to draw.
+    return write_reports(run, JUDGEMENT, RUN, PLAN, [])
+
+
+def full_disk(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_every_file_is_written(run: RunDirectory) -> None:
+    assert write(run) == []
+    assert Judgement.from_json(json.loads(run.verdicts_json.read_text(encoding="utf-8"))) == JUDGEMENT
+    assert ET.parse(run.path / "junit.xml").getroot().tag.startswith("testsuite")
+    assert "REJECTED" in (run.path / "report.md").read_text(encoding="utf-8").upper()
+
+
+def test_the_record_of_truth_comes_first(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(*_: Any) -> str:
+        assert run.verdicts_json.exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pytest_ddpscale.report.junit.render_junit", check)
+    with pytest.raises(KeyboardInterrupt):
+        write(run)
+
+
+@pytest.mark.parametrize(
+    ("broken", "lost"),
+    [
+        ("pytest_ddpscale.report.junit.render_junit", "junit.xml"),
+        ("pytest_ddpscale.report.plots.write_plots", "plots"),
+        ("pytest_ddpscale.report.markdown.render_markdown", "report.md"),
+    ],
+)
+def test_a_full_disk_costs_one_file_and_not_the_others(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, broken: str, lost: str
+) -> None:
+    monkeypatch.setattr(broken, full_disk)
+    assert write(run) == [f"{lost} could not be written: No space left on device"]
+    assert [name for name in FILES if not (run.path / name).exists()] == [name for name in FILES if name == lost]
+
+
+def test_losing_the_record_of_truth_is_said(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunDirectory, "write_json", full_disk)
+    assert write(run) == ["verdicts.json could not be written: No space left on device"]
+
+
+def test_writing_again_replaces_and_leaves_nothing_else_behind(run: RunDirectory) -> None:
+    write(run)
+    before = sorted(path.name for path in run.path.iterdir())
+    assert write(run) == []
+    assert sorted(path.name for path in run.path.iterdir()) == before

@@ -1,0 +1,56 @@
+"""The plan says what will be trained, how long that takes and what it occupies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_ddpscale.plan.estimate import estimate, study_seconds
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.plan_text import plan_lines
+
+WORKLOAD = Workload("r152", "resnet152", "fp16", 512, global_batch_size=256)
+WEAK = Study("weak", WORKLOAD, (Arm("alone", 1, 512), Arm("ddp", 8, 512)), rounds=9, block_s=3.0, warmup_s=10.0)
+STRONG = replace(WEAK, scaling="strong", arms=(Arm("alone", 1, 256), Arm("ddp", 8, 32)))
+PLAN = Plan("a100", "cuda", (WEAK, STRONG))
+
+
+def test_a_plan_in_full() -> None:
+    whole = estimate(PLAN)
+    minutes = study_seconds(WEAK) / 60
+    assert plan_lines(PLAN, 5, isolate=False) == [
+        f"ddpscale plan for a100: 5 requirements, 2 studies, about {whole.seconds / 60:.1f} min on 8 GPUs "
+        f"= {whole.device_hours:.2f} GPU-hours",
+        f"  weak/r152    {minutes:4.1f} min  9 rounds of alone (batch 512), ddp@8 (batch 512)",
+        f"  strong/r152  {minutes:4.1f} min  9 rounds of alone (batch 256), ddp@8 (batch 32)",
+    ]
+
+
+def test_a_launch_for_each_study_takes_longer() -> None:
+    whole = estimate(PLAN, isolate=True)
+    assert f"about {whole.seconds / 60:.1f} min on" in plan_lines(PLAN, 5, isolate=True)[0]
+    assert plan_lines(PLAN, 5, isolate=True)[0] != plan_lines(PLAN, 5, isolate=False)[0]
+
+
+def test_known_speeds_make_the_estimate() -> None:
+    slow = {"r152": 10.0}
+    head, weak, _ = plan_lines(PLAN, 5, isolate=False, img_per_s=slow)
+    assert f"about {estimate(PLAN, img_per_s=slow).seconds / 60:.1f} min" in head
+    assert f"{study_seconds(WEAK, slow) / 60:.1f} min" in weak
+
+
+def test_on_cpu_it_is_cores_and_one_is_not_many() -> None:
+    alone = replace(WEAK, arms=WEAK.arms[:1])
+    head = plan_lines(Plan("cpu", "cpu", (alone,)), 1, isolate=False)[0]
+    assert head.startswith("ddpscale plan for cpu: 1 requirement, 1 study, about ")
+    assert " on 1 core = " in head
+    assert head.endswith(" core-hours")
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_nothing_to_measure_is_said_so(isolate: bool) -> None:
+    assert plan_lines(Plan("cpu", "cpu", ()), 0, isolate=isolate) == [
+        "ddpscale plan for cpu: 0 requirements, 0 studies, about 0.0 min on 0 cores = 0.00 core-hours"
+    ]

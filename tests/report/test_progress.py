@@ -1,0 +1,133 @@
+"""Progress turns records into lines: which study, round, speed and time left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.plan.estimate import estimate, study_seconds
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.progress import Progress
+from pytest_ddpscale.results.records import StudyEnd
+
+WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=8)
+WEAK = Study("weak", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 2, 8)), rounds=6, block_s=5.0, warmup_s=10.0)
+STRONG = Study("strong", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 2, 4)), rounds=6, block_s=5.0, warmup_s=10.0)
+PLAN = Plan("cpu", "cpu", (WEAK, STRONG))
+STARTUP = {"kind": "startup", "rank": 0, "world_size": 2, "versions": {"torch": "2.9.0"}}
+BEGIN = {"kind": "study_start", "study": "weak/r", "unix_s": 1.7e9}
+
+
+def clock(seconds: float) -> str:
+    return f"{round(seconds) // 60}:{round(seconds) % 60:02d}"
+
+
+def block(arm: str, round_: int, rank: int = 0, block_s: float = 4.0) -> dict[str, Any]:
+    return {
+        "kind": "measurement", "study": "weak/r", "arm": arm, "round": round_, "rank": rank, "batch_size": 8,
+        "steps": 10, "block_s": block_s,
+    }  # fmt: skip
+
+
+class Terminal:
+    """What was shown, and a clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, bool]] = []
+        self.seconds = 100.0
+        self.progress = Progress(PLAN, lambda line, passing: self.shown.append((line, passing)), lambda: self.seconds)
+
+    def feed(self, *records: dict[str, Any]) -> tuple[str, bool]:
+        """The last line shown after these records, and whether it may be overwritten."""
+        for record in records:
+            self.progress(record)
+        return self.shown[-1]
+
+
+@pytest.fixture
+def terminal() -> Terminal:
+    return Terminal()
+
+
+def test_waiting_for_ranks_says_how_long_it_all_will_take(terminal: Terminal) -> None:
+    assert terminal.feed({}) == (f"starting ranks, {clock(estimate(PLAN).seconds)} estimated", True)
+
+
+def test_a_line_is_not_repeated(terminal: Terminal) -> None:
+    terminal.feed({}, {}, {})
+    assert len(terminal.shown) == 1
+
+
+def test_ranks_that_are_up_are_announced_once_and_stay(terminal: Terminal) -> None:
+    terminal.feed(STARTUP, STARTUP | {"rank": 1})
+    assert terminal.shown == [("ranks are up: 2 on torch 2.9.0", False)]
+
+
+def test_a_study_begins_by_warming_up(terminal: Terminal) -> None:
+    assert terminal.feed(BEGIN) == ("weak/r: warming up", True)
+
+
+def test_a_round_shows_every_arms_speed_and_the_time_left(terminal: Terminal) -> None:
+    terminal.feed(BEGIN)
+    terminal.seconds += 30
+    left = clock(study_seconds(WEAK) - 30 + study_seconds(STRONG))
+    line = f"weak/r: round 1/6  alone 20 img/s per rank  {left} left"
+    assert terminal.feed(block("alone", 0)) == (line, True)
+    line = f"weak/r: round 2/6  alone 20  ddp@2 40 img/s per rank  {left} left"
+    assert terminal.feed(block("ddp@2", 1, block_s=2.0)) == (line, True)
+
+
+def test_the_round_never_goes_back(terminal: Terminal) -> None:
+    line, _ = terminal.feed(BEGIN, block("alone", 3), block("alone", 1))
+    assert line.startswith("weak/r: round 4/6")
+
+
+def test_only_the_first_rank_speaks(terminal: Terminal) -> None:
+    assert terminal.feed(BEGIN, block("ddp@2", 0, rank=1)) == ("weak/r: warming up", True)
+
+
+def test_time_left_is_never_negative(terminal: Terminal) -> None:
+    terminal.feed(BEGIN)
+    terminal.seconds += 1e6
+    line, _ = terminal.feed(block("alone", 0))
+    assert line.endswith(f"  {clock(study_seconds(STRONG))} left")
+
+
+def test_a_measured_study_stays_with_its_rounds_and_time(terminal: Terminal) -> None:
+    terminal.feed(BEGIN, block("alone", 0), block("alone", 5))
+    terminal.seconds += 65
+    assert terminal.feed(StudyEnd("weak/r", "rounds").as_json()) == ("weak/r: measured, 6 rounds in 1:05", False)
+
+
+def test_a_study_without_time_left_says_so(terminal: Terminal) -> None:
+    terminal.feed(BEGIN)
+    line = terminal.feed(StudyEnd("weak/r", "budget").as_json())
+    assert line == ("weak/r: measured, time is up in 0:00", False)
+
+
+def test_a_study_that_broke_stays_with_its_message(terminal: Terminal) -> None:
+    terminal.feed(BEGIN)
+    line = terminal.feed(StudyEnd("weak/r", "error", "rank 1 on node7 failed in warm-up: no memory").as_json())
+    assert line == ("weak/r: ERROR: rank 1 on node7 failed in warm-up: no memory", False)
+
+
+def test_a_settled_study_takes_no_more_time(terminal: Terminal) -> None:
+    terminal.feed(BEGIN, StudyEnd("weak/r", "rounds").as_json(), BEGIN | {"study": "strong/r"})
+    line, _ = terminal.feed(block("alone", 0) | {"study": "strong/r"})
+    assert line.endswith(f"  {clock(study_seconds(STRONG))} left")
+
+
+def test_after_the_first_study_waiting_is_silent(terminal: Terminal) -> None:
+    terminal.feed(BEGIN, StudyEnd("weak/r", "rounds").as_json())
+    shown = len(terminal.shown)
+    terminal.progress({})
+    assert len(terminal.shown) == shown
+
+
+def test_unknown_records_and_studies_do_no_harm(terminal: Terminal) -> None:
+    terminal.progress({"kind": "weather"})
+    terminal.progress(BEGIN | {"study": "weak/unknown"})
+    terminal.progress(block("alone", 0))
+    assert terminal.shown == [("weak/unknown: warming up", True)]

@@ -1,0 +1,182 @@
+"""Each setting is read from the command line, else the environment, else the ini file, and checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.settings import OPTIONS, Option, Settings, settings_from
+
+BY_NAME = {option.name: option for option in OPTIONS}
+# Two values of each option, and the attribute they are read into.
+VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
+    "gpu_sku": ("gpu_sku", "b200", "v100", "b200", "v100"),
+    "thresholds": ("thresholds", "a.yaml", "b.yaml", Path("a.yaml"), Path("b.yaml")),
+    "ddp_run_dir": ("run_dir", "runs/a", "runs/b", Path("runs/a"), Path("runs/b")),
+    "ddp_judge": ("judge", "runs/a", "runs/b", Path("runs/a"), Path("runs/b")),
+    "ddp_launcher": ("launcher", "torchrun", "auto", "torchrun", "auto"),
+    "ddp_gpus_per_node": ("gpus_per_node", "4", "8", 4, 8),
+    "ddp_world_sizes": ("world_sizes", "1,2", "4", (1, 2), (4,)),
+    "ddp_budget": ("budget_s", "10m", "90s", 600.0, 90.0),
+    "ddp_inactivity_limit": ("inactivity_limit_s", "2m", "1h", 120.0, 3600.0),
+    "ddp_confidence": ("confidence", "0.9", "0.99", 0.9, 0.99),
+    "ddp_rounds": ("rounds", "5", "20", 5, 20),
+    "ddp_block": ("block_s", "1.5s", "3", 1.5, 3.0),
+}
+SWITCHES = {"ddp_isolate": "isolate", "ddp_allow_incomplete": "allow_incomplete"}
+
+
+def read(
+    options: dict[str, Any] | None = None, environ: dict[str, str] | None = None, ini: dict[str, str] | None = None
+) -> Settings:
+    return settings_from(options or {}, ini or {}, environ or {})
+
+
+def refusal(name: str, text: str) -> OptionError:
+    """The error for a value on the command line."""
+    with pytest.raises(OptionError) as raised:
+        read({name: text})
+    return raised.value
+
+
+def test_nothing_asked_for() -> None:
+    assert read() == Settings(
+        gpu_sku="auto", sku_was_given=False, thresholds=None, run_dir=None, judge=None, launcher="auto",
+        gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0, confidence=0.95, rounds=None,
+        block_s=None, isolate=False, allow_incomplete=False,
+    )  # fmt: skip
+
+
+def test_every_option_is_tested_here() -> None:
+    assert set(VALUES) | set(SWITCHES) == set(BY_NAME)
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "variable"),
+    [
+        ("--gpu-sku", "gpu_sku", "DDPSCALE_GPU_SKU"),
+        ("--thresholds", "thresholds", "DDPSCALE_THRESHOLDS"),
+        ("--ddp-run-dir", "ddp_run_dir", "DDPSCALE_RUN_DIR"),
+    ],
+)
+def test_the_three_names_of_an_option(flag: str, name: str, variable: str) -> None:
+    option = Option(flag, "X", "")
+    assert (option.name, option.variable) == (name, variable)
+
+
+def test_no_two_options_share_a_name() -> None:
+    assert len({option.variable for option in OPTIONS}) == len(BY_NAME) == len(OPTIONS)
+
+
+@pytest.mark.parametrize("name", sorted(VALUES))
+def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file(name: str) -> None:
+    attribute, one, other, one_read, other_read = VALUES[name]
+    variable = BY_NAME[name].variable
+    found = [
+        read({name: one}, {variable: other}, {name: other}),
+        read({name: None}, {variable: one}, {name: other}),
+        read({}, {}, {name: one}),
+        read({}, {variable: other}, {name: one}),
+    ]
+    assert [getattr(settings, attribute) for settings in found] == [one_read, one_read, one_read, other_read]
+
+
+@pytest.mark.parametrize("name", sorted(SWITCHES))
+def test_a_switch_may_be_set_anywhere_and_unset_in_the_environment(name: str) -> None:
+    variable, attribute = BY_NAME[name].variable, SWITCHES[name]
+    found = [
+        read({name: True}, {variable: "0"}),
+        read({name: False}, {variable: "yes"}),
+        read({name: False}, {}, {name: "On"}),
+        read({name: False}, {variable: "off"}, {name: "true"}),
+        read({name: False}, {variable: ""}, {name: "1"}),
+    ]
+    assert [getattr(settings, attribute) for settings in found] == [True, True, True, False, True]
+
+
+@pytest.mark.parametrize("name", sorted(VALUES))
+def test_an_empty_variable_or_ini_key_asks_for_nothing(name: str) -> None:
+    assert read({}, {BY_NAME[name].variable: ""}, {name: ""}) == read()
+
+
+@pytest.mark.parametrize("name", sorted(VALUES))
+def test_an_empty_value_on_the_command_line_is_refused(name: str) -> None:
+    flag, metavar = BY_NAME[name].flag, BY_NAME[name].metavar
+    assert str(refusal(name, "")) == f"{flag}: found no value; expected {flag}={metavar}."
+
+
+@pytest.mark.parametrize("given", [{"gpu_sku": "auto"}, {"gpu_sku": "cpu"}])
+def test_whether_a_sku_was_given_counts_auto(given: dict[str, str]) -> None:
+    assert read(given).sku_was_given
+    assert read({}, {"DDPSCALE_GPU_SKU": given["gpu_sku"]}).sku_was_given
+
+
+def test_a_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert read({"ddp_run_dir": "~/run"}).run_dir == Path("/home/me/run")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("0.5s", 0.5), ("10m", 600.0), ("1.5h", 5400.0)]
+)
+def test_times_are_seconds_minutes_or_hours(text: str, seconds: float) -> None:
+    assert read({"ddp_budget": text}).budget_s == seconds
+
+
+def test_world_sizes_are_sorted_and_counted_once() -> None:
+    assert read({"ddp_world_sizes": "8, 2,4,2"}).world_sizes == (2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "expected"),
+    [
+        ("ddp_launcher", ["slurm", "Torchrun", " "], "one of auto, torchrun"),
+        ("ddp_gpus_per_node", ["0", "-1", "2.0", "two", "+2", " "], "a whole number from 1 up"),
+        ("ddp_rounds", ["0", "-5", "many"], "a whole number from 1 up"),
+        ("ddp_rounds", ["1", "4"], "at least 5 rounds: fewer never decide"),
+        ("ddp_world_sizes", ["0", "1,,2", "1;2", "1,-2", ",", "1,2,", "x"], "world sizes such as 1,2,4"),
+        ("ddp_budget", ["0", "0s", "-1m", "10 m", "10d", "m", "1e3", "nan", "inf"], "a time such as 90s, 10m or 1h"),
+        ("ddp_inactivity_limit", ["0", "soon"], "a time such as 90s, 10m or 1h"),
+        ("ddp_block", ["0.0s", "3 s"], "a time such as 90s, 10m or 1h"),
+        ("thresholds", ["~nobody-by-this-name/a.yaml"], "a path; there is no such user"),
+        ("ddp_confidence", ["high", "95%"], "a number such as 0.95"),
+        ("ddp_confidence", ["95", "1", "1.0", "0.49", "0", "-0.95", "nan", "inf"], "a number from 0.5 up and below 1"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused(name: str, texts: list[str], expected: str) -> None:
+    for text in texts:
+        error = refusal(name, text)
+        assert (error.where, error.found, error.expected) == (BY_NAME[name].flag, f"found {text!r}", expected)
+
+
+@pytest.mark.parametrize("name", sorted(SWITCHES))
+def test_a_switch_is_neither_true_nor_false(name: str) -> None:
+    with pytest.raises(OptionError, match=r"found 'maybe'; expected true or false\."):
+        read({}, {}, {name: "maybe"})
+
+
+def test_a_refusal_says_where_the_value_came_from() -> None:
+    with pytest.raises(OptionError, match=r"^--ddp-rounds: found '4'; expected at least 5 rounds"):
+        read({"ddp_rounds": "4"})
+    with pytest.raises(OptionError, match=r"^DDPSCALE_ROUNDS: found '4'"):
+        read({}, {"DDPSCALE_ROUNDS": "4"})
+    with pytest.raises(OptionError, match=r"^ini option ddp_rounds: found '4'"):
+        read({}, {}, {"ddp_rounds": "4"})
+
+
+@given(st.sampled_from(sorted(VALUES)), st.text(max_size=8))
+def test_any_text_is_read_or_refused_in_words(name: str, text: str) -> None:
+    try:
+        settings = read({name: text})
+    except OptionError:
+        assert str(refusal(name, text)).startswith(f"{BY_NAME[name].flag}: found ")
+        return
+    assert settings.inactivity_limit_s > 0
+    assert 0.5 <= settings.confidence < 1
+    assert settings.rounds is None or settings.rounds >= 5
+    assert settings.gpus_per_node is None or settings.gpus_per_node >= 1

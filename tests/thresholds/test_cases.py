@@ -1,0 +1,68 @@
+"""Requirements become cases with names that are unique, stable and say the hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.packaged import packaged
+from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.thresholds.cases import cases_for, device_type
+from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
+from tests.thresholds.conftest import RATIO_LINE, VALID, WEAK, WEAK_LINE, changed
+
+Load = Callable[[str], ThresholdsFile]
+
+
+@pytest.fixture(scope="module")
+def shipped() -> ThresholdsFile:
+    return load_thresholds(packaged("thresholds.yaml"))
+
+
+def test_cases_come_in_the_order_of_the_file(load: Load) -> None:
+    cases = cases_for(load(VALID), "new")
+    assert [case.id for case in cases] == ["weak_scaling_efficiency[r-8gpu]", "generation_ratio[r-1gpu-vs-old]"]
+
+
+def test_a_case_says_the_line_of_its_requirement(load: Load, tmp_path: Path) -> None:
+    weak, ratio = cases_for(load(VALID), "new")
+    assert weak.where == f"{tmp_path / 'thresholds.yaml'}:{WEAK_LINE}"
+    assert ratio.where == f"{tmp_path / 'thresholds.yaml'}:{RATIO_LINE}"
+
+
+def test_a_case_asks_its_requirements_question(load: Load) -> None:
+    weak = cases_for(load(VALID), "new")[0]
+    assert (weak.question.metric, weak.question.world_size) == (METRICS["weak_scaling_efficiency"], 8)
+    assert weak.question.workload == weak.workload == load(VALID).thresholds.skus["new"].workloads["r"]
+
+
+def test_only_a_ratio_has_a_reference_which_is_what_was_published(load: Load) -> None:
+    weak, ratio = cases_for(load(VALID), "new")
+    assert (weak.reference_img_per_s, ratio.reference_img_per_s) == (None, 100.0)
+
+
+def test_a_warning_beside_a_failure_is_told_apart_by_its_severity(load: Load) -> None:
+    warning = WEAK.replace("at_least: 0.95", "at_least: 0.96, severity: warn")
+    cases = cases_for(load(VALID.replace(WEAK, f"{WEAK}\n{warning}")), "new")
+    assert [case.name for case in cases] == ["r-8gpu-fail", "r-8gpu-warn", "r-1gpu-vs-old"]
+
+
+def test_on_cpu_it_is_ranks_that_are_counted(load: Load) -> None:
+    file = load(changed("{name: '^New$'}", "{device: cpu}"))
+    assert cases_for(file, "new")[0].name == "r-8rank"
+    assert [device_type(sku) for sku in file.thresholds.skus.values()] == ["cuda", "cpu"]
+
+
+def test_names_of_the_shipped_file_are_unique_within_a_sku(shipped: ThresholdsFile) -> None:
+    for sku in shipped.thresholds.skus:
+        ids = [case.id for case in cases_for(shipped, sku)]
+        assert len(ids) == len(set(ids)), sku
+
+
+def test_names_of_the_shipped_file_need_no_quoting_by_pytest(shipped: ThresholdsFile) -> None:
+    for sku in shipped.thresholds.skus:
+        for case in cases_for(shipped, sku):
+            assert case.name.isascii()
+            assert not set(case.name) & set(" []:/'\"")
