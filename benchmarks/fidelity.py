@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from typing import Any, Literal
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.launch.environment import worker_environment
-from pytest_ddpscale.launch.processes import stop_tree
+from pytest_ddpscale.launch.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.plan.study import Arm, DeviceType, Study
 from pytest_ddpscale.plan.workload import MemoryFormat, Precision, Workload
 from pytest_ddpscale.sku.detection import visible_gpus
@@ -157,11 +158,13 @@ def run_ranks(job: Job, folder: Path) -> dict[str, dict[Loop, list[float]]]:
     (folder / "job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
     command = [*torchrun, f"--nproc-per-node={job.ranks}", str(RANK_SCRIPT), str(folder)]
-    process = subprocess.Popen(command, env=worker_environment(os.environ, job.device_type), start_new_session=True)
+    gang_id = uuid.uuid4().hex
+    environment = worker_environment(os.environ, job.device_type) | {GANG_VARIABLE: gang_id}
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         exit_code = process.wait()
     finally:
-        stop_tree(process, grace_s=10.0)
+        stop_gang(process, gang_id, grace_s=10.0)
     if exit_code:
         raise SystemExit(f"the ranks failed with exit code {exit_code}; their output is above")
     ranks = [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(job.ranks)]

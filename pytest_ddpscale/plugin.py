@@ -299,8 +299,8 @@ def _is_about(case: Case, excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
 def _asks_for_requirement(definition: pytest.Function) -> bool:
     """Whether a test asks for `requirement` of this plugin, and not for one of its own project."""
     info: Any = getattr(definition, "_fixtureinfo", None)
-    fixtures = info.name2fixturedefs.get("requirement", ()) if info is not None else ()
-    return bool(fixtures) and fixtures[-1].func.__module__ == JudgeableRequirement.__module__
+    fixtures: Any = info.name2fixturedefs.get("requirement", ()) if info is not None else ()
+    return len(fixtures) > 0 and fixtures[-1].func.__module__ == JudgeableRequirement.__module__
 
 
 def _marked_metrics(definition: pytest.Function) -> set[str]:
@@ -365,7 +365,7 @@ def _report_as_json(session: pytest.Session, acceptance: AcceptanceSession) -> N
 
 def _keep_json_report(config: pytest.Config, directory: Path) -> None:
     """Where the user has a JSON report written elsewhere, put a copy into the run directory."""
-    reporter = getattr(config, "_json_report", None)
+    reporter: Any = getattr(config, "_json_report", None)
     if getattr(reporter, "report", None) is None or (directory / JSON_REPORT).exists():
         return
     with contextlib.suppress(OSError):  # a copy of a view: the user's own file and verdicts.json are there

@@ -82,7 +82,7 @@ class Settings:
         world_sizes: the only world sizes wanted; None for all.
         budget_s: wall time for measuring, in seconds; None for no limit.
         inactivity_limit_s: a gang silent for this many seconds is ended.
-        confidence: of the intervals, 0.5 … 1.
+        confidence: of the intervals, 0.5 … 0.9999.
         rounds: of every study; None for the default.
         block_s: length of a timed block, in seconds; None for the default.
         isolate: a fresh launch for each study.
@@ -220,8 +220,8 @@ def _confidence(value: _Value) -> float:
         confidence = float(value.text)
     except ValueError:
         raise value.refuse("a number such as 0.95") from None
-    if not 0.5 <= confidence < 1:
-        raise value.refuse("a number from 0.5 up and below 1")
+    if not 0.5 <= confidence <= 0.9999:
+        raise value.refuse("a number from 0.5 to 0.9999")
     return confidence
 
 

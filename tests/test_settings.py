@@ -145,7 +145,7 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
         ("ddp_block", ["0.0s", "3 s"], "a time such as 90s, 10m or 1h"),
         ("thresholds", ["~nobody-by-this-name/a.yaml"], "a path; there is no such user"),
         ("ddp_confidence", ["high", "95%"], "a number such as 0.95"),
-        ("ddp_confidence", ["95", "1", "1.0", "0.49", "0", "-0.95", "nan", "inf"], "a number from 0.5 up and below 1"),
+        ("ddp_confidence", ["95", "1", "1.0", "0.49", "0", "-0.95", "nan", "inf"], "a number from 0.5 to 0.9999"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused(name: str, texts: list[str], expected: str) -> None:

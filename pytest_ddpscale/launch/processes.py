@@ -8,40 +8,45 @@ import time
 
 import psutil
 
+# In the environment of a launcher and so of all it starts: by it they are found, whoever their parent is.
+GANG_VARIABLE = "DDPSCALE_GANG"
 
-def stop_tree(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """End a launcher and every process below it.
+
+def stop_gang(process: subprocess.Popen[bytes], gang_id: str, grace_s: float) -> None:
+    """End a launcher and every process that belongs to its gang.
 
     torchrun starts each worker in a session of its own, so that a signal to torchrun's process
-    group leaves workers behind, holding GPUs: they are looked up as its descendants first.
+    group leaves workers behind, holding GPUs; and when torchrun itself is killed, they get another
+    parent. So they are looked up by what their environment says.
 
     Args:
         process: the launcher; may have exited already.
+        gang_id: value of `GANG_VARIABLE` in its environment.
         grace_s: seconds between asking (SIGTERM) and killing (SIGKILL).
     """
-    if process.poll() is not None:
-        return  # its pid may be another's by now, and whoever it left behind has another parent
-    below = _descendants(process.pid)
-    process.terminate()  # torchrun passes it on to its workers
+    if process.poll() is None:
+        process.terminate()  # torchrun passes it on to its workers
     patience_ends = time.monotonic() + grace_s
-    # Not psutil, which would take the exit code from under Popen: it would then say 0.
+    # The launcher is not waited for by psutil, which would take the exit code from under Popen.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=grace_s)
-    _, alive = psutil.wait_procs(below, timeout=max(0.0, patience_ends - time.monotonic()))
+    ranks = [member for member in members(gang_id) if member.pid != process.pid]
+    _, alive = psutil.wait_procs(ranks, timeout=max(0.0, patience_ends - time.monotonic()))
     process.kill()  # does nothing to one that has been waited for
     for member in alive:
-        _kill(member)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()  # psutil checks the start time, so that a reused pid is safe
     psutil.wait_procs(alive, timeout=grace_s)
     process.wait(timeout=grace_s)
 
 
-def _descendants(pid: int) -> list[psutil.Process]:
+def members(gang_id: str) -> list[psutil.Process]:
+    """Living processes of a gang on this machine, the launcher included."""
+    return [process for process in psutil.process_iter() if _gang_of(process) == gang_id]
+
+
+def _gang_of(process: psutil.Process) -> str | None:
     try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _kill(process: psutil.Process) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.kill()  # psutil checks the start time, so that a reused pid is safe
+        return process.environ().get(GANG_VARIABLE)
+    except (psutil.Error, OSError):
+        return None  # gone meanwhile, or somebody else's

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.launcher import GangSpec, Launcher
 from pytest_ddpscale.launch.post_mortem import describe, failure_reports
-from pytest_ddpscale.launch.processes import stop_tree
+from pytest_ddpscale.launch.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import StudyEnd, parse_strict_json
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -113,7 +114,8 @@ class Supervisor:
                 worker_arguments=self._worker_arguments(studies),
             )
         )
-        environment = worker_environment(os.environ, plan.device_type)
+        gang_id = uuid.uuid4().hex
+        environment = worker_environment(os.environ, plan.device_type) | {GANG_VARIABLE: gang_id}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
@@ -126,7 +128,7 @@ class Supervisor:
             try:
                 yield process
             finally:
-                stop_tree(process, GRACE_S)
+                stop_gang(process, gang_id, GRACE_S)
 
     def _worker_arguments(self, studies: list[str]) -> list[str]:
         arguments = ["--run-dir", str(self._run.path), "--studies", ",".join(studies), "--version", __version__]

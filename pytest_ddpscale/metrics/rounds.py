@@ -69,7 +69,7 @@ def arm_rounds(measurements: Sequence[Measurement], study_id: str, arm: Arm) -> 
 
     A round in which a rank is missing is left out: its pace is unknown. So is a measurement with
     another batch than the arm's, whose throughput would be that of other work. Of a repeated measurement
-    the first counts, so that the order of lines does not matter after a resumed run.
+    the first counts: a later one was made under other conditions than the rest of its round.
     """
     found: dict[int, dict[int, Measurement]] = defaultdict(dict)
     for measurement in measurements:

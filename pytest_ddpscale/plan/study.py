@@ -64,7 +64,7 @@ class Study:
     @property
     def world_size(self) -> int:
         """The most ranks any arm needs."""
-        return max(arm.world_size for arm in self.arms)
+        return max((arm.world_size for arm in self.arms), default=0)
 
     def arm(self, name: str) -> Arm | None:
         """The arm of that name, or None."""

@@ -219,9 +219,7 @@ class Site:
         path.write_text(text, encoding="utf-8")
         return path
 
-    def measured(
-        self, name: str = "measured", series: Sequence[Series] = MEASURED_RUN, sku: str = SKU
-    ) -> RunDirectory:
+    def measured(self, name: str = "measured", series: Sequence[Series] = MEASURED_RUN, sku: str = SKU) -> RunDirectory:
         """A run directory that somebody measured."""
         return write_run(self.path / name, self.thresholds, series, sku)
 

@@ -66,7 +66,9 @@ def test_judging_says_what_would_be_judged_and_writes_nothing(site: Site) -> Non
     assert contents(run.path) == before
 
 
-@pytest.mark.parametrize("option", ["--collect-only", "--fixtures", "--fixtures-per-test", "--setup-plan", "--setup-only"])
+@pytest.mark.parametrize(
+    "option", ["--collect-only", "--fixtures", "--fixtures-per-test", "--setup-plan", "--setup-only"]
+)
 def test_what_runs_no_test_leaves_no_trace(site: Site, option: str) -> None:
     run = site.measured()
     before = contents(run.path)
@@ -87,5 +89,11 @@ def test_asking_about_pytest_itself_needs_no_gpu(site: Site, option: str) -> Non
 
 def test_help_names_every_option(site: Site) -> None:
     output = output_of(site.run("--help"))
-    for option in ("--gpu-sku=SKU", "--thresholds=FILE", "--ddp-run-dir=DIR", "--ddp-judge=RUN_DIR", "--ddp-budget=10m"):
+    for option in (
+        "--gpu-sku=SKU",
+        "--thresholds=FILE",
+        "--ddp-run-dir=DIR",
+        "--ddp-judge=RUN_DIR",
+        "--ddp-budget=10m",
+    ):
         assert option in output

@@ -23,9 +23,7 @@ def test_asking_for_a_requirement_without_saying_of_what_is_refused(site: Site, 
 @pytest.mark.parametrize("metric", ["'weak_scaling_eficiency'", "['throughput_per_gpu']", "8"])
 def test_a_metric_that_does_not_exist_is_refused(site: Site, metric: str) -> None:
     """Left out silently, the run would be partial, and exit with 0."""
-    site.write(
-        OWN, f"import pytest\n\n@pytest.mark.requirement({metric})\ndef test_own(requirement, run):\n    pass\n"
-    )
+    site.write(OWN, f"import pytest\n\n@pytest.mark.requirement({metric})\ndef test_own(requirement, run):\n    pass\n")
     site.measured()
     assert_refused(site.judge(), f"{OWN}::test_own is marked requirement({metric}); expected ")
 
@@ -74,7 +72,9 @@ class TestProjectsThatDoNotUseThePlugin:
         result = self.run(site, "def test_one():\n    pass\n\ndef test_two():\n    assert False\n")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         result.assert_outcomes(passed=1, failed=1)
-        mentions = [line for line in result.outlines if "ddpscale" in line and not line.startswith(("plugins:", "rootdir:"))]
+        mentions = [
+            line for line in result.outlines if "ddpscale" in line and not line.startswith(("plugins:", "rootdir:"))
+        ]
         assert mentions == []
 
     def test_keep_pytests_exit_codes(self, site: Site) -> None:

@@ -17,8 +17,8 @@ A_TIME = "a time such as 90s, 10m or 1h"
         ("--ddp-budget=1.5 days", A_TIME),
         ("--ddp-inactivity-limit=-5m", A_TIME),
         ("--ddp-block=3x", A_TIME),
-        ("--ddp-confidence=95", "from 0.5 up and below 1"),
-        ("--ddp-confidence=nan", "from 0.5 up and below 1"),
+        ("--ddp-confidence=95", "from 0.5 to 0.9999"),
+        ("--ddp-confidence=nan", "from 0.5 to 0.9999"),
         ("--ddp-confidence=high", "a number such as 0.95"),
         ("--ddp-rounds=4", "at least 5 rounds"),
         ("--ddp-rounds=many", "a whole number from 1 up"),
@@ -67,7 +67,9 @@ def test_a_bad_ini_key_is_refused_with_its_name(site: Site) -> None:
 
 
 def test_switches_work_from_the_environment_and_the_ini_file(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.write("thresholds.yaml", site.thresholds.read_text(encoding="utf-8").replace("batch_size: 1024", "batch_size: 8"))
+    site.write(
+        "thresholds.yaml", site.thresholds.read_text(encoding="utf-8").replace("batch_size: 1024", "batch_size: 8")
+    )
     site.measured()
     assert site.judge().ret == pytest.ExitCode.TESTS_FAILED, "the ViT was measured with another batch"
     monkeypatch.setenv("DDPSCALE_ALLOW_INCOMPLETE", "yes")

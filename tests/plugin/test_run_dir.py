@@ -66,7 +66,9 @@ class TestJudging:
         site.measured()
         assert site.judge("--ddp-run-dir=opinion").ret == pytest.ExitCode.OK
         before = contents(site.path / "opinion")
-        assert_refused(site.judge("--ddp-run-dir=opinion"), "opinion: already holds verdicts", "a new or empty directory")
+        assert_refused(
+            site.judge("--ddp-run-dir=opinion"), "opinion: already holds verdicts", "a new or empty directory"
+        )
         assert contents(site.path / "opinion") == before
 
     def test_a_file_in_the_way_of_one_report_costs_only_that_one(self, site: Site) -> None:

@@ -76,10 +76,16 @@ def test_pytest_report_json_has_every_item_and_the_exit_code(judged: Path) -> No
 
 def test_pytest_report_json_has_the_exit_code_of_a_run_that_only_its_outcome_fails(site: Site) -> None:
     text = site.thresholds.read_text(encoding="utf-8")
-    site.write("thresholds.yaml", text.replace("2, source: *paper", "2, provisional: true, source: {reasoning: a guess of ours}"))
+    site.write(
+        "thresholds.yaml",
+        text.replace("2, source: *paper", "2, provisional: true, source: {reasoning: a guess of ours}"),
+    )
     run = site.measured()
-    site.write("acceptance/test_weak_scaling.py", "import pytest\npytestmark = pytest.mark.skip('not today')\n" + (
-        site.path / "acceptance" / "test_weak_scaling.py").read_text(encoding="utf-8"))
+    site.write(
+        "acceptance/test_weak_scaling.py",
+        "import pytest\npytestmark = pytest.mark.skip('not today')\n"
+        + (site.path / "acceptance" / "test_weak_scaling.py").read_text(encoding="utf-8"),
+    )
     assert site.judge().ret == pytest.ExitCode.TESTS_FAILED
     report = json.loads((run.path / "pytest-report.json").read_text(encoding="utf-8"))
     assert report["exitcode"] == pytest.ExitCode.TESTS_FAILED
@@ -127,7 +133,9 @@ def test_other_plugins_may_be_off(site: Site, arguments: tuple[str, ...]) -> Non
 def test_the_terminal_ends_in_the_outcome_and_where_the_report_is(site: Site) -> None:
     site.measured()
     result = site.judge()
-    result.stdout.fnmatch_lines(["*= ddpscale: tested-gpu =*", "requirement *verdict", "ACCEPTED: *", "report: measured/report.md"])
+    result.stdout.fnmatch_lines(
+        ["*= ddpscale: tested-gpu =*", "requirement *verdict", "ACCEPTED: *", "report: measured/report.md"]
+    )
     assert not [line for line in result.outlines if "JSON report" in line]
 
 
@@ -135,7 +143,9 @@ def test_nothing_but_the_run_directory_is_touched(site: Site) -> None:
     site.measured()
     before = {name: data for name, data in contents(site.path).items() if "measured" not in name}
     site.judge("-p", "no:cacheprovider", "-B" if False else "-q")
-    after = {name: data for name, data in contents(site.path).items() if "measured" not in name and "__pycache__" not in name}
+    after = {
+        name: data for name, data in contents(site.path).items() if "measured" not in name and "__pycache__" not in name
+    }
     assert after == before
 
 
