@@ -34,16 +34,16 @@ class Rank:
     """
 
     def __init__(self, job: Job, control: Control) -> None:
-        device = join(job.device_type)
         self._job = job
         self._control = control
-        self._arms = StudyArms(job.study, open_device(job.device_type, control.local_rank), control.rank, job.ranks)
-        options = Options(**{name: getattr(job, name) for name in Options.__dataclass_fields__})
+        self._device = join(job.device_type)
         self._bare: dict[int, BareLoop] = {}
-        for size in job.world_sizes:
-            group: Any = dist.new_group(ranks=list(range(size)))
-            if control.rank < size:
-                self._bare[size] = BareLoop(options, device, group)
+        for loop in job.building_order:
+            if loop == "bare":
+                self._build_bare()
+            else:
+                device = open_device(job.device_type, control.local_rank)
+                self._arms = StudyArms(job.study, device, control.rank, job.ranks)
 
     def run(self) -> dict[str, dict[Loop, list[float]]]:
         """Time every block. Returns seconds by world size (as text) and loop; nothing for arms of other ranks."""
@@ -67,6 +67,13 @@ class Rank:
         """Free groups and memory."""
         self._arms.close()
         dist.destroy_process_group()
+
+    def _build_bare(self) -> None:
+        options = Options(**{name: getattr(self._job, name) for name in Options.__dataclass_fields__})
+        for size in self._job.world_sizes:
+            group: Any = dist.new_group(ranks=list(range(size)))
+            if self._control.rank < size:
+                self._bare[size] = BareLoop(options, self._device, group)
 
     def _together(self, key: str, size: int, loop: Loop) -> float | None:
         """One block; all ranks leave together. Returns its seconds, or None if this rank has no part in it."""

@@ -5,7 +5,8 @@
 #   usage: benchmarks/gpu_evidence.sh OUT_DIR
 #
 # OUT_DIR must be new or empty. It gets summary.json (each part's outcome), machine.txt, tests.log, run.log,
-# run.tar.gz (the run directory), fidelity.log and fidelity.json. A part that fails stops no other.
+# run.tar.gz (the run directory), fidelity.log, fidelity-fp16.json and fidelity-bf16.json: eight files. A part
+# that fails stops no other.
 # PYTHON names the interpreter (default: python3); pytest-ddpscale need not be installed into it, but what it
 # depends on must be. Settings of the card are only read.
 #
@@ -89,8 +90,8 @@ try:
     summary["run"] = {key: verdicts.get(key) for key in ("sku", "outcome", "reason")}
 except (OSError, KeyError):
     pass  # the run has not ended, or has concluded nothing
-if (out / "fidelity.json").exists():
-    summary["fidelity"] = json.loads((out / "fidelity.json").read_text(encoding="utf-8"))["agreements"]
+for path in sorted(out.glob("fidelity-*.json")):
+    summary[path.stem] = json.loads(path.read_text(encoding="utf-8"))["agreements"]
 (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
 PYTHON_CODE
 )
@@ -143,7 +144,10 @@ if [[ -d $OUT/run ]]; then
     part pack 20 run.log tar -C "$OUT" -czf "$OUT/run.tar.gz" run
     rm -rf -- "$OUT/run"
 fi
-part fidelity 130 fidelity.log "$PYTHON" benchmarks/fidelity.py --device cuda --model resnet50 --batch-size 128 \
-    --image-size 224 --num-classes 1000 --precision fp16 --memory-format channels_last --rounds 50 --block-steps 10 \
-    --json "$OUT/fidelity.json"
+# bf16 beside fp16, whose gradient scaler waits for the GPU in every step and so hides what else would wait.
+for precision in fp16 bf16; do
+    part "fidelity-$precision" 110 fidelity.log "$PYTHON" benchmarks/fidelity.py --device cuda --model resnet50 \
+        --batch-size 128 --image-size 224 --num-classes 1000 --precision "$precision" --memory-format channels_last \
+        --launches 1 --rounds 40 --block-steps 10 --json "$OUT/fidelity-$precision.json"
+done
 exit "$failed"

@@ -296,9 +296,9 @@ def _is_about(case: Case, excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
     return excinfo.errisinstance(AssertionError) and case.id in str(excinfo.value)
 
 
-def _asks_for_requirement(definition: pytest.Function) -> bool:
+def _asks_for_requirement(item: pytest.Item) -> bool:
     """Whether a test asks for `requirement` of this plugin, and not for one of its own project."""
-    info: Any = getattr(definition, "_fixtureinfo", None)
+    info: Any = getattr(item, "_fixtureinfo", None)
     fixtures: Any = info.name2fixturedefs.get("requirement", ()) if info is not None else ()
     return len(fixtures) > 0 and fixtures[-1].func.__module__ == JudgeableRequirement.__module__
 
@@ -325,8 +325,8 @@ def _marked_metrics(definition: pytest.Function) -> set[str]:
 def _is_empty(item: pytest.Item) -> bool:
     """Whether pytest made this item for a metric without requirements."""
     callspec = getattr(item, "callspec", None)
-    marked = item.get_closest_marker("requirement") is not None
-    return marked and callspec is not None and "requirement" in callspec.params and case_of(item) is None
+    parametrized = callspec is not None and "requirement" in callspec.params and _asks_for_requirement(item)
+    return parametrized and case_of(item) is None
 
 
 def _default_to_acceptance_tests(config: pytest.Config) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 
@@ -68,12 +69,35 @@ class Measurement:
         """Read what `as_json` wrote.
 
         Raises:
-            TypeError: a key is missing or unknown.
+            TypeError: a key is missing or unknown, or its value of another type.
             ValueError: a number is impossible.
         """
         fields = {key: value for key, value in data.items() if key != "kind"}
         fields["step_s"] = tuple(fields.get("step_s", ()))
-        return Measurement(**fields)
+        measurement = Measurement(**fields)
+        wrong = [f.name for f in dataclass_fields(measurement) if not _fits(str(f.type), getattr(measurement, f.name))]
+        if wrong:
+            raise TypeError(f"{wrong[0]} is {getattr(measurement, wrong[0])!r}")
+        return measurement
+
+
+_NUMBER = (int, float)
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": _NUMBER,
+    "int | None": (int, type(None)),
+    "float | None": (*_NUMBER, type(None)),
+}
+
+
+def _fits(annotation: str, value: Any) -> bool:
+    """Whether a value read from JSON is of a field's type: True is no number, and 1 is a float."""
+    if annotation == "tuple[float, ...]":
+        return all(type(number) in _NUMBER for number in value)
+    if isinstance(value, bool):
+        return annotation == "bool"
+    return isinstance(value, _TYPES.get(annotation, ()))
 
 
 @dataclass(frozen=True)

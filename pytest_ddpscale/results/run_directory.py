@@ -181,6 +181,8 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             raise broken_file(path, f"line {number} is not a JSON object ({error})") from None
         if not isinstance(record, dict):
             raise broken_file(path, f"line {number} is not a JSON object")
+        if record.get("kind") == "study_end" and not isinstance(record.get("study"), str):
+            raise broken_file(path, f"line {number} is no end of a study: it names none")
         yield record
 
 

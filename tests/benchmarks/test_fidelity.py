@@ -18,8 +18,9 @@ fidelity = benchmark("fidelity")
 
 def _job(**changes: object) -> Any:
     values: dict[str, object] = {
-        "device_type": "cpu", "ranks": 2, "rounds": 120, "block_steps": 3, "seed": 0, "model": "resnet18",
-        "batch_size": 16, "image_size": 64, "precision": "fp32", "memory_format": "contiguous", "num_classes": 100,
+        "device_type": "cpu", "ranks": 2, "rounds": 120, "block_steps": 3, "seed": 0, "first_built": "bare",
+        "model": "resnet18", "batch_size": 16, "image_size": 64, "precision": "fp32", "memory_format": "contiguous",
+        "num_classes": 100,
     }  # fmt: skip
     return fidelity.Job(**values | changes)
 
@@ -45,7 +46,7 @@ class TestOrder:
 class TestAgreement:
     def test_a_worker_that_takes_longer_has_a_ratio_below_one(self) -> None:
         seconds = {"bare": [1.0, 2.0, 4.0], "worker": [1.25, 2.5, 5.0]}
-        found = fidelity.agreement(_job(), 2, seconds)
+        found = fidelity.agreement(_job(), 2, [seconds])
         assert found.ratio.value == pytest.approx(0.8)
         assert found.ratio.interval == pytest.approx((0.8, 0.8))
         assert found.median_ratio == pytest.approx(0.8)
@@ -56,20 +57,27 @@ class TestAgreement:
     @pytest.mark.parametrize(("ratio", "within"), [(1.0, True), (1.015, True), (0.985, True), (1.03, False)])
     def test_two_per_cent_are_tolerated_either_way(self, ratio: float, within: bool) -> None:
         seconds = {"bare": [ratio, ratio * 3], "worker": [1.0, 3.0]}
-        assert fidelity.agreement(_job(), 1, seconds).as_json()["within_tolerance"] is within
+        assert fidelity.agreement(_job(), 1, [seconds]).as_json()["within_tolerance"] is within
 
     @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=2, max_size=30))
     def test_swapping_the_loops_inverts_the_ratio(self, pairs: list[tuple[float, float]]) -> None:
         one, other = [first for first, _ in pairs], [second for _, second in pairs]
-        ratio = fidelity.agreement(_job(), 1, {"bare": one, "worker": other}).ratio
-        inverse = fidelity.agreement(_job(), 1, {"bare": other, "worker": one}).ratio
+        ratio = fidelity.agreement(_job(), 1, [{"bare": one, "worker": other}]).ratio
+        inverse = fidelity.agreement(_job(), 1, [{"bare": other, "worker": one}]).ratio
         assert math.log(ratio.value) == pytest.approx(-math.log(inverse.value), abs=1e-9)
         assert ratio.interval[0] <= ratio.value <= ratio.interval[1]
 
     def test_one_disturbed_pair_moves_the_median_less_than_the_mean(self) -> None:
         seconds = {"bare": [1.0] * 9 + [3.0], "worker": [1.0] * 10}
-        found = fidelity.agreement(_job(), 1, seconds)
+        found = fidelity.agreement(_job(), 1, [seconds])
         assert found.median_ratio == 1.0 < found.ratio.value
+
+    def test_launches_are_pooled_and_shown_each(self) -> None:
+        launches = [{"bare": [1.0, 1.0], "worker": [0.5, 0.5]}, {"bare": [1.0] * 4, "worker": [2.0] * 4}]
+        found = fidelity.agreement(_job(), 1, launches)
+        assert found.ratio_by_launch == pytest.approx([2.0, 0.5])
+        assert found.pairs == 6
+        assert found.ratio.value == pytest.approx((2.0**2 * 0.5**4) ** (1 / 6))
 
     def test_a_block_lasts_as_long_as_its_slowest_rank(self) -> None:
         assert fidelity.slowest([[1.0, 5.0], [2.0, 4.0]]) == [2.0, 5.0]
@@ -87,6 +95,11 @@ class TestJob:
         assert {arm.batch_size for arm in study.arms} == {study.workload.batch_size} == {7}
         assert (study.workload.precision, study.workload.memory_format) == ("bf16", "channels_last")
         assert (study.workload.image_size, study.workload.num_classes) == (job.image_size, job.num_classes)
+
+    def test_launches_differ_in_what_is_built_first_and_in_the_order_of_blocks(self) -> None:
+        launches = [_job(seed=5).launch(number) for number in range(4)]
+        assert [launch.building_order for launch in launches] == [("bare", "worker"), ("worker", "bare")] * 2
+        assert len({tuple(launch.orders(2)) for launch in launches}) == 4
 
     @pytest.mark.parametrize(
         ("device", "ranks", "gpus", "expected"),
@@ -125,5 +138,5 @@ def _arguments(**given: object) -> argparse.Namespace:
 
 
 def test_the_median_of_an_even_number_of_pairs_lies_between_them() -> None:
-    found = fidelity.agreement(_job(), 1, {"bare": [1.0, 1.2], "worker": [1.0, 1.0]})
+    found = fidelity.agreement(_job(), 1, [{"bare": [1.0, 1.2], "worker": [1.0, 1.0]}])
     assert found.median_ratio == statistics.median([1.0, 1.2])

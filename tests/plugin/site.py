@@ -154,12 +154,21 @@ def _measurements(series: Series) -> list[Measurement]:
             rate = series.img_per_s * spread * (1 if rank == 0 else 1.002)
             found.append(
                 Measurement(
-                    study=f"{series.scaling}/{series.workload.name}", arm=series.arm.name, round=number, rank=rank,
-                    local_rank=rank, host="node7", device=f"GPU-{rank:08x}", batch_size=series.arm.batch_size,
-                    steps=20, block_s=series.arm.batch_size * 20 / rate, started_unix_s=1.7e9 + number,
-                    utilization=series.utilization - 0.001 * rank + 0.0005 * (number % 3), peak_memory_bytes=47_360_000_000 + 1_000_000 * number,
+                    study=f"{series.scaling}/{series.workload.name}",
+                    arm=series.arm.name,
+                    round=number,
+                    rank=rank,
+                    local_rank=rank,
+                    host="node7",
+                    device=f"GPU-{rank:08x}",
+                    batch_size=series.arm.batch_size,
+                    steps=20,
+                    block_s=series.arm.batch_size * 20 / rate,
+                    started_unix_s=1.7e9 + number,
+                    utilization=series.utilization - 0.001 * rank + 0.0005 * (number % 3),
+                    peak_memory_bytes=47_360_000_000 + 1_000_000 * number,
                 )
-            )  # fmt: skip
+            )
     return found
 
 

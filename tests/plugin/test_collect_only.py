@@ -84,7 +84,7 @@ def test_what_runs_no_test_leaves_no_trace(site: Site, option: str) -> None:
 def test_asking_about_pytest_itself_needs_no_gpu(site: Site, option: str) -> None:
     result = site.run(option, "--gpu-sku=b200")
     assert result.ret == pytest.ExitCode.OK
-    assert_no_crash(result)
+    assert "ERROR" not in output_of(result)
 
 
 def test_help_names_every_option(site: Site) -> None:

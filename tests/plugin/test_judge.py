@@ -45,10 +45,15 @@ class TestRefused:
         assert contents(site.path / "acceptance") == before
 
     @pytest.mark.parametrize(
-        "content", ["", "{", "[]", "null", '{"schema_version": 1, "sku": NaN}', "\x00\x00"],
-        ids=["empty", "cut", "list", "null", "nan", "zeros"],
-    )  # fmt: skip
-    @pytest.mark.parametrize("name", ["run.json", "plan.json"])
+        ("name", "content"),
+        [
+            ("run.json", ""),
+            ("run.json", "[]"),
+            ("run.json", '{"schema_version": 1, "sku": NaN}'),
+            ("plan.json", '{"schema_version": 1'),
+            ("plan.json", '{"schema_version": 1, "studies": 3}'),
+        ],
+    )
     def test_a_broken_file(self, site: Site, name: str, content: str) -> None:
         run = site.measured()
         (run.path / name).write_text(content, encoding="utf-8")
@@ -75,14 +80,11 @@ class TestRefused:
         "line",
         [
             "{",
-            "",
             "3",
             '{"kind":"measurement"}',
-            '{"kind":"measurement","block_s":NaN}',
-            '{"kind":"study_end"}',
             '{"kind":"study_end","study":[],"reason":"error"}',
         ],
-        ids=["cut", "empty", "number", "no-fields", "nan", "end-without-study", "end-of-a-list"],
+        ids=["cut", "number", "no-fields", "end-of-no-study"],
     )
     def test_a_corrupted_line(self, site: Site, line: str) -> None:
         run = site.measured()
@@ -91,23 +93,7 @@ class TestRefused:
         run.measurements_jsonl.write_text("\n".join(lines) + "\n", encoding="utf-8")
         self.assert_refused_untouched(site, "measured/measurements.jsonl: line 42 is no")
 
-    @pytest.mark.parametrize(
-        ("key", "value"),
-        [
-            ("utilization", "high"),
-            ("peak_memory_bytes", "much"),
-            ("steps", "20"),
-            ("steps", True),
-            ("block_s", None),
-            ("block_s", -1.0),
-            ("rank", "0"),
-            ("round", 1.5),
-            ("host", 7),
-            ("step_s", 3),
-            ("step_stdev_s", "wide"),
-            ("colour", "red"),
-        ],
-    )
+    @pytest.mark.parametrize(("key", "value"), [("utilization", "high"), ("rank", "0"), ("block_s", -1.0)])
     def test_a_measurement_with_an_impossible_value(self, site: Site, key: str, value: object) -> None:
         run = site.measured()
         lines = run.measurements_jsonl.read_text(encoding="utf-8").splitlines()
@@ -229,7 +215,7 @@ def test_published_a100_results_give_the_published_figures(site: Site) -> None:
     # ResNet-152 at 32 images a GPU waits for its host, and says nothing about the GPUs.
     warned = [verdict for verdict in measured if verdict["severity"] == "warn"]
     assert {verdict["outcome"] for verdict in warned} == {"inconclusive"}
-    assert all("host-bound" in verdict["notes"] for verdict in warned)
+    assert all(verdict["reason"].startswith("host-bound: ") for verdict in warned)
     # Nobody published ResNet-50 in these files: what was not measured is not accepted.
     missing = {name for name, verdict in verdicts.items() if verdict["outcome"] == "not_measured"}
     assert missing

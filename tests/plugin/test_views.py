@@ -118,8 +118,8 @@ def test_the_users_own_reports_show_a_warning_as_no_failure(site: Site) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("-p", "no:pytest_jsonreport"), ("-p", "no:terminal"), ("-p", "no:metadata"), ("-q", "-q", "--tb=no"), ("-s",)],
-    ids=["no-json-report", "no-terminal", "no-metadata", "quiet", "uncaptured"],
+    [("-p", "no:pytest_jsonreport"), ("-p", "no:metadata"), ("-q", "-q", "--tb=no"), ("-s",)],
+    ids=["no-json-report", "no-metadata", "quiet", "uncaptured"],
 )
 def test_other_plugins_may_be_off(site: Site, arguments: tuple[str, ...]) -> None:
     run = site.measured()

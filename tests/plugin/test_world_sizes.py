@@ -39,9 +39,11 @@ def test_a_world_size_that_nothing_requires_selects_nothing(site: Site) -> None:
 def test_more_ranks_than_cores_are_refused_with_the_way_to_share_them(site: Site) -> None:
     result = site.run("--gpu-sku=cpu", f"--ddp-world-sizes=1,{MORE_THAN_THERE_ARE}")
     assert_refused(
-        result, f"--ddp-world-sizes: found {MORE_THAN_THERE_ARE}, but {MORE_THAN_THERE_ARE - 1} CPU cores can be used",
-        f"expected at most {MORE_THAN_THERE_ARE - 1}", f"--ddp-gpus-per-node={MORE_THAN_THERE_ARE} lets ranks share cores",
-    )  # fmt: skip
+        result,
+        f"--ddp-world-sizes: found {MORE_THAN_THERE_ARE}, but {MORE_THAN_THERE_ARE - 1} CPU cores can be used",
+        f"expected at most {MORE_THAN_THERE_ARE - 1}",
+        f"--ddp-gpus-per-node={MORE_THAN_THERE_ARE} lets ranks share cores",
+    )
     assert not (site.path / "ddpscale-runs").exists()
 
 
