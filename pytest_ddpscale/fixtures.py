@@ -103,7 +103,7 @@ class JudgeableRequirement:
 @pytest.fixture
 def requirement(request: pytest.FixtureRequest) -> JudgeableRequirement:
     """One requirement of the thresholds file, for a test marked ``requirement("metric")``."""
-    from pytest_ddpscale.plugin import rerun_command
+    from pytest_ddpscale.plugin.selection import rerun_command
 
     if not hasattr(request, "param"):
         raise pytest.UsageError(
@@ -116,6 +116,7 @@ def requirement(request: pytest.FixtureRequest) -> JudgeableRequirement:
 @pytest.fixture(scope="session")
 def run(request: pytest.FixtureRequest) -> Run:
     """The measurements of this session."""
-    from pytest_ddpscale.plugin import progress_listener, session_of
+    from pytest_ddpscale.plugin.active import session_of
+    from pytest_ddpscale.plugin.console import progress_listener
 
     return Run(session_of(request.config), progress_listener(request.config))

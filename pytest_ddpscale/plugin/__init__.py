@@ -1,0 +1,179 @@
+"""pytest hooks, and nothing else: each asks the session for what it needs.
+
+Loading this module costs a few milliseconds: everything heavy is imported where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.errors import BadInput
+from pytest_ddpscale.fixtures import requirement, run  # noqa: F401 (pytest finds fixtures here)
+from pytest_ddpscale.plugin.active import JUDGEMENT, SESSION, SETTINGS, nothing_runs, refuse_xdist, session_of
+from pytest_ddpscale.plugin.selection import asks_for_requirement, case_of, is_empty, marked_metrics
+from pytest_ddpscale.settings import OPTIONS, settings_from
+
+REFUSAL: pytest.StashKey[pytest.UsageError] = pytest.StashKey()
+WORKERS_REFUSAL: pytest.StashKey[str] = pytest.StashKey()
+ACCEPTANCE = "acceptance"
+_REFUSED = "ddpscale_refusal"  # where an xdist worker leaves why it refused
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options on the command line, each also an ini key."""
+    group = parser.getgroup("ddpscale", "GPU cluster acceptance")
+    for option in OPTIONS:
+        if option.metavar is None:
+            group.addoption(option.flag, action="store_true", default=False, help=option.help)
+        else:
+            group.addoption(option.flag, metavar=option.metavar, default=None, help=option.help)
+        parser.addini(option.name, option.help, default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the settings; with a SKU named and no test named, run the packaged acceptance tests."""
+    config.addinivalue_line("markers", "requirement(metric): one item per requirement of that metric")
+    try:
+        settings = settings_from(vars(config.option), {option.name: config.getini(option.name) for option in OPTIONS})
+    except BadInput as error:
+        raise pytest.UsageError(str(error)) from None
+    config.stash[SETTINGS] = settings
+    if settings.sku_was_given or settings.judge is not None:
+        refuse_xdist(config)
+        _default_to_acceptance_tests(config)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One item per requirement of the marked metrics."""
+    if not asks_for_requirement(metafunc.definition) or REFUSAL in metafunc.config.stash:
+        return
+    try:
+        metrics = marked_metrics(metafunc.definition)
+        cases = [case for case in session_of(metafunc.config).cases if case.requirement.metric in metrics]
+    except pytest.UsageError as error:
+        # Raised here, pytest would print it as a traceback for each test module.
+        metafunc.config.stash[REFUSAL] = error
+        cases = []
+    metafunc.parametrize("requirement", cases, ids=[case.name for case in cases], indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out metrics the SKU has no requirement for, and world sizes that are not wanted."""
+    if REFUSAL in config.stash:
+        items.clear()
+        _refuse(config, config.stash[REFUSAL])
+    items[:] = [item for item in items if not is_empty(item)]
+    wanted = config.stash[SETTINGS].world_sizes
+    if wanted is None:
+        return
+    unwanted = [item for item in items if (case := case_of(item)) and case.requirement.world_size not in wanted]
+    if unwanted:
+        config.hook.pytest_deselected(items=unwanted)
+        items[:] = [item for item in items if item not in unwanted]
+
+
+@pytest.hookimpl(tryfirst=True)  # before the terminal reporter prints the plan
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Plan exactly what was selected, and open the run directory."""
+    cases = [case for item in session.items if (case := case_of(item))]
+    if not cases:
+        return
+    acceptance = session_of(session.config)
+    try:
+        acceptance.select(cases)
+        if not nothing_runs(session.config):
+            acceptance.open_run()
+            from pytest_ddpscale.plugin.conclusion import report_as_json
+
+            report_as_json(session, acceptance)
+    except BadInput as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """Print the plan."""
+    acceptance = config.stash.get(SESSION, None)
+    if acceptance is None or acceptance.plan is None:
+        return []
+    from pytest_ddpscale.report.plan_text import plan_lines
+
+    by = f"ddpscale judges by {acceptance.thresholds.path}"
+    if acceptance.judged_run is not None:
+        return [f"{by} what {acceptance.judged_run.path} holds: nothing is measured"]
+    plan = plan_lines(
+        acceptance.plan,
+        len(acceptance.selected),
+        isolate=acceptance.site.settings.isolate,
+        img_per_s=acceptance.expected_img_per_s,
+    )
+    return [by, *plan]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed requirement shows its explanation; one that only warns is an expected failure."""
+    report = yield
+    case = case_of(item)
+    was_skipped = report.skipped and not hasattr(report, "wasxfail")
+    if case is None or not (report.failed or was_skipped):
+        return report
+    from pytest_ddpscale.plugin.conclusion import show_verdict
+
+    show_verdict(item, call, report, case, session_of(item.config).verdicts.get(case.id))
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before other reports, which carry the exit code
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
+    """Conclude, write every report, and let the exit code follow the outcome."""
+    if WORKERS_REFUSAL in session.config.stash:
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+    acceptance = session.config.stash.get(SESSION, None)
+    if acceptance is None or acceptance.run is None:
+        return (yield)
+    from pytest_ddpscale.plugin.conclusion import finish, keep_json_report
+
+    finish(session, exitstatus, acceptance)
+    result = yield
+    keep_json_report(session.config, acceptance.run.path)
+    return result
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The table of requirements, and one line: the outcome and why."""
+    if WORKERS_REFUSAL in config.stash:
+        terminalreporter.write_line(f"ERROR: {config.stash[WORKERS_REFUSAL]}", red=True)
+    if JUDGEMENT in config.stash:
+        from pytest_ddpscale.plugin.console import print_summary
+
+        print_summary(terminalreporter, config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over from an xdist worker why it refused: raised there, it would be an internal error."""
+    if message := getattr(node, "workeroutput", {}).get(_REFUSED):
+        node.config.stash[WORKERS_REFUSAL] = message
+
+
+def _refuse(config: pytest.Config, error: pytest.UsageError) -> None:
+    worker_output = getattr(config, "workeroutput", None)
+    if worker_output is None:
+        raise error
+    worker_output[_REFUSED] = str(error)
+
+
+def _default_to_acceptance_tests(config: pytest.Config) -> None:
+    """``pytest --gpu-sku=b200`` anywhere: local acceptance tests if there are, else the packaged ones."""
+    if config.args_source != pytest.Config.ArgsSource.INVOCATION_DIR:
+        return
+    from pytest_ddpscale.packaged import packaged
+
+    local = Path(config.invocation_params.dir) / ACCEPTANCE
+    config.args[:] = [str(local if local.is_dir() else packaged(ACCEPTANCE))]

@@ -1,0 +1,62 @@
+"""The acceptance session of a pytest run, and what the hooks keep in pytest's stash."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_ddpscale.errors import BadInput
+from pytest_ddpscale.settings import Settings
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.session import AcceptanceSession
+    from pytest_ddpscale.verdict.verdict import Judgement
+
+SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
+SESSION: pytest.StashKey[AcceptanceSession] = pytest.StashKey()
+JUDGEMENT: pytest.StashKey[Judgement] = pytest.StashKey()
+PROBLEMS: pytest.StashKey[list[str]] = pytest.StashKey()
+SPOILED: pytest.StashKey[list[str]] = pytest.StashKey()
+# With any of these pytest runs no test, so that nothing is measured or concluded.
+_NOTHING_RUNS = ("collectonly", "showfixtures", "show_fixtures_per_test", "setuponly", "setupplan")
+
+
+def session_of(config: pytest.Config) -> AcceptanceSession:
+    """The acceptance session, opened when it is first needed.
+
+    Raises:
+        pytest.UsageError: thresholds, SKU or options are not usable.
+    """
+    if SESSION not in config.stash:
+        from pytest_ddpscale.session import Site, open_session
+
+        refuse_xdist(config)
+        site = Site(
+            config.stash[SETTINGS],
+            config.rootpath,
+            Path(config.invocation_params.dir),
+            tuple(sys.argv),
+            nothing_runs(config),
+        )
+        try:
+            config.stash[SESSION] = open_session(site)
+        except BadInput as error:
+            raise pytest.UsageError(str(error)) from None
+    return config.stash[SESSION]
+
+
+def nothing_runs(config: pytest.Config) -> bool:
+    """Whether pytest was only asked to show something."""
+    return any(getattr(config.option, name, False) for name in _NOTHING_RUNS)
+
+
+def refuse_xdist(config: pytest.Config) -> None:
+    """Several pytest processes would measure against each other."""
+    if hasattr(config, "workerinput") or config.getoption("numprocesses", None) or config.getoption("tx", None):
+        raise pytest.UsageError(
+            "pytest-xdist is active with workers; expected one pytest process, because measurements of several would "
+            "disturb each other. Run without -n (torchrun starts the ranks), or with -p no:xdist."
+        )

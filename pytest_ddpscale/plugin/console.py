@@ -1,0 +1,62 @@
+"""What a person sees on the terminal: progress while measuring, and the table at the end."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_ddpscale.plugin.active import JUDGEMENT, PROBLEMS, session_of
+from pytest_ddpscale.report.progress import Progress
+from pytest_ddpscale.report.terminal import table_lines
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.launch.supervisor import Listener
+
+LOG_EVERY_S = 10.0
+_COLOURS: dict[str, dict[str, bool]] = {
+    "": {}, "header": {"bold": True}, "passed": {"green": True},
+    "failed": {"red": True}, "warned": {"yellow": True}, "undecided": {"yellow": True},
+}  # fmt: skip
+
+
+def progress_listener(config: pytest.Config) -> Listener:
+    """Shows progress on the terminal, past pytest's capturing."""
+    reporter: Any = config.pluginmanager.getplugin("terminalreporter")
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
+    plan = session_of(config).plan
+    if reporter is None or capture is None or plan is None:
+        return lambda record: None
+
+    last_shown_s = 0.0
+
+    def show(line: str, passing: bool) -> None:
+        nonlocal last_shown_s
+        if passing and not reporter.isatty and time.monotonic() - last_shown_s < LOG_EVERY_S:
+            return  # a log file keeps every line: fewer will do
+        last_shown_s = time.monotonic()
+        with capture.global_and_fixture_disabled():
+            if not passing:
+                reporter.ensure_newline()
+                reporter.write_line(f"  {line}")
+            elif reporter.isatty:
+                reporter.rewrite(f"  {line}"[: reporter._tw.fullwidth - 1], erase=True)
+            else:
+                reporter.ensure_newline()
+                reporter.write_line(f"  {line}")
+
+    return Progress(plan, show, img_per_s=session_of(config).expected_img_per_s)
+
+
+def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The table of requirements, one line with the outcome and why, and where the report lies."""
+    judgement = config.stash[JUDGEMENT]
+    reporter.section(f"ddpscale: {judgement.sku}", sep="=", bold=True)
+    for line, style in table_lines(judgement, reporter._tw.fullwidth):
+        reporter.write_line(line, **_COLOURS[style])
+    run_directory = session_of(config).run
+    if run_directory is not None:
+        reporter.write_line(f"report: {run_directory.path / 'report.md'}")
+    for problem in config.stash.get(PROBLEMS, []):
+        reporter.write_line(problem, red=True)

@@ -1,0 +1,68 @@
+"""From test functions to cases: which requirement an item judges, and the command that runs just that."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_ddpscale.fixtures import JudgeableRequirement
+from pytest_ddpscale.plugin.active import SETTINGS, session_of
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.thresholds.cases import Case
+
+
+def case_of(item: pytest.Item) -> Case | None:
+    """The requirement that an item judges; None if it judges none."""
+    callspec = getattr(item, "callspec", None)
+    case = callspec.params.get("requirement") if callspec is not None else None
+    return case if hasattr(case, "requirement") else None
+
+
+def asks_for_requirement(item: pytest.Item) -> bool:
+    """Whether a test asks for `requirement` of this plugin, and not for one of its own project."""
+    info: Any = getattr(item, "_fixtureinfo", None)
+    fixtures: Any = info.name2fixturedefs.get("requirement", ()) if info is not None else ()
+    return len(fixtures) > 0 and fixtures[-1].func.__module__ == JudgeableRequirement.__module__
+
+
+def marked_metrics(definition: pytest.Function) -> set[str]:
+    """The metrics that a test's marks name.
+
+    Raises:
+        pytest.UsageError: none, or one that does not exist, so that a misspelt one cannot go unnoticed.
+    """
+    from pytest_ddpscale.plan.metric import METRICS
+
+    marked = [name for mark in definition.iter_markers("requirement") for name in mark.args]
+    unknown = [name for name in marked if str(name) not in METRICS]
+    if marked and not unknown:
+        return set(marked)
+    found = f"is marked requirement({unknown[0]!r})" if unknown else "asks for `requirement` and does not say of what"
+    known = ", ".join(METRICS)
+    raise pytest.UsageError(
+        f"{definition.nodeid} {found}; expected @pytest.mark.requirement(METRIC) with one of {known}."
+    )
+
+
+def is_empty(item: pytest.Item) -> bool:
+    """Whether pytest made this item for a metric without requirements."""
+    callspec = getattr(item, "callspec", None)
+    parametrized = callspec is not None and "requirement" in callspec.params and asks_for_requirement(item)
+    return parametrized and case_of(item) is None
+
+
+def rerun_command(item: pytest.Item) -> str:
+    """The command that measures just this requirement again, from the directory pytest was started in."""
+    settings = item.config.stash[SETTINGS]
+    acceptance = session_of(item.config)
+    command = ["pytest", f"--gpu-sku={acceptance.sku}"]
+    if settings.thresholds is not None:
+        command.append(f"--thresholds={settings.thresholds}")
+    if settings.gpus_per_node is not None:
+        command.append(f"--ddp-gpus-per-node={settings.gpus_per_node}")
+    path = os.path.relpath(item.path, item.config.invocation_params.dir)
+    return shlex.join([*command, f"{path}::{item.name}"])
