@@ -15,13 +15,14 @@ from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.planner import PACES, Pace, Question, build_plan
 from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
-from pytest_ddpscale.results.run_record import errors_of, finish_run, new_run_directory, start_run
+from pytest_ddpscale.results.run_record import finish_run, new_run_directory, now_iso, start_run
 from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.detection import Gpu, has_driver, visible_gpus
 from pytest_ddpscale.sku.matching import resolve_sku
 from pytest_ddpscale.thresholds.cases import Case, cases_for, device_type
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
-from pytest_ddpscale.verdict.evaluation import Evidence, covers, judge, samples_of
+from pytest_ddpscale.verdict.evaluation import covers, judge, samples_of
+from pytest_ddpscale.verdict.evidence import Evidence, read_evidence
 from pytest_ddpscale.verdict.outcome import conclude
 from pytest_ddpscale.verdict.verdict import Judgement, Verdict
 
@@ -72,6 +73,7 @@ class AcceptanceSession:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     _evidence: Evidence | None = None
     _extra_launches: int = 0
+    _was_launched: bool = False
 
     @property
     def device_type(self) -> DeviceType:
@@ -102,7 +104,7 @@ class AcceptanceSession:
         """
         assert self.plan is not None  # select comes first
         if self.judged_run is not None:
-            self._evidence = _read_evidence(self.judged_run)  # refuses a broken run before any item runs
+            self._evidence = read_evidence(self.judged_run)  # refuses a broken run before any item runs
             self.run = _judging_directory(self.judged_run, self.site.settings.run_dir)
             return
         self.run = new_run_directory(self.site.settings.run_dir, self.sku)
@@ -117,8 +119,11 @@ class AcceptanceSession:
         """Measure the whole plan, once."""
         assert self.plan is not None
         assert self.run is not None
+        if self._was_launched:
+            raise RunDirectoryError(str(self.run.path), "could not be read after measuring", "", "See the first error.")
+        self._was_launched = True
         self._launch(self.plan, listener)
-        self._evidence = _read_evidence(self.run)
+        self._evidence = read_evidence(self.run)
 
     def judge(self, case: Case, listener: Listener) -> Verdict:
         """The verdict on one requirement, measured first if it has not been."""
@@ -153,7 +158,28 @@ class AcceptanceSession:
                 "incomplete",
                 f"{len(spoiled)} test items were skipped or failed otherwise: {', '.join(spoiled)}",
             )
-        return Judgement(self.sku, outcome, reason, verdicts, self._notes())
+        idle = self._devices_left_out()
+        if outcome == "accepted" and idle:
+            outcome, reason = "partial", f"{reason}, but {idle} of {self.devices} GPUs took no part in any of them"
+        return Judgement(self.sku, outcome, reason, verdicts, self._notes(), self._basis())
+
+    def _devices_left_out(self) -> int:
+        """GPUs that are here and that no arm ever used: nothing is known of them."""
+        if self.judged_run is not None or self.devices is None or self.device_type == "cpu" or self.plan is None:
+            return 0
+        return max(0, self.devices - self.plan.world_size)
+
+    def _basis(self) -> dict[str, str]:
+        """By which thresholds, on which measurements and when this was judged."""
+        source = self.judged_run or self.run
+        assert source is not None
+        return {
+            "judged_at": now_iso(),
+            "thresholds_path": str(self.thresholds.path),
+            "thresholds_sha256": self.thresholds.sha256,
+            "measurements_path": str(source.measurements_jsonl),
+            "measurements_sha256": source.measurements_sha256(),
+        }
 
     def close_run(self, status: str) -> None:
         """Record how the session ended; an earlier run that was judged keeps its record."""
@@ -187,7 +213,7 @@ class AcceptanceSession:
         if self._evidence is not None:
             return judge(case, self._evidence, self.site.settings.confidence)
         if self.run is not None and self.plan is not None and self.run.measurements_jsonl.exists():
-            return judge(case, _read_evidence(self.run), self.site.settings.confidence)
+            return judge(case, read_evidence(self.run), self.site.settings.confidence)
         return self._judged_without_data(case, "the session was interrupted" if interrupted else "its test did not ask")
 
     def _judged_without_data(self, case: Case, reason: str) -> Verdict:
@@ -230,7 +256,7 @@ class AcceptanceSession:
         whole = replace(self._evidence.plan, studies=(*self._evidence.plan.studies, *named))
         self.run.write_json(self.run.plan_json, whole.as_json())
         self._launch(replace(extra, studies=named), listener)
-        self._evidence = _read_evidence(self.run)
+        self._evidence = read_evidence(self.run)
 
     def _launch(self, plan: Plan, listener: Listener) -> None:
         assert self.run is not None
@@ -295,7 +321,7 @@ def _judged_sku(thresholds: ThresholdsFile, settings: Settings, judged: RunDirec
     if not isinstance(measured, str):
         raise broken_file(judged.run_json, "names no SKU")
     if settings.gpu_sku == AUTO:
-        return thresholds.sku_name(measured)
+        return thresholds.sku_name(measured, where=str(judged.run_json))
     asked = thresholds.sku_name(settings.gpu_sku)
     if asked != thresholds.thresholds.canonical_name(measured):
         raise SkuError(
@@ -326,10 +352,6 @@ def _devices(settings: Settings, kind: DeviceType, gpus: int, collect_only: bool
         hint = f"On CPU, --ddp-gpus-per-node={too_large[-1]} lets ranks share cores." if kind == "cpu" else ""
         raise OptionError("--ddp-world-sizes", f"found {too_large[-1]}, but {usable} {what}", f"at most {usable}", hint)
     return usable
-
-
-def _read_evidence(run: RunDirectory) -> Evidence:
-    return Evidence(run.read_plan(), run.read_measurements(), errors_of(run.read_records()))
 
 
 def _judging_directory(judged: RunDirectory, asked: Path | None) -> RunDirectory:

@@ -49,7 +49,11 @@ OPTIONS = (
     Option(
         "--gpu-sku", "SKU", "GPU model to judge by, a name or alias in the thresholds file; default: auto (from NVML)"
     ),
-    Option("--thresholds", "FILE", "thresholds file; default: thresholds.yaml in rootdir, else the packaged copy"),
+    Option(
+        "--thresholds",
+        "FILE",
+        "thresholds file; default: thresholds.yaml here, else in rootdir, else the packaged copy",
+    ),
     Option(
         "--ddp-run-dir", "DIR", "where everything measured and concluded goes; default: ddpscale-runs/<UTC time>-<sku>"
     ),

@@ -54,6 +54,7 @@ class InstantGang:
 
     launches: list[InstantGang] = []  # noqa: RUF012 (each test has a list of its own)
     breaks = ""
+    ends = True
     rounds: int | None = None
 
     def __init__(self, launcher: object, run: RunDirectory, limits: Limits, listener: object, *, isolate: bool) -> None:
@@ -71,8 +72,9 @@ class InstantGang:
                             study.id, arm.name, number, rank, rank, "here", "cpu", arm.batch_size, 10, block_s, 1.7e9
                         )
                         self.run.append_record(one.as_json())
-            if self.breaks:
-                self.run.append_record(StudyEnd(study.id, "error", self.breaks).as_json())
+            if self.ends:
+                reason = "error" if self.breaks else "rounds"
+                self.run.append_record(StudyEnd(study.id, reason, self.breaks).as_json())
 
 
 Open = Callable[..., AcceptanceSession]
@@ -418,21 +420,22 @@ class TestLateVerdicts:
         assert judgement.outcome == "incomplete"
         assert gangs == [], "concluding measures nothing"
 
-    @pytest.mark.parametrize(("rounds", "outcome"), [(4, "inconclusive"), (5, "passed")])
-    def test_a_gang_that_was_interrupted_is_judged_by_its_finished_rounds(
-        self, measuring: AcceptanceSession, monkeypatch: pytest.MonkeyPatch, rounds: int, outcome: str
+    def test_a_study_without_an_end_passes_nothing_however_good_its_rounds_were(
+        self, measuring: AcceptanceSession, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """What ended it may be the very fault that was looked for."""
+
         def interrupted(gang: InstantGang, plan: Plan) -> None:
             measure(gang, plan)
             raise KeyboardInterrupt
 
         measure = InstantGang.measure
-        monkeypatch.setattr(InstantGang, "rounds", rounds)
+        monkeypatch.setattr(InstantGang, "ends", False)
         monkeypatch.setattr(InstantGang, "measure", interrupted)
         with pytest.raises(KeyboardInterrupt):
             measuring.judge(measuring.cases[0], nothing)
         judgement = measuring.conclude(interrupted=True, spoiled=())
-        assert [verdict.outcome for verdict in judgement.verdicts] == [outcome, outcome, "not_measured"]
+        assert [verdict.outcome for verdict in judgement.verdicts] == ["error", "error", "not_measured"]
         assert judgement.outcome == "incomplete"
 
 
@@ -505,3 +508,17 @@ class TestJudging:
         old.measurements_jsonl.write_text("".join(lines), encoding="utf-8")
         with pytest.raises(RunDirectoryError, match="line 3 is no measurement"):
             self.judged(opened, old)
+
+
+def test_gpus_that_took_no_part_are_not_accepted(
+    opened: Open, gangs: list[InstantGang], machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen GPUs, requirements for eight: nothing is known of the other eight."""
+    machine(*[Gpu(i, f"GPU-{i}", "G", "20b2", 80.0) for i in range(16)], driver=True)
+    monkeypatch.setattr(session_module, "conclude", lambda *arguments: ("accepted", "3 of 3 requirements passed"))
+    session = opened(gpu_sku="gpu")
+    session.select(session.cases)
+    session.open_run()
+    judgement = session.conclude(interrupted=False, spoiled=())
+    assert judgement.outcome == "partial"
+    assert "8 of 16 GPUs took no part" in judgement.reason

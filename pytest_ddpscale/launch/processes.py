@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
+import threading
 import time
+from collections.abc import Iterator
 
 import psutil
 
@@ -38,6 +41,27 @@ def stop_gang(process: subprocess.Popen[bytes], gang_id: str, grace_s: float) ->
             member.kill()  # psutil checks the start time, so that a reused pid is safe
     psutil.wait_procs(alive, timeout=grace_s)
     process.wait(timeout=grace_s)
+
+
+@contextlib.contextmanager
+def interrupted_by_termination() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP (kill, scancel, a lost ssh) interrupt like Ctrl-C, so that nobody is left behind.
+
+    Does nothing outside the main thread, where Python takes no signal handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def members(gang_id: str) -> list[psutil.Process]:

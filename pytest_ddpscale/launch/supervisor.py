@@ -16,7 +16,7 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.launcher import GangSpec, Launcher
 from pytest_ddpscale.launch.post_mortem import describe, failure_reports
-from pytest_ddpscale.launch.processes import GANG_VARIABLE, stop_gang
+from pytest_ddpscale.launch.processes import GANG_VARIABLE, interrupted_by_termination, stop_gang
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import StudyEnd, parse_strict_json
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -80,10 +80,11 @@ class Supervisor:
         if self._limits.budget_s is not None:
             self._deadline_unix_s = time.time() + self._limits.budget_s
         pending = [study.id for study in plan.studies]
-        while pending:
-            batch = pending[:1] if self._isolate else pending
-            ended = self._run_gang(plan, batch)
-            pending = [study for study in pending if study not in ended]
+        with interrupted_by_termination():
+            while pending:
+                batch = pending[:1] if self._isolate else pending
+                ended = self._run_gang(plan, batch)
+                pending = [study for study in pending if study not in ended]
 
     def _run_gang(self, plan: Plan, studies: list[str]) -> set[str]:
         """One launch. Returns the studies that are settled by it, well or badly; never none."""
@@ -101,6 +102,7 @@ class Supervisor:
         if timed_out:
             why = f"nothing was recorded for {self._limits.inactivity_s:g} s, so the gang was ended. {why}"
         blamed = [seen.current] if seen.current else [s for s in studies if s not in seen.ended]
+        self._run.cut_torn_line()
         for study in blamed:
             self._record(StudyEnd(study, "error", why).as_json())
         return seen.ended | set(blamed)

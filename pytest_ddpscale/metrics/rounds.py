@@ -64,6 +64,11 @@ class ArmRound:
         return slowest.step_stdev_s / (slowest.block_s / slowest.steps) / math.sqrt(slowest.steps)
 
 
+def rounds_begun(measurements: Sequence[Measurement], study_id: str, arm: Arm) -> set[int]:
+    """Numbers of the rounds from which any rank of an arm reported, complete or not."""
+    return {m.round for m in measurements if m.study == study_id and m.arm == arm.name}
+
+
 def arm_rounds(measurements: Sequence[Measurement], study_id: str, arm: Arm) -> dict[int, ArmRound]:
     """All complete rounds of an arm, by number.
 

@@ -32,6 +32,11 @@ class Arm:
     world_size: int
     batch_size: int
 
+    def __post_init__(self) -> None:
+        for field in ("world_size", "batch_size"):
+            if type(getattr(self, field)) is not int or getattr(self, field) < 1:
+                raise ValueError(f"{field} of an arm is {getattr(self, field)!r}; expected a whole number from 1 up")
+
     @property
     def name(self) -> str:
         """``alone`` or ``ddp@k``."""
@@ -55,6 +60,13 @@ class Study:
     rounds: int
     block_s: float
     warmup_s: float
+
+    def __post_init__(self) -> None:
+        if type(self.rounds) is not int or self.rounds < 1:
+            raise ValueError(f"rounds of a study is {self.rounds!r}; expected a whole number from 1 up")
+        for field in ("block_s", "warmup_s"):
+            if type(getattr(self, field)) not in (int, float):
+                raise ValueError(f"{field} of a study is {getattr(self, field)!r}; expected seconds")
 
     @property
     def id(self) -> str:

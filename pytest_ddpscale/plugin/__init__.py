@@ -13,7 +13,16 @@ import pytest
 
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.fixtures import requirement, run  # noqa: F401 (pytest finds fixtures here)
-from pytest_ddpscale.plugin.active import JUDGEMENT, SESSION, SETTINGS, nothing_runs, refuse_xdist, session_of
+from pytest_ddpscale.plugin.active import (
+    JUDGEMENT,
+    PROBLEMS,
+    SESSION,
+    SETTINGS,
+    SPOILED,
+    nothing_runs,
+    refuse_xdist,
+    session_of,
+)
 from pytest_ddpscale.plugin.selection import asks_for_requirement, case_of, is_empty, marked_metrics
 from pytest_ddpscale.settings import OPTIONS, settings_from
 
@@ -44,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SETTINGS] = settings
     if settings.sku_was_given or settings.judge is not None:
         refuse_xdist(config)
+    # On the command line only: a SKU in the environment must not take over another project's `pytest`.
+    if _was_asked(config):
         _default_to_acceptance_tests(config)
 
 
@@ -81,6 +92,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Plan exactly what was selected, and open the run directory."""
     cases = [case for item in session.items if (case := case_of(item))]
     if not cases:
+        _refuse_if_nothing_was_asked(session.config)
         return
     acceptance = session_of(session.config)
     try:
@@ -121,7 +133,12 @@ def pytest_runtest_makereport(
     report = yield
     case = case_of(item)
     was_skipped = report.skipped and not hasattr(report, "wasxfail")
-    if case is None or not (report.failed or was_skipped):
+    if case is None:
+        # A site's own check that fails beside them: the machine is not accepted either.
+        if report.failed:
+            item.config.stash.setdefault(SPOILED, []).append(item.name)
+        return report
+    if not (report.failed or was_skipped):
         return report
     from pytest_ddpscale.plugin.conclusion import show_verdict
 
@@ -149,7 +166,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """The table of requirements, and one line: the outcome and why."""
     if WORKERS_REFUSAL in config.stash:
         terminalreporter.write_line(f"ERROR: {config.stash[WORKERS_REFUSAL]}", red=True)
-    if JUDGEMENT in config.stash:
+    if JUDGEMENT not in config.stash:
+        for problem in config.stash.get(PROBLEMS, []):
+            terminalreporter.write_line(f"ddpscale: {problem}", red=True)
+    else:
         from pytest_ddpscale.plugin.console import print_summary
 
         print_summary(terminalreporter, config)
@@ -167,6 +187,26 @@ def _refuse(config: pytest.Config, error: pytest.UsageError) -> None:
     if worker_output is None:
         raise error
     worker_output[_REFUSED] = str(error)
+
+
+def _refuse_if_nothing_was_asked(config: pytest.Config) -> None:
+    """A SKU on the command line and no test that judges it must not end well: nothing was measured.
+
+    Raises:
+        pytest.UsageError: no test that was collected asks for a requirement.
+    """
+    # pytest calls this hook after a refusal too; another error would hide it.
+    if not _was_asked(config) or REFUSAL in config.stash or SESSION in config.stash or hasattr(config, "workerinput"):
+        return
+    raise pytest.UsageError(
+        "no test here asks for `requirement`, so nothing would be measured or judged; expected the acceptance tests. "
+        "Run them with `pytest --gpu-sku=SKU --pyargs pytest_ddpscale.acceptance`, or copy them by `ddpscale init DIR`."
+    )
+
+
+def _was_asked(config: pytest.Config) -> bool:
+    """Whether the command line says to judge something."""
+    return config.option.gpu_sku is not None or config.option.ddp_judge is not None
 
 
 def _default_to_acceptance_tests(config: pytest.Config) -> None:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plugin.active import JUDGEMENT, PROBLEMS, SETTINGS, SPOILED
 from pytest_ddpscale.report.files import write_reports
+from pytest_ddpscale.verdict.outcome import lacks_only_measurements
 
 if TYPE_CHECKING:
     from pytest_ddpscale.session import AcceptanceSession
     from pytest_ddpscale.thresholds.cases import Case
-    from pytest_ddpscale.verdict.verdict import Verdict
+    from pytest_ddpscale.verdict.verdict import Judgement, Verdict
 
 JSON_REPORT = "pytest-report.json"
 
@@ -41,28 +43,41 @@ def finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSessi
     interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
     problems = _conclude(session.config, acceptance, interrupted)
     session.config.stash[PROBLEMS] = problems
-    outcome = session.config.stash[JUDGEMENT].outcome
-    tolerated = outcome == "incomplete" and session.config.stash[SETTINGS].allow_incomplete
-    not_accepted = outcome in ("rejected", "incomplete") and not tolerated
-    if exitstatus == pytest.ExitCode.OK and (not_accepted or problems):
+    judgement = session.config.stash.get(JUDGEMENT, None)
+    if exitstatus == pytest.ExitCode.OK and (
+        problems or judgement is None or not _tolerable(session.config, judgement)
+    ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _tolerable(config: pytest.Config, judgement: Judgement) -> bool:
+    """Whether the outcome lets pytest's exit code stay 0."""
+    if judgement.outcome in ("accepted", "partial"):
+        return True
+    if judgement.outcome == "rejected" or not config.stash[SETTINGS].allow_incomplete:
+        return False
+    return SPOILED not in config.stash and lacks_only_measurements(judgement.verdicts)
 
 
 def _conclude(config: pytest.Config, acceptance: AcceptanceSession, interrupted: bool) -> list[str]:
     """Judge what is left, write the reports. Returns what could not be written."""
     assert acceptance.run is not None
+    closing = []
     try:
         acceptance.close_run("interrupted" if interrupted else "finished")
     except OSError as error:
         closing = [f"run.json could not be brought up to date: {error.strerror or error}"]
-    else:
-        closing = []
-    spoiled = config.stash.get(SPOILED, [])
-    judgement = acceptance.conclude(interrupted=interrupted, spoiled=spoiled)
+    except BadInput as error:
+        return [str(error)]  # the run directory was broken meanwhile: nothing can be concluded
+    spoiled = config.stash[SPOILED] if SPOILED in config.stash else []  # noqa: SIM401 (mypy reads get otherwise)
+    try:
+        judgement = acceptance.conclude(interrupted=interrupted, spoiled=spoiled)
+        source = acceptance.judged_run or acceptance.run
+        record, plan, measurements = source.read_run(), source.read_plan(), source.read_measurements()
+    except BadInput as error:
+        return [*closing, str(error)]
     config.stash[JUDGEMENT] = judgement
-    source = acceptance.judged_run or acceptance.run
-    files = write_reports(acceptance.run, judgement, source.read_run(), source.read_plan(), source.read_measurements())
-    return closing + files
+    return closing + write_reports(acceptance.run, judgement, record, plan, measurements)
 
 
 def report_as_json(session: pytest.Session, acceptance: AcceptanceSession) -> None:

@@ -31,6 +31,10 @@ def write_reports(
     from pytest_ddpscale.report.markdown import render_markdown
     from pytest_ddpscale.report.plots import write_plots
 
+    if judgement.basis:
+        # A run that is judged again keeps its own thresholds in run.json; the report names those that judged.
+        digest = judgement.basis["thresholds_sha256"]
+        record = record | {"thresholds": {"path": judgement.basis["thresholds_path"], "sha256": digest}}
     plots: list[Path] = []
     problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, judgement.as_json()))]
     problems.append(_attempt("junit.xml", lambda: write_atomically(run.path / "junit.xml", render_junit(judgement))))

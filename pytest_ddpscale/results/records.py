@@ -18,7 +18,7 @@ class Measurement:
         arm: name of the arm, ``alone`` or ``ddp@8``.
         round: counted from 0.
         rank: global rank in the gang.
-        local_rank: rank on its host, which is its GPU index there.
+        local_rank: rank on its host: its GPU's place among those visible there.
         host: host name.
         device: GPU UUID as NVML has it (``GPU-…``), or ``cpu``.
         batch_size: per-GPU batch, in images.
@@ -52,6 +52,8 @@ class Measurement:
     single_sample: bool = False
 
     def __post_init__(self) -> None:
+        if self.step_stdev_s is not None and not self.step_stdev_s >= 0:
+            raise ValueError(f"step_stdev_s={self.step_stdev_s}; expected none or at least 0")
         if self.steps < 1 or not (math.isfinite(self.block_s) and self.block_s > 0):
             raise ValueError(f"steps={self.steps}, block_s={self.block_s}; expected both positive and finite")
 
@@ -140,4 +142,12 @@ def parse_strict_json(text: str) -> Any:
             raise ValueError(f"{digits} is out of range")
         return number
 
-    return json.loads(text, parse_constant=refuse, parse_float=finite)
+    def moderate(digits: str) -> int:
+        if len(digits) > 40:
+            raise ValueError(f"{digits[:20]}… is out of range")
+        return int(digits)
+
+    try:
+        return json.loads(text, parse_constant=refuse, parse_float=finite, parse_int=moderate)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None

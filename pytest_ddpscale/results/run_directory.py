@@ -6,6 +6,7 @@ reading tolerates a torn last line, which is what a kill leaves behind, and noth
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -77,6 +78,13 @@ class RunDirectory:
             raise RunDirectoryError(
                 str(path), "already holds verdicts", "a new or empty directory", "Name another one."
             )
+        if path.is_dir() and any(entry.name != "logs" for entry in path.iterdir()):
+            raise RunDirectoryError(
+                str(path),
+                "is not empty",
+                "a new or empty directory",
+                "Name another one: files in it might be replaced.",
+            )
         try:
             run.logs.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=path):
@@ -138,6 +146,19 @@ class RunDirectory:
             except (TypeError, ValueError) as error:
                 raise broken_file(self.measurements_jsonl, f"line {number} is no measurement ({error})") from None
         return found
+
+    def measurements_sha256(self) -> str:
+        """Digest of measurements.jsonl, so that verdicts can be held against what they were made of."""
+        content = self.measurements_jsonl.read_bytes() if self.measurements_jsonl.exists() else b""
+        return hashlib.sha256(content).hexdigest()
+
+    def cut_torn_line(self) -> None:
+        """Remove what a kill left of a line, so that the next record does not join it. No rank may be writing."""
+        if not self.measurements_jsonl.exists():
+            return
+        with self.measurements_jsonl.open("r+b") as file:
+            content = file.read()
+            file.truncate(content.rfind(b"\n") + 1)
 
     def append_record(self, record: dict[str, Any]) -> None:
         """Append one record, so that it survives whatever happens to this process next."""

@@ -14,6 +14,7 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.results.run_directory import RUN_SCHEMA_VERSION, RunDirectory
 
 RUNS_FOLDER = Path("ddpscale-runs")
+IMPORTED = "imported"  # status of a run made of another tool's results
 
 
 def new_run_directory(asked: Path | None, sku: str) -> RunDirectory:
@@ -70,6 +71,11 @@ def errors_of(records: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Message of every study that broke and was not measured again, by its id."""
     ends = {r["study"]: r for r in records if r.get("kind") == "study_end"}
     return {study: str(r.get("message", "")) for study, r in ends.items() if r.get("reason") == "error"}
+
+
+def studies_that_ended(records: Sequence[dict[str, Any]]) -> set[str]:
+    """Ids of the studies whose end was recorded, good or bad."""
+    return {str(r.get("study")) for r in records if r.get("kind") == "study_end"}
 
 
 def now_iso() -> str:

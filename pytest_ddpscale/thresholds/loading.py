@@ -39,8 +39,12 @@ class ThresholdsFile:
         """``file:line`` of the nearest known ancestor of `path`."""
         return f"{self.path}:{nearest_line(self.lines, path)}"
 
-    def sku_name(self, asked: str) -> str:
+    def sku_name(self, asked: str, where: str = "--gpu-sku") -> str:
         """The canonical name of the SKU asked for.
+
+        Args:
+            asked: a name or alias.
+            where: who asked, for the message.
 
         Raises:
             SkuError: there is none; the message has the nearest name.
@@ -51,7 +55,7 @@ class ThresholdsFile:
         known = [*self.thresholds.skus, *(a for sku in self.thresholds.skus.values() for a in sku.aliases)]
         near = difflib.get_close_matches(asked.lower(), known, n=1, cutoff=0.4)
         hint = f"Did you mean --gpu-sku={near[0]}?" if near else ""
-        raise SkuError("--gpu-sku", f"{self.path} has no SKU {asked!r}", f"one of {', '.join(sorted(known))}", hint)
+        raise SkuError(where, f"{self.path} has no SKU {asked!r}", f"one of {', '.join(sorted(known))}", hint)
 
 
 def load_thresholds(path: Path) -> ThresholdsFile:

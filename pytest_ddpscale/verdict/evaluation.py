@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_ddpscale.metrics.rounds import ArmRound, arm_rounds
+from pytest_ddpscale.metrics.rounds import ArmRound, arm_rounds, rounds_begun
 from pytest_ddpscale.metrics.samples import (
     Sample,
     efficiency_samples,
@@ -24,6 +24,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.model import Source
+from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.statistics import (
     Estimate,
     geometric_mean_estimate,
@@ -35,25 +36,11 @@ from pytest_ddpscale.verdict.verdict import Culprit, Verdict
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
 # there, while every row that scales shows 95 % and more (willgpaik/pytorch-ddp-scaling-benchmark).
 HOST_BOUND_UTILIZATION = 0.90
+_MOST_PLAUSIBLE = {"device_utilization": 1.0, "weak_scaling_efficiency": 1.1}
 SINGLE_SAMPLE_NOTE = (
     "one imported sample: the interval comes from the standard deviation of its steps, taken as independent"
 )
 SINGLE_VALUE_NOTE = "one imported value: it has no interval of its own"
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What a run offers to its judge.
-
-    Attributes:
-        plan: the studies that were to be measured.
-        measurements: all of them, in any order.
-        errors: message of every study that broke, by its id.
-    """
-
-    plan: Plan
-    measurements: Sequence[Measurement]
-    errors: Mapping[str, str]
 
 
 def judge(case: Case, evidence: Evidence, confidence: float) -> Verdict:
@@ -81,6 +68,8 @@ def judge(case: Case, evidence: Evidence, confidence: float) -> Verdict:
     if not samples:
         return replace(blank, reason=_why_no_samples(question, study, rounds))
     verdict = _against_bound(blank, case, samples, confidence)
+    verdict = _with_missing_rounds(verdict, _begun(question, study, evidence.measurements))
+    verdict = _with_plausibility(verdict, evidence.plan)
     return _with_blame(_with_host_bound(verdict, case, evidence.plan, rounds.measured), rounds.measured)
 
 
@@ -171,6 +160,11 @@ def _rounds(question: Question, study: Study, measurements: Sequence[Measurement
     return _Rounds(arm_rounds(measurements, study.id, measured), arm_rounds(measurements, study.id, alone))
 
 
+def _begun(question: Question, study: Study, measurements: Sequence[Measurement]) -> int:
+    """How many rounds there should be: those from which any rank of any arm in question reported."""
+    return len(set().union(*(rounds_begun(measurements, study.id, arm) for arm in _arms(question))))
+
+
 def _samples(question: Question, rounds: _Rounds, reference_img_per_s: float | None) -> list[Sample]:
     name, measured, alone = question.metric.name, rounds.measured, rounds.alone
     if name == "generation_ratio":
@@ -218,6 +212,23 @@ def _against_bound(blank: Verdict, case: Case, samples: list[Sample], confidence
     if bad:
         return replace(verdict, outcome="failed", reason="the whole interval misses the bound")
     return replace(verdict, outcome="inconclusive", reason="the bound lies inside the interval: more rounds are needed")
+
+
+def _with_missing_rounds(verdict: Verdict, begun: int) -> Verdict:
+    """Rounds with a rank or a reading missing may be the very ones that would have failed."""
+    if verdict.outcome not in ("passed", "failed") or verdict.rounds >= begun:
+        return verdict
+    reason = f"only {verdict.rounds} of {begun} rounds are complete: what is missing may be what would decide"
+    return replace(verdict, outcome="inconclusive", reason=reason)
+
+
+def _with_plausibility(verdict: Verdict, plan: Plan) -> Verdict:
+    """GPUs are not more than busy, nor clearly faster together than alone: then the measurement is wrong."""
+    limit = _MOST_PLAUSIBLE.get(verdict.metric)
+    if plan.device_type != "cuda" or limit is None or verdict.value is None or verdict.value <= limit:
+        return verdict
+    reason = f"implausible: {verdict.value:.3g} is more than {limit:g}; the measurement or its baseline was disturbed"
+    return replace(verdict, outcome="inconclusive", reason=reason)
 
 
 def _is_possible(value: float, metric: str) -> bool:

@@ -17,10 +17,10 @@ def conclude(verdicts: Sequence[Verdict], required: int, interrupted: bool = Fal
 
     Returns:
         ``rejected`` if any requirement of severity ``fail`` failed. Else ``incomplete`` if one of
-        severity ``fail`` is undecided, or any at all is not measured or broke. Else ``partial`` if
-        requirements were left out. Else ``accepted``, unless no passed requirement of severity
-        ``fail`` rests on a published number, which is ``incomplete``: a provisional bound cannot
-        accept a cluster on its own.
+        severity ``fail`` is undecided, if any at all is not measured or broke, or if none passed.
+        Else ``partial`` if requirements were left out. Else ``accepted``, unless no passed
+        requirement of severity ``fail`` with a published bound covers all devices that were
+        measured, which is ``incomplete``: a provisional bound cannot accept a cluster on its own.
     """
     failed = [v for v in verdicts if v.outcome == "failed" and v.severity == "fail"]
     if failed:
@@ -35,17 +35,40 @@ def conclude(verdicts: Sequence[Verdict], required: int, interrupted: bool = Fal
         return "incomplete", f"interrupted after {len(verdicts)} of {required} requirements"
     if not verdicts:
         return "incomplete", "no requirement was judged"
+    return _among_the_decided(verdicts, required)
+
+
+def _among_the_decided(verdicts: Sequence[Verdict], required: int) -> tuple[RunOutcome, str]:
     passed = [v for v in verdicts if v.passed]
-    warned = sum(v.outcome in ("failed", "inconclusive") for v in verdicts)
-    warnings = f", {warned} warned" if warned else ""
+    warned = len(verdicts) - len(passed)
+    count = f"{len(passed)} of {required} requirements passed" + (f", {warned} warned" if warned else "")
+    if not passed:
+        return "incomplete", f"{count}: there is nothing to accept"
     if len(verdicts) < required:
-        return "partial", f"{len(passed)} of {required} requirements passed{warnings}; the others were not selected"
-    if not any(v.severity == "fail" and not v.provisional for v in passed):
+        return "partial", f"{count}; the others were not selected"
+    if not rests_on_published(verdicts):
         return "incomplete", (
-            f"{len(passed)} of {required} requirements passed{warnings}, but none with a published bound: provisional "
-            "bounds warn, they do not accept. Put measured numbers with their source into the thresholds file"
+            f"{count}, but none with a published bound covers all devices: provisional bounds warn, they do not "
+            "accept. Put measured numbers with their source into the thresholds file"
         )
-    return "accepted", f"{len(passed)} of {required} requirements passed{warnings}"
+    return "accepted", count
+
+
+def rests_on_published(verdicts: Sequence[Verdict]) -> bool:
+    """Whether a published bound that can reject was kept by all devices together.
+
+    A bound at a smaller world size says nothing about the devices beyond it.
+    """
+    largest = max((v.world_size for v in verdicts), default=0)
+    return any(v.passed and v.severity == "fail" and not v.provisional and v.world_size == largest for v in verdicts)
+
+
+def lacks_only_measurements(verdicts: Sequence[Verdict]) -> bool:
+    """Whether unmeasured requirements are all that stands in the way: the rest was decided well."""
+    undecided = [v for v in verdicts if not v.passed and v.outcome != "not_measured" and v.severity == "fail"]
+    measured = [v for v in verdicts if v.outcome != "not_measured"]
+    broke = any(v.outcome == "error" for v in verdicts)
+    return not undecided and not broke and rests_on_published(measured)
 
 
 def _names(verdicts: Sequence[Verdict]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pytest_ddpscale.plan.metric import METRICS, Unit
@@ -118,6 +119,7 @@ class Judgement:
         reason: one sentence: why this outcome.
         verdicts: in the order of the thresholds file.
         notes: what the reader should know about the whole run, such as where it was imported from.
+        basis: by which thresholds file, on which measurements and when it was judged, with digests.
     """
 
     sku: str
@@ -125,6 +127,7 @@ class Judgement:
     reason: str
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
+    basis: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The content of verdicts.json."""
@@ -134,6 +137,7 @@ class Judgement:
             "outcome": self.outcome,
             "reason": self.reason,
             "notes": list(self.notes),
+            "basis": dict(self.basis),
             "verdicts": [verdict.as_json() for verdict in self.verdicts],
         }
 
@@ -146,4 +150,5 @@ class Judgement:
             reason=data["reason"],
             verdicts=tuple(Verdict.from_json(verdict) for verdict in data["verdicts"]),
             notes=tuple(data["notes"]),
+            basis=dict(data["basis"]),
         )

@@ -25,6 +25,8 @@ from pytest_ddpscale.worker.device import open_device  # noqa: E402
 from pytest_ddpscale.worker.gang import Gang, Whereabouts  # noqa: E402
 
 IMPORTED_UNIX_S = time.time()
+# What changes how fast ranks train or talk.
+_RECORDED = ("OMP_", "NCCL_", "GLOO_", "CUDA_", "TORCH_", "PYTORCH_", "CUDNN_", "CUBLAS_", "NVIDIA_TF32")
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -62,11 +64,7 @@ def startup_record(control: Control, device_id: str, device_name: str) -> dict[s
             "cudnn": torch.backends.cudnn.version() if cuda and torch.cuda.is_available() else None,
             "pytest_ddpscale": __version__,
         },
-        "environment": {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name == "OMP_NUM_THREADS" or name.startswith(("NCCL_", "GLOO_", "CUDA_", "TORCH_NCCL_"))
-        },
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_RECORDED)},
     }
 
 

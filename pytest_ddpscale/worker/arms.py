@@ -45,7 +45,9 @@ class StudyArms:
         trainer.refill()
         for _ in range(STEPS_BEFORE_TIMING):
             trainer()
-        return self._device.time_steps(trainer, steps)
+        timing = self._device.time_steps(trainer, steps)
+        trainer.check_loss()
+        return timing
 
     def close(self) -> None:
         """Free memory and communicators."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -92,6 +93,7 @@ class Trainer:
         self._device_type = device.type
         self._dtype = _AUTOCAST.get(workload.precision)
         self._criterion = nn.CrossEntropyLoss()
+        self._loss: torch.Tensor | None = None
         self._optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
 
     def refill(self) -> None:
@@ -110,6 +112,12 @@ class Trainer:
             self._scaler.scale(loss).backward()
             self._scaler.step(self._optimizer)
             self._scaler.update()
+        self._loss = loss.detach()
+
+    def check_loss(self) -> None:
+        """Raise RuntimeError unless the last step's loss is a number: training that has died is faster."""
+        if self._loss is not None and not math.isfinite(float(self._loss)):
+            raise RuntimeError(f"the loss is {float(self._loss)}: training is numerically dead on this rank")
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._dtype is None:

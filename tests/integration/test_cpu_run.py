@@ -143,7 +143,9 @@ def test_a_test_of_ones_own_may_ask_for_what_no_requirement_foresaw(site: Path) 
     assert len(list((site / "run" / "logs").glob("gang-*.log"))) == 2
 
 
-def test_ctrl_c_ends_every_rank_and_keeps_what_was_measured(site: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_every_rank_and_keeps_what_was_measured(site: Path, number: signal.Signals) -> None:
+    """Ctrl-C, and what `kill` and `scancel` send."""
     process = subprocess.Popen(
         command("--ddp-rounds=5000"), cwd=site, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -154,7 +156,7 @@ def test_ctrl_c_ends_every_rank_and_keeps_what_was_measured(site: Path) -> None:
         assert process.poll() is None
         time.sleep(0.2)
     ranks = [json.loads(line)["pid"] for line in measured.read_text().splitlines() if '"kind":"startup"' in line]
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, _ = process.communicate(timeout=90)
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     assert "INCOMPLETE" in output

@@ -22,6 +22,7 @@ def test_torchrun_starts_the_worker_with_the_running_interpreter() -> None:
         "-m",
         "torch.distributed.run",
         "--standalone",
+        "--local-addr=127.0.0.1",
         "--nproc-per-node=8",
         "--max-restarts=0",
         "--redirects=3",

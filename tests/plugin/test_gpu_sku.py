@@ -65,6 +65,18 @@ def test_the_environment_names_it(site: Site, monkeypatch: pytest.MonkeyPatch) -
     assert_refused(site.run("--collect-only"), "has no SKU 'tasted'", "Did you mean --gpu-sku=tested?")
 
 
+def test_in_the_environment_it_does_not_take_over_another_project(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exported for a whole site, it must not replace a project's own tests by acceptance tests."""
+    (site.path / "acceptance").rename(site.path / "elsewhere")
+    site.write("test_other.py", "def test_other():\n    pass\n")
+    monkeypatch.setenv("DDPSCALE_GPU_SKU", "tested")
+    result = site.run("test_other.py")
+    assert result.ret == pytest.ExitCode.OK
+    everything = site.run("--ignore=elsewhere", "--collect-only", "-q")
+    assert "test_other.py::test_other" in output_of(everything)
+    assert "test_weak_scaling_efficiency" not in output_of(everything)
+
+
 def test_the_ini_file_names_it(site: Site) -> None:
     site.configure(gpu_sku="tested")
     result = site.run("--collect-only")
@@ -119,3 +131,15 @@ def test_judging_a_run_of_a_sku_that_the_thresholds_lack_is_refused(site: Site) 
     before = contents(run.path)
     assert_refused(site.judge(), "has no SKU 'tested-gpux'", "Did you mean --gpu-sku=tested-gpu?")
     assert contents(run.path) == before
+
+
+@pytest.mark.parametrize("option", ["--gpu-sku=tested", "--ddp-judge=measured"])
+@pytest.mark.parametrize("testpaths", [False, True])
+def test_it_never_ends_well_without_a_test_that_judges(site: Site, option: str, testpaths: bool) -> None:
+    """A green run of other tests must not be taken for an acceptance."""
+    site.measured()
+    (site.path / "acceptance").rename(site.path / "elsewhere")
+    site.write("tests/test_login.py" if testpaths else "acceptance/test_login.py", "def test_login():\n    pass\n")
+    if testpaths:
+        site.configure(testpaths="tests")
+    assert_refused(site.run(option), "no test here asks for `requirement`", "ddpscale init DIR")

@@ -283,3 +283,23 @@ def test_samples_of_a_judged_run_serve_a_test_of_ones_own(site: Site) -> None:
     result = site.judge()
     assert result.ret == pytest.ExitCode.OK
     result.assert_outcomes(passed=ALL + 1)
+
+
+def test_a_check_of_the_sites_own_that_fails_beside_them_accepts_nothing(site: Site) -> None:
+    site.measured()
+    site.write("acceptance/test_link.py", "def test_link():\n    assert False, 'link down'\n")
+    result = site.judge()
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert site.outcome() == "incomplete"
+
+
+def test_verdicts_and_report_name_the_thresholds_that_judged(site: Site) -> None:
+    """Not those of the session that measured."""
+    site.measured()
+    site.judge()
+    basis = site.verdicts()["basis"]
+    assert basis["thresholds_path"] == str(site.path / "thresholds.yaml")
+    report = (site.path / "measured" / "report.md").read_text(encoding="utf-8")
+    assert basis["thresholds_sha256"] in report
+    assert "ab" * 32 not in report
+    assert len(basis["measurements_sha256"]) == 64

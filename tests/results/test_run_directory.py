@@ -241,3 +241,20 @@ class TestWriteAtomically:
 
     def test_json_ends_in_a_newline(self, run: RunDirectory) -> None:
         assert run.run_json.read_text() == strict_json({"schema_version": 1, "sku": "cpu"}) + "\n"
+
+
+def test_a_torn_line_is_cut_so_that_the_next_record_does_not_join_it(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    run.append_record({"kind": "a"})
+    with run.measurements_jsonl.open("a", encoding="utf-8") as file:
+        file.write('{"kind": "to')
+    run.cut_torn_line()
+    run.append_record({"kind": "b"})
+    assert [record["kind"] for record in run.read_records()] == ["a", "b"]
+
+
+def test_a_directory_with_other_files_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "report.md").write_text("mine", encoding="utf-8")
+    with pytest.raises(RunDirectoryError, match="is not empty"):
+        RunDirectory.create(tmp_path)
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == "mine"

@@ -12,7 +12,8 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.model import Requirement
-from pytest_ddpscale.verdict.evaluation import Evidence, judge
+from pytest_ddpscale.verdict.evaluation import judge
+from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.verdict import Verdict
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 4, image_size=32, global_batch_size=8)

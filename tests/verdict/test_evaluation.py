@@ -20,12 +20,12 @@ from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.evaluation import (
     SINGLE_SAMPLE_NOTE,
     SINGLE_VALUE_NOTE,
-    Evidence,
     covers,
     judge,
     matching_study,
     samples_of,
 )
+from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.verdict import Culprit, Verdict
 from tests.verdict.sample import (
     ALONE_IMG_PER_S,

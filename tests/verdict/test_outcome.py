@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.verdict.outcome import conclude
+from pytest_ddpscale.verdict.outcome import conclude, lacks_only_measurements
 from pytest_ddpscale.verdict.verdict import Verdict, VerdictOutcome
 
 PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 2.0, (1.5, 2.5), rounds=5)
@@ -130,3 +130,37 @@ def test_acceptance_needs_every_requirement_decided_and_none_failed(
 def test_the_order_of_verdicts_does_not_change_the_outcome(verdicts: list[Verdict], interrupted: bool) -> None:
     forwards, _ = conclude(verdicts, len(verdicts), interrupted)
     assert conclude(verdicts[::-1], len(verdicts), interrupted)[0] == forwards
+
+
+def test_a_published_bound_on_few_devices_accepts_no_more_of_them() -> None:
+    """Seven slow GPUs of eight leave a bound at world size 1 untouched."""
+    slow = replace(verdict("failed", "warn", provisional=True), world_size=8)
+    outcome, reason = conclude([PASSED, slow], 2)
+    assert outcome == "incomplete"
+    assert "none with a published bound covers all devices" in reason
+    assert conclude([PASSED, slow, replace(verdict("passed", name="c"), world_size=8)], 3)[0] == "accepted"
+
+
+def test_a_selection_of_which_nothing_passed_is_not_partial() -> None:
+    assert conclude([verdict("failed", "warn")], 9)[0] == "incomplete"
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([verdict("not_measured")], True),
+        ([verdict("not_measured"), verdict("failed", "warn")], True),
+        ([verdict("inconclusive")], False),
+        ([verdict("error")], False),
+        ([verdict("error", "warn")], False),
+        ([verdict("failed")], False),
+    ],
+)
+def test_only_what_is_unmeasured_may_be_allowed(others: list[Verdict], expected: bool) -> None:
+    assert lacks_only_measurements([PASSED, *others]) is expected
+
+
+def test_nothing_published_or_nothing_measured_is_never_allowed() -> None:
+    assert not lacks_only_measurements([verdict("passed", provisional=True), verdict("not_measured")])
+    assert not lacks_only_measurements([verdict("not_measured")])
+    assert not lacks_only_measurements([])

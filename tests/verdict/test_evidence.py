@@ -1,0 +1,58 @@
+"""Evidence is refused where a run directory contradicts itself, and what has no end is an error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_record import start_run
+from pytest_ddpscale.verdict.evidence import read_evidence
+
+STUDY = Study("weak", Workload("r", "resnet18", "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory.create(tmp_path / "run")
+    start_run(run, "cpu", (), tmp_path, "ab" * 32)
+    run.write_json(run.plan_json, Plan("cpu", "cpu", (STUDY,)).as_json())
+    return run
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_study_without_an_end_is_an_error(run: RunDirectory) -> None:
+    assert "the run died" in read_evidence(run).errors[STUDY.id]
+
+
+@pytest.mark.parametrize("reason", ["rounds", "budget"])
+def test_a_study_that_ended_is_none(run: RunDirectory, reason: str) -> None:
+    run.append_record(StudyEnd(STUDY.id, reason).as_json())
+    assert read_evidence(run).errors == {}
+
+
+def test_imported_results_have_no_ends_to_record(run: RunDirectory) -> None:
+    edit(run.run_json, status="imported")
+    assert read_evidence(run).errors == {}
+
+
+def test_a_plan_of_another_sku_is_refused(run: RunDirectory) -> None:
+    edit(run.run_json, sku="b200")
+    with pytest.raises(RunDirectoryError, match=r"plans for cpu, but run\.json measured b200"):
+        read_evidence(run)
+
+
+def test_two_studies_of_one_id_are_refused(run: RunDirectory) -> None:
+    run.write_json(run.plan_json, Plan("cpu", "cpu", (STUDY, STUDY)).as_json())
+    with pytest.raises(RunDirectoryError, match="two studies of one id"):
+        read_evidence(run)
