@@ -88,7 +88,8 @@ class Supervisor:
 
     def _run_gang(self, plan: Plan, studies: list[str]) -> set[str]:
         """One launch. Returns the studies that are settled by it, well or badly; never none."""
-        log = self._run.logs / f"gang-{self._gangs}.log"
+        # Counted on from earlier supervisors of this run, whose logs stay.
+        log = self._run.logs / f"gang-{len(list(self._run.logs.glob('gang-*.log')))}.log"
         tail = _Tail(self._run.measurements_jsonl)
         started_unix_s = time.time()
         with self._gang(plan, studies, log) as process:
@@ -98,6 +99,7 @@ class Supervisor:
         if process.returncode == 0 and seen.ended.issuperset(studies):
             return seen.ended
         reports = failure_reports(self._run.logs, started_unix_s)
+        self._keep_reports(log.with_suffix(""))
         why = describe(reports, None if timed_out else process.returncode, log, log.with_suffix(""))
         if timed_out:
             why = f"nothing was recorded for {self._limits.inactivity_s:g} s, so the gang was ended. {why}"
@@ -107,12 +109,18 @@ class Supervisor:
             self._record(StudyEnd(study, "error", why).as_json())
         return seen.ended | set(blamed)
 
+    def _keep_reports(self, folder: Path) -> None:
+        """Put failure reports of ranks beside their logs, where the next gang's do not replace them."""
+        folder.mkdir(exist_ok=True)
+        for report in self._run.logs.glob("rank-*.error.json"):
+            report.replace(folder / report.name)
+
     @contextmanager
     def _gang(self, plan: Plan, studies: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
         command = self._launcher.command(
             GangSpec(
                 ranks_per_node=plan.world_size,
-                log_dir=self._run.logs / f"gang-{self._gangs}",
+                log_dir=log.with_suffix(""),
                 worker_arguments=self._worker_arguments(studies),
             )
         )
