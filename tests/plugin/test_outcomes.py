@@ -68,9 +68,9 @@ def test_the_rerun_command_selects_exactly_the_item_that_failed(site: Site) -> N
     site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5"))
     site.measured()
     output = output_of(site.judge(f"--thresholds={site.thresholds}"))
-    commands = re.findall(r"rerun +(pytest .*)", output)
-    assert len(commands) == 1
-    program, *arguments = shlex.split(commands[0])
+    # Where the environment says CI, pytest's short summary repeats the whole explanation.
+    (command,) = set(re.findall(r"rerun +(pytest .*)", output))
+    program, *arguments = shlex.split(command)
     assert program == "pytest"
     assert arguments[-1] == WEAK_8_NODE_ID
     again = site.judge(*arguments)
