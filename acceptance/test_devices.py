@@ -1,4 +1,4 @@
-"""Devices: each is busy, and the training fits its memory."""
+"""Devices: each is busy, and the training fits its memory, on one as on the other."""
 
 import pytest
 
@@ -15,5 +15,12 @@ def test_device_utilization(requirement: JudgeableRequirement, run: Run) -> None
 @pytest.mark.requirement("peak_memory_gib")
 def test_peak_memory(requirement: JudgeableRequirement, run: Run) -> None:
     """Training leaves the memory free that it should."""
+    verdict = requirement.judge(run)
+    assert verdict.passed, verdict.explain()
+
+
+@pytest.mark.requirement("memory_spread")
+def test_memory_spread(requirement: JudgeableRequirement, run: Run) -> None:
+    """All ranks hold about the same."""
     verdict = requirement.judge(run)
     assert verdict.passed, verdict.explain()

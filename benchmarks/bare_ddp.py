@@ -127,6 +127,7 @@ def join(device_type: str) -> torch.device:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = False
     dist.init_process_group("nccl")
     return device
 

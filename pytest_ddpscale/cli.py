@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import BadInput, OptionError
 from pytest_ddpscale.packaged import packaged
+from pytest_ddpscale.simulate.arguments import add_power, add_simulate
 
 USER_ERROR = 4  # as pytest's exit code for a usage error
 SITE_FILES = ("acceptance", "thresholds.yaml", "thresholds.schema.json", "slurm")
@@ -39,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_import(commands)
     _add_thresholds(commands)
     _add_report(commands)
+    add_simulate(commands)
     return parser
 
 
@@ -90,13 +92,14 @@ def _import_paik(arguments: argparse.Namespace) -> None:
 
 
 def _add_thresholds(commands: Commands) -> None:
-    command = commands.add_parser("thresholds", help="check a thresholds file, or print its JSON schema")
+    command = commands.add_parser("thresholds", help="check a thresholds file, try its power, or print its JSON schema")
     actions = command.add_subparsers(required=True, metavar="ACTION")
     check = actions.add_parser("check", help="say what is wrong with FILE, with its line")
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(run=_check_thresholds)
     schema = actions.add_parser("schema", help="print the JSON schema, for editors")
     schema.set_defaults(run=_print_schema)
+    add_power(actions)
 
 
 def _check_thresholds(arguments: argparse.Namespace) -> None:

@@ -21,8 +21,10 @@ from pytest_ddpscale.sku.detection import Gpu, has_driver, visible_gpus
 from pytest_ddpscale.sku.matching import resolve_sku
 from pytest_ddpscale.thresholds.cases import Case, cases_for, device_type
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
-from pytest_ddpscale.verdict.evaluation import covers, judge, samples_of
+from pytest_ddpscale.verdict.deciding import Decider
+from pytest_ddpscale.verdict.evaluation import judge, samples_of
 from pytest_ddpscale.verdict.evidence import Evidence, read_evidence
+from pytest_ddpscale.verdict.matching import covers
 from pytest_ddpscale.verdict.outcome import conclude
 from pytest_ddpscale.verdict.verdict import Judgement, Verdict
 
@@ -161,7 +163,12 @@ class AcceptanceSession:
         idle = self._devices_left_out()
         if outcome == "accepted" and idle:
             outcome, reason = "partial", f"{reason}, but {idle} of {self.devices} GPUs took no part in any of them"
+        if outcome in ("accepted", "partial") and self._is_simulated():
+            outcome, reason = "incomplete", f"simulated: no machine was measured ({reason})"
         return Judgement(self.sku, outcome, reason, verdicts, self._notes(), self._basis())
+
+    def _is_simulated(self) -> bool:
+        return self.judged_run is not None and self.judged_run.read_run().get("simulated") is True
 
     def _devices_left_out(self) -> int:
         """GPUs that are here and that no arm ever used: nothing is known of them."""
@@ -262,7 +269,9 @@ class AcceptanceSession:
         assert self.run is not None
         settings = self.site.settings
         limits = Limits(settings.budget_s, settings.inactivity_limit_s)
-        Supervisor(TorchrunLauncher(), self.run, limits, listener, isolate=settings.isolate).measure(plan)
+        judge = Decider(plan, self.selected, settings.confidence)
+        launcher = TorchrunLauncher()
+        Supervisor(launcher, self.run, limits, listener, isolate=settings.isolate, judge=judge).measure(plan)
 
 
 def open_session(site: Site) -> AcceptanceSession:

@@ -64,8 +64,8 @@ OPTIONS = (
     Option("--ddp-budget", "10m", "wall time for measuring; what is undecided then is inconclusive"),
     Option("--ddp-inactivity-limit", "10m", "end a gang of ranks that records nothing for so long; default: 10m"),
     Option("--ddp-confidence", "0.95", "confidence of the intervals; default: 0.95"),
-    Option("--ddp-rounds", "N", "rounds of every study, at least 5; default: 9 on GPU, 8 on CPU"),
-    Option("--ddp-block", "3s", "length of a timed block; default: 3s on GPU, 2.4s on CPU"),
+    Option("--ddp-rounds", "N", "most rounds of a study, at least 5; default: 16. It ends once all is decided"),
+    Option("--ddp-block", "3s", "length of a timed block; default: 3s on GPU, 1.2s on CPU"),
     Option("--ddp-isolate", None, "a fresh torchrun for each study instead of one warm gang"),
     Option("--ddp-allow-incomplete", None, "exit 0 although a selected requirement was not measured"),
 )
@@ -87,7 +87,7 @@ class Settings:
         budget_s: wall time for measuring, in seconds; None for no limit.
         inactivity_limit_s: a gang silent for this many seconds is ended.
         confidence: of the intervals, 0.5 … 0.9999.
-        rounds: of every study; None for the default.
+        rounds: of every study at most; None for the default.
         block_s: length of a timed block, in seconds; None for the default.
         isolate: a fresh launch for each study.
         allow_incomplete: whether unmeasured requirements leave the exit code at 0.

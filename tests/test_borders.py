@@ -18,6 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"plan", "results"},
     "verdict": {"plan", "results", "thresholds", "metrics"},
     "report": {"plan", "results", "metrics", "verdict"},
+    "simulate": {"plan", "results", "thresholds", "verdict", "metrics"},
     "launch": {"plan", "results"},
     "worker": {"plan", "results", "telemetry"},
     "settings": {"plan"},

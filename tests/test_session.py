@@ -31,7 +31,7 @@ skus:
     workloads: &workloads
       r: {model: resnet18, precision: fp32, batch_size: 4, image_size: 32, global_batch_size: 8}
     requirements: &requirements
-      - {metric: throughput_per_gpu, workload: r, world_size: 1, at_least: 50, source: &source {measured: 99, reference: a paper}}
+      - {metric: throughput_per_gpu, workload: r, world_size: 1, at_least: 50, source: &source {measured: 99, reference: a paper, reasoning: made up for a test}}
       - {metric: weak_scaling_efficiency, workload: r, world_size: 2, at_least: 0.5, source: *source}
       - {metric: strong_scaling_speedup, workload: r, world_size: 8, at_least: 2, source: *source}
   gpu:
@@ -57,8 +57,10 @@ class InstantGang:
     ends = True
     rounds: int | None = None
 
-    def __init__(self, launcher: object, run: RunDirectory, limits: Limits, listener: object, *, isolate: bool) -> None:
-        self.run, self.limits, self.isolate = run, limits, isolate
+    def __init__(
+        self, launcher: object, run: RunDirectory, limits: Limits, listener: object, *, isolate: bool, judge: object
+    ) -> None:
+        self.run, self.limits, self.isolate, self.judge = run, limits, isolate, judge
         self.launches.append(self)
 
     def measure(self, plan: Plan) -> None:
@@ -248,7 +250,7 @@ class TestPlanning:
         session.select(session.cases)
         assert session.plan is not None
         assert [study.id for study in session.plan.studies] == ["weak/r"], "8 ranks do not fit"
-        assert [arm.name for arm in session.plan.studies[0].arms] == ["alone", "ddp@2"]
+        assert [arm.name for arm in session.plan.studies[0].arms] == ["alone", "ddp@2", "each@2"]
         assert (session.plan.studies[0].rounds, session.plan.studies[0].block_s) == (5, 7.0)
         session.select(session.cases[:1])
         assert [arm.name for arm in session.plan.studies[0].arms] == ["alone"]
@@ -475,6 +477,18 @@ class TestJudging:
     def test_notes_of_the_old_run_are_kept(self, opened: Open, tmp_path: Path) -> None:
         session = self.judged(opened, RunDirectory(measured_run(tmp_path / "imported")))
         assert session.conclude(interrupted=False, spoiled=()).notes[1:] == ("imported",)
+
+    def test_a_simulated_run_accepts_nothing(self, opened: Open, old: RunDirectory) -> None:
+        for simulated, expected in ((False, "accepted"), (True, "incomplete")):
+            old.write_json(old.run_json, old.read_run() | {"simulated": simulated})
+            session = self.judged(opened, old)
+            session.cases = session.cases[:2]
+            for case in session.cases:
+                session.judge(case, nothing)
+            session.selected = session.cases
+            judgement = session.conclude(interrupted=False, spoiled=())
+            assert judgement.outcome == expected, judgement.reason
+        assert judgement.reason.startswith("simulated: no machine was measured")
 
     def test_verdicts_that_somebody_may_have_signed_are_never_overwritten(
         self, opened: Open, old: RunDirectory

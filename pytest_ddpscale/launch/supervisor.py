@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import time
 import uuid
@@ -13,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale import __version__
+from pytest_ddpscale.errors import GangError
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.launcher import GangSpec, Launcher
 from pytest_ddpscale.launch.post_mortem import describe, failure_reports
 from pytest_ddpscale.launch.processes import GANG_VARIABLE, interrupted_by_termination, stop_gang
+from pytest_ddpscale.launch.steering import Judge, Steering
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import StudyEnd, parse_strict_json
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -48,6 +51,7 @@ class Supervisor:
         limits: when to stop.
         listener: called with every record as it is written, and with nothing (``{}``) while waiting.
         isolate: a fresh gang for each study instead of one for all.
+        judge: asked after each round whether the study has told enough; None measures all rounds.
     """
 
     def __init__(
@@ -58,12 +62,14 @@ class Supervisor:
         listener: Listener = lambda record: None,
         *,
         isolate: bool = False,
+        judge: Judge | None = None,
     ) -> None:
         self._launcher = launcher
         self._run = run
         self._limits = limits
         self._listener = listener
         self._isolate = isolate
+        self._steering = Steering(judge, run) if judge else None
         self._gangs = 0
         self._deadline_unix_s: float | None = None
 
@@ -92,8 +98,13 @@ class Supervisor:
         log = self._run.logs / f"gang-{len(list(self._run.logs.glob('gang-*.log')))}.log"
         tail = _Tail(self._run.measurements_jsonl)
         started_unix_s = time.time()
-        with self._gang(plan, studies, log) as process:
-            timed_out = self._watch(process, tail)
+        try:
+            with self._gang(plan, studies, log) as process:
+                timed_out = self._watch(process, tail)
+        except _NotStarted as error:
+            for study in studies:
+                self._record(StudyEnd(study, "error", str(error)).as_json())
+            return set(studies)
         self._gangs += 1
         seen = _Progress(tail.records)
         if process.returncode == 0 and seen.ended.issuperset(studies):
@@ -127,14 +138,17 @@ class Supervisor:
         gang_id = uuid.uuid4().hex
         environment = worker_environment(os.environ, plan.device_type) | {GANG_VARIABLE: gang_id}
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches us, and we end the gang in order
-            )
+            try:
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C reaches us, and we end the gang in order
+                )
+            except OSError as error:
+                raise _NotStarted(command, error) from None
             try:
                 yield process
             finally:
@@ -143,6 +157,8 @@ class Supervisor:
     def _worker_arguments(self, studies: list[str]) -> list[str]:
         arguments = ["--run-dir", str(self._run.path), "--studies", ",".join(studies), "--version", __version__]
         arguments += ["--timeout-s", f"{self._limits.inactivity_s:g}"]
+        if self._steering is not None:
+            arguments += ["--steered"]
         if self._deadline_unix_s is not None:
             arguments += ["--deadline-unix-s", f"{self._deadline_unix_s:.3f}"]
         return arguments
@@ -154,7 +170,7 @@ class Supervisor:
             running = process.poll() is None
             fresh = tail.read()
             for record in fresh or [{}]:
-                self._listener(record)
+                self._hear(record)
             if fresh:
                 heard = time.monotonic()
             if not running:
@@ -165,7 +181,26 @@ class Supervisor:
 
     def _record(self, record: dict[str, Any]) -> None:
         self._run.append_record(record)
+        self._hear(record)
+
+    def _hear(self, record: dict[str, Any]) -> None:
+        if self._steering is not None:
+            self._steering.hear(record)
         self._listener(record)
+
+
+class _NotStarted(GangError):
+    """The launcher could not be started, so that no rank ran."""
+
+    def __init__(self, command: list[str], error: OSError) -> None:
+        super().__init__(
+            command[0],
+            f"could not be started ({error.strerror or error})",
+            "a program that this user may run",
+            "Check that it is still there, with its virtual environment, and that processes can be started here; "
+            # Last, because it is long, and a terminal shows the beginning.
+            f"then measure again. The command was: {shlex.join(command)}",
+        )
 
 
 class _Tail:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.plan.study import Arm
@@ -28,7 +28,12 @@ class ArmRound:
     @property
     def slowest(self) -> Measurement:
         """The rank whose block took longest: under DDP it sets the pace."""
-        return max(self.ranks, key=lambda rank: rank.block_s / rank.steps)
+        return max(self.ranks, key=mean_step_s)
+
+    @property
+    def step_s(self) -> float:
+        """Mean step time of the slowest rank, in seconds."""
+        return mean_step_s(self.slowest)
 
     @property
     def throughput_per_gpu_img_per_s(self) -> float:
@@ -46,9 +51,21 @@ class ArmRound:
     @property
     def peak_memory_gib(self) -> float | None:
         """Most memory any rank held, in GiB; None if any rank's is unknown."""
+        held = self._peak_memory_bytes
+        return max(held) / GIB if held else None
+
+    @property
+    def memory_spread(self) -> float | None:
+        """Most less least memory that ranks held, relative to the most; None if any rank's is unknown."""
+        held = self._peak_memory_bytes
+        return (max(held) - min(held)) / max(held) if held else None
+
+    @property
+    def _peak_memory_bytes(self) -> list[int]:
+        """What each rank held, in bytes; empty if any rank's is unknown."""
         held = [rank.peak_memory_bytes for rank in self.ranks]
-        known = [amount for amount in held if amount]  # nobody trains in no memory
-        return max(known) / GIB if len(known) == len(held) else None
+        known = [amount for amount in held if amount and amount > 0]  # nobody trains in no memory
+        return known if len(known) == len(held) else []
 
     @property
     def single_sample_error(self) -> float | None:
@@ -61,12 +78,25 @@ class ArmRound:
         slowest = self.slowest
         if not slowest.single_sample or slowest.step_stdev_s is None:
             return None
-        return slowest.step_stdev_s / (slowest.block_s / slowest.steps) / math.sqrt(slowest.steps)
+        return slowest.step_stdev_s / mean_step_s(slowest) / math.sqrt(slowest.steps)
 
 
-def rounds_begun(measurements: Sequence[Measurement], study_id: str, arm: Arm) -> set[int]:
-    """Numbers of the rounds from which any rank of an arm reported, complete or not."""
-    return {m.round for m in measurements if m.study == study_id and m.arm == arm.name}
+Rounds = Mapping[int, ArmRound]
+
+
+def mean_step_s(measurement: Measurement) -> float:
+    """Mean step time of one rank's block, in seconds."""
+    return measurement.block_s / measurement.steps
+
+
+def rounds_begun(measurements: Sequence[Measurement], study_id: str) -> set[int]:
+    """Numbers of the rounds from which any rank of any arm of a study reported, complete or not."""
+    return {m.round for m in measurements if m.study == study_id}
+
+
+def _age(measurement: Measurement) -> tuple[float, float]:
+    """So that the order of records does not matter, not even of two that began at once."""
+    return measurement.started_unix_s, measurement.block_s
 
 
 def arm_rounds(measurements: Sequence[Measurement], study_id: str, arm: Arm) -> dict[int, ArmRound]:
@@ -74,13 +104,14 @@ def arm_rounds(measurements: Sequence[Measurement], study_id: str, arm: Arm) -> 
 
     A round in which a rank is missing is left out: its pace is unknown. So is a measurement with
     another batch than the arm's, whose throughput would be that of other work. Of a repeated measurement
-    the first counts: a later one was made under other conditions than the rest of its round.
+    the earliest counts: a later one was made under other conditions than the rest of its round.
     """
     found: dict[int, dict[int, Measurement]] = defaultdict(dict)
     for measurement in measurements:
         key = (measurement.study, measurement.arm, measurement.batch_size)
         if key == (study_id, arm.name, arm.batch_size):
-            found[measurement.round].setdefault(measurement.rank, measurement)
+            earlier = found[measurement.round].get(measurement.rank, measurement)
+            found[measurement.round][measurement.rank] = min(earlier, measurement, key=_age)
     return {
         number: ArmRound(number, tuple(ranks[rank] for rank in sorted(ranks)))
         for number, ranks in sorted(found.items())

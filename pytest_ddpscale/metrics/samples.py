@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pytest_ddpscale.metrics.rounds import ArmRound
+from pytest_ddpscale.metrics.agreement import agreeing_share
+from pytest_ddpscale.metrics.peers import slowest_to_peers
+from pytest_ddpscale.metrics.rounds import ArmRound, Rounds
+from pytest_ddpscale.metrics.step_times import round_percentile_ms, step_time_cv
 from pytest_ddpscale.results.records import Measurement
 
 
@@ -22,9 +25,6 @@ class Sample:
 
     value: float
     relative_error: float | None = None
-
-
-Rounds = Mapping[int, ArmRound]
 
 
 def throughput_samples(measured: Rounds) -> list[Sample]:
@@ -54,6 +54,60 @@ def generation_ratio_samples(measured: Rounds, reference_img_per_s: float) -> li
     return [Sample(s.value / reference_img_per_s, s.relative_error) for s in throughput_samples(measured)]
 
 
+def model_flops_utilization_samples(measured: Rounds, flops_per_image: float, peak_tflops: float) -> list[Sample]:
+    """Operations the model needs per second and GPU over the data sheet's peak, as a fraction.
+
+    Model FLOPs utilization as in PaLM (Chowdhery et al., arXiv 2204.02311, appendix B): what the forward and
+    backward pass need, whatever the hardware computed in addition.
+
+    Args:
+        measured: rounds of the arm.
+        flops_per_image: of the forward and backward pass, multiplications and additions counted apart.
+        peak_tflops: of one GPU in the workload's precision, dense, in 10¹² operations per second.
+    """
+    per_image = flops_per_image / (peak_tflops * 1e12)
+    return [Sample(s.value * per_image, s.relative_error) for s in throughput_samples(measured)]
+
+
+def exposed_communication_samples(measured: Rounds, no_sync: Rounds) -> list[Sample]:
+    """Share of a step under DDP that the same computation without communication does not take.
+
+    1 - t(no_sync)/t(ddp), mean step time of the slowest rank each. Noise makes it slightly negative where
+    communication is hidden altogether.
+    """
+    return [Sample(1 - no_sync[n].step_s / measured[n].step_s) for n in _own_rounds(measured, no_sync)]
+
+
+def ddp_overhead_samples(measured: Rounds, alone: Rounds) -> list[Sample]:
+    """How much longer a step of one GPU takes under DDP than without it: t(ddp@1)/t(alone) - 1, maybe negative."""
+    return [Sample(measured[n].step_s / alone[n].step_s - 1) for n in _own_rounds(measured, alone)]
+
+
+def rank_uniformity_samples(measured_each: Rounds) -> list[Sample]:
+    """Mean step time of the slowest rank over the median of all others', each computing by itself.
+
+    Imported rounds are left out: nothing tells the error of the slowest of many.
+    """
+    return [Sample(slowest_to_peers(r)) for r in measured_each.values() if not r.slowest.single_sample]
+
+
+def step_time_p95_samples(measured: Rounds) -> list[Sample]:
+    """95th percentile of the step time over the raw steps of all ranks in a round, in ms.
+
+    As `pytest_ddpscale.metrics.step_times.percentile` interpolates it. Rounds without raw steps, such as
+    imported ones, are left out.
+    """
+    return _known((round_percentile_ms(r, 95), None) for r in measured.values())
+
+
+def step_time_cv_samples(measured: Rounds) -> list[Sample]:
+    """Standard deviation of the step time over its mean, on the rank where it is largest.
+
+    An imported round has it from the standard deviation that it keeps in place of its steps.
+    """
+    return _known((step_time_cv(r), _no_error(r.slowest)) for r in measured.values())
+
+
 def utilization_samples(measured: Rounds) -> list[Sample]:
     """Utilization of the least busy device, as a fraction; rounds that could not be read are left out."""
     found = [r.least_busy for r in measured.values()]
@@ -62,8 +116,34 @@ def utilization_samples(measured: Rounds) -> list[Sample]:
 
 def peak_memory_samples(measured: Rounds) -> list[Sample]:
     """Most memory any rank held, in GiB; rounds in which a rank's is unknown are left out."""
-    found = [(r.peak_memory_gib, _no_error(r.slowest)) for r in measured.values()]
+    return _known((r.peak_memory_gib, _no_error(r.slowest)) for r in measured.values())
+
+
+def memory_spread_samples(measured: Rounds) -> list[Sample]:
+    """Most less least memory that ranks held, relative to the most; left out where a rank's is unknown."""
+    return _known((r.memory_spread, _no_error(r.slowest)) for r in measured.values())
+
+
+def agreement_samples(measured_ddp: Rounds, seeded: Mapping[int, str]) -> list[Sample]:
+    """Share of ranks that agree bit for bit; rounds in which a rank's checksum is missing are left out.
+
+    One round below 1 is a disagreement, however many rounds are 1: their mean says nothing.
+
+    Args:
+        measured_ddp: rounds of an arm with communication.
+        seeded: checksum of the step that each rank computed by itself, by rank.
+    """
+    return _known((agreeing_share(r, seeded), None) for r in measured_ddp.values())
+
+
+def _known(found: Iterable[tuple[float | None, float | None]]) -> list[Sample]:
+    """Samples of the values, with their errors, that could be read."""
     return [Sample(value, error) for value, error in found if value is not None]
+
+
+def _own_rounds(measured: Rounds, baseline: Rounds) -> list[int]:
+    """Rounds that both arms have; without imported ones, whose single samples say too little about a difference."""
+    return [n for n, _ in _paired(measured, baseline) if not measured[n].slowest.single_sample]
 
 
 def _no_error(measurement: Measurement) -> float | None:

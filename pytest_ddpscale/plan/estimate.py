@@ -11,6 +11,8 @@ from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMI
 # Measured on two CPU cores (benchmarks/gang_reuse.py) and rounded up.
 STARTUP_S = 15.0
 OVERHEAD_PER_BLOCK_S = 0.4
+# After which most studies are decided: the mean of benchmarks/wrong_verdicts.py over margins from 2 to 10 %.
+TYPICAL_ROUNDS = 8
 UNKNOWN: Mapping[str, float] = MappingProxyType({})
 
 
@@ -19,34 +21,40 @@ class Estimate:
     """Wall time and what it occupies.
 
     Attributes:
-        seconds: wall time.
-        device_hours: devices held, times hours.
+        seconds: wall time, if studies are decided after a typical number of rounds.
+        most_seconds: wall time, if every study needs all its rounds.
+        device_hours: devices held, times hours, in the typical case.
     """
 
     seconds: float
+    most_seconds: float
     device_hours: float
 
 
-def study_seconds(study: Study, img_per_s: Mapping[str, float] = UNKNOWN) -> float:
+def study_seconds(study: Study, img_per_s: Mapping[str, float] = UNKNOWN, rounds: int | None = TYPICAL_ROUNDS) -> float:
     """Wall time of one study, without the start-up of its gang.
 
     Args:
         study: to be measured.
         img_per_s: expected throughput per GPU by workload name: long steps make long blocks.
+        rounds: how many it takes; None for its limit, which it never exceeds.
     """
     steps_s = [_step_s(study, arm, img_per_s) for arm in study.arms]
     per_round = sum(max(study.block_s, FEWEST_STEPS_PER_BLOCK * s) + STEPS_BEFORE_TIMING * s for s in steps_s)
     per_round += OVERHEAD_PER_BLOCK_S * len(study.arms)
     # Each arm warms up by two blocks, the first of the fewest steps.
     warm_up = sum(2 * (STEPS_BEFORE_TIMING + FEWEST_STEPS_PER_BLOCK) * s for s in steps_s)
-    return max(study.warmup_s, warm_up) + study.rounds * per_round
+    return max(study.warmup_s, warm_up) + min(study.rounds, rounds or study.rounds) * per_round
 
 
 def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float] = UNKNOWN) -> Estimate:
     """Wall time of the whole plan with one gang, or with one for each study."""
     gangs = len(plan.studies) if isolate else min(1, len(plan.studies))
-    seconds = gangs * STARTUP_S + sum(study_seconds(study, img_per_s) for study in plan.studies)
-    return Estimate(seconds, seconds * plan.world_size / 3600)
+    typical, most = (
+        gangs * STARTUP_S + sum(study_seconds(study, img_per_s, rounds) for study in plan.studies)
+        for rounds in (TYPICAL_ROUNDS, None)
+    )
+    return Estimate(typical, most, typical * plan.world_size / 3600)
 
 
 def _step_s(study: Study, arm: Arm, img_per_s: Mapping[str, float]) -> float:

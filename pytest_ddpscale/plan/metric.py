@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_ddpscale.plan.study import Arm, Scaling
+from pytest_ddpscale.plan.study import Arm, ArmKind, Scaling
 from pytest_ddpscale.plan.workload import Workload
 
-Unit = Literal["img/s", "fraction", "x", "GiB"]
+Unit = Literal["img/s", "fraction", "x", "GiB", "ms"]
+# Rates and ratios err by factors; shares of time, memory and differences of times by differences.
+Scale = Literal["factors", "differences"]
 
 
 @dataclass(frozen=True)
@@ -19,53 +21,107 @@ class Metric:
         name: as in thresholds.yaml.
         unit: of values and bounds. ``fraction`` is 0 … 1 and shown as per cent; ``x`` is a ratio.
         scaling: the kind of study that measures it.
-        minimum_world_size: smallest world size for which it means anything.
-        relative_to_alone: whether the arm ``alone`` is needed as its baseline.
-        takes_versus: whether the requirement names a reference SKU.
-        upper_bound: whether its bound is ``at_most`` (True) or ``at_least`` (False).
         title: heading for reports.
         meaning: one sentence for a stakeholder.
+        minimum_world_size: smallest world size for which it means anything.
+        maximum_world_size: largest one; None without a limit.
+        measured: the kind of arm that gives its value; ``ddp`` of one rank is ``alone`` unless that is the baseline.
+        baseline: the kind of arm it is compared with, in the same round; None if it stands for itself.
+        takes_versus: whether the requirement names a reference SKU.
+        upper_bound: whether its bound is ``at_most`` (True) or ``at_least`` (False).
+        scale: how its per-round values err.
+        carries_acceptance: whether a machine may be accepted because a bound of it was kept. Not what says
+            only that ranks are alike, or cost little: a machine on which everything is equally slow keeps that.
     """
 
     name: str
     unit: Unit
     scaling: Scaling
-    minimum_world_size: int
-    relative_to_alone: bool
-    takes_versus: bool
-    upper_bound: bool
     title: str
     meaning: str
+    minimum_world_size: int = 1
+    maximum_world_size: int | None = None
+    measured: ArmKind = "ddp"
+    baseline: ArmKind | None = None
+    takes_versus: bool = False
+    upper_bound: bool = False
+    scale: Scale = "factors"
+    carries_acceptance: bool = True
 
 
 _ALL = (
     Metric(
-        "throughput_per_gpu", "img/s", "weak", 1, False, False, False, "Throughput per GPU",
+        "throughput_per_gpu", "img/s", "weak", "Throughput per GPU",
         "Images each GPU trains per second: efficiency alone would pass if every GPU were equally slow.",
     ),
     Metric(
-        "weak_scaling_efficiency", "fraction", "weak", 2, True, False, False, "Weak-scaling efficiency",
+        "weak_scaling_efficiency", "fraction", "weak", "Weak-scaling efficiency",
         "Throughput per GPU among many, relative to one GPU alone, at a fixed per-GPU batch.",
+        minimum_world_size=2, baseline="alone",
     ),
     Metric(
-        "strong_scaling_speedup", "x", "strong", 2, True, False, False, "Strong-scaling speed-up",
+        "strong_scaling_speedup", "x", "strong", "Strong-scaling speed-up",
         "How many times faster the same global batch is trained by many GPUs than by one.",
+        minimum_world_size=2, baseline="alone",
     ),
     Metric(
-        "strong_scaling_efficiency", "fraction", "strong", 2, True, False, False, "Strong-scaling efficiency",
+        "strong_scaling_efficiency", "fraction", "strong", "Strong-scaling efficiency",
         "Strong-scaling speed-up divided by the number of GPUs.",
+        minimum_world_size=2, baseline="alone",
     ),
     Metric(
-        "device_utilization", "fraction", "weak", 1, False, False, False, "Device utilization",
+        "rank_uniformity", "x", "weak", "Rank uniformity",
+        "Step time of the slowest GPU over that of its peers, each computing by itself at the same time.",
+        minimum_world_size=2, measured="each", upper_bound=True, carries_acceptance=False,
+    ),
+    Metric(
+        "exposed_communication", "fraction", "weak", "Exposed communication",
+        "Share of a step that waits for communication which computation does not hide.",
+        minimum_world_size=2, baseline="no_sync", upper_bound=True, scale="differences", carries_acceptance=False,
+    ),
+    Metric(
+        "ddp_overhead", "fraction", "weak", "DDP overhead",
+        "How much longer a step of one GPU takes under DistributedDataParallel than without it.",
+        maximum_world_size=1, baseline="alone", upper_bound=True, scale="differences", carries_acceptance=False,
+    ),
+    Metric(
+        "step_time_p95", "ms", "weak", "95th percentile of the step time",
+        "Nineteen of twenty steps, of any rank, take no longer.",
+        upper_bound=True,
+    ),
+    Metric(
+        "step_time_cv", "fraction", "weak", "Spread of the step time",
+        "Standard deviation of the step time relative to its mean, on the rank where it is largest.",
+        upper_bound=True, scale="differences", carries_acceptance=False,
+    ),
+    Metric(
+        "device_utilization", "fraction", "weak", "Device utilization",
         "Share of time the least busy device was busy (NVML; on CPU the process's CPU share).",
+        scale="differences",
     ),
     Metric(
-        "generation_ratio", "x", "weak", 1, False, True, False, "Generation ratio",
+        "model_flops_utilization", "fraction", "weak", "Model FLOPs utilization",
+        "Floating-point operations the model needs per second, relative to the data sheet's peak.",
+    ),
+    Metric(
+        "generation_ratio", "x", "weak", "Generation ratio",
         "Throughput per GPU relative to the reference generation, each at its own largest batch.",
+        takes_versus=True,
     ),
     Metric(
-        "peak_memory_gib", "GiB", "weak", 1, False, False, True, "Peak memory",
+        "peak_memory_gib", "GiB", "weak", "Peak memory",
         "Most memory any rank held while it trained.",
+        upper_bound=True, scale="differences",
+    ),
+    Metric(
+        "memory_spread", "fraction", "weak", "Memory spread",
+        "Difference between the most and the least memory that ranks held, relative to the most.",
+        minimum_world_size=2, upper_bound=True, scale="differences", carries_acceptance=False,
+    ),
+    Metric(
+        "replica_agreement", "fraction", "weak", "Replica agreement",
+        "Share of ranks whose parameters, and own result of one seeded step, are bit for bit those of the others.",
+        minimum_world_size=2, scale="differences", carries_acceptance=False,
     ),
 )  # fmt: skip
 
@@ -79,20 +135,22 @@ def measured_arm(metric: Metric, workload: Workload, world_size: int) -> Arm:
         ValueError: strong scaling without a global batch, or one that the ranks cannot share evenly.
     """
     batch_size = _batch_size_per_gpu(metric.scaling, workload, world_size)
-    return Arm("alone" if world_size == 1 else "ddp", world_size, batch_size)
+    is_alone = world_size == 1 and metric.measured == "ddp" and metric.baseline is None
+    return Arm("alone" if is_alone else metric.measured, world_size, batch_size)
 
 
-def baseline_arm(metric: Metric, workload: Workload) -> Arm:
-    """The arm ``alone`` that a ratio is taken against. Raises ValueError as `measured_arm`."""
-    return Arm("alone", 1, _batch_size_per_gpu(metric.scaling, workload, 1))
+def baseline_arm(metric: Metric, workload: Workload, world_size: int) -> Arm | None:
+    """The arm that the measured one is compared with; None if it stands for itself. Raises as `measured_arm`."""
+    if metric.baseline is None:
+        return None
+    size = 1 if metric.baseline == "alone" else world_size
+    return Arm(metric.baseline, size, _batch_size_per_gpu(metric.scaling, workload, size))
 
 
 def required_arms(metric: Metric, workload: Workload, world_size: int) -> list[Arm]:
     """Every arm that has to be timed for this metric, baseline first."""
-    arms = [measured_arm(metric, workload, world_size)]
-    if metric.relative_to_alone:
-        arms.insert(0, baseline_arm(metric, workload))
-    return arms
+    baseline = baseline_arm(metric, workload, world_size)
+    return [*([baseline] if baseline else []), measured_arm(metric, workload, world_size)]
 
 
 def _batch_size_per_gpu(scaling: Scaling, workload: Workload, world_size: int) -> int:

@@ -18,7 +18,7 @@ class Pace:
     """How long and how often arms are timed.
 
     Attributes:
-        rounds: times every arm is timed.
+        rounds: times every arm is timed at most; a study ends sooner once all its requirements are decided.
         block_s: seconds a timed block aims at.
         warmup_s: untimed seconds before the first round of a study.
     """
@@ -29,8 +29,9 @@ class Pace:
 
 
 # GPU: a block holds several NVML utilization samples (1/6 s to 1 s apart), and ten seconds heat the
-# GPU up. CPU: blocks long enough to average over a scheduler's whims.
-PACES: dict[DeviceType, Pace] = {"cuda": Pace(9, 3.0, 10.0), "cpu": Pace(8, 2.4, 2.0)}
+# GPU up. CPU: blocks long enough to average over a scheduler's whims. At most 16 rounds, as many as a fixed design
+# would always take that decides when the truth is one standard deviation of a round away from the bound.
+PACES: dict[DeviceType, Pace] = {"cuda": Pace(16, 3.0, 10.0), "cpu": Pace(16, 1.2, 2.0)}
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,9 @@ class Question:
 def build_plan(sku: str, device_type: DeviceType, questions: Iterable[Question], pace: Pace, seed: int = 0) -> Plan:
     """One study per kind of scaling and workload, with every arm that any question needs.
 
+    A weak-scaling study on several ranks also times them all at once without communication (the arm ``each``), so that
+    it can say which rank is slow: under DDP all of them wait for the slowest.
+
     Raises:
         ValueError: as `pytest_ddpscale.plan.metric.required_arms`; a loaded thresholds file never does.
     """
@@ -58,11 +62,20 @@ def build_plan(sku: str, device_type: DeviceType, questions: Iterable[Question],
     for question in questions:
         key = (question.metric.scaling, question.workload)
         arms.setdefault(key, set()).update(required_arms(question.metric, question.workload, question.world_size))
-    studies = tuple(
-        Study(scaling, workload, tuple(sorted(wanted, key=_by_size)), pace.rounds, pace.block_s, pace.warmup_s)
-        for (scaling, workload), wanted in arms.items()
-    )
+    studies = tuple(_study(scaling, workload, wanted, pace) for (scaling, workload), wanted in arms.items())
     return Plan(sku, device_type, studies, seed)
+
+
+def _study(scaling: Scaling, workload: Workload, wanted: set[Arm], pace: Pace) -> Study:
+    arms = tuple(sorted(_with_each(scaling, wanted), key=_by_size))
+    return Study(scaling, workload, arms, pace.rounds, pace.block_s, pace.warmup_s)
+
+
+def _with_each(scaling: Scaling, wanted: set[Arm]) -> set[Arm]:
+    largest = max(wanted, key=lambda arm: arm.world_size)
+    if scaling == "strong" or largest.world_size == 1:
+        return wanted
+    return wanted | {Arm("each", largest.world_size, largest.batch_size)}
 
 
 def _by_size(arm: Arm) -> tuple[int, str]:

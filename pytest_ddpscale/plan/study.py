@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pytest_ddpscale.plan.workload import Workload
 
 Scaling = Literal["weak", "strong"]
-ArmKind = Literal["alone", "ddp"]
+ArmKind = Literal["alone", "each", "no_sync", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
 
 PLAN_SCHEMA_VERSION = 1
@@ -22,9 +22,10 @@ class Arm:
     """One setting inside a study.
 
     Attributes:
-        kind: ``alone`` is rank 0 without DDP while all other ranks idle; ``ddp`` is ranks
-            0 … world_size−1 under DistributedDataParallel.
-        world_size: ranks that train together.
+        kind: ``alone`` is rank 0 without DDP while all other ranks idle; ``each`` is ranks
+            0 … world_size−1 all at once, without DDP; ``no_sync`` is the same ranks under
+            DistributedDataParallel that does not communicate; ``ddp`` is with communication.
+        world_size: ranks that train at the same time.
         batch_size: per-GPU batch, in images.
     """
 
@@ -39,8 +40,8 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """``alone`` or ``ddp@k``."""
-        return "alone" if self.kind == "alone" else f"ddp@{self.world_size}"
+        """``alone``, ``each@k``, ``no_sync@k`` or ``ddp@k``."""
+        return "alone" if self.kind == "alone" else f"{self.kind}@{self.world_size}"
 
 
 @dataclass(frozen=True)

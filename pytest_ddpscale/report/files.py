@@ -40,10 +40,12 @@ def write_reports(
     problems.append(_attempt("junit.xml", lambda: write_atomically(run.path / "junit.xml", render_junit(judgement))))
     problems.append(_attempt("plots", lambda: plots.extend(write_plots(measurements, plan, judgement, run.plots))))
     names = [f"plots/{path.name}" for path in plots]
-    report = run.path / "report.md"
-    problems.append(
-        _attempt("report.md", lambda: write_atomically(report, render_markdown(judgement, record, plan, names)))
-    )
+
+    def write_markdown() -> None:
+        text = render_markdown(judgement, record, plan, names, measurements)
+        write_atomically(run.path / "report.md", text)
+
+    problems.append(_attempt("report.md", write_markdown))
     return [problem for problem in problems if problem]
 
 

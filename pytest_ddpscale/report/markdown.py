@@ -19,7 +19,11 @@ import jinja2
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report import text
+from pytest_ddpscale.report.breakdown import HEADINGS, breakdown
 from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.report.watermark import WATERMARK, is_simulated, other_notes
+from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.results.run_record import SIMULATED
 from pytest_ddpscale.verdict.verdict import Judgement, RunOutcome, Verdict
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -76,7 +80,13 @@ def image(path: str) -> Markdown:
     return Markdown(f"![{escape_markdown(alternative)}]({quote(path)})")
 
 
-def render_markdown(judgement: Judgement, run: dict[str, Any], plan: Plan | None, plots: Sequence[str] = ()) -> str:
+def render_markdown(
+    judgement: Judgement,
+    run: dict[str, Any],
+    plan: Plan | None,
+    plots: Sequence[str] = (),
+    measurements: Sequence[Measurement] = (),
+) -> str:
     """The report of a run.
 
     Args:
@@ -84,6 +94,7 @@ def render_markdown(judgement: Judgement, run: dict[str, Any], plan: Plan | None
         run: the content of run.json; every key may be missing.
         plan: what was to be measured; None if that was not kept.
         plots: paths of the pictures, as seen from the report.
+        measurements: for the table of where the time went.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -106,6 +117,8 @@ def render_markdown(judgement: Judgement, run: dict[str, Any], plan: Plan | None
     )
     rendered = environment.get_template("report.md.j2").render(
         judgement=judgement,
+        watermark=WATERMARK if is_simulated(judgement, run) else "",
+        notes=other_notes(judgement),
         meaning=_MEANINGS[judgement.outcome],
         summary=_summary(judgement, run),
         groups=_groups(judgement),
@@ -123,6 +136,8 @@ def render_markdown(judgement: Judgement, run: dict[str, Any], plan: Plan | None
         plan=plan,
         studies=[_study(study) for study in plan.studies] if plan is not None else [],
         plots=plots,
+        breakdown_headings=HEADINGS,
+        breakdown=breakdown(measurements, plan) if plan is not None else [],
     )
     return re.sub(r"\n{3,}", "\n\n", rendered)
 
@@ -157,6 +172,8 @@ def _summary(judgement: Judgement, run: dict[str, Any]) -> str:
     started, finished = _time(run, "started_at"), _time(run, "finished_at")
     if run.get("status") == "imported":
         sentence += f" The measurements were imported from {run.get('source') or 'elsewhere'}."
+    elif run.get(SIMULATED):
+        sentence += " The measurements were simulated."
     elif run.get("status") == "interrupted":
         sentence += " The run was interrupted."
     elif started:

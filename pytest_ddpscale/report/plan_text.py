@@ -24,13 +24,14 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
     head = (
         f"ddpscale plan for {plan.sku}: {count_text(requirements, 'requirement')}, {studies}, "
         f"about {whole.seconds / 60:.1f} min on {count_text(plan.world_size, device)} = "
-        f"{whole.device_hours:.2f} {device}-hours"
+        f"{whole.device_hours:.2f} {device}-hours (at most {whole.most_seconds / 60:.1f} min)"
     )
     width = max((len(study.id) for study in plan.studies), default=0)
     lines = [head]
     for study in plan.studies:
         arms = ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)
         lines.append(
-            f"  {study.id:<{width}}  {study_seconds(study, img_per_s) / 60:4.1f} min  {study.rounds} rounds of {arms}"
+            f"  {study.id:<{width}}  {study_seconds(study, img_per_s) / 60:4.1f} min  "
+            f"at most {study.rounds} rounds of {arms}"
         )
     return lines

@@ -19,6 +19,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter, NullL
 from pytest_ddpscale.plan.study import Plan, Scaling
 from pytest_ddpscale.report.series import Point, Series, throughput_series
 from pytest_ddpscale.report.text import one_line, shorten
+from pytest_ddpscale.report.watermark import WATERMARK, is_simulated
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.verdict.verdict import Judgement, Verdict
 
@@ -169,7 +170,17 @@ def _draw(scaling: Scaling, quantity: _Quantity, chosen: Sequence[Series], judge
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     _draw_legend(figure, [*_curve_keys(curves), *reference, *_other_keys(curves)])
+    if is_simulated(judgement):
+        _draw_watermark(figure)
     return figure
+
+
+def _draw_watermark(figure: Figure) -> None:
+    """Across the whole figure, over everything, so that no part of it can be cut out without it."""
+    figure.text(
+        0.5, 0.5, WATERMARK, rotation=22, ha="center", va="center", fontsize=26, fontweight="bold", color="#b00000",
+        alpha=0.28, zorder=10, parse_math=False,
+    )  # fmt: skip
 
 
 def _curves(scaling: Scaling, quantity: _Quantity, chosen: Sequence[Series], judgement: Judgement) -> list[_Curve]:

@@ -75,8 +75,8 @@ class Progress:
         if record["reason"] == "error":
             self._say(f"{record['study']}: ERROR: {record['message']}", passing=False)
         else:
-            why = "time is up" if record["reason"] == "budget" else f"{self._round} rounds"
-            self._say(f"{record['study']}: measured, {why} in {_clock(seconds)}", passing=False)
+            why = {"budget": "time is up after ", "decided": "decided after "}.get(record["reason"], "")
+            self._say(f"{record['study']}: {why}{self._round} rounds in {_clock(seconds)}", passing=False)
         self._study = None
 
     def _wait(self) -> None:

@@ -76,7 +76,8 @@ def throughput_series(measurements: Iterable[Measurement], plan: Plan) -> list[S
         by_study[measurement.study].append(measurement)
     found = []
     for study in plan.studies:
-        rounds = {arm.world_size: arm_rounds(by_study[study.id], study.id, arm) for arm in study.arms}
+        arms = [arm for arm in study.arms if arm.kind == "alone" or (arm.kind == "ddp" and arm.world_size > 1)]
+        rounds = {arm.world_size: arm_rounds(by_study[study.id], study.id, arm) for arm in arms}
         measured = {world_size: by_number for world_size, by_number in rounds.items() if by_number}
         if measured:
             found.append(Series(study.scaling, study.workload.name, measured))

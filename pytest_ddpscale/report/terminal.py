@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.text import Style
+from pytest_ddpscale.report.watermark import WATERMARK, is_simulated, other_notes
 from pytest_ddpscale.verdict.verdict import Judgement, Verdict
 
 Line = tuple[str, Style]
@@ -56,8 +57,10 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     if any(verdict.provisional for verdict in judgement.verdicts):
         legend = "* provisional bound: no published figure stands behind it"
         lines += [(line, "") for line in _wrapped(legend, columns, "", "  ")]
-    for note in (*_shared_notes(judgement.verdicts), *judgement.notes):
+    for note in (*_shared_notes(judgement.verdicts), *other_notes(judgement)):
         lines += [(line, "") for line in _wrapped(f"note: {text.one_line(note)}", columns, "", "  ")]
+    if is_simulated(judgement):
+        lines.append((WATERMARK, "undecided"))
     lines.append((text.outcome_text(judgement), _OUTCOME_STYLES[judgement.outcome]))
     return [(line, style) for line, style in lines]
 

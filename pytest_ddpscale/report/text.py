@@ -18,7 +18,7 @@ from pytest_ddpscale.verdict.verdict import Culprit, Judgement, Verdict
 Style = Literal["", "header", "passed", "failed", "warned", "undecided"]
 
 ABSENT = "–"
-_SUFFIX: dict[Unit, str] = {"fraction": " %", "img/s": " img/s", "x": "×", "GiB": " GiB"}
+_SUFFIX: dict[Unit, str] = {"fraction": " %", "img/s": " img/s", "x": "×", "GiB": " GiB", "ms": " ms"}
 # A bound may be written more precisely than a value deserves; beyond these digits it is rounded.
 _EXTRA_DECIMALS_OF_A_BOUND = 2
 # Digits added so that an interval is not written as ± 0.
@@ -91,7 +91,7 @@ def reason_text(verdict: Verdict) -> str:
 
 
 def number_text(value: float, unit: Unit, decimals: int | None = None) -> str:
-    """A number with its unit: ``97.4 %``, ``1159.2 img/s``, ``2.36×``, ``44.1 GiB``.
+    """A number with its unit: ``97.4 %``, ``1159.2 img/s``, ``2.36×``, ``44.1 GiB``, ``445.8 ms``.
 
     Args:
         value: in `unit`; a fraction is shown as per cent.

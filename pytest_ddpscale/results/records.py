@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any
+
+# A thousand times what any GPU trains of the smallest images: more is a broken clock, and would overflow in ratios.
+MOST_IMG_PER_S = 1e9
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,7 @@ class Measurement:
 
     Attributes:
         study: id of the study, ``weak/resnet152-fp16``.
-        arm: name of the arm, ``alone`` or ``ddp@8``.
+        arm: name of the arm: ``alone``, ``each@8``, ``no_sync@8`` or ``ddp@8``.
         round: counted from 0.
         rank: global rank in the gang.
         local_rank: rank on its host: its GPU's place among those visible there.
@@ -31,6 +35,9 @@ class Measurement:
             None where it could not be read.
         peak_memory_bytes: most memory held (GPU: allocated by torch in this block; CPU: the
             process's largest resident set so far).
+        skipped_steps: optimizer steps that fp16's loss scaler left out in this block.
+        parameters_checksum: of the bits of all parameters after the block, hexadecimal; under ``ddp``
+            only, where all ranks of the arm have to agree. None where it was not taken.
         single_sample: the one long sample of an imported result: its spread is that of its steps.
     """
 
@@ -49,6 +56,8 @@ class Measurement:
     step_stdev_s: float | None = None
     utilization: float | None = None
     peak_memory_bytes: int | None = None
+    skipped_steps: int = 0
+    parameters_checksum: str | None = None
     single_sample: bool = False
 
     def __post_init__(self) -> None:
@@ -56,6 +65,11 @@ class Measurement:
             raise ValueError(f"step_stdev_s={self.step_stdev_s}; expected none or at least 0")
         if self.steps < 1 or not (math.isfinite(self.block_s) and self.block_s > 0):
             raise ValueError(f"steps={self.steps}, block_s={self.block_s}; expected both positive and finite")
+        if not self.throughput_img_per_s <= MOST_IMG_PER_S:
+            raise ValueError(
+                f"batch_size={self.batch_size}, steps={self.steps}, block_s={self.block_s} are "
+                f"{self.throughput_img_per_s:g} img/s; expected at most {MOST_IMG_PER_S:g}"
+            )
 
     @property
     def throughput_img_per_s(self) -> float:
@@ -77,9 +91,7 @@ class Measurement:
         fields = {key: value for key, value in data.items() if key != "kind"}
         fields["step_s"] = tuple(fields.get("step_s", ()))
         measurement = Measurement(**fields)
-        wrong = [f.name for f in dataclass_fields(measurement) if not _fits(str(f.type), getattr(measurement, f.name))]
-        if wrong:
-            raise TypeError(f"{wrong[0]} is {getattr(measurement, wrong[0])!r}")
+        _refuse_other_types(measurement)
         return measurement
 
 
@@ -87,6 +99,7 @@ _NUMBER = (int, float)
 _TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
+    "str | None": (str, type(None)),
     "float": _NUMBER,
     "int | None": (int, type(None)),
     "float | None": (*_NUMBER, type(None)),
@@ -102,13 +115,20 @@ def _fits(annotation: str, value: Any) -> bool:
     return isinstance(value, _TYPES.get(annotation, ()))
 
 
+def _refuse_other_types(record: Measurement | SeededStep) -> None:
+    wrong = [f.name for f in dataclass_fields(record) if not _fits(str(f.type), getattr(record, f.name))]
+    if wrong:
+        raise TypeError(f"{wrong[0]} is {getattr(record, wrong[0])!r}")
+
+
 @dataclass(frozen=True)
 class StudyEnd:
     """How a study ended.
 
     Attributes:
         study: its id.
-        reason: ``rounds`` (all measured), ``budget`` (time ran out) or ``error``.
+        reason: ``decided`` (further rounds would change nothing), ``rounds`` (the limit is reached),
+            ``budget`` (time ran out) or ``error``.
         message: for ``error``: which rank and host, in which arm, round and phase, and what it said.
     """
 
@@ -119,6 +139,58 @@ class StudyEnd:
     def as_json(self) -> dict[str, Any]:
         """The record as JSON types, with its ``kind``."""
         return {"kind": "study_end", **asdict(self)}
+
+
+@dataclass(frozen=True)
+class SeededStep:
+    """What one rank computed, by itself, of a step that is the same on all ranks.
+
+    Attributes:
+        study: id of the study.
+        rank: global rank in the gang.
+        local_rank: rank on its host.
+        host: host name.
+        device: GPU UUID, or ``cpu``.
+        checksum: of the gradients' bits, hexadecimal.
+        repeats: whether the rank got the same bits when it computed the step again.
+    """
+
+    study: str
+    rank: int
+    local_rank: int
+    host: str
+    device: str
+    checksum: str
+    repeats: bool = True
+
+
+def seeded_steps_of(records: Sequence[dict[str, Any]]) -> dict[str, list[SeededStep]]:
+    """The seeded steps among records, by study; a study's last one counts for each rank.
+
+    Raises:
+        TypeError: a record lacks a key or has an unknown one, or its value is of another type.
+    """
+    found: dict[str, dict[int, SeededStep]] = {}
+    for record in records:
+        if record.get("kind") == "seeded_step":
+            step = SeededStep(**{key: value for key, value in record.items() if key != "kind"})
+            _refuse_other_types(step)
+            found.setdefault(step.study, {})[step.rank] = step
+    return {study: [steps[rank] for rank in sorted(steps)] for study, steps in found.items()}
+
+
+def flops_of(records: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Floating-point operations per image of forward and backward pass, by study, where they were counted.
+
+    Raises:
+        KeyError: a record lacks a key.
+        ValueError: a number is impossible.
+    """
+    counted = [record for record in records if record.get("kind") == "workload_flops"]
+    found = {str(record["study"]): float(record["flops_per_image"]) for record in counted}
+    if any(not (math.isfinite(flops) and flops > 0) for flops in found.values()):
+        raise ValueError(f"flops_per_image {found}; expected positive and finite numbers")
+    return found
 
 
 def strict_json(data: Any) -> str:

@@ -57,6 +57,11 @@ class RunDirectory:
         return self.path / "plots"
 
     @property
+    def steering_json(self) -> Path:
+        """The supervisor's last word on whether a study goes on."""
+        return self.path / "steering.json"
+
+    @property
     def logs(self) -> Path:
         """Output of torchrun and of every rank."""
         return self.path / "logs"

@@ -15,6 +15,8 @@ from pytest_ddpscale.results.run_directory import RUN_SCHEMA_VERSION, RunDirecto
 
 RUNS_FOLDER = Path("ddpscale-runs")
 IMPORTED = "imported"  # status of a run made of another tool's results
+SIMULATED = "simulated"  # status of a run of the simulator, and the field of run.json that is true in it
+SIMULATED_NOTE = "SIMULATED: no machine was measured"
 
 
 def new_run_directory(asked: Path | None, sku: str) -> RunDirectory:

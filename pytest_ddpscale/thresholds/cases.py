@@ -21,6 +21,8 @@ class Case:
         name: ``resnet152-fp16-8gpu``: the bracketed part of the test's name, unique within a metric.
         where: ``file:line`` of the requirement.
         reference_img_per_s: throughput per GPU of the reference generation; None without `versus`.
+        peak_tflops: of one GPU of the SKU in the workload's precision, dense; None if it is not known.
+        floor_img_per_s: what one GPU alone has to train per second at least; None if nothing requires it.
     """
 
     requirement: Requirement
@@ -28,6 +30,8 @@ class Case:
     name: str
     where: str
     reference_img_per_s: float | None = None
+    peak_tflops: float | None = None
+    floor_img_per_s: float | None = None
 
     @property
     def id(self) -> str:
@@ -52,8 +56,20 @@ def cases_for(file: ThresholdsFile, sku_name: str) -> list[Case]:
     for i, requirement in enumerate(sku.requirements):
         reference = file.thresholds.reference_throughput(requirement)[0] if requirement.versus else None
         where = file.where("skus", sku_name, "requirements", i)
-        cases.append(Case(requirement, sku.workloads[requirement.workload], _name(sku, requirement), where, reference))
+        workload = sku.workloads[requirement.workload]
+        peak_tflops = sku.peak_tflops(workload)
+        floor = _floor_img_per_s(sku, workload)
+        cases.append(Case(requirement, workload, _name(sku, requirement), where, reference, peak_tflops, floor))
     return cases
+
+
+def _floor_img_per_s(sku: Sku, workload: Workload) -> float | None:
+    bounds = [
+        r.bound
+        for r in sku.requirements
+        if (r.metric, r.workload, r.world_size) == ("throughput_per_gpu", workload.name, 1)
+    ]
+    return min(bounds, default=None)
 
 
 def _name(sku: Sku, requirement: Requirement) -> str:

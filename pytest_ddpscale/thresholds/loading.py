@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ from pytest_ddpscale.thresholds.model import Thresholds, contradictions
 YamlPath = tuple[str | int, ...]
 _NEWLINE = "\n"
 _CHECK = "Then run `ddpscale thresholds check {file}`."
+_NUMBER_TAGS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
+# What PyYAML raises on 2026-02-30, which looks like a date, and on `!!bool maybe`, `!!timestamp soon`, `!!int ""`.
+_UNREADABLE = (ValueError, LookupError, AttributeError, OverflowError)
+# A whole number that starts with 0 is octal to YAML 1.1; 0, 0.5, .5, .nan and 1.0e+3 are as they look.
+_AS_IT_LOOKS = re.compile(r"[-+]?((0|[1-9][0-9]*)|[0-9]*\.[0-9]*([eE][-+]?[0-9]+)?|\.(inf|nan))", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ def _parse(path: Path, text: str) -> tuple[Any, dict[YamlPath, int]]:
         return loader.construct_document(node), lines
     except yaml.YAMLError as error:
         raise _not_yaml(path, error) from None
-    except ValueError as error:  # PyYAML on 2026-02-30 or 0x_, which look like a date and a number
+    except _UNREADABLE as error:
         found = f"not valid YAML (a value that cannot be read: {error})"
         raise ThresholdsError(str(path), found, "YAML 1.1", f"Quote that value. {_what_next(path)}") from None
     except RecursionError:
@@ -135,7 +141,9 @@ def _parse(path: Path, text: str) -> tuple[Any, dict[YamlPath, int]]:
 def _walk(
     path: Path, node: yaml.Node, at: YamlPath, lines: dict[YamlPath, int], ancestors: frozenset[yaml.Node]
 ) -> None:
-    """Record lines, and refuse keys given twice, which YAML libraries silently drop, and endless documents."""
+    """Record lines; refuse keys given twice and odd numbers, which libraries take in silence, and endless documents."""
+    if isinstance(node, yaml.ScalarNode):
+        _refuse_odd_number(path, node, at)
     if node in ancestors:
         where = f"{path}:{node.start_mark.line + 1}"
         raise ThresholdsError(where, "a YAML anchor contains itself", "a finite document", _what_next(path))
@@ -149,6 +157,8 @@ def _walk(
         first: dict[str, int] = {}
         for key, child in node.value:
             name, line = str(key.value), key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode):
+                _refuse_odd_number(path, key, at)
             if name in first:
                 where = f"{path}:{line}"
                 raise ThresholdsError(
@@ -159,6 +169,24 @@ def _walk(
             below = (*at, name)
             lines[below] = line
             _walk(path, child, below, lines, ancestors)
+
+
+def _refuse_odd_number(path: Path, node: yaml.ScalarNode, at: YamlPath) -> None:
+    """Refuse what is another number to YAML 1.1 than to its reader: 010 is 8, 1:30 is 90, 1_000 is 1000."""
+    if node.tag in _NUMBER_TAGS and not _AS_IT_LOOKS.fullmatch(node.value):
+        raise ThresholdsError(
+            f"{path}:{node.start_mark.line + 1}",
+            f"{dotted(at)} has {node.value!r}, which YAML 1.1 {_reading(node)}",
+            "a plain decimal number", f"Write it out, or in quotes if it is text. {_what_next(path)}",
+        )  # fmt: skip
+
+
+def _reading(node: yaml.ScalarNode) -> str:
+    """What PyYAML makes of a number."""
+    try:
+        return f"reads as {yaml.constructor.SafeConstructor().construct_object(node)}"
+    except _UNREADABLE:
+        return "cannot read"
 
 
 def _not_yaml(path: Path, error: yaml.YAMLError) -> ThresholdsError:
@@ -186,10 +214,23 @@ def _explain(kind: str, at: YamlPath, message: str, value: Any) -> tuple[str, st
         return f"{dotted(at)} is missing", "a value", "Add it."
     if kind == "value_error":
         return f"{dotted(at)}: {message.removeprefix('Value error, ')}", "", "Correct that entry."
+    if kind in {"int_type", "float_type"} and _looks_like_a_number(value):
+        action = "Write it as a plain decimal number, without quotes: YAML 1.1 takes 1e3 and 08 for text."
+        return f"{dotted(at)} is the text {value!r}", "a number", action
     shown = repr(value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
     expected = message.removeprefix("Input should be ").removeprefix("a valid ")
     return f"{dotted(at)} is {shown}", expected, "Correct that value."
+
+
+def _looks_like_a_number(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _what_next(path: Path) -> str:

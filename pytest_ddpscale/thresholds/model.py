@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from pytest_ddpscale.plan.metric import METRICS, Metric, measured_arm
-from pytest_ddpscale.plan.workload import Workload, incomparable_fields
+from pytest_ddpscale.plan.workload import Precision, Workload, incomparable_fields
 
 SCHEMA_VERSION = 1
 Severity = Literal["fail", "warn"]
@@ -17,12 +17,22 @@ MetricName = Literal[
     "weak_scaling_efficiency",
     "strong_scaling_speedup",
     "strong_scaling_efficiency",
+    "rank_uniformity",
+    "exposed_communication",
+    "ddp_overhead",
+    "step_time_p95",
+    "step_time_cv",
     "device_utilization",
+    "model_flops_utilization",
     "generation_ratio",
     "peak_memory_gib",
+    "memory_spread",
+    "replica_agreement",
 ]
 # A bound typed as 95 where 0.95 is meant would fail every machine; 1.5 is impossible but clear.
 LARGEST_FRACTION_BOUND = 2.0
+# From above, 2 where 2 % is meant would pass every machine, and so would 1 where 1 % is.
+LEAST_SENSELESS_UPPER_FRACTION_BOUND = 1.0
 # bound = measured less margin, compared at the precision people round bounds to.
 MARGIN_TOLERANCE = 0.006
 
@@ -35,7 +45,8 @@ class _Strict(BaseModel):
 class Source(_Strict):
     """Where a number comes from.
 
-    A published figure has `measured` and `reference`; a number without one has `reasoning`.
+    A published figure has `measured` and `reference`; a number without one has `reasoning`. How far a bound
+    lies from what was measured is said by `margin_pct`, which is checked, or explained by `reasoning`.
     """
 
     measured: float | None = Field(None, description="The published value, in the metric's unit.")
@@ -77,22 +88,35 @@ class Requirement(_Strict):
         if self.definition.takes_versus != (self.versus is not None):
             needs = "needs" if self.definition.takes_versus else "takes no"
             raise ValueError(f"{self.metric} {needs} `versus: SKU`")
-        if self.world_size < self.definition.minimum_world_size:
-            raise ValueError(
-                f"world_size {self.world_size} says nothing about {self.metric}; "
-                f"expected at least {self.definition.minimum_world_size}"
-            )
+        self._check_world_size()
         return self
+
+    def _check_world_size(self) -> None:
+        least, most = self.definition.minimum_world_size, self.definition.maximum_world_size
+        if least <= self.world_size <= (most or self.world_size):
+            return
+        expected = f"at least {least}" if most is None else f"{least}" if least == most else f"{least} to {most}"
+        raise ValueError(f"world_size {self.world_size} says nothing about {self.metric}; expected {expected}")
 
     def _check_bound(self) -> None:
         key = "at_most" if self.definition.upper_bound else "at_least"
         if getattr(self, key) is None or (self.at_least is not None and self.at_most is not None):
             raise ValueError(f"{self.metric} needs exactly one bound, `{key}: NUMBER`")
-        if self.definition.unit == "fraction" and self.bound > LARGEST_FRACTION_BOUND:
+        if self.metric == "replica_agreement" and self.bound != 1:
+            raise ValueError(
+                f"{key} {self.bound:g} for {self.metric} lets ranks differ that have to agree bit for bit; expected 1"
+            )
+        if self.definition.unit == "fraction" and self._looks_like_per_cent:
             raise ValueError(
                 f"{key} {self.bound:g} for {self.metric} looks like per cent; "
                 f"expected a fraction, for example {self.bound / 100:g}"
             )
+
+    @property
+    def _looks_like_per_cent(self) -> bool:
+        if self.definition.upper_bound:
+            return self.bound >= LEAST_SENSELESS_UPPER_FRACTION_BOUND
+        return self.bound > LARGEST_FRACTION_BOUND
 
     def _check_source(self) -> None:
         source = self.source
@@ -102,6 +126,11 @@ class Requirement(_Strict):
             raise ValueError(
                 "a bound needs `source: {measured: NUMBER, reference: …}`; "
                 "without a published figure write `provisional: true` and `source: {reasoning: …}`"
+            )
+        if source.measured is not None and source.margin_pct is None and source.reasoning is None:
+            raise ValueError(
+                f"bound {self.bound:g} says not why it is that far from the {source.measured:g} that was measured; "
+                "expected `margin_pct: NUMBER` or `reasoning: …` beside `measured`"
             )
         if source.measured is not None and source.margin_pct is not None:
             sign = 1 if self.definition.upper_bound else -1
@@ -160,11 +189,18 @@ class Peak(_Strict):
 
     fp16_tflops: float | None = Field(None, gt=0, description="Dense tensor-core fp16, TFLOPS.")
     bf16_tflops: float | None = Field(None, gt=0, description="Dense tensor-core bf16, TFLOPS.")
-    fp32_tflops: float | None = Field(None, gt=0, description="Non-tensor fp32, TFLOPS.")
+    fp32_tflops: float | None = Field(None, gt=0, description="Non-tensor fp32 (no TF32), TFLOPS.")
     memory_bandwidth_gbps: float | None = Field(None, gt=0, description="Device memory, GB/s.")
     link: str | None = Field(None, description="GPU to GPU, for example NVLink3.")
     link_bandwidth_gbps: float | None = Field(None, gt=0, description="GPU to GPU, one direction, GB/s.")
     source: Source
+
+    def tflops(self, precision: Precision) -> float | None:
+        """Dense peak in a workload's precision, in TFLOPS; None if it is not known.
+
+        For fp32 that of the plain units: TF32 keeps fewer digits, and is no precision of a workload.
+        """
+        return {"fp16": self.fp16_tflops, "bf16": self.bf16_tflops, "fp32": self.fp32_tflops}[precision]
 
 
 _SWITCHES = ("compile", "cudnn_benchmark")
@@ -205,6 +241,10 @@ class Sku(_Strict):
     peak: Peak | None = None
     workloads: Annotated[dict[str, Workload], BeforeValidator(_with_name)] = {}
     requirements: list[Requirement] = []
+
+    def peak_tflops(self, workload: Workload) -> float | None:
+        """Dense peak of one GPU in the workload's precision, in TFLOPS; None if it is not known."""
+        return None if self.peak is None else self.peak.tflops(workload.precision)
 
 
 class Thresholds(_Strict):
@@ -301,6 +341,10 @@ def _why_unmeasurable(thresholds: Thresholds, sku: Sku, requirement: Requirement
         measured_arm(requirement.definition, workload, requirement.world_size)
     except ValueError as error:
         return str(error)
+    if requirement.metric == "model_flops_utilization" and sku.peak_tflops(workload) is None:
+        tf32 = ", that of the plain fp32 units, for TF32 is not used" if workload.precision == "fp32" else ""
+        key = f"{workload.precision}_tflops"
+        return f"{requirement.metric} of {workload.name} needs `{key}: NUMBER` under this SKU's `peak`{tf32}"
     return _why_incomparable(thresholds, workload, requirement) if requirement.versus else None
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.results.records import Measurement, SeededStep, flops_of, seeded_steps_of
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.results.run_record import IMPORTED, errors_of, studies_that_ended
+from pytest_ddpscale.verdict.contradictions import refuse_contradictions
 
 
 @dataclass(frozen=True)
@@ -19,11 +21,37 @@ class Evidence:
         plan: the studies that were to be measured.
         measurements: all of them, in any order.
         errors: message of every study that broke, by its id.
+        flops_per_image: floating-point operations of forward and backward pass, by study, where they were counted.
+        seeded_steps: one record per rank of the step that it computed by itself, by study.
     """
 
     plan: Plan
     measurements: Sequence[Measurement]
     errors: Mapping[str, str]
+    flops_per_image: Mapping[str, float] = field(default_factory=dict)
+    seeded_steps: Mapping[str, Sequence[SeededStep]] = field(default_factory=dict)
+
+    def seeded_checksums(self, study_id: str) -> dict[int, str]:
+        """Checksum of the seeded step, by rank; empty where none was computed.
+
+        All alike where most ranks could not repeat their own: then the model has an operation without a
+        reproducible kernel, and different bits accuse nobody.
+        """
+        steps = self.seeded_steps.get(study_id, ())
+        if 2 * sum(step.repeats for step in steps) <= len(steps):
+            return dict.fromkeys((step.rank for step in steps), "not repeatable")
+        return {step.rank: step.checksum for step in steps}
+
+
+def evidence_of(plan: Plan, measurements: Sequence[Measurement], records: Sequence[dict[str, Any]]) -> Evidence:
+    """The evidence in records as they lie in measurements.jsonl; studies may still be going on.
+
+    Args:
+        plan: what is being measured.
+        measurements: those among the records.
+        records: all of them.
+    """
+    return Evidence(plan, measurements, errors_of(records), flops_of(records), seeded_steps_of(records))
 
 
 def read_evidence(run: RunDirectory) -> Evidence:
@@ -32,7 +60,8 @@ def read_evidence(run: RunDirectory) -> Evidence:
     A study whose end was never recorded is an error: what killed it may be what it was to find.
 
     Raises:
-        RunDirectoryError: a file is broken, or plan.json and run.json are not of one run.
+        RunDirectoryError: a file is broken, plan.json and run.json are not of one run, or measurements
+            contradict themselves, the plan or each other.
     """
     record, plan, records = run.read_run(), run.read_plan(), run.read_records()
     if plan.sku != record.get("sku"):
@@ -40,9 +69,17 @@ def read_evidence(run: RunDirectory) -> Evidence:
     ids = [study.id for study in plan.studies]
     if len(set(ids)) != len(ids):
         raise broken_file(run.plan_json, "has two studies of one id")
-    errors = errors_of(records)
-    if record.get("status") != IMPORTED:
+    try:
+        evidence = evidence_of(plan, run.read_measurements(), records)
+    except (KeyError, TypeError, ValueError) as error:
+        raise broken_file(
+            run.measurements_jsonl, f"holds a seeded step or a count of FLOPs that is none ({error})"
+        ) from None
+    is_imported = record.get("status") == IMPORTED
+    refuse_contradictions(run, plan, records, evidence.measurements, is_imported=is_imported)
+    if not is_imported:
         ended = studies_that_ended(records)
         died = "the run died while measuring this, or before: no end of it was recorded"
-        errors |= {study: died for study in ids if study not in ended}
-    return Evidence(plan, run.read_measurements(), errors)
+        unfinished = {study: died for study in ids if study not in ended}
+        evidence = replace(evidence, errors={**evidence.errors, **unfinished})
+    return evidence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.verdict.verdict import RunOutcome, Verdict
 
 
@@ -57,10 +58,18 @@ def _among_the_decided(verdicts: Sequence[Verdict], required: int) -> tuple[RunO
 def rests_on_published(verdicts: Sequence[Verdict]) -> bool:
     """Whether a published bound that can reject was kept by all devices together.
 
-    A bound at a smaller world size says nothing about the devices beyond it.
+    A bound at a smaller world size says nothing about the devices beyond it, and that GPUs are alike or compute
+    the same says nothing about how fast they are.
     """
     largest = max((v.world_size for v in verdicts), default=0)
-    return any(v.passed and v.severity == "fail" and not v.provisional and v.world_size == largest for v in verdicts)
+    return any(
+        v.passed
+        and v.severity == "fail"
+        and not v.provisional
+        and v.world_size == largest
+        and METRICS[v.metric].carries_acceptance
+        for v in verdicts
+    )
 
 
 def lacks_only_measurements(verdicts: Sequence[Verdict]) -> bool:

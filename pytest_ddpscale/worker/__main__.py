@@ -23,6 +23,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
 from pytest_ddpscale.worker.control import Control, connect  # noqa: E402
 from pytest_ddpscale.worker.device import open_device  # noqa: E402
 from pytest_ddpscale.worker.gang import Gang, Whereabouts  # noqa: E402
+from pytest_ddpscale.worker.pinning import pin_to_cores  # noqa: E402
 
 IMPORTED_UNIX_S = time.time()
 # What changes how fast ranks train or talk.
@@ -37,6 +38,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", required=True, help="of the supervisor: ranks of another version refuse")
     parser.add_argument("--deadline-unix-s", type=float, default=None, help="no round starts after it")
     parser.add_argument("--timeout-s", type=float, default=600.0, help="limit for one wait or collective")
+    parser.add_argument("--steered", action="store_true", help="wait after each round for the supervisor's word")
     return parser.parse_args(argv)
 
 
@@ -55,6 +57,7 @@ def startup_record(control: Control, device_id: str, device_name: str) -> dict[s
         "import_s": IMPORTED_UNIX_S - STARTED_UNIX_S,
         "rendezvous_s": time.time() - IMPORTED_UNIX_S,
         "threads": torch.get_num_threads(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "versions": {
             "python": sys.version.split()[0],
             "torch": torch.__version__,
@@ -75,8 +78,10 @@ def run(arguments: argparse.Namespace, whereabouts: Whereabouts) -> None:
     directory = RunDirectory(arguments.run_dir)
     plan = directory.read_plan()
     control = connect(timedelta(seconds=arguments.timeout_s))
+    if plan.device_type == "cpu":
+        pin_to_cores(control.local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
     device = open_device(plan.device_type, control.local_rank)
-    gang = Gang(plan, control, device, directory, whereabouts, deadline_unix_s=arguments.deadline_unix_s)
+    gang = Gang(plan, control, device, directory, whereabouts, arguments.deadline_unix_s, steered=arguments.steered)
     gang.announce(startup_record(control, device.id, device.name))
     with gang.process_group(timedelta(seconds=arguments.timeout_s)):
         for study_id in arguments.studies.split(","):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import random
+from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Study
+from pytest_ddpscale.worker.agreement import align, checksum
 from pytest_ddpscale.worker.device import Device, Timing
+from pytest_ddpscale.worker.replica import Replica, Replicas, make_groups
 from pytest_ddpscale.worker.training import Batch, Trainer, build_model, new_scaler
 
 
@@ -25,51 +28,80 @@ class StudyArms:
         device: where.
         rank: global rank of this process.
         world_size: ranks in the gang; all of them construct this object at the same time.
+
+    Raises:
+        RuntimeError: the gang has too few ranks, or the device cannot train in that precision.
     """
 
     def __init__(self, study: Study, device: Device, rank: int, world_size: int) -> None:
+        if study.world_size > world_size:
+            raise RuntimeError(f"study {study.id} needs {study.world_size} ranks; this gang has {world_size}")
         device.check(study.workload.precision)
         torch.backends.cudnn.benchmark = study.workload.cudnn_benchmark
+        # By default cuDNN convolves fp32 in TF32 from Ampere on: 10 bits of mantissa are another precision.
+        torch.backends.cudnn.allow_tf32 = False
         self._study = study
         self._device = device
         self._rank = rank
-        self._groups = _make_groups(study, world_size)
+        self._groups = make_groups(study.arms)
         self._model = build_model(study.workload, device.torch_device)
+        self._replicas = Replicas(self._model, device, self._groups, compiled=study.workload.compile)
         self._batches: dict[int, Batch] = {}
-        self._scalers = {arm.name: new_scaler(study.workload, device.torch_device) for arm in study.arms}
-        self._compiled: dict[str, Trainer] = {}
+        self._trainers: dict[str, Trainer] = {}
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model, untrained until the first block."""
+        return self._model
 
     def time_block(self, arm: Arm, steps: int) -> Timing:
-        """Train `steps` timed steps of an arm this rank belongs to, after a few untimed ones."""
-        trainer = self._trainer(arm)
+        """Train `steps` timed steps of an arm this rank belongs to, after a few untimed ones.
+
+        All ranks of the arm call this at the same time. Peak memory is without what other arms'
+        replicas hold meanwhile. Parameters' checksum and skipped steps come with the timing.
+        """
+        replica = self._replicas.of(arm)
+        trainer = self._trainer(arm, replica)
         trainer.refill()
-        for _ in range(STEPS_BEFORE_TIMING):
-            trainer()
-        timing = self._device.time_steps(trainer, steps)
+        group = self._replicas.group(arm)
+        if group is not None:
+            align(self._model, replica.weights.optimizer, group)
+        with replica.silent() if arm.kind == "no_sync" else nullcontext():
+            for _ in range(STEPS_BEFORE_TIMING):
+                trainer()
+            taken_before = replica.weights.steps.taken
+            timing = self._device.time_steps(trainer, steps)
         trainer.check_loss()
-        return timing
+        trainer.forget_gradients()
+        peak_bytes = timing.peak_memory_bytes
+        return replace(
+            timing,
+            peak_memory_bytes=None if peak_bytes is None else peak_bytes - self._replicas.idle_bytes(arm),
+            skipped_steps=steps - (replica.weights.steps.taken - taken_before),
+            parameters_checksum=checksum(replica.weights.model.parameters()) if arm.kind == "ddp" else None,
+        )
 
     def close(self) -> None:
         """Free memory and communicators."""
-        self._compiled.clear()
+        self._trainers.clear()
         self._batches.clear()
-        del self._model
+        # Wrappers before the groups they communicate in.
+        del self._replicas, self._model
         for group in self._groups.values():
             if group is not None:
                 dist.destroy_process_group(group)
         self._device.release()
 
-    def _trainer(self, arm: Arm) -> Trainer:
-        """A fresh trainer, because a DDP wrapper is cheap; a kept one where it means compiling."""
-        if arm.name in self._compiled:
-            return self._compiled[arm.name]
-        workload = self._study.workload
-        model = copy.deepcopy(self._model) if workload.compile else self._model
-        group = self._groups[arm.world_size] if arm.kind == "ddp" else None
-        trainer = Trainer(model, self._batch(arm.batch_size), workload, self._scalers[arm.name], group)
-        if workload.compile:
-            self._compiled[arm.name] = trainer
-        return trainer
+    def _trainer(self, arm: Arm, replica: Replica) -> Trainer:
+        if arm.name not in self._trainers:
+            # Each arm has a scaler of its own: ranks of an arm under DDP see the same gradients, and so
+            # keep the same scale, which they would not with other arms' gradients in between.
+            scaler = new_scaler(self._study.workload, self._device.torch_device)
+            batch = self._batch(arm.batch_size)
+            self._trainers[arm.name] = Trainer(
+                replica.call, replica.weights.optimizer, batch, self._study.workload, scaler
+            )
+        return self._trainers[arm.name]
 
     def _batch(self, batch_size: int) -> Batch:
         if batch_size not in self._batches:
@@ -77,16 +109,6 @@ class StudyArms:
             seed = 1000 * self._rank + batch_size
             self._batches[batch_size] = Batch(self._study.workload, batch_size, self._device.torch_device, seed)
         return self._batches[batch_size]
-
-
-def _make_groups(study: Study, world_size: int) -> dict[int, dist.ProcessGroup | None]:
-    """One process group for each size that an arm trains in; all ranks of the gang take part."""
-    sizes = sorted({arm.world_size for arm in study.arms if arm.kind == "ddp"})
-    if sizes and sizes[-1] > world_size:
-        raise RuntimeError(f"study {study.id} needs {sizes[-1]} ranks; this gang has {world_size}")
-    groups = {size: dist.new_group(ranks=list(range(size))) for size in sizes}
-    # A rank outside a group gets a placeholder for it.
-    return {size: group if isinstance(group, dist.ProcessGroup) else None for size, group in groups.items()}
 
 
 def steps_for_block(step_s: float, block_s: float) -> int:

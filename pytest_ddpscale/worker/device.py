@@ -27,6 +27,8 @@ class Timing:
         block_s: from the first step's begin to the last one's end, in seconds.
         utilization: share of the block the device was busy, 0 … 1; None if unreadable.
         peak_memory_bytes: most memory held.
+        skipped_steps: optimizer steps that the loss scaler left out.
+        parameters_checksum: of the parameters' bits after the block; None where replicas may differ.
     """
 
     started_unix_s: float
@@ -34,6 +36,8 @@ class Timing:
     block_s: float
     utilization: float | None
     peak_memory_bytes: int | None
+    skipped_steps: int = 0
+    parameters_checksum: str | None = None
 
 
 class Device(Protocol):
@@ -52,6 +56,9 @@ class Device(Protocol):
 
     def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
         """Run `step` that often and time each."""
+
+    def allocated_bytes(self) -> int:
+        """Device memory that tensors of this process hold now; 0 where the device does not count it."""
 
     def release(self) -> None:
         """Give cached memory back between studies."""
@@ -87,6 +94,10 @@ class CpuDevice:
         busy = (time.process_time() - cpu_s) / (block_s * torch.get_num_threads())
         step_s = tuple(end - begin for begin, end in itertools.pairwise(marks))
         return Timing(started_unix_s, step_s, block_s, busy, _largest_resident_set_bytes())
+
+    def allocated_bytes(self) -> int:
+        """0: a process's resident set is not told apart by what holds it."""
+        return 0
 
     def release(self) -> None:
         """Nothing is cached."""
@@ -142,6 +153,10 @@ class CudaDevice:
         busy, _ = self._utilization.read(started_unix_s, ended_unix_s)
         block_s = events[0].elapsed_time(events[-1]) / 1000
         return Timing(started_unix_s, step_s, block_s, busy, torch.cuda.max_memory_allocated(self._device))
+
+    def allocated_bytes(self) -> int:
+        """What torch's allocator has handed out."""
+        return torch.cuda.memory_allocated(self._device)
 
     def release(self) -> None:
         """Return cached blocks to the driver: the next study may need other sizes."""

@@ -14,12 +14,19 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm, Plan, Study
 from pytest_ddpscale.results.records import Measurement, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.worker.arms import StudyArms, arm_order, steps_for_block
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device, Timing
+from pytest_ddpscale.worker.flops import workload_flops_record
+from pytest_ddpscale.worker.seeded import seeded_step
+from pytest_ddpscale.worker.steering import is_decided
+
+# Judging takes a tenth of a second; more than this, and another round is the better use of the time.
+STEERING_PATIENCE_S = 5.0
 
 
 @dataclass
@@ -42,6 +49,7 @@ class Gang:
         directory: where rank 0 appends what was measured.
         whereabouts: kept up to date.
         deadline_unix_s: no round starts after it; None for no limit.
+        steered: whether a supervisor says after each round if the study goes on.
     """
 
     def __init__(
@@ -52,6 +60,8 @@ class Gang:
         directory: RunDirectory,
         whereabouts: Whereabouts,
         deadline_unix_s: float | None,
+        *,
+        steered: bool = False,
     ) -> None:
         self._plan = plan
         self._control = control
@@ -59,6 +69,7 @@ class Gang:
         self._directory = directory
         self._whereabouts = whereabouts
         self._deadline_unix_s = deadline_unix_s
+        self._steered = steered
         self._host = socket.gethostname()
 
     @contextmanager
@@ -87,6 +98,7 @@ class Gang:
         if self._is_first:
             self._directory.append_record({"kind": "study_start", "study": study.id, "unix_s": time.time()})
         arms = StudyArms(study, self._device, self._control.rank, self._control.world_size)
+        self._examine(study, arms)
         steps = self._warm_up(study, arms)
         reason = self._run_rounds(study, arms, steps)
         here.arm, here.phase = None, "cleaning up"
@@ -100,20 +112,31 @@ class Gang:
 
     def _run_rounds(self, study: Study, arms: StudyArms, steps: dict[str, int]) -> str:
         for number in range(study.rounds):
-            if not self._go_on(study, number):
-                return "budget"
+            ended = self._why_end(study, number)
+            if ended:
+                return ended
             for arm in arm_order(study.arms, self._plan.seed, study.id, number):
                 self._run_arm(study, arms, arm, number, steps[arm.name])
+            if self._is_first:
+                self._directory.append_record({"kind": "round_end", "study": study.id, "round": number})
         return "rounds"
 
-    def _go_on(self, study: Study, number: int) -> bool:
-        """Rank 0's word on whether another round is begun, which all ranks follow."""
-        key = f"{study.id}/{number}/go-on"
+    def _why_end(self, study: Study, number: int) -> str:
+        """Why round `number` is not begun; empty if it is. Rank 0's word, which all ranks follow."""
+        key = f"{study.id}/{number}/ends"
         if self._is_first:
-            late = self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s
-            self._control.say(key, not late)
-            return not late
-        return bool(self._control.hear(key))
+            ended = self._why_end_by_rank_0(study, number)
+            self._control.say(key, ended)
+            return ended
+        return str(self._control.hear(key))
+
+    def _why_end_by_rank_0(self, study: Study, number: int) -> str:
+        if self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s:
+            return "budget"
+        ripe = self._steered and number >= FEWEST_ROUNDS
+        if ripe and is_decided(self._directory, study.id, number - 1, STEERING_PATIENCE_S):
+            return "decided"
+        return ""
 
     def _run_arm(self, study: Study, arms: StudyArms, arm: Arm, number: int, steps: int) -> None:
         here = self._whereabouts
@@ -135,6 +158,24 @@ class Gang:
             self._control.say(f"{key}/done", True)
         else:
             self._control.hear(f"{key}/done")
+
+    def _examine(self, study: Study, arms: StudyArms) -> None:
+        """Before anything has trained: what every rank computes by itself, and what an image costs."""
+        record: dict[str, Any] | None = None
+        if self._control.rank < study.world_size:
+            record = {
+                "kind": "seeded_step",
+                "study": study.id,
+                "rank": self._control.rank,
+                "local_rank": self._control.local_rank,
+                "host": self._host,
+                "device": self._device.id,
+                **seeded_step(arms.model, study.workload),
+            }
+        self._gather_and_write(f"{study.id}/seeded-step", range(study.world_size), record)
+        flops = workload_flops_record(study, arms.model) if self._is_first else None
+        if flops is not None:
+            self._directory.append_record(flops)
 
     def _warm_up(self, study: Study, arms: StudyArms) -> dict[str, int]:
         """Train each arm for a while, untimed, and learn how many of its steps fill a block.
@@ -191,4 +232,6 @@ class Gang:
             step_stdev_s=statistics.stdev(timing.step_s) if len(timing.step_s) > 1 else None,
             utilization=timing.utilization,
             peak_memory_bytes=timing.peak_memory_bytes,
+            skipped_steps=timing.skipped_steps,
+            parameters_checksum=timing.parameters_checksum,
         )

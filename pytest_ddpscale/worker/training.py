@@ -1,4 +1,4 @@
-"""One rank's training step: a torchvision model, synthetic data, SGD, autocast."""
+"""One rank's training step: a torchvision model, synthetic data, autocast."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import torch
 import torchvision
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpscale.plan.workload import Workload
 
-# Small enough for random labels to leave every loss finite; it does not change what is timed.
-LEARNING_RATE = 1e-3
 _AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def build_model(workload: Workload, device: torch.device) -> nn.Module:
-    """The untrained model, in its memory format, on the device; the same weights on every rank.
+    """The untrained model, in its memory format, on the device; the same weights on every rank of one SKU.
+
+    Weights are drawn on the device: random numbers of a CPU depend on its instruction set, and hosts
+    with the same GPUs may differ in that.
 
     Raises:
         ValueError: torchvision has no such classification model.
@@ -28,7 +28,8 @@ def build_model(workload: Workload, device: torch.device) -> nn.Module:
     if workload.model.startswith("vit_"):
         options["image_size"] = workload.image_size
     torch.manual_seed(0)
-    model = torchvision.models.get_model(workload.model, **options)
+    with device:
+        model = torchvision.models.get_model(workload.model, **options)
     return _placed(model.to(device), workload)
 
 
@@ -64,37 +65,31 @@ class Batch:
 
 
 class Trainer:
-    """Callable training step over one batch, plain or under DDP.
+    """Callable training step over one batch.
 
     Args:
-        model: the network; gradients are averaged over `group` if there is one.
+        model: what a step calls: the network, plain, under DistributedDataParallel or compiled.
+        optimizer: of its parameters.
         batch: what is trained on.
-        workload: precision and compilation.
+        workload: whose precision is used.
         scaler: of fp16's loss, kept by the arm over its blocks; None in other precisions.
-        group: process group for DistributedDataParallel; None trains without it.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
         batch: Batch,
         workload: Workload,
         scaler: torch.amp.GradScaler | None,
-        group: torch.distributed.ProcessGroup | None,
     ) -> None:
-        device = batch.images.device
-        if group is not None:
-            ids = [device.index] if device.type == "cuda" else None
-            model = DistributedDataParallel(model, device_ids=ids, process_group=group)
-        # After DDP, as its optimizer splits graphs at the gradient buckets.
-        self._model: Any = torch.compile(model) if workload.compile else model
+        self._model = model
+        self._optimizer = optimizer
         self._batch = batch
+        self._workload = workload
         self._scaler = scaler
-        self._device_type = device.type
-        self._dtype = _AUTOCAST.get(workload.precision)
         self._criterion = nn.CrossEntropyLoss()
         self._loss: torch.Tensor | None = None
-        self._optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
 
     def refill(self) -> None:
         """New random data for the next block."""
@@ -103,7 +98,7 @@ class Trainer:
     def __call__(self) -> None:
         """One optimizer step."""
         self._optimizer.zero_grad(set_to_none=True)
-        with self._autocast():
+        with autocast(self._workload, self._batch.images.device):
             loss = self._criterion(self._model(self._batch.images), self._batch.labels)
         if self._scaler is None:
             loss.backward()
@@ -119,10 +114,15 @@ class Trainer:
         if self._loss is not None and not math.isfinite(float(self._loss)):
             raise RuntimeError(f"the loss is {float(self._loss)}: training is numerically dead on this rank")
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self._dtype is None:
-            return nullcontext()
-        return torch.autocast(self._device_type, dtype=self._dtype)
+    def forget_gradients(self) -> None:
+        """Free them, so that an arm that waits its turn holds none."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+def autocast(workload: Workload, device: torch.device) -> AbstractContextManager[Any]:
+    """The precision of a forward pass."""
+    dtype = _AUTOCAST.get(workload.precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def new_scaler(workload: Workload, device: torch.device) -> torch.amp.GradScaler | None:

@@ -30,7 +30,7 @@ skus:
         global_batch_size: 8, num_classes: 10}}
     requirements:
       - {{metric: throughput_per_gpu, workload: tiny, at_least: 1,
-         source: &measured {{measured: 2, reference: made up for a test}}}}
+         source: &measured {{measured: 2, reference: nobody, reasoning: made up for a test}}}}
   cpu:
     description: any CPU
     detect: {{device: cpu}}

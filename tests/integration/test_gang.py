@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.slow
 
 TINY = Workload("tiny", "resnet18", "fp32", 2, 32, "contiguous", 4, num_classes=10)
 ARMS = (Arm("alone", 1, 2), Arm("ddp", 1, 2), Arm("ddp", 2, 2))
+EVERY_KIND = (*ARMS, Arm("each", 2, 2), Arm("no_sync", 2, 2))
 WEAK = Study("weak", TINY, ARMS, rounds=5, block_s=0.1, warmup_s=0.1)
 STRONG = Study("strong", TINY, (Arm("alone", 1, 4), Arm("ddp", 2, 2)), rounds=5, block_s=0.1, warmup_s=0.1)
 LONG = replace(WEAK, workload=replace(TINY, name="long"), rounds=10_000)
@@ -81,6 +83,37 @@ def test_arms_take_turns_within_a_round(tmp_path: Path) -> None:
     order = [(m.round, m.arm) for m in run.read_measurements() if m.rank == 0]
     assert [number for number, _ in order] == sorted(number for number, _ in order)
     assert all({arm for number, arm in order if number == r} == {"alone", "ddp@1", "ddp@2"} for r in range(5))
+
+
+def test_arms_of_every_kind_are_measured_on_their_ranks_and_replicas_agree(tmp_path: Path) -> None:
+    run, _ = measure(tmp_path, replace(WEAK, arms=EVERY_KIND))
+    measurements = run.read_measurements()
+    for arm in EVERY_KIND:
+        blocks = [m for m in measurements if m.arm == arm.name]
+        assert Counter(m.rank for m in blocks) == dict.fromkeys(range(arm.world_size), WEAK.rounds)
+        assert all((m.parameters_checksum is not None) == (arm.kind == "ddp") for m in blocks)
+    assert {m.skipped_steps for m in measurements} == {0}
+    for number in range(WEAK.rounds):
+        checksums = [m.parameters_checksum for m in measurements if (m.arm, m.round) == ("ddp@2", number)]
+        assert len(checksums) == 2
+        assert len(set(checksums)) == 1
+
+
+def test_a_study_begins_with_a_seeded_step_of_every_rank_and_the_cost_of_an_image(tmp_path: Path) -> None:
+    run, _ = measure(tmp_path, WEAK, replace(STRONG, arms=STRONG.arms[:1]))
+    records = run.read_records()
+    seeded = [record for record in records if record["kind"] == "seeded_step"]
+    assert [(r["study"], r["rank"], r["local_rank"], r["device"]) for r in seeded] == [
+        (WEAK.id, 0, 0, "cpu"),
+        (WEAK.id, 1, 1, "cpu"),
+        (STRONG.id, 0, 0, "cpu"),  # the other rank has no part in that study
+    ]
+    assert len({record["checksum"] for record in seeded}) == 1, "both studies train the same model"
+    flops = [record for record in records if record["kind"] == "workload_flops"]
+    assert [record["study"] for record in flops] == [WEAK.id, STRONG.id]
+    assert all(0.2e9 < record["flops_per_image"] < 0.23e9 for record in flops)
+    kinds = [record["kind"] for record in records if record.get("study") == WEAK.id]
+    assert kinds[:4] == ["study_start", "seeded_step", "seeded_step", "workload_flops"]
 
 
 def test_ranks_say_who_they_are_and_how_long_they_took_to_start(tmp_path: Path) -> None:
@@ -178,7 +211,8 @@ def test_an_interrupt_ends_the_gang_and_keeps_what_was_measured(tmp_path: Path) 
 
 
 def test_torch_compile_trains_after_ddp(tmp_path: Path) -> None:
-    compiled = replace(WEAK, workload=replace(TINY, model="squeezenet1_1", image_size=64, compile=True), arms=ARMS[:2])
+    workload = replace(TINY, model="squeezenet1_1", image_size=64, compile=True)
+    compiled = replace(WEAK, workload=workload, arms=(*ARMS[:2], Arm("no_sync", 1, 2)))
     run, _ = measure(tmp_path, compiled, limits=Limits(inactivity_s=300))
     assert ends(run)[compiled.id] == {"kind": "study_end", "study": compiled.id, "reason": "rounds", "message": ""}
 

@@ -66,6 +66,22 @@ def test_peak_memory_is_unknown_while_one_ranks_is(unknown: int | None) -> None:
     assert ArmRound(0, ranks).peak_memory_gib is None
 
 
+def test_memory_spread_is_relative_to_the_fullest_rank() -> None:
+    ranks = tuple(block(rank, peak_memory_bytes=amount * GIB) for rank, amount in enumerate((3, 4, 2)))
+    assert ArmRound(0, ranks).memory_spread == 0.5
+
+
+@pytest.mark.parametrize("unknown", [None, 0])
+def test_memory_spread_is_unknown_while_one_ranks_memory_is(unknown: int | None) -> None:
+    ranks = (block(0, peak_memory_bytes=GIB), block(1, peak_memory_bytes=unknown))
+    assert ArmRound(0, ranks).memory_spread is None
+
+
+def test_the_step_time_of_a_round_is_the_slowest_ranks_mean() -> None:
+    measured = ArmRound(0, (block(0, steps=10, block_s=2.0), block(1, steps=5, block_s=1.5)))
+    assert measured.step_s == pytest.approx(0.3)
+
+
 def test_error_of_an_imported_sample_is_that_of_the_slowest_ranks_mean_step() -> None:
     slow = block(0, steps=100, block_s=50.0, step_stdev_s=0.1, single_sample=True)
     fast = block(1, steps=100, block_s=25.0, step_stdev_s=9.9, single_sample=True)

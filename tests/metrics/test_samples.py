@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 from pytest_ddpscale.metrics.rounds import GIB, ArmRound
 from pytest_ddpscale.metrics.samples import (
     Sample,
+    agreement_samples,
+    ddp_overhead_samples,
     efficiency_samples,
+    exposed_communication_samples,
     generation_ratio_samples,
+    memory_spread_samples,
+    model_flops_utilization_samples,
     peak_memory_samples,
+    rank_uniformity_samples,
+    step_time_cv_samples,
+    step_time_p95_samples,
     strong_speedup_samples,
     throughput_samples,
     utilization_samples,
@@ -85,6 +93,96 @@ def test_generation_ratio_is_relative_to_the_published_throughput() -> None:
     assert values(generation_ratio_samples(rounds([100, 80]), 40.0)) == pytest.approx([2.0])
 
 
+def test_exposed_communication_is_the_share_of_a_step_that_no_sync_does_not_take() -> None:
+    # 8 images: 0.08 s and 0.1 s a step at the slowest rank's pace, so that a fifth of the latter is exposed
+    assert values(exposed_communication_samples(rounds([80, 90]), rounds([110, 100]))) == pytest.approx([0.2])
+
+
+def test_communication_that_is_hidden_comes_out_as_noise_about_zero() -> None:
+    assert values(exposed_communication_samples(rounds([100], [101]), rounds([100], [100]))) == pytest.approx(
+        [0, -0.01]
+    )
+
+
+@given(RATES)
+def test_what_is_exposed_is_what_efficiency_loses_against_ranks_that_do_not_communicate(rates: list[float]) -> None:
+    ddp, no_sync = rounds([rates[0]]), rounds([rates[1]])
+    (lost,), (exposed,) = efficiency_samples(ddp, no_sync), exposed_communication_samples(ddp, no_sync)
+    assert exposed.value == pytest.approx(1 - lost.value)
+
+
+def test_ddp_overhead_is_the_time_a_step_takes_longer_than_without() -> None:
+    # 0.1 s a step instead of 0.08 s
+    assert values(ddp_overhead_samples(rounds([80]), rounds([100]))) == pytest.approx([0.25])
+    assert values(ddp_overhead_samples(rounds([100]), rounds([80]))) == pytest.approx([-0.2])
+
+
+@pytest.mark.parametrize("samples", [exposed_communication_samples, ddp_overhead_samples])
+def test_differences_are_of_rounds_that_both_arms_have(samples: Callable[..., list[Sample]]) -> None:
+    many, other = rounds([80], [50]), rounds([100], [100], [100])
+    del many[0]
+    assert len(samples(many, other)) == 1
+    assert samples(many, {}) == samples({}, other) == []
+
+
+@pytest.mark.parametrize("samples", [exposed_communication_samples, ddp_overhead_samples])
+def test_imported_samples_say_too_little_about_a_difference(samples: Callable[..., list[Sample]]) -> None:
+    one, other = (rounds([speed], step_stdev_s=0.01, single_sample=True) for speed in (64, 80))
+    assert samples(one, other) == []
+
+
+def test_imported_ranks_are_not_compared() -> None:
+    assert rank_uniformity_samples(rounds([100, 80], step_stdev_s=0.01, single_sample=True)) == []
+
+
+def test_rank_uniformity_is_the_slowest_rank_over_the_median_of_the_others() -> None:
+    # step times 1, 1, 1.3, 1.1: the others of the slowest are 1, 1, 1.1
+    assert values(rank_uniformity_samples(rounds([100, 100, 100 / 1.3, 100 / 1.1]))) == pytest.approx([1.3])
+    assert values(rank_uniformity_samples(rounds([100, 80]))) == pytest.approx([1.25])
+
+
+def test_model_flops_utilization_is_what_the_model_needs_of_the_peak() -> None:
+    # ResNet-152 on an A100 as published: 1159.2 img/s, 68.85 GFLOP each, 312 TFLOPS
+    samples = model_flops_utilization_samples(rounds([1200, 1159.2]), 68.85e9, 312)
+    assert values(samples) == pytest.approx([0.2558], abs=0.0001)
+
+
+@pytest.mark.parametrize("samples", [step_time_p95_samples, step_time_cv_samples])
+def test_a_round_of_which_a_rank_kept_no_steps_is_left_out(samples: Callable[..., list[Sample]]) -> None:
+    measured = rounds([100, 100], [100, 100], step_s=(0.08, 0.08))
+    part = replace(measured[0].ranks[0], step_s=())
+    measured[0] = ArmRound(0, (part, measured[0].ranks[1]))
+    assert len(samples(measured)) == 1
+
+
+def test_p95_is_in_ms_over_the_steps_of_all_ranks() -> None:
+    fast, slow = block(0, 0, 100, step_s=(0.1,) * 19), block(1, 0, 100, step_s=(0.1, 0.3))
+    # 21 steps: the 95th percentile is the 20th, the last but one
+    assert values(step_time_p95_samples({0: ArmRound(0, (fast, slow))})) == pytest.approx([100.0])
+    slow = replace(slow, step_s=(0.3, 0.3))
+    assert values(step_time_p95_samples({0: ArmRound(0, (fast, slow))})) == pytest.approx([300.0])
+
+
+def test_cv_is_that_of_the_least_steady_rank() -> None:
+    steady, unsteady = block(0, 0, 100, step_s=(0.2, 0.2, 0.2)), block(1, 0, 100, step_s=(0.1, 0.2, 0.3))
+    assert values(step_time_cv_samples({0: ArmRound(0, (steady, unsteady))})) == pytest.approx([0.5])
+
+
+def test_memory_spread_is_relative_to_the_most_and_unread_rounds_are_left_out() -> None:
+    measured = rounds([100, 100], [100, 100])
+    held = [replace(rank, peak_memory_bytes=(4 - rank.rank) * GIB) for rank in measured[1].ranks]
+    measured[1] = ArmRound(1, tuple(held))
+    assert values(memory_spread_samples(measured)) == [0.25]
+
+
+def test_agreement_is_the_share_of_ranks_that_agree_and_unread_rounds_are_left_out() -> None:
+    measured = rounds([100, 100], [100, 100], [100, 100], parameters_checksum="aa")
+    measured[1] = ArmRound(1, (measured[1].ranks[0], replace(measured[1].ranks[1], parameters_checksum="bb")))
+    measured[2] = ArmRound(2, (measured[2].ranks[0], replace(measured[2].ranks[1], parameters_checksum=None)))
+    assert values(agreement_samples(measured, {0: "s", 1: "s"})) == [1.0, 0.5]
+    assert agreement_samples(measured, {0: "s"}) == []
+
+
 def test_utilization_is_the_least_busy_ranks_and_unread_rounds_are_left_out() -> None:
     measured = rounds([100, 100], [100, 100])
     busy = [replace(rank, utilization=0.7 + rank.rank / 10) for rank in measured[0].ranks]
@@ -125,6 +223,16 @@ def test_an_imported_ratio_without_one_of_its_errors_has_none() -> None:
 
 
 def test_imported_readings_stand_for_themselves() -> None:
-    measured = rounds([100], single_sample=True, utilization=0.9, peak_memory_bytes=GIB)
+    # 0.08 s a step
+    measured = rounds([100], single_sample=True, utilization=0.9, peak_memory_bytes=GIB, step_stdev_s=0.004)
     assert utilization_samples(measured) == [Sample(0.9, 0.0)]
     assert peak_memory_samples(measured) == [Sample(1.0, 0.0)]
+    assert memory_spread_samples(measured) == [Sample(0.0, 0.0)]
+    (spread,) = step_time_cv_samples(measured)
+    assert spread.value == pytest.approx(0.05)
+    assert spread.relative_error == 0.0
+
+
+def test_imported_results_keep_no_steps_of_which_to_take_a_percentile() -> None:
+    assert step_time_p95_samples(rounds([100], single_sample=True, step_stdev_s=0.004)) == []
+    assert step_time_cv_samples(rounds([100], single_sample=True)) == []

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S, STARTUP_S, Estimate, estimate, study_seconds
+from pytest_ddpscale.plan.estimate import (
+    OVERHEAD_PER_BLOCK_S,
+    STARTUP_S,
+    TYPICAL_ROUNDS,
+    Estimate,
+    estimate,
+    study_seconds,
+)
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from tests.plan.sample import PLANS, STUDIES
@@ -45,15 +52,25 @@ def test_a_plan_holds_all_its_devices_all_the_time() -> None:
 
 
 def test_nothing_to_measure_takes_no_time() -> None:
-    assert estimate(Plan("a100", "cuda", ())) == Estimate(0.0, 0.0)
-    assert estimate(Plan("a100", "cuda", ()), isolate=True) == Estimate(0.0, 0.0)
+    assert estimate(Plan("a100", "cuda", ())) == Estimate(0.0, 0.0, 0.0)
+    assert estimate(Plan("a100", "cuda", ()), isolate=True) == Estimate(0.0, 0.0, 0.0)
 
 
 @given(STUDIES, st.floats(0.1, 1e5))
 def test_a_study_takes_time_and_more_with_every_round(study: Study, speed: float) -> None:
     img_per_s = {study.workload.name: speed}
     longer = replace(study, rounds=study.rounds + 1)
-    assert 0 < study_seconds(study) <= study_seconds(study, img_per_s) < study_seconds(longer, img_per_s)
+    assert 0 < study_seconds(study) <= study_seconds(study, img_per_s)
+    assert study_seconds(study, img_per_s, rounds=None) < study_seconds(longer, img_per_s, rounds=None)
+
+
+def test_most_studies_are_decided_before_their_limit() -> None:
+    long = replace(STUDY, rounds=100)
+    assert study_seconds(long) == study_seconds(replace(STUDY, rounds=TYPICAL_ROUNDS))
+    found = estimate(Plan("a100", "cuda", (long,)))
+    assert found.seconds == pytest.approx(STARTUP_S + study_seconds(long))
+    assert found.most_seconds == pytest.approx(STARTUP_S + study_seconds(long, rounds=None))
+    assert found.most_seconds > 5 * found.seconds
 
 
 @given(PLANS, st.floats(0.1, 1e5))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.metric import METRICS, baseline_arm, measured_arm, required_arms
+from pytest_ddpscale.plan.metric import METRICS, Metric, baseline_arm, measured_arm, required_arms
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.model import MetricName
@@ -28,6 +28,15 @@ WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=16)
         ("weak_scaling_efficiency", 4, [Arm("alone", 1, 8), Arm("ddp", 4, 8)]),
         ("strong_scaling_speedup", 4, [Arm("alone", 1, 16), Arm("ddp", 4, 4)]),
         ("strong_scaling_efficiency", 16, [Arm("alone", 1, 16), Arm("ddp", 16, 1)]),
+        ("rank_uniformity", 4, [Arm("each", 4, 8)]),
+        ("exposed_communication", 4, [Arm("no_sync", 4, 8), Arm("ddp", 4, 8)]),
+        ("ddp_overhead", 1, [Arm("alone", 1, 8), Arm("ddp", 1, 8)]),
+        ("step_time_p95", 1, [Arm("alone", 1, 8)]),
+        ("step_time_p95", 4, [Arm("ddp", 4, 8)]),
+        ("step_time_cv", 4, [Arm("ddp", 4, 8)]),
+        ("model_flops_utilization", 4, [Arm("ddp", 4, 8)]),
+        ("memory_spread", 4, [Arm("ddp", 4, 8)]),
+        ("replica_agreement", 4, [Arm("ddp", 4, 8)]),
     ],
 )
 def test_arms_of_a_metric(metric: str, world_size: int, arms: list[Arm]) -> None:
@@ -47,7 +56,7 @@ def test_strong_scaling_without_a_global_batch_is_refused() -> None:
         with pytest.raises(ValueError, match=r"^workload r has no global_batch_size, which strong scaling divides$"):
             make(METRICS["strong_scaling_efficiency"], workload, 2)
     with pytest.raises(ValueError, match="no global_batch_size"):
-        baseline_arm(METRICS["strong_scaling_efficiency"], workload)
+        baseline_arm(METRICS["strong_scaling_efficiency"], workload, 2)
 
 
 @given(st.integers(1, 64), st.integers(1, 64))
@@ -55,17 +64,52 @@ def test_ranks_of_strong_scaling_train_the_whole_global_batch(world_size: int, s
     workload = replace(WORKLOAD, global_batch_size=world_size * share)
     arm = measured_arm(METRICS["strong_scaling_efficiency"], workload, world_size)
     assert arm.batch_size * arm.world_size == workload.global_batch_size
-    assert baseline_arm(METRICS["strong_scaling_efficiency"], workload).batch_size == workload.global_batch_size
+    alone = baseline_arm(METRICS["strong_scaling_efficiency"], workload, world_size)
+    assert alone == Arm("alone", 1, world_size * share)
 
 
 def test_thresholds_know_exactly_the_metrics_of_the_catalogue() -> None:
     assert set(typing.get_args(MetricName)) == set(METRICS)
 
 
-def test_only_memory_is_bounded_from_above() -> None:
-    assert [name for name, metric in METRICS.items() if metric.upper_bound] == ["peak_memory_gib"]
+def test_costs_and_differences_are_bounded_from_above() -> None:
+    assert {name for name, metric in METRICS.items() if metric.upper_bound} == {
+        "peak_memory_gib", "memory_spread", "rank_uniformity", "exposed_communication", "ddp_overhead",
+        "step_time_p95", "step_time_cv",
+    }  # fmt: skip
 
 
-def test_what_is_relative_to_one_gpu_alone_needs_at_least_two() -> None:
-    for metric in METRICS.values():
-        assert metric.minimum_world_size == (2 if metric.relative_to_alone else 1)
+def test_what_compares_ranks_needs_at_least_two() -> None:
+    alone = {"throughput_per_gpu", "generation_ratio", "device_utilization", "peak_memory_gib", "ddp_overhead",
+             "step_time_p95", "step_time_cv", "model_flops_utilization"}  # fmt: skip
+    for name, metric in METRICS.items():
+        assert metric.minimum_world_size == (1 if name in alone else 2), name
+
+
+def test_only_the_overhead_of_ddp_is_of_one_rank_alone() -> None:
+    assert {n: m.maximum_world_size for n, m in METRICS.items() if m.maximum_world_size} == {"ddp_overhead": 1}
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+def test_a_metric_compares_different_arms_of_the_same_batch_or_global_batch(metric: Metric) -> None:
+    for world_size in range(metric.minimum_world_size, (metric.maximum_world_size or 4) + 1):
+        if WORKLOAD.global_batch_size is not None and WORKLOAD.global_batch_size % world_size == 0:
+            arms = required_arms(metric, WORKLOAD, world_size)
+            assert len(set(arms)) == (1 if metric.baseline is None else 2)
+            images = {arm.batch_size * (arm.world_size if metric.scaling == "strong" else 1) for arm in arms}
+            assert len(images) == 1
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+def test_what_can_be_zero_or_less_does_not_err_by_factors(metric: Metric) -> None:
+    can_be_zero = {"exposed_communication", "ddp_overhead", "step_time_cv", "memory_spread", "device_utilization"}
+    assert not (metric.name in can_be_zero and metric.scale == "factors")
+    assert metric.unit not in ("img/s", "x", "ms") or metric.scale == "factors"
+
+
+def test_a_machine_that_is_evenly_slow_is_not_accepted_for_being_even() -> None:
+    """What a machine keeps on which every step takes twice as long."""
+    assert {name for name, metric in METRICS.items() if not metric.carries_acceptance} == {
+        "rank_uniformity", "exposed_communication", "ddp_overhead", "step_time_cv", "memory_spread",
+        "replica_agreement",
+    }  # fmt: skip

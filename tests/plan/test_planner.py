@@ -37,7 +37,7 @@ def test_questions_about_one_training_share_a_study() -> None:
     ]
     (study,) = build_plan("a100", "cuda", questions, PACE).studies
     assert study.id == "weak/one"
-    assert study.arms == (Arm("alone", 1, 8), Arm("ddp", 2, 8), Arm("ddp", 8, 8))
+    assert study.arms == (Arm("alone", 1, 8), Arm("ddp", 2, 8), Arm("ddp", 8, 8), Arm("each", 8, 8))
 
 
 def test_scalings_and_workloads_are_studies_of_their_own_in_the_order_asked() -> None:
@@ -55,7 +55,17 @@ def test_scalings_and_workloads_are_studies_of_their_own_in_the_order_asked() ->
 
 def test_no_baseline_is_timed_that_nobody_asked_for() -> None:
     (study,) = build_plan("a100", "cuda", [question("throughput_per_gpu", ONE, 4)], PACE).studies
-    assert study.arms == (Arm("ddp", 4, 8),)
+    assert study.arms == (Arm("ddp", 4, 8), Arm("each", 4, 8))
+
+
+def test_one_rank_has_no_peers_to_be_compared_with() -> None:
+    (study,) = build_plan("a100", "cuda", [question("throughput_per_gpu", ONE, 1)], PACE).studies
+    assert study.arms == (Arm("alone", 1, 8),)
+
+
+def test_strong_scaling_times_nothing_but_what_it_is_asked() -> None:
+    (study,) = build_plan("a100", "cuda", [question("strong_scaling_speedup", ONE, 4)], PACE).studies
+    assert study.arms == (Arm("alone", 1, 16), Arm("ddp", 4, 4))
 
 
 def test_every_study_goes_at_the_pace_given() -> None:
@@ -78,7 +88,7 @@ def test_default_paces_can_decide() -> None:
 
 
 @given(st.lists(QUESTIONS, max_size=12))
-def test_a_plan_has_every_arm_asked_for_once_and_no_other(questions: list[Question]) -> None:
+def test_a_plan_has_every_arm_asked_for_once_and_ranks_by_themselves_besides(questions: list[Question]) -> None:
     plan = build_plan("a100", "cuda", questions, PACE)
     planned = [(study.scaling, study.workload, arm) for study in plan.studies for arm in study.arms]
     asked = {
@@ -87,7 +97,10 @@ def test_a_plan_has_every_arm_asked_for_once_and_no_other(questions: list[Questi
         for arm in required_arms(q.metric, q.workload, q.world_size)
     }
     assert len(planned) == len(set(planned))
-    assert set(planned) == asked
+    assert asked <= set(planned)
+    for scaling, workload, arm in set(planned) - asked:
+        largest = max(a.world_size for s, w, a in asked if (s, w) == (scaling, workload))
+        assert (scaling, arm) == ("weak", Arm("each", largest, workload.batch_size))
     assert len({study.id for study in plan.studies}) == len(plan.studies)
 
 

@@ -98,13 +98,18 @@ def test_time_left_is_never_negative(terminal: Terminal) -> None:
 def test_a_measured_study_stays_with_its_rounds_and_time(terminal: Terminal) -> None:
     terminal.feed(BEGIN, block("alone", 0), block("alone", 5))
     terminal.seconds += 65
-    assert terminal.feed(StudyEnd("weak/r", "rounds").as_json()) == ("weak/r: measured, 6 rounds in 1:05", False)
+    assert terminal.feed(StudyEnd("weak/r", "rounds").as_json()) == ("weak/r: 6 rounds in 1:05", False)
+
+
+def test_a_decided_study_says_so(terminal: Terminal) -> None:
+    terminal.feed(BEGIN, block("alone", 0), block("alone", 4))
+    assert terminal.feed(StudyEnd("weak/r", "decided").as_json()) == ("weak/r: decided after 5 rounds in 0:00", False)
 
 
 def test_a_study_without_time_left_says_so(terminal: Terminal) -> None:
     terminal.feed(BEGIN)
     line = terminal.feed(StudyEnd("weak/r", "budget").as_json())
-    assert line == ("weak/r: measured, time is up in 0:00", False)
+    assert line == ("weak/r: time is up after 0 rounds in 0:00", False)
 
 
 def test_a_study_that_broke_stays_with_its_message(terminal: Terminal) -> None:

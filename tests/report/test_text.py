@@ -35,6 +35,8 @@ def _numbers(shown: str) -> Decimal:
         (2.36, "x", "2.36×"),
         (44.1, "GiB", "44.1 GiB"),
         (0.512, "GiB", "0.51 GiB"),
+        (445.78, "ms", "445.8 ms"),
+        (9.314, "ms", "9.31 ms"),
         (math.inf, "img/s", "∞ img/s"),
         (math.nan, "x", "not a number×"),
     ],

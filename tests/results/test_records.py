@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.results.records import Measurement, StudyEnd, parse_strict_json, strict_json
+from pytest_ddpscale.results.records import MOST_IMG_PER_S, Measurement, StudyEnd, parse_strict_json, strict_json
 
 # Half a surrogate pair cannot be written as UTF-8, and no host is called so.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -29,7 +30,7 @@ MEASUREMENTS = st.builds(
     device=TEXT,
     batch_size=st.integers(1, 1 << 16),
     steps=st.integers(1, 1 << 20),
-    block_s=POSITIVE,
+    block_s=st.floats(min_value=100.0, max_value=1e9),  # no more than 1e9 img/s whatever the batch and steps
     started_unix_s=st.floats(0, 1e11),
     step_s=st.lists(POSITIVE, max_size=5).map(tuple),
     step_stdev_s=st.none() | POSITIVE,
@@ -73,6 +74,25 @@ def test_a_record_says_its_kind() -> None:
 def test_an_impossible_block_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected both positive and finite"):
         measurement(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"block_s": 5e-324}, "are inf img/s"),
+        ({"block_s": 1e-300}, "are 3.2e+302 img/s"),
+        ({"block_s": 3.1e-7}, "are 1.03226e+09 img/s"),
+        ({"steps": 10**40}, "are 8e+40 img/s"),
+        ({"batch_size": 10**40}, "are 2.5e+40 img/s"),
+    ],
+)
+def test_an_absurd_throughput_is_refused(change: dict[str, Any], found: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(found) + r"; expected at most 1e\+09$"):
+        measurement(**change)
+
+
+def test_the_fastest_throughput_that_may_be_is_taken() -> None:
+    assert measurement(batch_size=10**6, steps=10**3, block_s=1.0).throughput_img_per_s == MOST_IMG_PER_S
 
 
 def test_an_unknown_or_missing_key_is_refused() -> None:

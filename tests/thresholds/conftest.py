@@ -27,7 +27,7 @@ skus:
     workloads:
       r: {model: resnet18, precision: fp16, batch_size: 16, global_batch_size: 8}
     requirements:
-      - {metric: weak_scaling_efficiency, workload: r, world_size: 8, at_least: 0.95, source: {measured: 0.97, reference: a paper}}
+      - {metric: weak_scaling_efficiency, workload: r, world_size: 8, at_least: 0.95, source: {measured: 0.97, reference: a paper, reasoning: rounded down}}
       - {metric: generation_ratio, workload: r, world_size: 1, versus: old, at_least: 2, provisional: true, source: {reasoning: twice the units}}
 """  # noqa: E501 - one requirement, one line
 WEAK_LINE, RATIO_LINE = 18, 19

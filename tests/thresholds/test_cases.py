@@ -43,6 +43,27 @@ def test_only_a_ratio_has_a_reference_which_is_what_was_published(load: Load) ->
     assert (weak.reference_img_per_s, ratio.reference_img_per_s) == (None, 100.0)
 
 
+def test_a_case_knows_the_peak_in_its_workloads_precision(shipped: ThresholdsFile) -> None:
+    peaks = {(case.workload.precision, case.peak_tflops) for case in cases_for(shipped, "a100-sxm4-80gb")}
+    assert peaks == {("fp16", 312.0), ("bf16", 312.0)}
+    assert {case.peak_tflops for case in cases_for(shipped, "v100-sxm2-16gb")} == {125.0}
+    assert {case.peak_tflops for case in cases_for(shipped, "cpu")} == {None}
+
+
+def test_a_case_knows_what_one_gpu_alone_has_to_reach_if_anything_says_so(shipped: ThresholdsFile) -> None:
+    floors = {case.workload.name: case.floor_img_per_s for case in cases_for(shipped, "a100-sxm4-80gb")}
+    assert floors["resnet152-fp16"] == 1130
+    assert {case.floor_img_per_s for case in cases_for(shipped, "cpu")} == {10.2}
+
+
+def test_of_two_bounds_for_one_gpu_alone_the_floor_is_the_lower(load: Load) -> None:
+    floor = VALID.splitlines()[9]
+    warning = floor.replace("at_least: 95", "at_least: 98, severity: warn").replace("margin_pct: 5", "margin_pct: 2")
+    text = VALID.replace(floor, f"{warning}\n{floor}")
+    assert {case.floor_img_per_s for case in cases_for(load(text), "old")} == {95.0}
+    assert {case.floor_img_per_s for case in cases_for(load(VALID), "new")} == {None}
+
+
 def test_a_warning_beside_a_failure_is_told_apart_by_its_severity(load: Load) -> None:
     warning = WEAK.replace("at_least: 0.95", "at_least: 0.96, severity: warn")
     cases = cases_for(load(VALID.replace(WEAK, f"{WEAK}\n{warning}")), "new")

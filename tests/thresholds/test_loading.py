@@ -91,6 +91,68 @@ def test_a_bad_file_is_refused_with_its_line(
     assert "Traceback" not in message
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("010", "8"), ("-010", "-8"), ("0_7", "7"), ("0b11", "3"), ("0x1f", "31"),
+        ("1:30", "90"), ("12:30:45", "45045"), ("1:30.5", "90.5"), ("190:20:30", "685230"),
+        ("1_000", "1000"), ("0.9_5", "0.95"), ("1_0.5", "10.5"), ('!!int "010"', "8"), ("!!float 1:30", "90.0"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("key", ["world_size: 8", "at_least: 0.95"])
+def test_a_number_that_yaml_reads_as_another_is_refused(key: str, written: str, read: str, refusal: Refusal) -> None:
+    name = key.partition(":")[0]
+    line, message = refusal(weak_changed(key, f"{name}: {written}"))
+    found = written.rpartition(" ")[2].strip('"')
+    assert line == WEAK_LINE
+    assert f"skus.new.requirements[0].{name} has {found!r}, which YAML 1.1 " in message
+    assert f"reads as {read}; expected a plain decimal number. Write it out, or in quotes if it is text." in message
+
+
+def test_such_a_number_is_refused_where_text_or_a_name_belongs(refusal: Refusal) -> None:
+    line, message = refusal(changed("aliases: [older]", "aliases: [12:30]"))
+    assert (line, "skus.old.aliases[0] has '12:30', which YAML 1.1 reads as 750" in message) == (5, True)
+    line, message = refusal(changed("  new:", "  010:"))
+    assert (line, "skus has '010', which YAML 1.1 reads as 8" in message) == (12, True)
+
+
+def test_such_text_in_quotes_is_text(load: Callable[[str], ThresholdsFile]) -> None:
+    text = changed("aliases: [older]", "aliases: ['12:30', \"010\", '1_000']")
+    assert load(text).thresholds.skus["old"].aliases == ["12:30", "010", "1_000"]
+
+
+@pytest.mark.parametrize("written", ["0.95", ".95", "+0.95", "00.95", "9.5e-1", "95.0e-2", "0.95E+0"])
+def test_a_decimal_number_is_what_it_looks_like(written: str, load: Callable[[str], ThresholdsFile]) -> None:
+    requirement = load(weak_changed("at_least: 0.95", f"at_least: {written}")).thresholds.skus["new"].requirements[0]
+    assert requirement.bound == 0.95
+
+
+@pytest.mark.parametrize("written", ["1e3", "1.5e3", "95e-2", "08", '"95"'])
+@pytest.mark.parametrize("key", ["world_size: 8", "at_least: 0.95"])
+def test_a_number_that_yaml_reads_as_text_is_refused(key: str, written: str, refusal: Refusal) -> None:
+    name = key.partition(":")[0]
+    found = written.strip('"')
+    line, message = refusal(weak_changed(key, f"{name}: {written}"))
+    assert line == WEAK_LINE
+    assert f"requirements[0].{name} is the text '{found}'; expected a number. Write it as a plain decimal" in message
+
+
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        ("!!int ''", "has '', which YAML 1.1 cannot read; expected a plain decimal number"),
+        ("!!int x", "has 'x', which YAML 1.1 cannot read"),
+        ("1" + 300 * ":10" + ".5", ".5', which YAML 1.1 cannot read"),
+        ("0x_", "has '0x_', which YAML 1.1 cannot read"),
+        ("!!bool maybe", "a value that cannot be read"),
+        ("!!timestamp soon", "a value that cannot be read"),
+    ],
+)
+def test_a_value_that_nothing_can_be_made_of_is_refused(written: str, complaint: str, refusal: Refusal) -> None:
+    _, message = refusal(weak_changed("at_least: 0.95", f"at_least: {written}"))
+    assert complaint in message
+
+
 def test_an_anchor_used_twice_is_not_taken_for_an_endless_one(load: Callable[[str], ThresholdsFile]) -> None:
     text = changed("detect: {name: '^Old$',", "detect: &d {name: '^Old$',").replace("{name: '^New$'}", "*d")
     skus = load(text).thresholds.skus

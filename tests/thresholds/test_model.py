@@ -62,6 +62,8 @@ def test_a_provisional_bound_only_warns_unless_the_file_says_otherwise() -> None
         ({"provisional": True}, "a provisional bound needs `source: {reasoning: …}`"),
         ({"source": PUBLISHED | {"measured": float("nan")}}, "finite number"),
         ({"source": PUBLISHED | {"margin_pct": 100}}, "less than 100"),
+        ({"source": {"measured": 0.97, "reference": "a paper"}}, "bound 0.95 says not why it is that far from the 0.97 "
+         "that was measured; expected `margin_pct: NUMBER` or `reasoning: …` beside `measured`"),
         ({"source": PUBLISHED | {"margin_pct": 5}}, "contradicts its source: 0.97 with a margin of 5 % is 0.9215"),
         ({"at_lest": 0.9}, "Extra inputs are not permitted"),
     ],
@@ -70,6 +72,68 @@ def test_a_requirement_that_says_nothing_sound_is_refused(fields: dict[str, Any]
     with pytest.raises(ValidationError) as raised:
         requirement(**fields)
     assert complaint in str(raised.value)
+
+
+REASONED = {"measured": 0.97, "reference": "a paper", "reasoning": "as much as anybody needs"}
+
+
+@pytest.mark.parametrize(
+    ("metric", "world_size", "complaint"),
+    [
+        ("ddp_overhead", 2, "world_size 2 says nothing about ddp_overhead; expected 1"),
+        ("rank_uniformity", 1, "world_size 1 says nothing about rank_uniformity; expected at least 2"),
+        ("exposed_communication", 1, "world_size 1 says nothing about exposed_communication; expected at least 2"),
+        ("memory_spread", 1, "world_size 1 says nothing about memory_spread; expected at least 2"),
+        ("replica_agreement", 1, "world_size 1 says nothing about replica_agreement; expected at least 2"),
+    ],
+)
+def test_a_world_size_of_which_a_metric_says_nothing_is_refused(metric: str, world_size: int, complaint: str) -> None:
+    key = "at_least" if metric == "replica_agreement" else "at_most"
+    bound = {"at_least": None} | {key: 1 if key == "at_least" else 0.5}
+    with pytest.raises(ValidationError) as raised:
+        requirement(metric=metric, world_size=world_size, source=REASONED, **bound)
+    assert complaint in str(raised.value)
+
+
+COSTS = ["exposed_communication", "ddp_overhead", "step_time_cv", "memory_spread"]
+
+
+@pytest.mark.parametrize("metric", COSTS)
+@pytest.mark.parametrize(("at_most", "meant"), [(1, "0.01"), (2, "0.02"), (30, "0.3")])
+def test_a_cost_in_per_cent_is_refused_because_every_machine_would_keep_it(
+    metric: str, at_most: float, meant: str
+) -> None:
+    world_size = METRICS[metric].maximum_world_size or 8
+    with pytest.raises(ValidationError, match=f"looks like per cent; expected a fraction, for example {meant}"):
+        requirement(metric=metric, world_size=world_size, at_least=None, at_most=at_most, source=REASONED)
+
+
+@pytest.mark.parametrize("metric", COSTS)
+def test_a_cost_is_a_fraction(metric: str) -> None:
+    world_size = METRICS[metric].maximum_world_size or 8
+    required = requirement(metric=metric, world_size=world_size, at_least=None, at_most=0.02, source=REASONED)
+    assert required.bound == 0.02
+
+
+def test_a_ratio_and_a_time_may_be_any_number() -> None:
+    for metric, at_most in (("rank_uniformity", 1.08), ("rank_uniformity", 3), ("step_time_p95", 468.5)):
+        assert requirement(metric=metric, at_least=None, at_most=at_most, source=REASONED).bound == at_most
+
+
+AGREED = {"measured": 1, "margin_pct": 0, "reference": "arithmetic: the same gradients for all"}
+
+
+def test_replicas_have_to_agree_altogether() -> None:
+    assert requirement(metric="replica_agreement", at_least=1, source=AGREED).severity == "fail"
+
+
+@pytest.mark.parametrize("at_least", [0.5, 0.99, 1.01])
+def test_replicas_that_need_not_all_agree_are_refused(at_least: float) -> None:
+    sentence = (
+        f"at_least {at_least:g} for replica_agreement lets ranks differ that have to agree bit for bit; expected 1"
+    )
+    with pytest.raises(ValidationError, match=sentence):
+        requirement(metric="replica_agreement", at_least=at_least, source=AGREED)
 
 
 @pytest.mark.parametrize("at_least", [0.9506, 0.95, 0.956])
@@ -153,7 +217,7 @@ def test_a_warn_bound_no_tighter_than_the_fail_bound_is_refused(looser: str, ref
 
 def test_a_looser_upper_warn_bound_is_refused_as_well(refusal: Refusal) -> None:
     memory = VALID.splitlines()[10]
-    warn = memory.replace("at_most: 12.6", "at_most: 13, severity: warn").replace("margin_pct: 5, ", "")
+    warn = memory.replace("at_most: 12.6", "at_most: 13, severity: warn").replace("margin_pct: 5", "margin_pct: 8")
     line, message = refusal(VALID.replace(memory, f"{memory}\n{warn}"))
     assert line == 12
     assert "the warn bound is looser than the fail bound" in message
@@ -214,6 +278,47 @@ def test_an_unknown_workload_is_refused_and_the_known_ones_are_named(refusal: Re
     line, message = refusal(weak_changed("workload: r", "workload: resnet"))
     assert line == WEAK_LINE
     assert "workload 'resnet' is not defined for this SKU; its workloads: r" in message
+
+
+MFU = WEAK.replace("weak_scaling_efficiency", "model_flops_utilization").replace("0.95", "0.3")
+PEAK = "    peak: {{{key}: 100, source: {{reference: a data sheet}}}}\n    workloads:\n      r: {{model: resnet18, precision: {precision}, batch_size: 16,"  # noqa: E501 - as in VALID
+WORKLOAD_HEAD = "    workloads:\n      r: {model: resnet18, precision: fp16, batch_size: 16,"
+
+
+def with_utilization_and_peak(key: str, precision: str) -> str:
+    """`VALID` with a model FLOPs utilization in place of the efficiency, and a peak of the new generation."""
+    peak = changed(WORKLOAD_HEAD, PEAK.format(key=key, precision=precision))
+    ratio = peak.splitlines()[RATIO_LINE]  # one further down, for the line of the peak
+    return peak.replace(WEAK, MFU).replace(f"{ratio}\n", "")
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+def test_flops_utilization_is_of_the_peak_in_the_workloads_precision(
+    precision: str, load: Callable[[str], ThresholdsFile]
+) -> None:
+    sku = load(with_utilization_and_peak(f"{precision}_tflops", precision)).thresholds.skus["new"]
+    assert sku.peak_tflops(sku.workloads["r"]) == 100
+
+
+@pytest.mark.parametrize(
+    ("key", "precision", "tf32"),
+    [
+        ("fp16_tflops", "bf16", ""),
+        ("bf16_tflops", "fp16", ""),
+        ("fp16_tflops", "fp32", ", that of the plain fp32 units, for TF32 is not used"),
+    ],
+)
+def test_flops_utilization_without_that_peak_is_refused(key: str, precision: str, tf32: str, refusal: Refusal) -> None:
+    line, message = refusal(with_utilization_and_peak(key, precision))
+    assert line == WEAK_LINE + 1
+    needs = f"model_flops_utilization of r needs `{precision}_tflops: NUMBER` under this SKU's `peak`{tf32}"
+    assert needs in message
+
+
+def test_flops_utilization_without_any_peak_is_refused(refusal: Refusal) -> None:
+    line, message = refusal(VALID.replace(WEAK, MFU))
+    assert line == WEAK_LINE
+    assert "needs `fp16_tflops: NUMBER`" in message
 
 
 def test_strong_scaling_needs_a_global_batch_that_the_ranks_can_share(refusal: Refusal) -> None:

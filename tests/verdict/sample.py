@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_ddpscale.plan.metric import METRICS, required_arms
+from pytest_ddpscale.plan.metric import METRICS, measured_arm, required_arms
+from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.results.records import Measurement, SeededStep
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.verdict.evaluation import judge
@@ -19,29 +21,78 @@ from pytest_ddpscale.verdict.verdict import Verdict
 WORKLOAD = Workload("r", "resnet18", "fp32", 4, image_size=32, global_batch_size=8)
 ALONE_IMG_PER_S = 100.0
 REFERENCE_IMG_PER_S = 50.0
+PEAK_TFLOPS = 1.0
+FLOPS_PER_IMAGE = PEAK_TFLOPS * 1e12 / ALONE_IMG_PER_S
 STEPS = 10
 CONFIDENCE = 0.95
 GIB = 2**30
-RELATIVE = tuple(name for name, metric in METRICS.items() if metric.relative_to_alone)
-AT_LEAST = tuple(name for name, metric in METRICS.items() if not metric.upper_bound)
-RATES = tuple(name for name in AT_LEAST if name != "device_utilization")
+CHECKSUM, OTHER_CHECKSUM = "c0ffee", "decade"
+# No drift, and far enough apart for an interval of some width.
+SPREAD = (0.84, 0.88, 0.82, 0.90, 0.80, 0.86)
+
+# Counted in ranks: what k ranks do is one of k shares, and its only sensible bound is 1.
+SHARES_OF_RANKS = ("replica_agreement",)
+# The slowest relative to its peers is never below 1.
+FROM_ONE_UP = ("rank_uniformity",)
+# Metrics that can be made to have any value, from `least_value` up.
+VALUED = tuple(name for name in METRICS if name not in SHARES_OF_RANKS)
+RELATIVE = tuple(name for name, metric in METRICS.items() if metric.baseline)
+READINGS = ("device_utilization", "peak_memory_gib", "memory_spread")
+FACTORS = tuple(name for name in VALUED if METRICS[name].scale == "factors")
+DIFFERENCES = tuple(name for name in VALUED if METRICS[name].scale == "differences")
+# Those of a pace alone: batch, steps and duration of a block.
+OF_A_PACE = tuple(name for name in VALUED if name not in (*READINGS, "step_time_p95", "step_time_cv"))
+
+Change = Callable[[Measurement], Measurement | None]
 
 
-def make_case(metric: str, bound: float, world_size: int = 2, workload: Workload = WORKLOAD, **keys: Any) -> Case:
+def least_value(metric: str) -> float:
+    """What the values of a metric start from: a share of 0.9 is 1.9 where they start from 1."""
+    return 1.0 if metric in FROM_ONE_UP else 0.0
+
+
+def world_size_of(metric: str) -> int:
+    """Two ranks, unless that says nothing about the metric."""
+    return min(2, METRICS[metric].maximum_world_size or 2)
+
+
+def easy_bound(metric: str) -> float:
+    """A bound that values of 0.9 from the least one up keep."""
+    definition = METRICS[metric]
+    if metric in SHARES_OF_RANKS:
+        return 1.0
+    if not definition.upper_bound:
+        return 0.01
+    return 0.99 if definition.unit == "fraction" else 5.0
+
+
+def hard_bound(metric: str) -> float:
+    """A bound that values of 0.9 from the least one up miss."""
+    return max(0.01, least_value(metric)) if METRICS[metric].upper_bound else 2.0
+
+
+def make_case(
+    metric: str, bound: float, world_size: int | None = None, workload: Workload = WORKLOAD, **keys: Any
+) -> Case:
     """A requirement with a published bound, unless `keys` says otherwise."""
     definition = METRICS[metric]
+    world_size = world_size or world_size_of(metric)
     data: dict[str, Any] = {
         "metric": metric,
         "workload": workload.name,
         "world_size": world_size,
         "at_most" if definition.upper_bound else "at_least": bound,
-        "source": {"measured": 123.0, "reference": "a paper"},
+        "source": {"measured": 123.0, "reference": "a paper", "reasoning": "far enough away"},
         **({"versus": "old"} if definition.takes_versus else {}),
         **keys,
     }
-    reference = REFERENCE_IMG_PER_S if definition.takes_versus else None
     return Case(
-        Requirement.model_validate(data), workload, f"{workload.name}-{world_size}gpu", "thresholds.yaml:7", reference
+        Requirement.model_validate(data),
+        workload,
+        f"{workload.name}-{world_size}gpu",
+        "thresholds.yaml:7",
+        reference_img_per_s=REFERENCE_IMG_PER_S if definition.takes_versus else None,
+        peak_tflops=PEAK_TFLOPS,
     )
 
 
@@ -51,10 +102,20 @@ def make_measurement(
     """One rank's block at a given pace."""
     measured = Measurement(
         study, arm.name, round_, rank, rank, f"node{rank}", f"GPU-{rank}", arm.batch_size, STEPS,
-        block_s=arm.batch_size * STEPS / img_per_s, started_unix_s=1.7e9 + round_,
-        utilization=0.99, peak_memory_bytes=GIB,
+        block_s=1.0, started_unix_s=1.7e9 + round_, utilization=0.99, peak_memory_bytes=GIB,
+        parameters_checksum=CHECKSUM if arm.kind == "ddp" else None,
     )  # fmt: skip
-    return replace(measured, **changes)
+    return replace(at_pace(measured, img_per_s), **changes)
+
+
+def at_pace(one: Measurement, img_per_s: float) -> Measurement:
+    """A block of equal steps at a given pace."""
+    return with_steps(one, [one.batch_size / img_per_s] * STEPS)
+
+
+def with_steps(one: Measurement, step_s: Sequence[float]) -> Measurement:
+    """A block of these steps, in seconds."""
+    return replace(one, steps=len(step_s), step_s=tuple(step_s), block_s=math.fsum(step_s))
 
 
 def make_study(case: Case, rounds: int = 5) -> Study:
@@ -67,32 +128,50 @@ def make_study(case: Case, rounds: int = 5) -> Study:
 def make_measurements(case: Case, values: Sequence[float]) -> list[Measurement]:
     """Measurements of which the case's metric has these values, one a round.
 
-    Rank 0 sets the pace and is the least busy one; the other ranks are faster, busier and smaller.
+    Rank 0 sets the pace, is the least busy, the least steady and the fullest one, and the one that disagrees; the
+    other ranks are faster, busier, steadier and smaller, and agree.
     """
     study = make_study(case)
-    found = []
-    for number, value in enumerate(values):
-        for arm in study.arms:
-            measured = arm.world_size == case.requirement.world_size
-            for rank in range(arm.world_size):
-                one = make_measurement(study.id, arm, number, rank)
-                found.append(_with_value(one, case, value, first=rank == 0) if measured else one)
-    return found
+    measured = measured_arm(case.requirement.definition, case.workload, case.requirement.world_size)
+    return [
+        _with_value(one, case, value) if arm == measured else one
+        for number, value in enumerate(values)
+        for arm in study.arms
+        for one in (make_measurement(study.id, arm, number, rank) for rank in range(arm.world_size))
+    ]
 
 
-def _with_value(one: Measurement, case: Case, value: float, *, first: bool) -> Measurement:
-    metric, world_size = case.requirement.metric, case.requirement.world_size
+def _with_value(one: Measurement, case: Case, value: float) -> Measurement:
+    metric, first = case.requirement.metric, one.rank == 0
     if metric == "device_utilization":
-        return replace(one, utilization=value if first else 1.0)
+        return replace(one, utilization=value if first else max(1.0, value))
     if metric == "peak_memory_gib":
         return replace(one, peak_memory_bytes=round(value * GIB) if first else 1)
-    unit = {
-        "throughput_per_gpu": 1.0,
-        "generation_ratio": REFERENCE_IMG_PER_S,
-        "strong_scaling_speedup": ALONE_IMG_PER_S / world_size,
-    }.get(metric, ALONE_IMG_PER_S)
-    img_per_s = value * unit * (1.0 if first else 1.25)
-    return replace(one, block_s=one.batch_size * STEPS / img_per_s)
+    if metric == "memory_spread":
+        return replace(one, peak_memory_bytes=GIB if first else round((1 - value) * GIB))
+    if metric == "step_time_p95":
+        return with_steps(one, [value / 1000 * (1.0 if first else 0.8)] * STEPS)
+    if metric == "step_time_cv":
+        # Sample standard deviation of steps that alternate about their mean.
+        swing = value * math.sqrt((STEPS - 1) / STEPS) if first else 0.0
+        return with_steps(one, [0.04 * (1 + swing), 0.04 * (1 - swing)] * (STEPS // 2))
+    if metric == "replica_agreement":
+        return replace(one, parameters_checksum=OTHER_CHECKSUM if first and value < 1 else CHECKSUM)
+    if metric == "rank_uniformity":
+        return at_pace(one, ALONE_IMG_PER_S / (value if first else 1.0))
+    return at_pace(one, _img_per_s(case, value) * (1.0 if first else 1.25))
+
+
+def _img_per_s(case: Case, value: float) -> float:
+    """The pace at which a metric of time has a value."""
+    paces = {
+        "throughput_per_gpu": value,
+        "generation_ratio": value * REFERENCE_IMG_PER_S,
+        "strong_scaling_speedup": value * ALONE_IMG_PER_S / case.requirement.world_size,
+        "exposed_communication": ALONE_IMG_PER_S * (1 - value),
+        "ddp_overhead": ALONE_IMG_PER_S / (1 + value),
+    }
+    return paces.get(case.requirement.metric, value * ALONE_IMG_PER_S)
 
 
 def make_evidence(
@@ -102,10 +181,67 @@ def make_evidence(
     errors: Mapping[str, str] | None = None,
 ) -> Evidence:
     """A run that had nothing but this case to measure."""
-    return Evidence(Plan("a100", device_type, (make_study(case),)), measurements, errors or {})
+    return evidence_of_plan(Plan("a100", device_type, (make_study(case),)), measurements, errors=errors)
 
 
 def judge_values(metric: str, bound: float, values: Sequence[float], device_type: DeviceType = "cuda") -> Verdict:
     """The verdict on a bound when these values were measured, one a round."""
     case = make_case(metric, bound)
     return judge(case, make_evidence(case, make_measurements(case, values), device_type), CONFIDENCE)
+
+
+def judge_changed(metric: str, change: Change, rounds: int = 6) -> Verdict:
+    """The verdict on rounds that would easily pass, after a change to their measurements; None drops one."""
+    case = make_case(metric, easy_bound(metric))
+    value = least_value(metric) + 0.9 if metric in VALUED else 1.0
+    changed = [change(one) for one in make_measurements(case, [value] * rounds)]
+    return judge(case, make_evidence(case, [one for one in changed if one is not None]), CONFIDENCE)
+
+
+def plan_of(cases: Sequence[Case], device_type: DeviceType = "cuda", rounds: int = 16) -> Plan:
+    """What a session would plan for these cases."""
+    return build_plan("a100", device_type, [case.question for case in cases], Pace(rounds, 1.0, 1.0))
+
+
+def measure(
+    study: Study,
+    rounds: int,
+    img_per_s: Callable[[Arm, int, int], float] = lambda arm, number, rank: ALONE_IMG_PER_S,
+    ranks_per_host: int = 1,
+) -> list[Measurement]:
+    """Every arm of a study in every round; `img_per_s` of arm, round and rank."""
+    return [
+        make_measurement(
+            study.id, arm, number, rank, img_per_s(arm, number, rank),
+            host=f"node{rank // ranks_per_host}", local_rank=rank % ranks_per_host,
+        )
+        for number in range(rounds)
+        for arm in study.arms
+        for rank in range(arm.world_size)
+    ]  # fmt: skip
+
+
+def seeded_steps(study: Study, odd: Mapping[int, str] | None = None) -> list[SeededStep]:
+    """The seeded step of every rank, all alike but for the checksums in `odd`, by rank."""
+    checksums = odd or {}
+    return [
+        SeededStep(study.id, rank, rank, f"node{rank}", f"GPU-{rank}", checksums.get(rank, CHECKSUM))
+        for rank in range(study.world_size)
+    ]
+
+
+def evidence_of_plan(
+    plan: Plan,
+    measurements: Sequence[Measurement],
+    *,
+    errors: Mapping[str, str] | None = None,
+    odd_seeded: Mapping[int, str] | None = None,
+) -> Evidence:
+    """A whole run; `odd_seeded` has checksums of seeded steps that are unlike the others', by rank."""
+    return Evidence(
+        plan,
+        measurements,
+        errors or {},
+        {study.id: FLOPS_PER_IMAGE for study in plan.studies},
+        {study.id: seeded_steps(study, odd_seeded) for study in plan.studies},
+    )

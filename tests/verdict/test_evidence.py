@@ -11,10 +11,10 @@ import pytest
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.results.records import SeededStep, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import start_run
-from pytest_ddpscale.verdict.evidence import read_evidence
+from pytest_ddpscale.verdict.evidence import Evidence, read_evidence
 
 STUDY = Study("weak", Workload("r", "resnet18", "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0)
 
@@ -55,4 +55,43 @@ def test_a_plan_of_another_sku_is_refused(run: RunDirectory) -> None:
 def test_two_studies_of_one_id_are_refused(run: RunDirectory) -> None:
     run.write_json(run.plan_json, Plan("cpu", "cpu", (STUDY, STUDY)).as_json())
     with pytest.raises(RunDirectoryError, match="two studies of one id"):
+        read_evidence(run)
+
+
+def seeded(rank: int, checksum: str, *, repeats: bool = True) -> SeededStep:
+    return SeededStep(STUDY.id, rank, rank, "node0", f"GPU-{rank}", checksum, repeats)
+
+
+def test_each_rank_has_the_checksum_of_its_own_step() -> None:
+    evidence = Evidence(Plan("cpu", "cpu", (STUDY,)), (), {}, seeded_steps={STUDY.id: [seeded(0, "a"), seeded(1, "b")]})
+    assert evidence.seeded_checksums(STUDY.id) == {0: "a", 1: "b"}
+    assert evidence.seeded_checksums("weak/other") == {}
+
+
+def test_a_step_that_hardly_any_rank_can_repeat_compares_nobody() -> None:
+    steps = [seeded(0, "a+b", repeats=False), seeded(1, "c+d", repeats=False), seeded(2, "e")]
+    evidence = Evidence(Plan("cpu", "cpu", (STUDY,)), (), {}, seeded_steps={STUDY.id: steps})
+    assert len(set(evidence.seeded_checksums(STUDY.id).values())) == 1
+
+
+def test_one_rank_that_cannot_repeat_its_step_differs_from_all_others() -> None:
+    steps = [seeded(0, "a"), seeded(1, "a"), seeded(2, "a+b", repeats=False)]
+    evidence = Evidence(Plan("cpu", "cpu", (STUDY,)), (), {}, seeded_steps={STUDY.id: steps})
+    assert evidence.seeded_checksums(STUDY.id) == {0: "a", 1: "a", 2: "a+b"}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"kind": "seeded_step", "study": STUDY.id, "rank": 0},
+        {"kind": "seeded_step", **vars(seeded(0, "a")), "rank": "zero"},
+        {"kind": "seeded_step", **vars(seeded(0, "a")), "mood": "good"},
+        {"kind": "workload_flops", "study": STUDY.id, "flops_per_image": -1},
+        {"kind": "workload_flops", "study": STUDY.id, "flops_per_image": "many"},
+        {"kind": "workload_flops", "study": STUDY.id},
+    ],
+)
+def test_a_seeded_step_or_count_that_is_none_is_refused(run: RunDirectory, record: dict[str, Any]) -> None:
+    run.append_record(record)
+    with pytest.raises(RunDirectoryError, match="holds a seeded step or a count of FLOPs that is none"):
         read_evidence(run)

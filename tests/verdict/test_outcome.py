@@ -141,6 +141,12 @@ def test_a_published_bound_on_few_devices_accepts_no_more_of_them() -> None:
     assert conclude([PASSED, slow, replace(verdict("passed", name="c"), world_size=8)], 3)[0] == "accepted"
 
 
+def test_that_replicas_agree_accepts_no_machine_whose_speed_nobody_has_judged() -> None:
+    agreement = replace(verdict("passed"), metric="replica_agreement")
+    assert conclude([agreement], 1)[0] == "incomplete"
+    assert conclude([agreement, PASSED], 2)[0] == "accepted"
+
+
 def test_a_selection_of_which_nothing_passed_is_not_partial() -> None:
     assert conclude([verdict("failed", "warn")], 9)[0] == "incomplete"
 

@@ -5,33 +5,27 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.worker import arms as arms_module
 from pytest_ddpscale.worker.arms import StudyArms, arm_order, steps_for_block
-from pytest_ddpscale.worker.device import CpuDevice
+from pytest_ddpscale.worker.device import CpuDevice, Timing
+
+from .ranks import on_two_ranks
+from .sample import study
 
 ARMS = (Arm("alone", 1, 2), Arm("ddp", 1, 2))
-TINY = Workload("tiny", "resnet18", "fp32", 2, 32, "contiguous", num_classes=10)
-
-
-@pytest.fixture
-def gloo_of_one(tmp_path: Path) -> Iterator[None]:
-    """A real process group with this process as its only rank."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def study(*arms: Arm, workload: Workload = TINY) -> Study:
-    return Study("weak", workload, arms, rounds=5, block_s=0.1, warmup_s=0.1)
+ONE_RANK = (*ARMS, Arm("each", 1, 2), Arm("no_sync", 1, 2))
+TWO_RANKS = (*ARMS, Arm("each", 2, 2), Arm("no_sync", 2, 2), Arm("ddp", 2, 2))
 
 
 def test_every_round_has_each_arm_once() -> None:
@@ -71,25 +65,121 @@ def test_blocks_time_each_step_and_their_sum_is_the_block(gloo_of_one: None) -> 
     arms.close()
 
 
-def test_no_ddp_wrapper_outlives_its_block(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrapper that lived on would all-reduce in arms that must not communicate."""
+def test_wrappers_are_built_once_and_are_gone_with_the_model_after_close(
+    gloo_of_one: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What outlived its study would take memory from the next, and its group could not be destroyed."""
     made: list[weakref.ref[DistributedDataParallel]] = []
     original = DistributedDataParallel.__init__
 
-    def remember(self: DistributedDataParallel, *args: object, **kwargs: object) -> None:
+    def remember(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         made.append(weakref.ref(self))
-        original(self, *args, **kwargs)  # type: ignore[arg-type]
+        original(self, *args, **kwargs)
 
     monkeypatch.setattr(DistributedDataParallel, "__init__", remember)
-    arms = StudyArms(study(*ARMS), CpuDevice(), rank=0, world_size=1)
+    arms = StudyArms(study(*ONE_RANK), CpuDevice(), rank=0, world_size=1)
+    model = weakref.ref(arms.model)
+    weights = [weakref.ref(parameter) for parameter in arms.model.parameters()]
     gc.disable()
     try:
-        arms.time_block(ARMS[1], 3)
+        for arm in (*ONE_RANK, *ONE_RANK):
+            arms.time_block(arm, 3)
         assert len(made) == 1
+        assert made[0]() is not None
+        arms.close()
         assert made[0]() is None
+        assert model() is None
+        assert not any(weight() is not None for weight in weights)
     finally:
         gc.enable()
+
+
+def test_an_arm_that_waits_holds_no_gradients(gloo_of_one: None) -> None:
+    arms = StudyArms(study(*ONE_RANK), CpuDevice(), rank=0, world_size=1)
+    for arm in ONE_RANK:
+        arms.time_block(arm, 3)
+        assert all(parameter.grad is None for parameter in arms.model.parameters())
     arms.close()
+
+
+def test_only_ddp_arms_have_a_checksum_of_their_parameters(gloo_of_one: None) -> None:
+    arms = StudyArms(study(*ONE_RANK), CpuDevice(), rank=0, world_size=1)
+    checksums = {arm.kind: arms.time_block(arm, 3).parameters_checksum for arm in ONE_RANK}
+    assert checksums.pop("ddp") is not None
+    assert checksums == {"alone": None, "each": None, "no_sync": None}
+    arms.close()
+
+
+def test_peak_memory_is_without_what_idle_wrappers_hold(gloo_of_one: None) -> None:
+    class SmallGpu(CpuDevice):
+        """Ten bytes more are allocated each time somebody asks."""
+
+        allocated = 0
+
+        def allocated_bytes(self) -> int:
+            self.allocated += 10
+            return self.allocated
+
+        def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
+            return replace(super().time_steps(step, steps), peak_memory_bytes=1000)
+
+    arms = StudyArms(study(*ARMS), SmallGpu(), rank=0, world_size=1)
+    peaks = [arms.time_block(arm, 3).peak_memory_bytes for arm in (*ARMS, *ARMS)]
+    assert peaks == [1000, 990, 990, 990]
+    arms.close()
+
+
+def test_steps_that_the_loss_scaler_left_out_are_reported(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaler_of(scale: float) -> Callable[..., torch.amp.GradScaler]:
+        return lambda workload, device: torch.amp.GradScaler("cpu", init_scale=scale, backoff_factor=0.999)
+
+    for scale, skipped in ((1.0, 0), (2.0**127, 4)):
+        monkeypatch.setattr(arms_module, "new_scaler", scaler_of(scale))
+        arms = StudyArms(study(*ARMS), CpuDevice(), rank=0, world_size=1)
+        for arm in ARMS:
+            assert arms.time_block(arm, 4).skipped_steps == skipped
+        arms.close()
+
+
+class OneBitWrong(CpuDevice):
+    """A device that flips one bit of the largest parameter after the second block, and says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = 0
+        self.victim: torch.Tensor | None = None
+
+    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
+        timing = super().time_steps(step, steps)
+        self.blocks += 1
+        if self.blocks == 2 and self.victim is not None:
+            self.victim.view(torch.int32)[0, 0, 0, 0] ^= 1
+        return timing
+
+
+def checksums_of_four_rounds(rank: int) -> list[str | None]:
+    """Of ddp@2, with every other arm in between; one bit goes wrong on rank 1 in the second block of ddp@2."""
+    device = OneBitWrong()
+    arms = StudyArms(study(*TWO_RANKS), device, rank, world_size=2)
+    if rank == 1:
+        device.victim = max(arms.model.parameters(), key=torch.numel).detach()
+    last, found = TWO_RANKS[-1], []
+    found.append(arms.time_block(last, 3).parameters_checksum)
+    found.append(arms.time_block(last, 3).parameters_checksum)
+    for _ in range(2):
+        for arm in TWO_RANKS[:-1]:
+            if rank < arm.world_size:
+                arms.time_block(arm, 3)
+        found.append(arms.time_block(last, 3).parameters_checksum)
+    arms.close()
+    return found
+
+
+@pytest.mark.slow
+def test_replicas_agree_in_every_round_and_one_wrong_bit_shows(tmp_path: Path) -> None:
+    first, second = on_two_ranks(checksums_of_four_rounds, tmp_path)
+    assert [a == b for a, b in zip(first, second, strict=True)] == [True, False, True, True]
+    assert len(set(first)) == 4, "training went on"
 
 
 def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(

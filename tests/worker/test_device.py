@@ -29,6 +29,10 @@ def test_a_cpu_that_sleeps_is_not_busy_and_one_that_computes_is() -> None:
     assert idle < 0.2 < busy
 
 
+def test_a_cpu_does_not_count_what_tensors_hold() -> None:
+    assert CpuDevice().allocated_bytes() == 0
+
+
 def test_fp16_is_refused_on_cpu_in_words() -> None:
     with pytest.raises(RuntimeError, match="fp16 needs a GPU; expected fp32 or bf16"):
         CpuDevice().check("fp16")

@@ -10,14 +10,14 @@ import torch
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.training import Batch, Trainer, build_model, new_scaler
 
-CPU = torch.device("cpu")
-TINY = Workload("tiny", "resnet18", "fp32", 2, 32, "contiguous", num_classes=10)
+from .sample import CPU, TINY
 
 
 def trainer_for(workload: Workload) -> tuple[torch.nn.Module, Trainer, Batch]:
     model = build_model(workload, CPU)
     batch = Batch(workload, workload.batch_size, CPU, seed=1)
-    return model, Trainer(model, batch, workload, None, None), batch
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    return model, Trainer(model, optimizer, batch, workload, None), batch
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -35,6 +35,23 @@ def test_weights_stay_finite_over_many_steps_on_random_labels() -> None:
     for _ in range(60):
         step()
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_gradients_are_forgotten_on_request() -> None:
+    model, step, _ = trainer_for(TINY)
+    step()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    step.forget_gradients()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_loss_that_is_no_number_is_an_error() -> None:
+    model, step, _ = trainer_for(TINY)
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    step()
+    with pytest.raises(RuntimeError, match="the loss is nan: training is numerically dead"):
+        step.check_loss()
 
 
 def test_ranks_start_from_the_same_weights() -> None:

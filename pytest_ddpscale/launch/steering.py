@@ -1,0 +1,40 @@
+"""The supervisor's word to the gang on whether a study goes on."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from pytest_ddpscale.results.run_directory import RunDirectory
+
+
+class Judge(Protocol):
+    """Who knows whether a study has told enough."""
+
+    def hear(self, record: dict[str, Any]) -> None:
+        """Take note of a record that was just written."""
+
+    def has_told_enough(self, study_id: str) -> bool:
+        """Whether further rounds would change nothing."""
+
+
+class Steering:
+    """Answers the end of every round with a word in steering.json, for which rank 0 waits.
+
+    A file, because only files and the ranks' own store cross the border between processes.
+
+    Args:
+        judge: asked after each round.
+        run: the directory that rank 0 reads.
+    """
+
+    def __init__(self, judge: Judge, run: RunDirectory) -> None:
+        self._judge = judge
+        self._run = run
+
+    def hear(self, record: dict[str, Any]) -> None:
+        """Take note of a record, and answer it if it ends a round."""
+        self._judge.hear(record)
+        if record.get("kind") == "round_end":
+            decided = self._judge.has_told_enough(record["study"])
+            word = {"study": record["study"], "round": record["round"], "decided": decided}
+            self._run.write_json(self._run.steering_json, word)

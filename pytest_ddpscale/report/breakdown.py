@@ -1,0 +1,63 @@
+"""Where the time goes: every arm of every study, whether a requirement asks for it or not."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pytest_ddpscale.metrics.rounds import ArmRound, arm_rounds
+from pytest_ddpscale.metrics.step_times import PERCENTS, step_time_percentiles_ms
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.results.records import Measurement
+
+HEADINGS = (
+    "Study", "Arm", "Rounds", "img/s per rank", *(f"p{percent} ms" for percent in PERCENTS), "Peak GiB",
+    "Memory spread", "Skipped steps",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One arm over all its complete rounds.
+
+    Attributes:
+        cells: as text, one for each of `HEADINGS`.
+    """
+
+    cells: tuple[str, ...]
+
+
+def breakdown(measurements: Iterable[Measurement], plan: Plan) -> list[Row]:
+    """A row for each arm that was measured, in the plan's order.
+
+    Percentiles are over the raw steps of all ranks; throughput is the median over the rounds, at the slowest
+    rank's pace; memory is the most of any round.
+    """
+    by_study: dict[str, list[Measurement]] = {study.id: [] for study in plan.studies}
+    for measurement in measurements:
+        by_study.setdefault(measurement.study, []).append(measurement)
+    rows = []
+    for study in plan.studies:
+        for arm in study.arms:
+            rounds = arm_rounds(by_study[study.id], study.id, arm)
+            if rounds:
+                rows.append(Row((study.id, arm.name, *_cells(rounds))))
+    return rows
+
+
+def _cells(rounds: dict[int, ArmRound]) -> tuple[str, ...]:
+    speed = statistics.median(r.throughput_per_gpu_img_per_s for r in rounds.values())
+    percentiles = step_time_percentiles_ms(rounds)
+    peaks = [r.peak_memory_gib for r in rounds.values() if r.peak_memory_gib is not None]
+    spreads = [r.memory_spread for r in rounds.values() if r.memory_spread is not None]
+    skipped = sum(rank.skipped_steps for r in rounds.values() for rank in r.ranks)
+    return (
+        str(len(rounds)),
+        f"{speed:.1f}",
+        *(f"{percentiles[percent]:.1f}" if percentiles else ABSENT for percent in PERCENTS),
+        f"{max(peaks):.2f}" if peaks else ABSENT,
+        f"{max(spreads):.1%}" if spreads else ABSENT,
+        str(skipped) if skipped else ABSENT,
+    )

@@ -1,0 +1,91 @@
+"""How long an all-reduce takes: latency and bandwidth (α–β) over two levels of links."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# What NCCL's all-reduce of large messages reaches of a link's data-sheet bandwidth: 8x A100 with NVLink3 (300 GB/s
+# in one direction) show 230 to 240 GB/s of bus bandwidth in nccl-tests.
+LINK_EFFICIENCY = 0.8
+LINK_LATENCY_S = 2e-6
+# One NDR400 port for two GPUs, or one HDR200 port for each, as in a DGX A100.
+NIC_GBPS = 25.0
+NIC_LATENCY_S = 5e-6
+
+
+@dataclass(frozen=True)
+class Link:
+    """One level of the network, as one rank sees it.
+
+    Attributes:
+        latency_s: of one message, in seconds.
+        bytes_per_s: in one direction.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+
+    def slowed(self, share: float) -> Link:
+        """The link with a share of its bandwidth left, 0 … 1."""
+        return Link(self.latency_s, self.bytes_per_s * share)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Nodes of equal size: ranks of a node are consecutive, as torchrun numbers them.
+
+    Attributes:
+        gpus_per_node: ranks that share a node.
+        inside: between GPUs of a node.
+        between: between nodes, for each GPU.
+    """
+
+    gpus_per_node: int
+    inside: Link
+    between: Link
+
+    def node(self, rank: int) -> int:
+        """The node of a rank."""
+        return rank // self.gpus_per_node
+
+    def nodes(self, world_size: int) -> int:
+        """Nodes that the ranks 0 … world_size−1 are spread over."""
+        return -(-world_size // self.gpus_per_node)
+
+
+def ring_s(size_bytes: float, ranks: int, link: Link) -> float:
+    """Ring all-reduce: 2(n−1) messages of one n-th each.
+
+    Patarasuk and Yuan (2009), "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+    J. Parallel Distrib. Comput. 69(2): every rank sends 2(n−1)/n of the data, which no algorithm undercuts.
+    """
+    if ranks < 2:
+        return 0.0
+    return 2 * (ranks - 1) * (link.latency_s + size_bytes / ranks / link.bytes_per_s)
+
+
+def tree_s(size_bytes: float, ranks: int, link: Link) -> float:
+    """Double binary tree, pipelined: twice the data, but only 2 log2(n) latencies.
+
+    Sanders, Speck and Träff (2009), "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
+    Parallel Computing 35(12); NCCL takes it where a ring is too long.
+    """
+    if ranks < 2:
+        return 0.0
+    return 2 * math.ceil(math.log2(ranks)) * link.latency_s + 2 * size_bytes / link.bytes_per_s
+
+
+def all_reduce_s(size_bytes: float, world_size: int, topology: Topology, link_share: float = 1.0) -> float:
+    """Reduce-scatter in each node, all-reduce of each GPU's part between nodes, all-gather in each node.
+
+    Args:
+        size_bytes: of the data on every rank.
+        world_size: ranks 0 … world_size−1 take part.
+        topology: what they are connected by.
+        link_share: bandwidth that is left on the slowest node's links, 0 … 1: the rest waits for it.
+    """
+    inside, between = topology.inside.slowed(link_share), topology.between.slowed(link_share)
+    local, nodes = min(world_size, topology.gpus_per_node), topology.nodes(world_size)
+    part = size_bytes / local
+    return ring_s(size_bytes, local, inside) + min(ring_s(part, nodes, between), tree_s(part, nodes, between))

@@ -1,0 +1,86 @@
+"""A simulated session in memory: measured round by round, judged after each, ended as a real one would end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.results.records import Measurement, SeededStep
+from pytest_ddpscale.simulate.faults import Faults
+from pytest_ddpscale.simulate.measuring import SimulatedRun, flops_per_image
+from pytest_ddpscale.simulate.performance import Performance
+from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.verdict.deciding import more_rounds_may_decide
+from pytest_ddpscale.verdict.evaluation import judge
+from pytest_ddpscale.verdict.evidence import Evidence
+from pytest_ddpscale.verdict.matching import matching_study
+from pytest_ddpscale.verdict.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class DecidedStudy:
+    """How a study ended.
+
+    Attributes:
+        study: as planned.
+        rounds: how many it took.
+        verdicts: on all requirements that it answers.
+    """
+
+    study: Study
+    rounds: int
+    verdicts: tuple[Verdict, ...]
+
+
+def decide(
+    plan: Plan, performance: Performance, faults: Faults, cases: Sequence[Case], confidence: float, seed: int
+) -> Iterator[DecidedStudy]:
+    """Simulate a session that stops each study once all its requirements are decided.
+
+    Args:
+        plan: what is measured.
+        performance: what a sound cluster does.
+        faults: what is wrong with this one.
+        cases: what is judged.
+        confidence: of the intervals.
+        seed: of the noise.
+    """
+    session = _Session(SimulatedRun(plan, performance, faults, seed), plan, confidence)
+    for study in plan.studies:
+        yield session.decide(study, [case for case in cases if matching_study(plan, case.question) == study])
+
+
+class _Session:
+    """What has been measured so far."""
+
+    def __init__(self, run: SimulatedRun, plan: Plan, confidence: float) -> None:
+        self._run = run
+        self._plan = plan
+        self._confidence = confidence
+        self._measurements: dict[str, list[Measurement]] = {}
+        self._seeded: dict[str, list[SeededStep]] = {}
+
+    def decide(self, study: Study, cases: Sequence[Case]) -> DecidedStudy:
+        self._seeded[study.id] = list(self._run.seeded_steps(study))
+        self._measurements[study.id] = []
+        rounds = 0
+        while rounds < study.rounds:
+            self._measurements[study.id].extend(self._run.measure_round(study, rounds))
+            rounds += 1
+            if rounds >= FEWEST_ROUNDS and self._is_decided(study, cases):
+                break
+        evidence = self._evidence(study)
+        return DecidedStudy(study, rounds, tuple(judge(case, evidence, self._confidence) for case in cases))
+
+    def _is_decided(self, study: Study, cases: Sequence[Case]) -> bool:
+        evidence = self._evidence(study)
+        return not any(more_rounds_may_decide(judge(case, evidence, self._confidence)) for case in cases)
+
+    def _evidence(self, study: Study) -> Evidence:
+        # Strong scaling looks for stragglers in the weak-scaling study of its workload; the rest would be
+        # searched in vain, again and again.
+        wanted = {study.id, f"weak/{study.workload.name}"} & set(self._measurements)
+        told = [measurement for name in sorted(wanted) for measurement in self._measurements[name]]
+        return Evidence(self._plan, told, {}, {study.id: flops_per_image(study)}, self._seeded)

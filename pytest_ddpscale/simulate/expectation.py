@@ -1,0 +1,118 @@
+"""What the thresholds say a sound machine of a SKU does: the source of the simulator's numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.study import Scaling
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.simulate.models import model_of
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from pytest_ddpscale.thresholds.model import Requirement, Thresholds
+
+# A bound that nobody measured is taken to lie as far from what a sound machine does as the published ones: 5 %.
+MARGIN = 0.05
+_UTILIZATION = 0.985
+_EFFICIENCY: dict[str, Scaling] = {"weak_scaling_efficiency": "weak", "strong_scaling_efficiency": "strong"}
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """One workload on a sound machine.
+
+    Attributes:
+        img_per_s: of one GPU alone.
+        efficiency: published ones, by scaling and world size.
+        utilization: of the least busy GPU, by world size.
+        memory_at: bytes that a rank holds at most, and at which per-GPU batch.
+    """
+
+    img_per_s: float
+    efficiency: Mapping[Scaling, Mapping[int, float]]
+    utilization: Mapping[int, float]
+    memory_at: tuple[float, int] | None
+
+    def published_size(self, scaling: Scaling, world_size: int) -> int | None:
+        """The world size, or the largest published one if that is smaller; None if nothing is published."""
+        published = self.efficiency.get(scaling)
+        return min(world_size, max(published)) if published else None
+
+    def efficiency_at(self, scaling: Scaling, world_size: int) -> float:
+        """Efficiency between published ones by interpolation over the logarithm of the world size.
+
+        Args:
+            scaling: one with a published efficiency.
+            world_size: from 1 to the largest published one.
+        """
+        known = {1: 1.0, **self.efficiency[scaling]}
+        below = max(k for k in known if k <= world_size)
+        above = min(k for k in known if k >= world_size)
+        if below == above:
+            return known[below]
+        way = math.log(world_size / below) / math.log(above / below)
+        return known[below] + way * (known[above] - known[below])
+
+    def utilization_of(self, world_size: int) -> float:
+        """Of the least busy GPU where nothing waits for the host: as at the nearest smaller known world size."""
+        below = [k for k in self.utilization if k <= world_size]
+        nearest = max(below) if below else min(self.utilization, default=None)
+        return _UTILIZATION if nearest is None else self.utilization[nearest]
+
+
+def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> Expectation:
+    """What a SKU's requirements say of a workload: published figures, or what bounds allow for.
+
+    Raises:
+        OptionError: no line says how fast a GPU is.
+    """
+    lines = [r for r in file.thresholds.skus[sku_name].requirements if r.workload == workload.name]
+    img_per_s = _img_per_s(lines, file.thresholds)
+    if img_per_s is None:
+        raise OptionError(
+            str(file.path), f"{sku_name} has neither throughput_per_gpu nor generation_ratio of {workload.name}",
+            "a line that says how fast a GPU is", "Add one, or leave the workload out with --workloads.",
+        )  # fmt: skip
+    return Expectation(
+        img_per_s=img_per_s,
+        efficiency={scaling: _published(lines, metric) for metric, scaling in _EFFICIENCY.items()},
+        utilization={k: min(u, 1.0) for k, u in _published(lines, "device_utilization").items()},
+        memory_at=_memory(lines, workload),
+    )
+
+
+def _img_per_s(lines: Sequence[Requirement], thresholds: Thresholds) -> float | None:
+    throughput = [line for line in lines if line.metric == "throughput_per_gpu"]
+    if throughput:
+        return _expected(min(throughput, key=lambda line: line.world_size))
+    ratios = [line for line in lines if line.versus is not None]
+    return _expected(ratios[0]) * thresholds.reference_throughput(ratios[0])[0] if ratios else None
+
+
+def memory_bytes(expectation: Expectation, workload: Workload, batch_size: int) -> int:
+    """Peak memory of a rank at a batch: the published one scaled, else a rough one."""
+    model = model_of(workload)
+    if expectation.memory_at is None:
+        return round(model.memory_bytes(batch_size, workload.image_size))
+    held, at_batch = expectation.memory_at
+    state = min(model.state_bytes, held)
+    return round(state + (held - state) * batch_size / at_batch)
+
+
+def _expected(line: Requirement) -> float:
+    """What a sound machine does."""
+    if line.source.measured is not None:
+        return line.source.measured
+    return line.bound / (1 + MARGIN) if line.definition.upper_bound else line.bound * (1 + MARGIN)
+
+
+def _published(lines: Sequence[Requirement], metric: str) -> dict[int, float]:
+    found = [line for line in lines if line.metric == metric and line.source.measured is not None]
+    return {line.world_size: line.source.measured for line in found if line.source.measured is not None}
+
+
+def _memory(lines: Sequence[Requirement], workload: Workload) -> tuple[float, int] | None:
+    peaks = [line for line in lines if line.metric == "peak_memory_gib"]
+    return (_expected(peaks[0]) * 2**30, workload.batch_size) if peaks else None

@@ -1,0 +1,83 @@
+"""What the simulator knows of each model: how much is computed, sent, held and launched in a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.workload import Workload
+
+BYTES_PER_GRADIENT = 4  # autocast keeps parameters and gradients in fp32
+_TABLE_PX = 224
+# Weight, gradient, SGD's momentum and DDP's bucket, in fp32.
+_STATE_BYTES_PER_PARAMETER = 16
+# Published peaks of ResNet-152: 44.1 GiB at 512 images and 22.4 GiB at 256 (willgpaik/pytorch-ddp-scaling-benchmark,
+# A100): 86.7 MiB an image, at 11.5 billion multiply-accumulates. ViT-B/16 holds half as much for each of them.
+_ACTIVATION_BYTES_PER_MAC = 7.9e-3
+
+
+@dataclass(frozen=True)
+class Model:
+    """One torchvision classification model.
+
+    Attributes:
+        parameters: their number, with a head of 1000 classes.
+        forward_macs: multiply-accumulates of one 224 px image's forward pass.
+        host_step_s: the least time a step takes however small the batch: Python and kernel launches.
+    """
+
+    parameters: int
+    forward_macs: float
+    host_step_s: float
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What an all-reduce of one step carries."""
+        return self.parameters * BYTES_PER_GRADIENT
+
+    def flops_per_image(self, image_size: int) -> float:
+        """Of one training step, 2 per multiply-accumulate; the backward pass costs two forward passes.
+
+        Scaled with the image's area: exact for 224 px, close enough for others.
+        """
+        return 6 * self.forward_macs * (image_size / _TABLE_PX) ** 2
+
+    def memory_bytes(self, batch_size: int, image_size: int) -> float:
+        """Rough peak of a training step."""
+        activations = _ACTIVATION_BYTES_PER_MAC * self.forward_macs * (image_size / _TABLE_PX) ** 2
+        return self.state_bytes + activations * batch_size
+
+    @property
+    def state_bytes(self) -> float:
+        """What a rank holds whatever the batch."""
+        return _STATE_BYTES_PER_PARAMETER * self.parameters
+
+
+# Parameters and multiply-accumulates: torchvision's model documentation (num_params and GFLOPS of the first listed
+# weights; what it calls FLOPs are multiply-accumulates). Host times: published host-bound rows of ResNet-152 take
+# about 100 ms a step whatever the batch (A100 and V100), of ViT-B/16 about 60 ms (V100); the others by their layers.
+_MODELS = {
+    "resnet18": Model(11_689_512, 1.814e9, 0.012),
+    "resnet34": Model(21_797_672, 3.664e9, 0.022),
+    "resnet50": Model(25_557_032, 4.089e9, 0.033),
+    "resnet101": Model(44_549_160, 7.801e9, 0.066),
+    "resnet152": Model(60_192_808, 11.514e9, 0.100),
+    "vit_b_16": Model(86_567_656, 17.564e9, 0.060),
+    "vit_b_32": Model(88_224_232, 4.409e9, 0.060),
+    "vit_l_16": Model(304_326_632, 61.555e9, 0.120),
+}
+
+
+def model_of(workload: Workload) -> Model:
+    """The model that a workload trains.
+
+    Raises:
+        OptionError: the simulator does not know it.
+    """
+    model = _MODELS.get(workload.model)
+    if model is None:
+        raise OptionError(
+            f"workload {workload.name}", f"model {workload.model!r} is not known to the simulator",
+            f"one of {', '.join(_MODELS)}", "Leave it out with --workloads.",
+        )  # fmt: skip
+    return model

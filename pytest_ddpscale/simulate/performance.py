@@ -1,0 +1,157 @@
+"""The model of one training step: computation, what communication it does not hide, and noise."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from statistics import NormalDist
+from typing import Any
+
+from pytest_ddpscale.plan.study import Arm, DeviceType, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.simulate.allreduce import Topology, all_reduce_s
+from pytest_ddpscale.simulate.expectation import Expectation, memory_bytes
+from pytest_ddpscale.simulate.models import model_of
+
+# The backward pass costs two forward passes, and its communication can hide behind it.
+BACKWARD_SHARE = 2 / 3
+# DistributedDataParallel's defaults: gradients travel in buckets, the first one small.
+FIRST_BUCKET_BYTES = 2**20
+BUCKET_BYTES = 25 * 2**20
+# Copying gradients into buckets and out of them, which ddp@1 and no_sync pay as well.
+DDP_OVERHEAD = 0.002
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How much times vary on a sound machine.
+
+    Attributes:
+        round_sd: relative standard deviation of a block's mean from round to round.
+        step_sd: of a step within its block, of each rank for itself.
+        rank_sd: between ranks that wait for each other in every step.
+        utilization_sd: of a rank's utilization, from what its SKU is known for.
+    """
+
+    round_sd: float
+    step_sd: float = 0.003
+    rank_sd: float = 1e-5
+    utilization_sd: float = 0.001
+
+
+# Of a round: GPU as in published runs, whose steps vary by 0.1 to 0.6 %; CPU as on a shared machine.
+ROUND_SD: dict[DeviceType, float] = {"cuda": 0.003, "cpu": 0.02}
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step of a sound rank, without noise.
+
+    Attributes:
+        computation_s: until its gradients are there, whether it computes or waits for its host.
+        busy_share: part of `computation_s` in which it computes, 0 … 1.
+    """
+
+    computation_s: float
+    busy_share: float
+
+    def slowed_by(self, factor: float) -> float:
+        """Factor on `computation_s` of a device that computes `factor` times as long: its host hides a part of it."""
+        return max(1.0, self.busy_share * factor)
+
+
+@dataclass(frozen=True)
+class Performance:
+    """What a sound cluster does in each arm.
+
+    Attributes:
+        device_type: a CPU never waits for its host.
+        topology: of the cluster.
+        expectations: by workload name.
+        noise: how much times vary.
+    """
+
+    device_type: DeviceType
+    topology: Topology
+    expectations: Mapping[str, Expectation]
+    noise: Noise
+
+    def step_time(self, study: Study, arm: Arm) -> StepTime:
+        """A rank's own part of a step: nothing here waits for another rank."""
+        workload = study.workload
+        busy_s = arm.batch_size / self.expectations[workload.name].img_per_s
+        host_s = 0.0 if self.device_type == "cpu" else model_of(workload).host_step_s
+        computation_s = max(busy_s, host_s) * (1.0 if arm.kind in ("alone", "each") else 1 + DDP_OVERHEAD)
+        if arm.kind == "ddp" and arm.world_size > 1:
+            computation_s *= self._slower_together(study, arm, computation_s)
+        return StepTime(computation_s, 1.0 if busy_s >= host_s else busy_s / computation_s)
+
+    def exposed_s(self, workload: Workload, world_size: int, computation_s: float, link_share: float = 1.0) -> float:
+        """Communication that the backward pass does not hide.
+
+        Every bucket but the last can travel while the backward pass goes on; what of them does not fit into it, and
+        the last bucket, are waited for.
+
+        Args:
+            workload: whose gradients are averaged.
+            world_size: ranks that average them.
+            computation_s: of a step, on the slowest rank.
+            link_share: bandwidth left on the slowest node's links, 0 … 1.
+        """
+        buckets = _buckets(model_of(workload).gradient_bytes)
+        times = [all_reduce_s(size, world_size, self.topology, link_share) for size in buckets]
+        return max(0.0, sum(times[:-1]) - BACKWARD_SHARE * computation_s) + times[-1]
+
+    def utilization(self, study: Study, arm: Arm) -> float:
+        """Of the least busy rank. Waiting inside an all-reduce counts as busy: NVML cannot tell."""
+        expected = self.expectations[study.workload.name].utilization_of(arm.world_size)
+        return expected * self.step_time(study, arm).busy_share
+
+    def memory_bytes(self, workload: Workload, arm: Arm) -> int:
+        """Peak memory of a rank."""
+        return memory_bytes(self.expectations[workload.name], workload, arm.batch_size)
+
+    def as_json(self) -> dict[str, Any]:
+        """All parameters, for run.json."""
+        return {
+            "topology": asdict(self.topology),
+            "noise": asdict(self.noise),
+            "img_per_s": {name: expectation.img_per_s for name, expectation in self.expectations.items()},
+            "ddp_overhead": DDP_OVERHEAD,
+            "backward_share": BACKWARD_SHARE,
+        }
+
+    def _slower_together(self, study: Study, arm: Arm, computation_s: float) -> float:
+        """Factor on the computation at which the whole step has the published efficiency; 1 if none is published.
+
+        Published efficiencies lie below what exposed communication explains: NCCL's kernels share the GPU with the
+        backward pass, and GPUs that all work are hotter. Beyond the largest published world size: as there.
+        """
+        expectation = self.expectations[study.workload.name]
+        size = expectation.published_size(study.scaling, arm.world_size)
+        if size is None:
+            return 1.0
+        batch_size = arm.batch_size * (arm.world_size // size if study.scaling == "strong" else 1)
+        step_s = batch_size / expectation.img_per_s / expectation.efficiency_at(study.scaling, size)
+        waited = 1 + expected_maximum(size) * self.noise.step_sd  # in every step, for the slowest rank
+        return max(1.0, (step_s - self.exposed_s(study.workload, size, step_s)) / waited / computation_s)
+
+
+def expected_maximum(count: int) -> float:
+    """Mean of the largest of so many standard normal values, nearly: Blom (1958)."""
+    return _NORMAL.inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+
+
+def drawn_maximum(count: int, random_: random.Random) -> float:
+    """The largest of so many standard normal values, drawn from its own distribution in one go."""
+    probability = (1.0 - random_.random()) ** (1 / count)  # the largest of n uniform values
+    return _NORMAL.inv_cdf(min(max(probability, 1e-300), 1 - 1e-16))
+
+
+def _buckets(gradient_bytes: int) -> list[int]:
+    """Sizes of the buckets in the order in which the backward pass fills them."""
+    first = min(FIRST_BUCKET_BYTES, gradient_bytes)
+    whole, rest = divmod(gradient_bytes - first, BUCKET_BYTES)
+    return [first, *([BUCKET_BYTES] * whole), *([rest] if rest else [])]

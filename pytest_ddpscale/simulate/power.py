@@ -1,0 +1,189 @@
+"""Which faults a thresholds file catches: simulated runs, judged as real ones."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.simulate.allreduce import Topology
+from pytest_ddpscale.simulate.cluster import Cluster
+from pytest_ddpscale.simulate.deciding import decide
+from pytest_ddpscale.simulate.faults import FORMS, NODE_FAULTS, Fault, Faults, parse_fault
+from pytest_ddpscale.simulate.measuring import host_name
+from pytest_ddpscale.verdict.verdict import Verdict
+
+DEFAULT_FAULTS = (
+    "slow-gpu:1.02", "slow-gpu:1.05", "slow-gpu:1.1", "slow-gpu:1.2", "slow-link:0.5", "slow-link:0.25",
+    "slow-link:0.05", "throttle:1.05", "throttle:1.2", "drift:5", "missing-rank", "corrupt-rank",
+)  # fmt: skip
+_CONFIDENCE_OF_SHARES = 0.95
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many of some runs did something.
+
+    Attributes:
+        count: those that did.
+        runs: all.
+    """
+
+    count: int
+    runs: int
+
+    @property
+    def value(self) -> float:
+        """0 … 1."""
+        return self.count / self.runs
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % score interval: Wilson (1927), J. Am. Stat. Assoc. 22."""
+        z = NormalDist().inv_cdf(0.5 + _CONFIDENCE_OF_SHARES / 2)
+        weight = 1 + z * z / self.runs
+        centre = (self.value + z * z / (2 * self.runs)) / weight
+        reach = z / weight * (self.value * (1 - self.value) / self.runs + z * z / (4 * self.runs**2)) ** 0.5
+        return max(0.0, centre - reach), min(1.0, centre + reach)
+
+
+@dataclass(frozen=True)
+class Catch:
+    """What became of one fault in all its trials.
+
+    Attributes:
+        fault: ``slow-gpu:1.05``; ``none`` without one.
+        caught: runs in which a requirement did not pass.
+        rejected: runs in which a requirement that can reject failed.
+        named: runs in which the right GPU or node was named; without a fault, in which anybody was.
+        metrics: that did not pass, the one that failed most often first.
+    """
+
+    fault: str
+    caught: Share
+    rejected: Share
+    named: Share
+    metrics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Power:
+    """What a thresholds file catches.
+
+    Attributes:
+        catches: by fault; the first is without one: its shares are those of false alarms.
+        set_aside: requirements that not even a sound simulated machine keeps in half of the runs. They count nowhere.
+    """
+
+    catches: tuple[Catch, ...]
+    set_aside: tuple[Verdict, ...]
+
+
+def measure_power(
+    cluster: Cluster,
+    plan: Plan,
+    faults: Sequence[str],
+    trials: int,
+    confidence: float,
+    seed: int,
+    progress: Callable[[str], None] = lambda fault: None,
+) -> Power:
+    """Simulate and judge `trials` runs without a fault, and as many with each.
+
+    Args:
+        cluster: the machine.
+        plan: what a session would measure on it.
+        faults: ``KIND:SIZE``; rank or node are chosen anew in every run.
+        trials: runs for each.
+        confidence: of the verdicts.
+        seed: of everything random: the same arguments give the same shares.
+        progress: told each fault before its runs.
+
+    Raises:
+        OptionError: a fault is none, or there are no trials.
+    """
+    if trials < 1:
+        raise OptionError("--trials", f"found {trials}", "a whole number from 1 up")
+    for text in faults:
+        place_fault(text, plan, cluster.topology, random.Random(seed))  # noqa: S311 (refuses it before the first run)
+    runs: dict[str, list[_Trial]] = {}
+    for text in ("none", *dict.fromkeys(faults)):
+        progress(text)
+        runs[text] = [_trial(cluster, plan, text, confidence, f"{seed}/{text}/{number}") for number in range(trials)]
+    set_aside = _never_kept(runs["none"])
+    ignored = {verdict.id for verdict in set_aside}
+    return Power(tuple(_catch(text, found, ignored) for text, found in runs.items()), set_aside)
+
+
+def place_fault(text: str, plan: Plan, topology: Topology, chance: random.Random) -> Fault:
+    """The fault ``KIND:SIZE`` at a rank or node drawn by lot from those that the plan uses.
+
+    Raises:
+        OptionError: no such kind, or not such a size.
+    """
+    kind, _, size = text.partition(":")
+    if kind not in FORMS:
+        raise OptionError("--faults", f"found {text!r}", f"KIND:SIZE such as {', '.join(DEFAULT_FAULTS)}")
+    gpus = plan.world_size
+    place = chance.randrange(topology.nodes(gpus) if kind in NODE_FAULTS else gpus)
+    placed = [kind, *([] if kind == "drift" else [str(place)]), *([size] if size else [])]
+    return parse_fault(":".join(placed), gpus, topology, where=f"--faults {text}")
+
+
+@dataclass(frozen=True)
+class _Trial:
+    fault: Fault | None
+    verdicts: tuple[Verdict, ...]
+    faults: Faults
+
+    def not_passed(self, ignored: set[str]) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if not verdict.passed and verdict.id not in ignored]
+
+    def names_the_right_one(self, ignored: set[str]) -> bool:
+        """Whether any requirement blames what is to blame; without a fault, whether it blames anybody."""
+        blamed = [culprit for verdict in self.not_passed(ignored) for culprit in verdict.culprits]
+        if self.fault is None or self.fault.place is None:
+            return bool(blamed)
+        topology = self.faults.topology
+        if self.fault.kind in NODE_FAULTS:
+            return any(culprit.host == host_name(self.fault.place) for culprit in blamed)
+        node, index = topology.node(self.fault.place), self.fault.place % topology.gpus_per_node
+        return any((culprit.host, culprit.gpu_index) == (host_name(node), index) for culprit in blamed)
+
+
+def _trial(cluster: Cluster, plan: Plan, text: str, confidence: float, seed: str) -> _Trial:
+    chance = random.Random(seed)  # noqa: S311 (a lot, no secret)
+    fault = None if text == "none" else place_fault(text, plan, cluster.topology, chance)
+    faults = Faults(() if fault is None else (fault,), cluster.topology)
+    studies = decide(plan, cluster.performance, faults, cluster.cases, confidence, chance.getrandbits(64))
+    return _Trial(fault, tuple(verdict for study in studies for verdict in study.verdicts), faults)
+
+
+def _never_kept(sound: Sequence[_Trial]) -> tuple[Verdict, ...]:
+    missed = Counter(verdict.id for trial in sound for verdict in trial.verdicts if not verdict.passed)
+    return tuple(v for v in sound[0].verdicts if 2 * missed[v.id] > len(sound))
+
+
+def _catch(text: str, trials: Sequence[_Trial], ignored: set[str]) -> Catch:
+    caught = [trial.not_passed(ignored) for trial in trials]
+    rejected = [any(v.outcome == "failed" and v.severity == "fail" for v in verdicts) for verdicts in caught]
+    return Catch(
+        fault=text,
+        caught=Share(sum(map(bool, caught)), len(trials)),
+        rejected=Share(sum(rejected), len(trials)),
+        named=Share(sum(trial.names_the_right_one(ignored) for trial in trials), len(trials)),
+        metrics=_metrics(caught),
+    )
+
+
+def _metrics(caught: Sequence[Sequence[Verdict]]) -> tuple[str, ...]:
+    """Metrics that did not pass: first those that failed most often."""
+    failed, open_ = Counter[str](), Counter[str]()
+    for verdicts in caught:
+        failed.update({verdict.metric for verdict in verdicts if verdict.outcome == "failed"})
+        open_.update({verdict.metric for verdict in verdicts})
+    return tuple(sorted(open_, key=lambda metric: (-failed[metric], -open_[metric], metric)))

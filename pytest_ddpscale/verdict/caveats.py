@@ -1,0 +1,80 @@
+"""What forbids a verdict that the numbers alone would give."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pytest_ddpscale.metrics.rounds import ArmRound
+from pytest_ddpscale.metrics.samples import utilization_samples
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.verdict.verdict import Verdict
+
+# Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
+# there, while every row that scales shows 95 % and more (willgpaik/pytorch-ddp-scaling-benchmark).
+HOST_BOUND_UTILIZATION = 0.90
+HOST_BOUND = "host-bound"
+# Of GPUs: more, or less, is a sign that the measurement or its baseline was disturbed.
+_MOST_PLAUSIBLE = {
+    "device_utilization": 1.0,
+    "weak_scaling_efficiency": 1.1,
+    "strong_scaling_efficiency": 1.1,
+    "model_flops_utilization": 1.0,
+}
+_LEAST_PLAUSIBLE = {"exposed_communication": -0.1, "ddp_overhead": -0.1}
+# Steps that are left out are cheaper, and training that skips many does not converge.
+MOST_SKIPPED_STEPS = 0.05
+
+
+def with_missing_rounds(verdict: Verdict, begun: int) -> Verdict:
+    """Rounds with a rank or a reading missing may be the very ones that would have failed."""
+    if verdict.outcome not in ("passed", "failed") or verdict.rounds >= begun:
+        return verdict
+    reason = f"only {verdict.rounds} of {begun} rounds are complete: what is missing may be what would decide"
+    return replace(verdict, outcome="inconclusive", reason=reason)
+
+
+def with_plausibility(verdict: Verdict, plan: Plan) -> Verdict:
+    """GPUs are not more than busy, nor clearly faster together than alone: then the measurement is wrong."""
+    if plan.device_type != "cuda" or verdict.value is None:
+        return verdict
+    most, least = _MOST_PLAUSIBLE.get(verdict.metric, math.inf), _LEAST_PLAUSIBLE.get(verdict.metric, -math.inf)
+    if verdict.metric == "strong_scaling_speedup":
+        most = 1.1 * verdict.world_size
+    if least <= verdict.value <= most:
+        return verdict
+    side = f"more than {most:g}" if verdict.value > most else f"less than {least:g}"
+    reason = f"implausible: {verdict.value:.3g} is {side}; the measurement or its baseline was disturbed"
+    return replace(verdict, outcome="inconclusive", reason=reason)
+
+
+def with_skipped_steps(verdict: Verdict, measured: Mapping[int, ArmRound]) -> Verdict:
+    """Steps that fp16's loss scaling left out were cheaper than the others: a few are noted, many decide nothing."""
+    blocks = [rank for arm_round in measured.values() for rank in arm_round.ranks]
+    skipped, steps = sum(block.skipped_steps for block in blocks), sum(block.steps for block in blocks)
+    if not skipped:
+        return verdict
+    note = f"loss scaling skipped {skipped} of {steps} optimizer steps"
+    verdict = replace(verdict, notes=(*verdict.notes, note))
+    if verdict.outcome != "passed" or skipped <= MOST_SKIPPED_STEPS * steps:
+        return verdict
+    return replace(
+        verdict, outcome="inconclusive", reason=f"{note}: what is left is not the training that was asked for"
+    )
+
+
+def with_host_bound(verdict: Verdict, case: Case, plan: Plan, measured: Mapping[int, ArmRound]) -> Verdict:
+    """Strong scaling on GPUs that wait for their host says nothing about the GPUs or their links."""
+    if case.requirement.definition.scaling != "strong" or plan.device_type != "cuda":
+        return verdict
+    busy = [sample.value for sample in utilization_samples(measured)]
+    if not busy or statistics.fmean(busy) >= HOST_BOUND_UTILIZATION:
+        return verdict
+    reason = (
+        f"{HOST_BOUND}: devices were {statistics.fmean(busy):.0%} busy (below {HOST_BOUND_UTILIZATION:.0%}), so "
+        f"{case.workload.global_batch_size} images are too few for {case.requirement.world_size} GPUs to say anything"
+    )
+    return replace(verdict, outcome="inconclusive", reason=reason, notes=(*verdict.notes, HOST_BOUND))

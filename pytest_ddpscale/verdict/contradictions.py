@@ -1,0 +1,89 @@
+"""Measurements that contradict themselves, their plan or each other: no verdict can rest on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
+
+# Steps follow each other without a gap, timed by the same clock as their block: only its rounding may differ.
+STEPS_DIFFER_FROM_BLOCK = 0.05
+NumberedLines = Sequence[tuple[int, Measurement]]  # the line in measurements.jsonl, from 1, and what it holds
+
+
+def refuse_contradictions(
+    run: RunDirectory,
+    plan: Plan,
+    records: Sequence[dict[str, Any]],
+    measurements: Sequence[Measurement],
+    *,
+    is_imported: bool,
+) -> None:
+    """Refuse a run in which something measured cannot be so.
+
+    Args:
+        run: where it lies, for the message.
+        plan: what was to be measured.
+        records: all lines of measurements.jsonl.
+        measurements: those among them, in the same order.
+        is_imported: another tool measured it: its names of devices say nothing.
+
+    Raises:
+        RunDirectoryError: the message has the line.
+    """
+    numbers = [number for number, record in enumerate(records, start=1) if record.get("kind") == "measurement"]
+    # Not strict: a run that still measures may have grown between reading the one and the other.
+    lines = list(zip(numbers, measurements, strict=False))
+    _refuse_contradicting_steps(run, lines)
+    if not is_imported:
+        _refuse_devices_of_another_type(run, plan, lines)
+        _refuse_shared_gpus(run, plan, lines)
+
+
+def _refuse_contradicting_steps(run: RunDirectory, lines: NumberedLines) -> None:
+    """A block has as many steps as it says, and they fill it."""
+    for number, one in lines:
+        if one.step_s and (found := _step_contradiction(one)):
+            raise broken_file(run.measurements_jsonl, f"line {number} has {found}")
+
+
+def _refuse_devices_of_another_type(run: RunDirectory, plan: Plan, lines: NumberedLines) -> None:
+    """A plan of GPUs is not measured on a CPU, nor the other way round."""
+    for number, one in lines:
+        if (one.device == "cpu") != (plan.device_type == "cpu"):
+            found = f"line {number} was measured on {one.device!r}, but plan.json plans for {plan.device_type}"
+            raise broken_file(run.measurements_jsonl, found)
+
+
+def _refuse_shared_gpus(run: RunDirectory, plan: Plan, lines: NumberedLines) -> None:
+    """Ranks that train at the same time have a GPU each: another one was left out, and nothing is known of it."""
+    if plan.device_type == "cpu":
+        return  # which all ranks share
+    users: dict[tuple[str, str, int, str], tuple[int, int]] = {}
+    for number, one in lines:
+        rank, line = users.setdefault((one.study, one.arm, one.round, one.device), (one.rank, number))
+        if rank != one.rank:
+            raise RunDirectoryError(
+                str(run.measurements_jsonl),
+                f"line {number}: rank {one.rank} of {one.study}, {one.arm}, round {one.round} trained on {one.device}, "
+                f"as did rank {rank} on line {line}",
+                "a GPU of its own for every rank",
+                "Restore the file from a copy, or measure again with as many GPUs as ranks.",
+            )
+
+
+def _step_contradiction(one: Measurement) -> str:
+    """What is wrong with the step times of a block, or nothing."""
+    if len(one.step_s) != one.steps:
+        return f"{len(one.step_s)} step times (step_s) of {one.steps} steps"
+    if min(one.step_s) <= 0:
+        return f"a step of {min(one.step_s):g} s (step_s)"
+    total_s = math.fsum(one.step_s)
+    if abs(total_s - one.block_s) > STEPS_DIFFER_FROM_BLOCK * one.block_s:
+        return f"steps of {total_s:g} s in all (step_s) in a block of {one.block_s:g} s"
+    return ""

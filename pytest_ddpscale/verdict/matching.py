@@ -1,0 +1,53 @@
+"""Which study of a run answers a question."""
+
+from __future__ import annotations
+
+from pytest_ddpscale.plan.metric import required_arms
+from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
+from pytest_ddpscale.plan.workload import Workload
+
+
+def covers(plan: Plan, question: Question) -> bool:
+    """Whether the plan has every arm that the question needs."""
+    study = matching_study(plan, question)
+    return study is not None and set(arms_of(question)) <= set(study.arms)
+
+
+def matching_study(plan: Plan, question: Question) -> Study | None:
+    """The study that trained exactly this, whatever the workload is called there.
+
+    Of several, the one with most of the arms that the question needs.
+    """
+    scaling, needed = question.metric.scaling, set(arms_of(question))
+    same = [
+        s for s in plan.studies if s.scaling == scaling and not _differences(scaling, s.workload, question.workload)
+    ]
+    return max(same, key=lambda study: len(needed & set(study.arms)), default=None)
+
+
+def why_no_study(plan: Plan, question: Question) -> str:
+    """Why a question has no study, for the verdict ``not_measured``."""
+    scaling, workload = question.metric.scaling, question.workload
+    near = [s for s in plan.studies if s.scaling == scaling and _is_near(s.workload, workload)]
+    if near:
+        return f"measured differently: {'; '.join(_differences(scaling, near[0].workload, workload))}"
+    return f"{scaling} scaling of {workload.name} was not measured in this run"
+
+
+def arms_of(question: Question) -> list[Arm]:
+    """Every arm that the question needs, baseline first."""
+    return required_arms(question.metric, question.workload, question.world_size)
+
+
+def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[str]:
+    """``field found, required`` for each field that makes them different training."""
+    batch = "batch_size" if scaling == "weak" else "global_batch_size"
+    fields = ("model", "precision", batch, "image_size", "memory_format", "compile", "num_classes", "cudnn_benchmark")
+    pairs = [(field, getattr(one, field), getattr(other, field)) for field in fields]
+    return [f"{field} {found}, required {required}" for field, found, required in pairs if found != required]
+
+
+def _is_near(one: Workload, other: Workload) -> bool:
+    """Whether they are meant to be the same: by name, or by what is trained in which precision."""
+    return one.name == other.name or (one.model, one.precision) == (other.model, other.precision)

@@ -1,0 +1,140 @@
+"""The model's copies on this rank: which arms share one, and what an idle one holds."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.worker.device import Device
+
+# Small enough for random labels to leave every loss finite; it does not change what is timed.
+LEARNING_RATE = 1e-3
+# Arms in which DistributedDataParallel wraps the model.
+WRAPPED_KINDS = ("no_sync", "ddp")
+
+
+class StepCounter:
+    """Counts the steps an optimizer takes: a loss scaler leaves out those with infinite gradients."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.taken = 0
+        optimizer.register_step_post_hook(self._count)
+
+    def _count(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.taken += 1
+
+
+class Weights:
+    """A model, its optimizer, and how many steps that has taken.
+
+    Momentum is there from the beginning, as zeros, so that no arm has more memory for being the first.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+        for parameter in model.parameters():
+            self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        self.steps = StepCounter(self.optimizer)
+
+
+class Replica:
+    """Weights, and what a training step calls.
+
+    Attributes:
+        weights: what is trained.
+        call: the model itself, its DDP wrapper, or either compiled.
+        held_bytes: device memory that making this replica took and that it keeps: gradient buckets,
+            and the weights if they are its own.
+    """
+
+    def __init__(self, weights: Weights, wrapper: DistributedDataParallel | None, call: Any, held_bytes: int) -> None:
+        self.weights = weights
+        self.call = call
+        self.held_bytes = held_bytes
+        self._wrapper = wrapper
+
+    def silent(self) -> AbstractContextManager[None]:
+        """A context in which DDP does not communicate."""
+        return nullcontext() if self._wrapper is None else self._wrapper.no_sync()
+
+
+class Replicas:
+    """The replicas of one study on this rank, made when first used and kept.
+
+    All arms share one model and one optimizer, and all arms of a group one DDP wrapper, so that a
+    further arm costs gradient buckets and no more. Wrappers do not disturb each other, nor arms
+    without one: the hooks of a reducer whose own forward pass did not come before return at once.
+    A wrapper is kept because DDP lays its buckets out and gathers statistics in its first steps.
+    Under torch.compile, where going from wrapper to wrapper would recompile, an arm has a copy of its own.
+
+    Args:
+        model: the untrained model.
+        device: where it is.
+        groups: process group by its size; None where this rank is no part of it.
+        compiled: whether torch.compile is applied.
+    """
+
+    def __init__(
+        self, model: nn.Module, device: Device, groups: dict[int, dist.ProcessGroup | None], *, compiled: bool
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._groups = groups
+        self._compiled = compiled
+        self._shared = None if compiled else Weights(model)
+        self._replicas: dict[tuple[str, int], Replica] = {}
+
+    def of(self, arm: Arm) -> Replica:
+        """What an arm trains. All ranks of an arm ask for it at the same time: a wrapper's making communicates."""
+        key = self._key(arm)
+        if key not in self._replicas:
+            self._replicas[key] = self._make(arm)
+        return self._replicas[key]
+
+    def group(self, arm: Arm) -> dist.ProcessGroup | None:
+        """The process group of an arm under DDP that needs its replicas aligned before a block; else None.
+
+        Under torch.compile a replica trains in its own arm only and never leaves the others.
+        """
+        return None if self._compiled or arm.kind != "ddp" else self._groups[arm.world_size]
+
+    def idle_bytes(self, arm: Arm) -> int:
+        """Device memory that other arms' replicas hold while this one trains; 0 where the device does not count."""
+        key = self._key(arm)
+        return sum(replica.held_bytes for other, replica in self._replicas.items() if other != key)
+
+    def _key(self, arm: Arm) -> tuple[str, int]:
+        if self._compiled:
+            return arm.kind, arm.world_size
+        return ("ddp", arm.world_size) if arm.kind in WRAPPED_KINDS else ("plain", 0)
+
+    def _make(self, arm: Arm) -> Replica:
+        before_bytes = self._device.allocated_bytes()
+        weights = self._shared or Weights(copy.deepcopy(self._model))
+        wrapper = self._wrap(weights.model, arm.world_size) if arm.kind in WRAPPED_KINDS else None
+        call: Any = weights.model if wrapper is None else wrapper
+        if self._compiled:
+            # After DDP, as its optimizer splits graphs at the gradient buckets.
+            call = torch.compile(call)
+        return Replica(weights, wrapper, call, self._device.allocated_bytes() - before_bytes)
+
+    def _wrap(self, model: nn.Module, size: int) -> DistributedDataParallel:
+        device = self._device.torch_device
+        ids = [device.index] if device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids, process_group=self._groups[size])
+
+
+def make_groups(arms: tuple[Arm, ...]) -> dict[int, dist.ProcessGroup | None]:
+    """A process group for each size that an arm under DDP has; all ranks of the gang take part."""
+    sizes = sorted({arm.world_size for arm in arms if arm.kind in WRAPPED_KINDS})
+    groups = {size: dist.new_group(ranks=list(range(size))) for size in sizes}
+    # A rank outside a group gets a placeholder for it.
+    return {size: group if isinstance(group, dist.ProcessGroup) else None for size, group in groups.items()}

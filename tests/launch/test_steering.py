@@ -1,0 +1,49 @@
+"""After each round the supervisor says whether the study goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.launch.steering import Steering
+from pytest_ddpscale.results.run_directory import RunDirectory
+
+
+class JudgeAfter:
+    """Has heard enough after some measurements."""
+
+    def __init__(self, enough: int) -> None:
+        self.enough = enough
+        self.heard: list[dict[str, Any]] = []
+
+    def hear(self, record: dict[str, Any]) -> None:
+        self.heard.append(record)
+
+    def has_told_enough(self, study_id: str) -> bool:
+        mine = [r for r in self.heard if r.get("study") == study_id and r["kind"] == "measurement"]
+        return len(mine) >= self.enough
+
+
+def word(run: RunDirectory) -> Any:
+    return json.loads(run.steering_json.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("enough", "decided"), [(2, False), (1, True)])
+def test_the_end_of_a_round_is_answered(tmp_path: Path, enough: int, decided: bool) -> None:
+    run = RunDirectory(tmp_path)
+    steering = Steering(JudgeAfter(enough), run)
+    steering.hear({"kind": "measurement", "study": "weak/r"})
+    steering.hear({"kind": "round_end", "study": "weak/r", "round": 4})
+    assert word(run) == {"study": "weak/r", "round": 4, "decided": decided}
+
+
+def test_other_records_are_heard_and_not_answered(tmp_path: Path) -> None:
+    run, judge = RunDirectory(tmp_path), JudgeAfter(0)
+    steering = Steering(judge, run)
+    for record in ({}, {"kind": "study_start", "study": "weak/r"}, {"kind": "measurement", "study": "weak/r"}):
+        steering.hear(record)
+    assert len(judge.heard) == 3
+    assert not run.steering_json.exists()

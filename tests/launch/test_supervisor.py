@@ -1,0 +1,120 @@
+"""A launcher that cannot be started is recorded like any gang that fails, and ends nothing else."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.launch.launcher import GangSpec
+from pytest_ddpscale.launch.supervisor import Limits, Supervisor
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.records import StudyEnd, strict_json
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_record import errors_of, start_run
+from pytest_ddpscale.verdict.evidence import read_evidence
+
+STUDIES = tuple(
+    Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0) for name in ("r", "v")
+)
+IDS = [study.id for study in STUDIES]
+PLAN = Plan("cpu", "cpu", STUDIES)
+
+
+class ScriptedLauncher:
+    """Starts these commands, one after the other; the last of them for ever."""
+
+    name = "scripted"
+
+    def __init__(self, *commands: list[str]) -> None:
+        self._commands = list(commands)
+        self.started = 0
+
+    def command(self, gang: GangSpec) -> list[str]:
+        """The next command."""
+        self.started += 1
+        return self._commands[min(self.started, len(self._commands)) - 1]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory.create(tmp_path / "run")
+    start_run(run, "cpu", (), tmp_path, "ab" * 32)
+    run.write_json(run.plan_json, PLAN.as_json())
+    return run
+
+
+def program(path: Path, content: bytes, mode: int) -> Path:
+    path.write_bytes(content)
+    path.chmod(mode)
+    return path
+
+
+def measure(run: RunDirectory, launcher: ScriptedLauncher, *, isolate: bool = False) -> Supervisor:
+    supervisor = Supervisor(launcher, run, Limits(inactivity_s=60.0), isolate=isolate)
+    supervisor.measure(PLAN)
+    return supervisor
+
+
+def test_a_missing_launcher_is_the_error_of_every_study(run: RunDirectory, tmp_path: Path) -> None:
+    missing = str(tmp_path / "no such venv" / "python")
+    launcher = ScriptedLauncher([missing, "-m", "torch.distributed.run", "--nproc-per-node=1"])
+    supervisor = measure(run, launcher)
+    errors = errors_of(run.read_records())
+    assert list(errors) == IDS
+    for message in errors.values():
+        assert message.startswith(f"{missing}: could not be started (No such file or directory); expected a program")
+        assert "Check that it is still there" in message
+        assert message.endswith(f"The command was: '{missing}' -m torch.distributed.run --nproc-per-node=1")
+        assert "Traceback" not in message
+    assert supervisor.gangs_started == 0
+    assert launcher.started == 1, "it is not tried again for what it has failed for"
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "reason"),
+    [
+        (b"#!/bin/sh\nexit 0\n", 0o644, "Permission denied"),
+        (b"#!/no/such/interpreter\n", 0o755, "No such file or directory"),
+        (b"\x00 no program", 0o755, "Exec format error"),
+    ],
+)
+def test_the_system_s_reason_is_told(run: RunDirectory, tmp_path: Path, content: bytes, mode: int, reason: str) -> None:
+    path = program(tmp_path / "torchrun", content, mode)
+    measure(run, ScriptedLauncher([str(path)]))
+    assert all(f"{path}: could not be started ({reason})" in m for m in errors_of(run.read_records()).values())
+
+
+def test_each_study_has_its_own_try_when_isolated(run: RunDirectory) -> None:
+    """The launcher of the first study cannot be started; that of the second can, and measures it."""
+    end = StudyEnd(IDS[1], "rounds").as_json()
+    writes = f"open({str(run.measurements_jsonl)!r}, 'a').write({strict_json(end) + chr(10)!r})"
+    supervisor = measure(run, ScriptedLauncher(["/no/such/python"], [sys.executable, "-c", writes]), isolate=True)
+    assert list(errors_of(run.read_records())) == [IDS[0]]
+    assert supervisor.gangs_started == 1
+    assert [log.name for log in sorted(run.logs.glob("gang-*.log"))] == ["gang-0.log", "gang-1.log"]
+
+
+def test_the_listener_hears_of_it(run: RunDirectory) -> None:
+    heard: list[dict[str, Any]] = []
+    Supervisor(ScriptedLauncher(["/no/such/python"]), run, Limits(), heard.append).measure(PLAN)
+    assert [(record["kind"], record["study"], record["reason"]) for record in heard] == [
+        ("study_end", study, "error") for study in IDS
+    ]
+
+
+def test_the_run_can_be_judged_and_has_an_error_for_each_study(run: RunDirectory) -> None:
+    measure(run, ScriptedLauncher(["/no/such/python"]))
+    evidence = read_evidence(run)
+    assert set(evidence.errors) == set(IDS)
+    assert all("/no/such/python: could not be started" in message for message in evidence.errors.values())
+
+
+def test_other_errors_of_the_system_are_not_taken_for_it(run: RunDirectory) -> None:
+    """The log cannot be written: that is no fault of the launcher."""
+    run.logs.rmdir()
+    with pytest.raises(FileNotFoundError, match=r"gang-0\.log"):
+        measure(run, ScriptedLauncher(["/no/such/python"]))

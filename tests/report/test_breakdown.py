@@ -1,0 +1,50 @@
+"""Every arm that was measured has a row that says where its time went."""
+
+from __future__ import annotations
+
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.breakdown import HEADINGS, breakdown
+from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.results.records import Measurement
+
+WORKLOAD = Workload("r", "resnet18", "fp16", 4)
+ARMS = (Arm("alone", 1, 4), Arm("each", 2, 4), Arm("ddp", 2, 4))
+PLAN = Plan("a100", "cuda", (Study("weak", WORKLOAD, ARMS, 5, 1.0, 1.0),))
+
+
+def measured(arm: Arm, rank: int, step_ms: float, memory_gib: float = 1.0, skipped: int = 0) -> Measurement:
+    steps = tuple(step_ms / 1000 for _ in range(4))
+    return Measurement(
+        "weak/r", arm.name, 0, rank, rank, "n", f"GPU-{rank}", 4, 4, sum(steps), 0.0, steps,
+        peak_memory_bytes=int(memory_gib * 2**30), skipped_steps=skipped,
+    )  # fmt: skip
+
+
+def row(*measurements: Measurement) -> dict[str, str]:
+    (found,) = breakdown(measurements, PLAN)
+    return dict(zip(HEADINGS, found.cells, strict=True))
+
+
+def test_percentiles_are_over_the_steps_of_all_ranks() -> None:
+    found = row(measured(ARMS[2], 0, 10.0), measured(ARMS[2], 1, 20.0))
+    assert (found["p50 ms"], found["p99 ms"]) == ("15.0", "20.0")
+
+
+def test_throughput_is_that_of_the_slowest_rank() -> None:
+    assert row(measured(ARMS[1], 0, 10.0), measured(ARMS[1], 1, 20.0))["img/s per rank"] == "200.0"
+
+
+def test_memory_and_skipped_steps_are_shown() -> None:
+    found = row(measured(ARMS[2], 0, 10.0, 2.0, skipped=1), measured(ARMS[2], 1, 10.0, 1.5, skipped=1))
+    assert (found["Peak GiB"], found["Memory spread"], found["Skipped steps"]) == ("2.00", "25.0%", "2")
+
+
+def test_an_arm_with_a_rank_missing_has_no_row() -> None:
+    assert breakdown([measured(ARMS[2], 0, 10.0)], PLAN) == []
+
+
+def test_arms_come_in_the_order_of_the_plan() -> None:
+    found = breakdown([measured(arm, rank, 5.0) for arm in reversed(ARMS) for rank in range(arm.world_size)], PLAN)
+    assert [found_row.cells[1] for found_row in found] == ["alone", "each@2", "ddp@2"]
+    assert all(found_row.cells[-1] == ABSENT for found_row in found)

@@ -1,0 +1,62 @@
+"""No report of a simulated run can be taken for a machine's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+
+from pytest_ddpscale.report.markdown import render_markdown
+from pytest_ddpscale.report.plots import write_plots
+from pytest_ddpscale.report.terminal import table_lines
+from pytest_ddpscale.report.watermark import WATERMARK, is_simulated, other_notes
+from pytest_ddpscale.verdict.verdict import Judgement
+from tests.report.sample import ACCEPTED, JUDGEMENT, MEASUREMENTS, PLAN, RUN
+
+SIMULATED = replace(ACCEPTED, notes=("a note", WATERMARK))
+
+
+def test_a_judgement_is_simulated_by_its_notes_or_its_run() -> None:
+    assert is_simulated(SIMULATED)
+    assert is_simulated(ACCEPTED, {"simulated": True})
+    assert not is_simulated(ACCEPTED)
+    assert not is_simulated(ACCEPTED, {"simulated": False})
+    assert not is_simulated(replace(ACCEPTED, notes=("not simulated",)), RUN)
+    assert other_notes(SIMULATED) == ["a note"]
+
+
+@pytest.mark.parametrize("columns", [20, 80, 200])
+def test_the_terminal_says_so_right_before_the_outcome(columns: int) -> None:
+    lines = [line for line, _ in table_lines(SIMULATED, columns)]
+    assert lines[-2] == WATERMARK
+    assert lines.count(WATERMARK) == 1
+    assert WATERMARK not in "\n".join(line for line, _ in table_lines(JUDGEMENT, columns))
+
+
+@pytest.mark.parametrize(("judgement", "run"), [(SIMULATED, RUN), (ACCEPTED, RUN | {"simulated": True})])
+def test_markdown_says_so_at_the_top_and_has_nothing_to_sign(judgement: Judgement, run: dict[str, Any]) -> None:
+    report = render_markdown(judgement, run, PLAN)
+    assert report.splitlines()[2].startswith(f"> **{WATERMARK}.**")
+    assert "there is nothing to sign" in report
+    assert "Tested by" not in report
+
+
+def test_markdown_of_a_real_run_says_nothing_of_it_and_is_signed() -> None:
+    report = render_markdown(JUDGEMENT, RUN, PLAN)
+    assert WATERMARK not in report
+    assert "Tested by" in report
+
+
+def test_every_plot_is_marked_across(tmp_path: Path) -> None:
+    marked = write_plots(MEASUREMENTS, PLAN, SIMULATED, tmp_path / "simulated")
+    plain = write_plots(MEASUREMENTS, PLAN, ACCEPTED, tmp_path / "real")
+    assert len(marked) == len(plain) == 5
+    for one, other in zip(marked, plain, strict=True):
+        simulated, real = (matplotlib.image.imread(path)[..., :3] for path in (one, other))
+        assert simulated.shape == real.shape
+        differs = abs(simulated - real).max(axis=2) > 0.02
+        columns = differs.any(axis=0).nonzero()[0]
+        assert columns[-1] - columns[0] > 0.7 * simulated.shape[1]  # from the left to the right

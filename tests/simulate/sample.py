@@ -1,0 +1,63 @@
+"""Clusters to be simulated, from the packaged thresholds."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from pytest_ddpscale.packaged import packaged
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.simulate.allreduce import Link, Topology
+from pytest_ddpscale.simulate.cluster import Cluster, ClusterOptions, open_cluster
+from pytest_ddpscale.simulate.faults import Faults, parse_faults
+from pytest_ddpscale.simulate.measuring import SimulatedRun
+from pytest_ddpscale.simulate.performance import Noise, Performance
+from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
+
+RESNET = "resnet152-fp16"
+QUIET = Noise(0.0, 0.0, 0.0, 0.0)
+NVLINK, NIC = Link(2e-6, 240e9), Link(5e-6, 20e9)
+TOPOLOGY = Topology(8, NVLINK, NIC)
+
+
+@functools.cache
+def thresholds() -> ThresholdsFile:
+    """The packaged file, read once: it takes a third of a second."""
+    return load_thresholds(packaged("thresholds.yaml"))
+
+
+def a100(gpus: int | None = 8, workloads: tuple[str, ...] | None = (RESNET,), **options: Any) -> Cluster:
+    """A100s that train one workload, or others."""
+    return open_cluster(thresholds(), ClusterOptions("a100", gpus, workloads=workloads, **options))
+
+
+def quiet(cluster: Cluster) -> Performance:
+    """Its performance without any noise: then every number follows from the model."""
+    performance = cluster.performance
+    return Performance(performance.device_type, performance.topology, performance.expectations, QUIET)
+
+
+def faults(*texts: str, gpus: int = 8, topology: Topology = TOPOLOGY) -> Faults:
+    """What is wrong, as it is typed."""
+    return parse_faults(texts, gpus, topology)
+
+
+def weak_study(arm: Arm, rounds: int = 5, workload: Workload | None = None) -> Study:
+    """ResNet-152 on A100s, in one arm."""
+    chosen = workload or thresholds().thresholds.skus["a100-sxm4-80gb"].workloads[RESNET]
+    return Study("weak", chosen, (arm,), rounds, 0.0, 0.0)
+
+
+def measured(performance: Performance, study: Study, *texts: str, seed: int = 1) -> dict[str, list[list[Measurement]]]:
+    """Measurements of one study with faults: by arm, then by round, in the order of the ranks."""
+    plan = Plan("a100-sxm4-80gb", "cuda", (study,))
+    wrong = faults(*texts, gpus=study.world_size, topology=performance.topology)
+    run = SimulatedRun(plan, performance, wrong, seed)
+    found: dict[str, list[list[Measurement]]] = {arm.name: [] for arm in study.arms}
+    for number in range(study.rounds):
+        told = list(run.measure_round(study, number))
+        for name, rounds in found.items():
+            rounds.append([measurement for measurement in told if measurement.arm == name])
+    return found

@@ -1,0 +1,171 @@
+"""What a simulated run measures: as the judge wants it, and as the faults have it."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.simulate.measuring import SimulatedRun, device_id
+from tests.simulate.sample import a100, faults, measured, quiet, weak_study
+
+CLUSTER = a100()
+NOISY, QUIET = CLUSTER.performance, quiet(CLUSTER)
+EACH, DDP = Arm("each", 8, 512), Arm("ddp", 8, 512)
+BOTH = Study("weak", weak_study(EACH).workload, (EACH, DDP), 5, 0.0, 0.0)
+
+
+def records(plan: Plan, seed: int = 0, *texts: str) -> list[dict[str, Any]]:
+    return list(SimulatedRun(plan, NOISY, faults(*texts), seed).records())
+
+
+def mean_step_s(one: Measurement) -> float:
+    return one.block_s / one.steps
+
+
+def test_the_same_seed_gives_the_same_records_and_another_one_others() -> None:
+    plan = CLUSTER.plan(rounds=5)
+    assert records(plan, 7) == records(plan, 7)
+    assert records(plan, 7) != records(plan, 8)
+
+
+def test_every_arm_round_and_rank_of_the_plan_is_there_once() -> None:
+    plan = CLUSTER.plan(rounds=5)
+    found = [r for r in records(plan) if r["kind"] == "measurement"]
+    expected = {
+        (study.id, arm.name, number, rank, arm.batch_size)
+        for study in plan.studies
+        for arm in study.arms
+        for number in range(5)
+        for rank in range(arm.world_size)
+    }
+    assert {(r["study"], r["arm"], r["round"], r["rank"], r["batch_size"]) for r in found} == expected
+    assert len(found) == len(expected)
+
+
+def test_records_come_in_the_order_of_a_real_run() -> None:
+    kinds = [r["kind"] for r in records(CLUSTER.plan(rounds=5))]
+    without_repeats = [kind for kind, before in zip(kinds, ["", *kinds], strict=False) if kind != before]
+    one_study = ["study_start", "seeded_step", "workload_flops", *["measurement", "round_end"] * 5, "study_end"]
+    assert without_repeats == one_study * 2  # weak and strong
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32), block_s=st.floats(0.0, 5.0))
+def test_blocks_are_what_their_steps_are(seed: int, block_s: float) -> None:
+    study = Study("weak", BOTH.workload, BOTH.arms, 1, block_s, 0.0)
+    for rounds in measured(NOISY, study, seed=seed).values():
+        for one in rounds[0]:
+            assert len(one.step_s) == one.steps >= 3
+            assert sum(one.step_s) == pytest.approx(one.block_s)
+            assert one.block_s >= 0.98 * block_s
+            assert one.step_stdev_s == pytest.approx(statistics.stdev(one.step_s), abs=1e-8)
+            assert Measurement.from_json(one.as_json()) == one
+
+
+def test_time_goes_on_from_block_to_block() -> None:
+    starts = [r["started_unix_s"] for r in records(CLUSTER.plan(rounds=5)) if r["kind"] == "measurement"]
+    assert starts == sorted(starts)
+    assert starts[-1] > starts[0] + 60
+
+
+def test_without_noise_all_are_as_fast_as_published() -> None:
+    found = measured(QUIET, BOTH)
+    assert all(one.throughput_img_per_s == pytest.approx(1189.5) for one in found["each@8"][0])
+    assert all(one.throughput_img_per_s == pytest.approx(1159.2, rel=1e-3) for one in found["ddp@8"][0])
+
+
+def test_a_slow_gpu_shows_itself_alone_and_slows_all_together() -> None:
+    found = measured(QUIET, BOTH, "slow-gpu:3:1.2")
+    own = [mean_step_s(one) for one in found["each@8"][0]]
+    assert own[3] == pytest.approx(1.2 * own[0])
+    assert own[:3] + own[4:] == pytest.approx([own[0]] * 7)
+    together = [mean_step_s(one) for one in found["ddp@8"][0]]
+    sound = mean_step_s(measured(QUIET, BOTH)["ddp@8"][0][0])
+    assert together == pytest.approx([together[0]] * 8)
+    assert together[0] == pytest.approx(1.2 * sound, rel=0.01)
+
+
+def test_under_ddp_ranks_differ_by_less_than_a_thousandth() -> None:
+    for told in measured(NOISY, BOTH, "slow-gpu:3:1.2")["ddp@8"]:
+        times = [mean_step_s(one) for one in told]
+        assert max(times) / min(times) < 1.001
+
+
+def test_a_throttling_node_gets_slower_from_round_to_round() -> None:
+    first, *_, last = measured(QUIET, BOTH, "throttle:0:1.3")["each@8"]
+    assert mean_step_s(last[0]) > 1.1 * mean_step_s(first[0])
+
+
+def test_drift_strikes_all_arms() -> None:
+    for rounds in measured(QUIET, BOTH, "drift:10").values():
+        assert mean_step_s(rounds[-1][0]) == pytest.approx(1.1 * mean_step_s(rounds[0][0]), rel=1e-3)
+
+
+def test_a_missing_rank_leaves_no_record_from_its_round_on() -> None:
+    ranks = [[one.rank for one in told] for told in measured(NOISY, BOTH, "missing-rank:3:2")["ddp@8"]]
+    assert ranks[:2] == [list(range(8))] * 2
+    assert ranks[2:] == [[0, 1, 2, 4, 5, 6, 7]] * 3
+
+
+def test_a_corrupt_rank_has_other_checksums_and_nobody_else() -> None:
+    plan = Plan("a100-sxm4-80gb", "cuda", (BOTH,))
+    found = records(plan, 0, "corrupt-rank:5")
+    seeded = {r["rank"]: r["checksum"] for r in found if r["kind"] == "seeded_step"}
+    assert [rank for rank in range(8) if seeded[rank] != seeded[0]] == [5]
+    for number in range(5):
+        trained = {
+            r["rank"]: r["parameters_checksum"]
+            for r in found
+            if r["kind"] == "measurement" and (r["arm"], r["round"]) == ("ddp@8", number)
+        }
+        assert [rank for rank in range(8) if trained[rank] != trained[0]] == [5]
+
+
+def test_only_ddp_has_checksums_of_parameters() -> None:
+    found = measured(NOISY, BOTH)
+    assert all(one.parameters_checksum is None for told in found["each@8"] for one in told)
+    assert all(len(one.parameters_checksum or "") == 16 for told in found["ddp@8"] for one in told)
+
+
+def test_a_slow_link_slows_only_arms_that_use_it() -> None:
+    pair, sixteen = Arm("ddp", 8, 512), Arm("ddp", 16, 512)
+    study = Study("weak", BOTH.workload, (pair, sixteen), 1, 0.0, 0.0)
+    sound, faulty = measured(QUIET, study), measured(QUIET, study, "slow-link:1:0.001")
+    assert mean_step_s(faulty["ddp@8"][0][0]) == mean_step_s(sound["ddp@8"][0][0])
+    assert mean_step_s(faulty["ddp@16"][0][0]) > 2 * mean_step_s(sound["ddp@16"][0][0])
+
+
+def test_the_mean_of_a_block_varies_as_much_as_it_is_said_to() -> None:
+    alone = weak_study(Arm("alone", 1, 512), rounds=400)
+    times = [mean_step_s(told[0]) for told in measured(NOISY, alone)["alone"]]
+    assert statistics.stdev(times) / statistics.fmean(times) == pytest.approx(0.003, rel=0.15)
+
+
+def test_utilization_is_a_share_whose_least_is_the_published_one() -> None:
+    found = [one.utilization or 0.0 for told in measured(NOISY, BOTH)["ddp@8"] for one in told]
+    assert 0.9745 <= min(found) < 0.976
+    assert max(found) <= 1.0
+
+
+def test_ranks_are_where_torchrun_would_put_them() -> None:
+    sixteen = measured(NOISY, weak_study(Arm("each", 16, 512), rounds=1))["each@16"][0]
+    assert (sixteen[0].host, sixteen[0].local_rank) == ("simulated-0", 0)
+    assert (sixteen[9].host, sixteen[9].local_rank, sixteen[9].device) == ("simulated-1", 1, "SIM-9")
+    assert len({one.device for one in sixteen}) == 16
+
+
+def test_devices_of_a_cpu_run_are_called_cpu() -> None:
+    assert device_id(3, "cpu") == "cpu"
+
+
+def test_the_packaged_thresholds_are_all_simulated() -> None:
+    plan = a100(workloads=None).plan(rounds=5, short_blocks=True)
+    performance = a100(workloads=None).performance
+    run = SimulatedRun(plan, performance, faults(), 0)
+    assert sum(r["kind"] == "study_end" for r in run.records()) == len(plan.studies) > 8

@@ -1,0 +1,137 @@
+"""The model of a step gives back what was published, and what it adds follows from its parts."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.plan.study import Arm, ArmKind, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.simulate.performance import (
+    BUCKET_BYTES,
+    DDP_OVERHEAD,
+    FIRST_BUCKET_BYTES,
+    _buckets,
+    drawn_maximum,
+    expected_maximum,
+)
+from tests.simulate.sample import RESNET, a100, quiet, weak_study
+
+PERFORMANCE = quiet(a100())
+WORKLOAD = weak_study(Arm("alone", 1, 512)).workload
+ALONE_S = 512 / 1189.5
+
+
+def computation_s(kind: ArmKind, world_size: int, batch_size: int = 512) -> float:
+    arm = Arm(kind, world_size, batch_size)
+    return PERFORMANCE.step_time(weak_study(arm), arm).computation_s
+
+
+def test_a_gpu_alone_is_as_fast_as_published() -> None:
+    assert computation_s("alone", 1) == pytest.approx(ALONE_S)
+    assert computation_s("each", 8) == pytest.approx(ALONE_S)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "no_sync"])
+def test_ddp_costs_a_little_even_alone(kind: ArmKind) -> None:
+    assert computation_s(kind, 1) == pytest.approx(ALONE_S * (1 + DDP_OVERHEAD))
+
+
+@pytest.mark.parametrize(("world_size", "published"), [(2, 0.9891), (4, 0.9813), (8, 0.9745)])
+def test_weak_scaling_is_as_published(world_size: int, published: float) -> None:
+    slowest_s = computation_s("ddp", world_size)
+    step_s = slowest_s + PERFORMANCE.exposed_s(WORKLOAD, world_size, slowest_s)
+    assert ALONE_S / step_s == pytest.approx(published, abs=1e-4)
+
+
+def test_beyond_what_is_published_communication_still_costs() -> None:
+    eight, many = computation_s("ddp", 8), computation_s("ddp", 100_000)
+    assert many == pytest.approx(eight)
+    assert PERFORMANCE.exposed_s(WORKLOAD, 100_000, many) > PERFORMANCE.exposed_s(WORKLOAD, 8, eight)
+
+
+def test_a_small_batch_waits_for_its_host() -> None:
+    arm = Arm("ddp", 8, 32)
+    study = Study("strong", WORKLOAD, (Arm("alone", 1, 256), arm), 5, 0.0, 0.0)
+    step = PERFORMANCE.step_time(study, arm)
+    step_s = step.computation_s + PERFORMANCE.exposed_s(WORKLOAD, 8, step.computation_s)
+    assert 256 / 1189.5 / 8 / step_s == pytest.approx(0.2582, rel=0.001)  # as published
+    assert step.busy_share < 0.5
+    assert PERFORMANCE.utilization(study, arm) < 0.5
+    assert step.slowed_by(1.2) == 1.0  # the GPU has time left
+    assert step.slowed_by(10) > 1.0
+
+
+def test_a_busy_gpu_that_is_slower_slows_the_step() -> None:
+    arm = Arm("each", 8, 512)
+    assert PERFORMANCE.step_time(weak_study(arm), arm).slowed_by(1.2) == pytest.approx(1.2)
+
+
+def test_communication_hides_behind_the_backward_pass_but_for_the_last_bucket() -> None:
+    long_step_s, short_step_s = 1.0, 1e-4
+    hidden = PERFORMANCE.exposed_s(WORKLOAD, 8, long_step_s)
+    assert hidden == PERFORMANCE.exposed_s(WORKLOAD, 8, 2 * long_step_s)
+    assert PERFORMANCE.exposed_s(WORKLOAD, 8, short_step_s) > hidden
+
+
+def test_a_slow_link_shows_once_it_no_longer_hides() -> None:
+    sound = PERFORMANCE.exposed_s(WORKLOAD, 8, ALONE_S)
+    assert PERFORMANCE.exposed_s(WORKLOAD, 8, ALONE_S, 0.5) / ALONE_S < 0.01
+    assert PERFORMANCE.exposed_s(WORKLOAD, 8, ALONE_S, 0.001) > 100 * sound
+
+
+@given(gradient_bytes=st.integers(1, 10**9))
+def test_buckets_hold_every_gradient_once(gradient_bytes: int) -> None:
+    buckets = _buckets(gradient_bytes)
+    assert sum(buckets) == gradient_bytes
+    assert buckets[0] <= FIRST_BUCKET_BYTES
+    assert all(0 < size <= BUCKET_BYTES for size in buckets)
+
+
+def test_the_largest_of_many_is_drawn_from_its_own_distribution() -> None:
+    chance = random.Random(3)
+    for count in (1, 2, 8, 1000):
+        direct = [max(chance.gauss(0, 1) for _ in range(count)) for _ in range(400)]
+        drawn = [drawn_maximum(count, chance) for _ in range(400)]
+        assert statistics.fmean(drawn) == pytest.approx(statistics.fmean(direct), abs=0.2)
+        assert statistics.stdev(drawn) == pytest.approx(statistics.stdev(direct), rel=0.2)
+        assert expected_maximum(count) == pytest.approx(statistics.fmean(direct), abs=0.2)
+
+
+def test_the_largest_of_very_many_is_finite() -> None:
+    class Extreme(random.Random):
+        def __init__(self, value: float) -> None:
+            self._value = value
+
+        def random(self) -> float:
+            return self._value
+
+    assert 8 < drawn_maximum(10**6, Extreme(0.0)) < 9
+    assert -6 < drawn_maximum(10**6, Extreme(1 - 2**-53)) < 6
+    assert -40 < drawn_maximum(1, Extreme(1 - 2**-53)) < -8
+
+
+def test_on_cpu_nothing_waits_for_a_host() -> None:
+    from pytest_ddpscale.simulate.performance import Performance
+
+    cpu = Performance("cpu", PERFORMANCE.topology, PERFORMANCE.expectations, PERFORMANCE.noise)
+    arm = Arm("alone", 1, 1)
+    assert cpu.step_time(weak_study(arm), arm).computation_s == pytest.approx(1 / 1189.5)
+
+
+def test_all_parameters_are_kept_as_json() -> None:
+    kept = a100().performance.as_json()
+    assert kept["img_per_s"] == {RESNET: 1189.5}
+    assert kept["noise"]["round_sd"] == 0.003
+    assert kept["topology"]["inside"]["bytes_per_s"] == pytest.approx(240e9)
+
+
+def test_a_workload_of_another_name_needs_an_expectation() -> None:
+    arm = Arm("alone", 1, 8)
+    stranger = Workload("stranger", "resnet18", "fp16", 8)
+    with pytest.raises(KeyError):
+        PERFORMANCE.step_time(weak_study(arm, workload=stranger), arm)

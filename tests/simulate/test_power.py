@@ -1,0 +1,118 @@
+"""Which faults a thresholds file catches."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.simulate.power import DEFAULT_FAULTS, Power, Share, measure_power, place_fault
+from pytest_ddpscale.simulate.power_text import power_lines
+from tests.simulate.sample import a100
+
+CLUSTER = a100()
+PLAN = CLUSTER.plan(short_blocks=True)
+
+
+def power(*faults: str, trials: int = 3) -> Power:
+    return measure_power(CLUSTER, PLAN, faults, trials, 0.95, seed=0)
+
+
+@pytest.fixture(scope="module")
+def found() -> Power:
+    return power("slow-gpu:1.3", "corrupt-rank", "missing-rank", "drift:0")
+
+
+def test_a_sound_machine_raises_no_alarm(found: Power) -> None:
+    none = found.catches[0]
+    assert none.fault == "none"
+    assert (none.caught.count, none.rejected.count, none.named.count) == (0, 0, 0)
+    assert none.metrics == ()
+
+
+def test_what_a_sound_machine_never_keeps_counts_nowhere_and_is_said(found: Power) -> None:
+    assert {verdict.metric for verdict in found.set_aside} == {"strong_scaling_speedup", "strong_scaling_efficiency"}
+    text = "\n".join(power_lines(found))
+    assert "Not counted" in text
+    assert "host-bound" in text
+
+
+@pytest.mark.parametrize("fault", ["slow-gpu:1.3", "corrupt-rank"])
+def test_a_gross_fault_is_always_caught_rejected_and_named(found: Power, fault: str) -> None:
+    catch = next(catch for catch in found.catches if catch.fault == fault)
+    assert (catch.caught.value, catch.rejected.value, catch.named.value) == (1, 1, 1)
+
+
+def test_what_caught_it_is_told(found: Power) -> None:
+    metrics = {catch.fault: catch.metrics for catch in found.catches}
+    assert "rank_uniformity" in metrics["slow-gpu:1.3"]
+    assert metrics["corrupt-rank"][0] == "replica_agreement"
+
+
+def test_a_missing_rank_is_caught_and_rejects_nothing(found: Power) -> None:
+    catch = next(catch for catch in found.catches if catch.fault == "missing-rank")
+    assert (catch.caught.value, catch.rejected.value) == (1, 0)
+
+
+def test_no_drift_is_no_fault(found: Power) -> None:
+    assert next(catch for catch in found.catches if catch.fault == "drift:0").caught.count == 0
+
+
+def test_the_same_seed_gives_the_same_shares() -> None:
+    assert power("slow-gpu:1.05", trials=2) == power("slow-gpu:1.05", trials=2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("slow", "found 'slow'"),
+        ("slow-gpu", "slow-gpu:RANK:FACTOR"),
+        ("slow-gpu:0.5", "FACTOR (1 to 1000)"),
+        ("slow-gpu:3:1.1", "--faults slow-gpu:3:1.1"),
+    ],
+)
+def test_what_is_no_fault_is_refused_before_anything_is_simulated(fault: str, words: str) -> None:
+    asked: list[str] = []
+    with pytest.raises(OptionError) as refused:
+        measure_power(CLUSTER, PLAN, ["slow-gpu:1.1", fault], 1, 0.95, 0, asked.append)
+    assert words in str(refused.value)
+    assert asked == []
+
+
+def test_no_trials_are_refused() -> None:
+    with pytest.raises(OptionError, match="--trials: found 0"):
+        power(trials=0)
+
+
+@pytest.mark.parametrize("text", DEFAULT_FAULTS)
+def test_every_default_fault_finds_places(text: str) -> None:
+    faults = [place_fault(text, PLAN, CLUSTER.topology, random.Random(seed)) for seed in range(20)]
+    places = {fault.place for fault in faults}
+    assert len(places) > 3 or text.startswith(("slow-link", "throttle", "drift"))
+
+
+def test_the_score_interval_is_that_of_the_tables() -> None:
+    assert list(Share(8, 10).interval) == pytest.approx([0.4902, 0.9433], abs=1e-4)
+    assert list(Share(0, 10).interval) == pytest.approx([0.0, 0.2775], abs=1e-4)
+
+
+@given(runs=st.integers(1, 1000), data=st.data())
+def test_the_interval_holds_the_share(runs: int, data: st.DataObject) -> None:
+    share = Share(data.draw(st.integers(0, runs)), runs)
+    low, high = share.interval
+    assert 0 <= low <= share.value + 1e-12
+    assert share.value - 1e-12 <= high <= 1
+
+
+def test_the_table_has_a_row_for_each_fault_and_names_the_false_alarms(found: Power) -> None:
+    lines = list(power_lines(found))
+    assert lines[0].split()[:3] == ["fault", "size", "caught"]
+    assert [line.split()[0] for line in lines[1:6]] == ["none", "slow-gpu", "corrupt-rank", "missing-rank", "drift"]
+    assert "1.3" in lines[2]
+    assert "100% [44%, 100%]" in lines[2]
+    assert "–" in lines[5]
+    assert any("no machine was measured" in line for line in lines)
+    assert any("false alarms" in line for line in lines)

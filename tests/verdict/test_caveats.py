@@ -1,0 +1,128 @@
+"""What is missing, implausible or host-bound never passes, however good its numbers look."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.verdict.caveats import HOST_BOUND
+from pytest_ddpscale.verdict.evaluation import judge
+from pytest_ddpscale.verdict.verdict import Verdict
+from tests.verdict.sample import (
+    CONFIDENCE,
+    judge_values,
+    make_case,
+    make_evidence,
+    make_measurements,
+)
+
+GOOD = (0.98, 0.981, 0.979, 0.98, 0.98, 0.981, 0.979)
+STRONG = tuple(name for name in METRICS if METRICS[name].scaling == "strong")
+
+
+class TestMissingRounds:
+    """They may be the very ones that would have failed."""
+
+    def test_of_one_rank_decide_nothing(self) -> None:
+        case = make_case("weak_scaling_efficiency", 0.9)
+        measurements = make_measurements(case, GOOD)
+        kept = [m for m in measurements if not (m.arm == "ddp@2" and m.rank == 1 and m.round >= 5)]
+        assert judge(case, make_evidence(case, measurements), CONFIDENCE).passed
+        verdict = judge(case, make_evidence(case, kept), CONFIDENCE)
+        assert verdict.outcome == "inconclusive"
+        assert verdict.reason.startswith("only 5 of 7 rounds are complete")
+
+    def test_of_a_failure_decide_nothing_either(self) -> None:
+        case = make_case("weak_scaling_efficiency", 1.05)
+        kept = [m for m in make_measurements(case, GOOD) if not (m.rank == 1 and m.round >= 5)]
+        assert judge(case, make_evidence(case, kept), CONFIDENCE).outcome == "inconclusive"
+
+    @pytest.mark.parametrize(("metric", "baseline"), [
+        ("weak_scaling_efficiency", "alone"), ("strong_scaling_efficiency", "alone"),
+    ])  # fmt: skip
+    def test_of_the_baseline_decide_nothing(self, metric: str, baseline: str) -> None:
+        case = make_case(metric, 0.9)
+        kept = [m for m in make_measurements(case, GOOD) if not (m.arm == baseline and m.round == 3)]
+        assert judge(case, make_evidence(case, kept), CONFIDENCE).outcome == "inconclusive"
+
+    def test_of_the_baseline_without_communication_decide_nothing(self) -> None:
+        case = make_case("exposed_communication", 0.1)
+        whole = make_measurements(case, [0.02] * 7)
+        kept = [m for m in whole if not (m.arm == "no_sync@2" and m.round == 3)]
+        outcomes = [judge(case, make_evidence(case, some), CONFIDENCE).outcome for some in (whole, kept)]
+        assert outcomes == ["passed", "inconclusive"]
+
+    def test_of_a_reading_decide_nothing(self) -> None:
+        case = make_case("device_utilization", 0.9)
+        measurements = make_measurements(case, GOOD)
+        blind = [replace(m, utilization=None) if m.round == 2 else m for m in measurements]
+        assert judge(case, make_evidence(case, blind), CONFIDENCE).outcome == "inconclusive"
+
+    def test_of_a_checksum_decide_nothing(self) -> None:
+        case = make_case("replica_agreement", 1.0)
+        measurements = make_measurements(case, [1.0] * 7)
+        blind = [replace(m, parameters_checksum=None) if (m.round, m.rank) == (2, 1) else m for m in measurements]
+        outcomes = [judge(case, make_evidence(case, some), CONFIDENCE).outcome for some in (measurements, blind)]
+        assert outcomes == ["passed", "inconclusive"]
+
+
+class TestPlausibility:
+    @pytest.mark.parametrize(
+        ("metric", "most"),
+        [("weak_scaling_efficiency", 1.1), ("model_flops_utilization", 1.0), ("device_utilization", 1.0)],
+    )
+    def test_of_gpus_ends_where_the_measurement_must_be_wrong(self, metric: str, most: float) -> None:
+        noise = (0.0, 0.001, -0.001, 0.0, 0.0)
+        believed = judge_values(metric, 0.9, [most - 0.01 + n for n in noise])
+        beyond = judge_values(metric, 0.9, [most + 0.01 + n for n in noise])
+        assert believed.outcome == "passed"
+        assert beyond.outcome == "inconclusive"
+        assert beyond.reason == (
+            f"implausible: {most + 0.01:.3g} is more than {most:g}; the measurement or its baseline was disturbed"
+        )
+
+    def test_does_not_let_an_implausible_measurement_fail_either(self) -> None:
+        assert judge_values("weak_scaling_efficiency", 1.9, [1.3] * 5).outcome == "inconclusive"
+
+    @pytest.mark.parametrize(("device_type", "outcome"), [("cuda", "inconclusive"), ("cpu", "passed")])
+    def test_lets_a_cpu_have_threads_to_spare(self, device_type: DeviceType, outcome: str) -> None:
+        case = make_case("device_utilization", 0.9)
+        busy = [replace(m, utilization=1.02) for m in make_measurements(case, GOOD)]
+        assert judge(case, make_evidence(case, busy, device_type), CONFIDENCE).outcome == outcome
+
+
+class TestHostBound:
+    def judge_busy(self, metric: str, busy: float | None, device_type: DeviceType, bound: float = 0.5) -> Verdict:
+        case = make_case(metric, bound)
+        found = [replace(one, utilization=busy) for one in make_measurements(case, [0.9] * 5)]
+        return judge(case, make_evidence(case, found, device_type), CONFIDENCE)
+
+    @pytest.mark.parametrize("metric", STRONG)
+    @pytest.mark.parametrize("bound", [0.5, 1.5])
+    def test_strong_scaling_on_gpus_that_wait_for_their_host_is_inconclusive(self, metric: str, bound: float) -> None:
+        verdict = self.judge_busy(metric, 0.6, "cuda", bound)
+        assert verdict.outcome == "inconclusive"
+        assert verdict.reason == (
+            "host-bound: devices were 60% busy (below 90%), so 8 images are too few for 2 GPUs to say anything"
+        )
+        assert verdict.value == pytest.approx(0.9)
+        assert HOST_BOUND in verdict.notes
+
+    @pytest.mark.parametrize("metric", STRONG)
+    def test_on_cpu_there_is_no_host_to_wait_for(self, metric: str) -> None:
+        assert self.judge_busy(metric, 0.6, "cpu").outcome == "passed"
+        assert self.judge_busy(metric, 0.6, "cpu", 1.5).outcome == "failed"
+
+    @pytest.mark.parametrize("busy", [0.9, 1.0])
+    def test_busy_gpus_are_judged(self, busy: float) -> None:
+        verdict = self.judge_busy("strong_scaling_speedup", busy, "cuda")
+        assert (verdict.outcome, verdict.notes) == ("passed", ())
+
+    def test_unread_utilization_does_not_make_it_host_bound(self) -> None:
+        assert self.judge_busy("strong_scaling_speedup", None, "cuda", 1.5).outcome == "failed"
+
+    def test_weak_scaling_is_judged_however_busy(self) -> None:
+        assert self.judge_busy("weak_scaling_efficiency", 0.6, "cuda").outcome == "passed"

@@ -1,0 +1,240 @@
+"""A study is heard to its end only if something asked of it is still open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.study import Arm, Plan
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.records import Measurement, StudyEnd
+from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.verdict.deciding import ROUNDS_WITHOUT_REQUIREMENTS, Decider, more_rounds_may_decide
+from pytest_ddpscale.verdict.evaluation import judge
+from pytest_ddpscale.verdict.verdict import Verdict
+from tests.verdict.sample import (
+    ALONE_IMG_PER_S,
+    CONFIDENCE,
+    OTHER_CHECKSUM,
+    WORKLOAD,
+    evidence_of_plan,
+    make_case,
+    measure,
+    plan_of,
+    seeded_steps,
+)
+
+ROUNDS = 16
+WEAK, STRONG = "weak/r", "strong/r"
+EFFICIENCY = make_case("weak_scaling_efficiency", 0.5)
+THROUGHPUT = make_case("throughput_per_gpu", 50.0)
+SPEEDUP = make_case("strong_scaling_speedup", 1.0)
+OTHER_WORKLOAD = Workload("s", "resnet34", "fp32", 4, image_size=32, global_batch_size=8)
+
+Pace = Callable[[Arm, int, int], float]
+
+
+def steady(arm: Arm, number: int, rank: int) -> float:
+    return ALONE_IMG_PER_S
+
+
+def restless(arm: Arm, number: int, rank: int) -> float:
+    """No bound between 50 and 150 img/s is decided by these rounds."""
+    return ALONE_IMG_PER_S * (0.5 if (number * 7) % 3 else 1.5)
+
+
+def records(plan: Plan, study_id: str, rounds: Sequence[int], pace: Pace = steady, **changes: Any) -> list[Any]:
+    """What rank 0 writes of a study's rounds."""
+    study = plan.study(study_id)
+    assert study is not None
+    found = [replace(one, **changes) for one in measure(study, max(rounds) + 1, pace) if one.round in rounds]
+    return [one.as_json() for one in found]
+
+
+def told(decider: Decider, plan: Plan, study_id: str, rounds: int, pace: Pace = steady, **changes: Any) -> list[bool]:
+    """After each round in turn, whether the study has told enough."""
+    words = []
+    for number in range(rounds):
+        for record in records(plan, study_id, [number], pace, **changes):
+            decider.hear(record)
+        decider.hear({"kind": "round_end", "study": study_id, "round": number})
+        words.append(decider.has_told_enough(study_id))
+    return words
+
+
+class TestDecidedStudies:
+    def test_have_told_enough_after_five_rounds_and_not_before(self) -> None:
+        plan = plan_of([EFFICIENCY])
+        decider = Decider(plan, [EFFICIENCY], CONFIDENCE)
+        assert told(decider, plan, WEAK, 6) == [False] * (FEWEST_ROUNDS - 1) + [True, True]
+
+    def test_that_fail_have_told_enough_too(self) -> None:
+        case = make_case("throughput_per_gpu", 200.0)
+        plan = plan_of([case])
+        assert told(Decider(plan, [case], CONFIDENCE), plan, WEAK, 5)[-1]
+
+    def test_need_more_rounds_at_more_confidence(self) -> None:
+        plan = plan_of([EFFICIENCY])
+        words = told(Decider(plan, [EFFICIENCY], 0.9999), plan, WEAK, ROUNDS)
+        assert not words[FEWEST_ROUNDS - 1]
+        assert words[-1]
+
+    def test_are_decided_exactly_when_the_judge_would_decide(self) -> None:
+        case = make_case("throughput_per_gpu", 90.0)
+        plan = plan_of([case])
+
+        def pace(arm: Arm, number: int, rank: int) -> float:
+            return ALONE_IMG_PER_S + (6.0 if number % 2 else -6.0)
+
+        words = told(Decider(plan, [case], CONFIDENCE), plan, WEAK, 12, pace)
+        outcomes = []
+        for rounds in range(1, 13):
+            measurements = measure(plan.studies[0], rounds, pace)
+            outcomes.append(judge(case, evidence_of_plan(plan, measurements), CONFIDENCE).outcome)
+        assert words == [outcome == "passed" for outcome in outcomes]
+        assert words.count(True) not in (0, 12 - FEWEST_ROUNDS + 1), "some rounds were too few, and the rest enough"
+
+
+class TestOpenStudies:
+    def test_go_on_to_their_limit(self) -> None:
+        case = make_case("throughput_per_gpu", 100.0)
+        plan = plan_of([case])
+        assert told(Decider(plan, [case], CONFIDENCE), plan, WEAK, ROUNDS, restless) == [False] * ROUNDS
+
+    def test_go_on_while_one_of_several_requirements_is_inconclusive(self) -> None:
+        undecided = make_case("throughput_per_gpu", 100.0)
+        plan = plan_of([EFFICIENCY, undecided])
+
+        def pace(arm: Arm, number: int, rank: int) -> float:
+            return restless(arm, number, rank)  # the same in both arms, so that their ratio stands still
+
+        assert told(Decider(plan, [EFFICIENCY], CONFIDENCE), plan, WEAK, 5, pace)[-1]
+        assert not told(Decider(plan, [EFFICIENCY, undecided], CONFIDENCE), plan, WEAK, 8, pace)[-1]
+
+    def test_go_on_while_what_they_measure_drifts_towards_the_bound(self) -> None:
+        """The interval of the mean starts at 89 img/s; where it would go on to is 87."""
+        case = make_case("throughput_per_gpu", 88.5)
+        plan = plan_of([case])
+        decider = Decider(plan, [case], CONFIDENCE)
+        for record in records(plan, WEAK, range(8), lambda arm, number, rank: 100.0 - number):
+            decider.hear(record)
+        assert not decider.has_told_enough(WEAK)
+
+    def test_go_on_after_an_incomplete_round(self) -> None:
+        plan = plan_of([EFFICIENCY])
+        decider = Decider(plan, [EFFICIENCY], CONFIDENCE)
+        for record in records(plan, WEAK, range(7)):
+            if (record["arm"], record["rank"], record["round"]) != ("ddp@2", 1, 3):
+                decider.hear(record)
+        assert not decider.has_told_enough(WEAK)
+
+
+class TestMoreRoundsWouldNotHelp:
+    def test_studies_that_wait_for_their_host(self) -> None:
+        case = make_case("strong_scaling_speedup", 1.9)
+        plan = plan_of([case])
+        decider = Decider(plan, [case], CONFIDENCE)
+        assert told(decider, plan, STRONG, 5, restless, utilization=0.5)[-1]
+
+    def test_studies_whose_ranks_disagree(self) -> None:
+        """The speed is undecided, which no longer matters: nothing of the study can pass."""
+        plan = plan_of([make_case("replica_agreement", 1.0)])
+        (study,) = plan.studies
+        decider = Decider(plan, [make_case("replica_agreement", 1.0)], CONFIDENCE)
+        for step in seeded_steps(study, {1: OTHER_CHECKSUM}):
+            decider.hear({"kind": "seeded_step", **vars(step)})
+        assert told(decider, plan, WEAK, 5)[-1]
+
+    def test_studies_that_broke(self) -> None:
+        plan = plan_of([EFFICIENCY])
+        decider = Decider(plan, [EFFICIENCY], CONFIDENCE)
+        told(decider, plan, WEAK, 5, restless)
+        decider.hear(StudyEnd(WEAK, "error", "rank 1 died").as_json())
+        assert decider.has_told_enough(WEAK)
+
+    @pytest.mark.parametrize(
+        ("outcome", "notes", "may"),
+        [
+            ("inconclusive", (), True),
+            ("inconclusive", ("not steady: …",), True),
+            ("inconclusive", ("host-bound",), False),
+            ("passed", (), False),
+            ("failed", (), False),
+            ("not_measured", (), False),
+            ("error", (), False),
+        ],
+    )
+    def test_is_so_unless_a_verdict_is_open_for_want_of_rounds(
+        self, outcome: Any, notes: tuple[str, ...], may: bool
+    ) -> None:
+        verdict = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, outcome, notes=notes)
+        assert more_rounds_may_decide(verdict) is may
+
+
+class TestStudiesWithoutRequirements:
+    """Made for a test of the site's own, which wants samples and no verdict."""
+
+    @pytest.mark.parametrize("pace", [steady, restless])
+    def test_stop_at_a_fixed_number_of_rounds(self, pace: Pace) -> None:
+        plan = plan_of([THROUGHPUT])
+        words = told(Decider(plan, [], CONFIDENCE), plan, WEAK, ROUNDS_WITHOUT_REQUIREMENTS + 1, pace)
+        assert words == [False] * (ROUNDS_WITHOUT_REQUIREMENTS - 1) + [True, True]
+
+    def test_are_those_that_no_requirement_matches(self) -> None:
+        plan = plan_of([THROUGHPUT])
+        other = make_case("throughput_per_gpu", 50.0, workload=OTHER_WORKLOAD)
+        words = told(Decider(plan, [other, SPEEDUP], CONFIDENCE), plan, WEAK, ROUNDS_WITHOUT_REQUIREMENTS)
+        assert words == [False] * (ROUNDS_WITHOUT_REQUIREMENTS - 1) + [True]
+
+    def test_that_are_unknown_have_told_nothing(self) -> None:
+        assert not Decider(plan_of([THROUGHPUT]), [THROUGHPUT], CONFIDENCE).has_told_enough("weak/unheard-of")
+
+
+class TestHearing:
+    def cases(self) -> list[Case]:
+        return [EFFICIENCY, SPEEDUP, make_case("throughput_per_gpu", 50.0, workload=OTHER_WORKLOAD)]
+
+    def test_keeps_studies_apart(self) -> None:
+        plan = plan_of(self.cases())
+        decider = Decider(plan, self.cases(), CONFIDENCE)
+        for number in range(5):
+            for record in records(plan, WEAK, [number]):
+                decider.hear(record)
+            for record in records(plan, STRONG, [number], restless):
+                decider.hear(record)
+        assert [study.id for study in plan.studies] == [WEAK, STRONG, "weak/s"]
+        assert [decider.has_told_enough(study.id) for study in plan.studies] == [True, True, False]
+
+    def test_does_not_let_one_study_break_another(self) -> None:
+        plan = plan_of(self.cases())
+        decider = Decider(plan, self.cases(), CONFIDENCE)
+        decider.hear(StudyEnd(STRONG, "error", "broke").as_json())
+        assert told(decider, plan, WEAK, 5) == [False, False, False, False, True]
+
+    def test_takes_no_note_of_records_of_no_study(self) -> None:
+        plan = plan_of([EFFICIENCY])
+        decider = Decider(plan, [EFFICIENCY], CONFIDENCE)
+        decider.hear({})
+        decider.hear({"kind": "startup", "rank": 0})
+        decider.hear({"kind": "study_start", "study": None})
+        assert told(decider, plan, WEAK, 5)[-1]
+
+    def test_counts_what_was_flushed_of_a_study_by_another_workloads_name(self) -> None:
+        """As a further launch for a test of the site's own names it."""
+        case = make_case("throughput_per_gpu", 50.0)
+        (study,) = plan_of([case]).studies
+        renamed = replace(study, workload=replace(WORKLOAD, name="r-extra1"))
+        plan = Plan("a100", "cuda", (renamed,))
+        assert told(Decider(plan, [case], CONFIDENCE), plan, "weak/r-extra1", 5)[-1]
+
+    def test_is_in_any_order(self) -> None:
+        plan = plan_of([EFFICIENCY])
+        decider = Decider(plan, [EFFICIENCY], CONFIDENCE)
+        for record in reversed(records(plan, WEAK, range(5))):
+            decider.hear(record)
+        assert decider.has_told_enough(WEAK)
+        assert Measurement.from_json(record).round == 0

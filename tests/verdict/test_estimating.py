@@ -1,0 +1,63 @@
+"""Per-round values become a value with an interval that says what is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_ddpscale.metrics.samples import Sample
+from pytest_ddpscale.verdict.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE, estimate_of
+from pytest_ddpscale.verdict.sequential import sequential_geometric_mean, sequential_mean
+
+VALUES = [0.95, 0.96, 0.955, 0.949, 0.958, 0.951]
+
+
+def samples(values: list[float]) -> list[Sample]:
+    return [Sample(value) for value in values]
+
+
+def test_factors_have_the_interval_of_their_logarithms() -> None:
+    assert estimate_of(samples(VALUES), "factors", 0.95).estimate == sequential_geometric_mean(VALUES, 0.95)
+
+
+def test_differences_have_the_interval_of_their_values() -> None:
+    assert estimate_of(samples(VALUES), "differences", 0.95).estimate == sequential_mean(VALUES, 0.95)
+
+
+def test_four_rounds_have_a_value_and_no_interval() -> None:
+    found = estimate_of(samples(VALUES[:4]), "factors", 0.95)
+    assert found.estimate is None
+    assert found.value == pytest.approx(sum(VALUES[:4]) / 4)
+    assert found.too_few == "4 rounds; expected at least 5"
+
+
+def test_five_rounds_may_be_too_few_for_the_confidence_asked_for() -> None:
+    found = estimate_of(samples([1.0] * 5), "factors", 0.9999)
+    assert found.estimate is None
+    assert "too few for a confidence of 0.9999" in found.too_few
+
+
+def test_what_drifts_is_judged_as_if_it_went_on() -> None:
+    falling = [1.0 - 0.01 * i for i in range(9)]
+    found = estimate_of(samples(falling), "differences", 0.95)
+    assert found.estimate is not None
+    assert found.estimate.interval[0] == pytest.approx(0.93 - 0.06)
+    assert found.note == ("not steady: -0.06 from the first to the last third of 9 rounds; judged as if that went on")
+
+
+def test_drift_of_factors_is_told_in_per_cent() -> None:
+    found = estimate_of(samples([100.0 * 0.99**i for i in range(9)]), "factors", 0.95)
+    assert found.note.startswith("not steady: -5.9%")
+
+
+def test_an_imported_sample_has_the_interval_of_its_steps() -> None:
+    found = estimate_of([Sample(100.0, 0.01)], "factors", 0.95)
+    assert found.estimate is not None
+    assert found.estimate.interval == pytest.approx((98.06, 101.98), abs=0.01)
+    assert found.note == SINGLE_SAMPLE_NOTE
+
+
+def test_an_imported_value_without_spread_stands_for_itself() -> None:
+    found = estimate_of([Sample(100.0, 0.0)], "factors", 0.95)
+    assert found.estimate is not None
+    assert found.estimate.interval == (100.0, 100.0)
+    assert found.note == SINGLE_VALUE_NOTE

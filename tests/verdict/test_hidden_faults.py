@@ -1,0 +1,108 @@
+"""Faults that make a number look good do not pass."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from pytest_ddpscale.verdict.evaluation import judge
+from pytest_ddpscale.verdict.replicas import METRIC
+from tests.verdict.sample import (
+    CONFIDENCE,
+    judge_changed,
+    judge_values,
+    make_case,
+    make_evidence,
+    make_measurements,
+    make_study,
+)
+from tests.verdict.test_culprits import judge_slowed, slow
+from tests.verdict.test_replicas import ask, run_of_four, verdict_on
+
+
+@pytest.mark.parametrize("metric", ["weak_scaling_efficiency", "strong_scaling_speedup", "strong_scaling_efficiency"])
+def test_relative_to_a_slow_rank_0_nothing_passes(metric: str) -> None:
+    case = make_case(metric, 0.9, world_size=4)
+    weak = make_case("throughput_per_gpu", 1.0, world_size=4)
+    assert judge_slowed(slow(1.0), case, [weak]).passed
+    verdict = judge_slowed(slow(1.4, 0), case, [weak])
+    assert verdict.outcome == "inconclusive"
+    assert verdict.reason.startswith("rank 0, alone the baseline, is slow itself (1.40× the median of 3 peers")
+    assert [culprit.gpu_index for culprit in verdict.culprits] == [0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "bound"),
+    [
+        ("exposed_communication", -2.0, 0.2),
+        ("ddp_overhead", -0.6, 0.2),
+        ("strong_scaling_speedup", 9.0, 1.5),
+        ("strong_scaling_efficiency", 4.5, 0.5),
+        ("weak_scaling_efficiency", 1.2, 0.9),
+        ("model_flops_utilization", 1.3, 0.2),
+    ],
+)
+def test_what_cannot_be_is_inconclusive_on_gpus(metric: str, value: float, bound: float) -> None:
+    verdict = judge_values(metric, bound, [value] * 6)
+    assert verdict.outcome == "inconclusive"
+    assert verdict.reason.startswith("implausible: ")
+
+
+@pytest.mark.parametrize(("skipped", "outcome"), [(0, "passed"), (1, "passed"), (5, "inconclusive")])
+def test_training_that_skips_its_steps_does_not_pass(skipped: int, outcome: str) -> None:
+    verdict = judge_changed(
+        "throughput_per_gpu", lambda one: replace(one, skipped_steps=skipped if one.round == 0 else 0)
+    )
+    assert verdict.outcome == outcome
+    assert bool(verdict.notes) == (skipped > 0)
+
+
+def test_a_ramp_over_five_rounds_is_judged_as_if_it_went_on() -> None:
+    assert judge_values("weak_scaling_efficiency", 0.95, [0.99] * 5).passed
+    verdict = judge_values("weak_scaling_efficiency", 0.95, [1.0, 0.99, 0.98, 0.97, 0.96])
+    assert verdict.outcome == "inconclusive"
+    assert verdict.notes[0].startswith("not steady: -4.0%")
+
+
+def test_rounds_that_only_another_arm_has_count_as_missing() -> None:
+    case = make_case("throughput_per_gpu", 0.5)
+    study = make_study(case)
+    found = make_measurements(case, [0.9] * 5)
+    later = [replace(one, arm="alone", round=one.round + 5) for one in found if one.rank == 0]
+    assert judge(case, make_evidence(case, found), CONFIDENCE).passed
+    verdict = judge(case, make_evidence(case, found + later), CONFIDENCE)
+    assert verdict.outcome == "inconclusive"
+    assert verdict.reason.startswith("only 5 of 10 rounds are complete"), study.id
+
+
+def test_of_repeated_measurements_the_earliest_counts_in_any_order() -> None:
+    case = make_case("throughput_per_gpu", 0.5)
+    good = make_measurements(case, [0.9] * 5)
+    bad = [replace(one, block_s=10 * one.block_s, started_unix_s=one.started_unix_s + 100) for one in good]
+    outcomes = set()
+    for seed in range(5):
+        shuffled = random.Random(seed).sample([*good, *bad], 2 * len(good))
+        outcomes.add(judge(case, make_evidence(case, shuffled), CONFIDENCE).outcome)
+    assert outcomes == {"passed"}
+
+
+class TestReplicas:
+    def test_parameters_are_compared_although_a_seeded_step_is_missing(self) -> None:
+        evidence = run_of_four({2: range(6)})
+        lost = {study: [s for s in steps if s.rank != 0] for study, steps in evidence.seeded_steps.items()}
+        verdict = verdict_on("throughput_per_gpu", replace(evidence, seeded_steps=lost))
+        assert verdict.outcome == "error"
+        assert verdict.culprits[0].gpu_index == 0
+        assert verdict.culprits[0].host.endswith("1")
+
+    def test_a_rank_outside_every_ddp_arm_is_compared_by_its_seeded_step(self) -> None:
+        evidence = run_of_four(odd_seeded=[3])
+        (study,) = evidence.plan.studies
+        smaller = replace(study, arms=tuple(arm for arm in study.arms if arm.kind != "ddp" or arm.world_size < 4))
+        found = [one for one in evidence.measurements if one.arm != "ddp@4"]
+        plan = replace(evidence.plan, studies=(smaller,))
+        verdict = judge(ask("rank_uniformity"), replace(evidence, plan=plan, measurements=found), CONFIDENCE)
+        assert verdict.outcome == "error"
+        assert METRIC in verdict.reason

@@ -1,0 +1,112 @@
+"""One long sample of another tool is judged by the spread of its steps; anything else needs rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.verdict.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE
+from pytest_ddpscale.verdict.evaluation import judge
+from pytest_ddpscale.verdict.verdict import Verdict
+from tests.verdict.sample import (
+    CONFIDENCE,
+    FACTORS,
+    OF_A_PACE,
+    READINGS,
+    RELATIVE,
+    VALUED,
+    easy_bound,
+    hard_bound,
+    least_value,
+    make_case,
+    make_evidence,
+    make_measurements,
+)
+
+# Of differences between arms, and of the slowest of many, one long sample tells no error.
+OF_OWN_ROUNDS = ("rank_uniformity", "exposed_communication", "ddp_overhead")
+
+
+def judge_single(metric: str, bound: float, stdev: float | None) -> Verdict:
+    """The verdict on one imported round of 100 steps, whose value is 0.9."""
+    case = make_case(metric, bound)
+    found = [as_import(one, stdev) for one in make_measurements(case, [least_value(metric) + 0.9])]
+    return judge(case, make_evidence(case, found), CONFIDENCE)
+
+
+def as_import(one: Measurement, stdev: float | None) -> Measurement:
+    """100 steps at the same pace, whose standard deviation is a share of their mean; their times were not kept."""
+    stdev_s = None if stdev is None else stdev * one.block_s / one.steps
+    block_s = one.block_s * 100 / one.steps
+    return replace(one, steps=100, block_s=block_s, step_s=(), step_stdev_s=stdev_s, single_sample=True)
+
+
+def test_one_sample_has_the_interval_of_its_steps_and_says_so() -> None:
+    verdict = judge_single("throughput_per_gpu", 0.89, stdev=0.05)
+    # 5 % of a step over the square root of 100 steps
+    reach = 1.959964 * 0.005
+    assert verdict.interval == pytest.approx((0.9 * math.exp(-reach), 0.9 * math.exp(reach)))
+    assert (verdict.outcome, verdict.rounds, verdict.notes) == ("passed", 1, (SINGLE_SAMPLE_NOTE,))
+
+
+@pytest.mark.parametrize("metric", [name for name in RELATIVE if name in FACTORS])
+def test_the_errors_of_a_ratio_add_up(metric: str) -> None:
+    verdict = judge_single(metric, 0.5, stdev=0.05)
+    reach = 1.959964 * 0.005 * math.sqrt(2)
+    assert verdict.interval == pytest.approx((0.9 * math.exp(-reach), 0.9 * math.exp(reach)))
+    assert verdict.notes == (SINGLE_SAMPLE_NOTE,)
+
+
+def test_a_wide_sample_does_not_decide() -> None:
+    assert judge_single("throughput_per_gpu", 0.89, stdev=0.5).outcome == "inconclusive"
+
+
+@pytest.mark.parametrize("metric", [name for name in OF_A_PACE if name not in OF_OWN_ROUNDS])
+def test_without_a_standard_deviation_one_sample_never_decides(metric: str) -> None:
+    for bound in (0.01, easy_bound(metric), hard_bound(metric)):
+        verdict = judge_single(metric, bound, stdev=None)
+        assert (verdict.outcome, verdict.interval) == ("inconclusive", None)
+
+
+@pytest.mark.parametrize("metric", READINGS)
+def test_an_imported_reading_stands_for_itself_and_says_so(metric: str) -> None:
+    verdict = judge_single(metric, 0.91 if METRICS[metric].upper_bound else 0.89, stdev=0.05)
+    assert verdict.notes == (SINGLE_VALUE_NOTE,)
+    assert verdict.interval == pytest.approx((0.9, 0.9))
+    assert verdict.outcome == "passed"
+
+
+def test_the_spread_of_imported_steps_is_the_one_that_was_published() -> None:
+    verdict = judge_single("step_time_cv", 0.06, stdev=0.05)
+    assert (verdict.outcome, verdict.notes) == ("passed", (SINGLE_VALUE_NOTE,))
+    assert verdict.value == pytest.approx(0.05)
+
+
+def test_a_percentile_of_steps_that_were_not_kept_is_not_measured() -> None:
+    assert judge_single("step_time_p95", 5.0, stdev=0.05).outcome == "not_measured"
+
+
+@pytest.mark.parametrize("metric", [name for name in VALUED if name not in ("step_time_p95", *OF_OWN_ROUNDS)])
+def test_several_imported_rounds_are_too_few_like_any_others(metric: str) -> None:
+    case = make_case(metric, easy_bound(metric))
+    values = [least_value(metric) + value for value in (0.9, 0.91)]
+    found = [as_import(one, 0.05) for one in make_measurements(case, values)]
+    verdict = judge(case, make_evidence(case, found), CONFIDENCE)
+    assert verdict.outcome == "inconclusive"
+    assert verdict.reason.startswith("2 rounds; expected at least 5")
+
+
+@pytest.mark.parametrize("metric", OF_OWN_ROUNDS)
+def test_what_a_single_sample_says_too_little_about_is_not_measured(metric: str) -> None:
+    assert judge_single(metric, easy_bound(metric), stdev=0.05).outcome == "not_measured"
+
+
+def test_one_round_of_our_own_is_no_imported_sample() -> None:
+    case = make_case("throughput_per_gpu", 0.01)
+    found = [replace(one, step_stdev_s=1e-6) for one in make_measurements(case, [0.9])]
+    verdict = judge(case, make_evidence(case, found), CONFIDENCE)
+    assert (verdict.outcome, verdict.notes) == ("inconclusive", ())

@@ -1,0 +1,58 @@
+"""Two real ranks over gloo, for what one process cannot show."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+RANKS = 2
+_LIMIT_S = 120
+
+
+def on_two_ranks(program: Callable[[int], Any], folder: Path) -> list[Any]:
+    """Run a module-level function with each rank as its argument; what each returned, by rank.
+
+    Ranks are joined by gloo. A rank that waits for one that will not come ends the test.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    answers = spawn.Queue()
+    rendezvous = str(folder / "rendezvous")
+    ranks = [spawn.Process(target=_run, args=(program, rank, rendezvous, answers)) for rank in range(RANKS)]
+    results: dict[int, Any] = {}
+    try:
+        for process in ranks:
+            process.start()
+        while len(results) < RANKS:
+            rank, result, failure = answers.get(timeout=_LIMIT_S)
+            assert not failure, f"rank {rank} failed\n{failure}"
+            results[rank] = result
+    except queue.Empty:
+        raise AssertionError(f"only ranks {sorted(results)} answered within {_LIMIT_S} s") from None
+    finally:
+        for process in ranks:
+            if len(results) < RANKS:
+                process.kill()
+            process.join(_LIMIT_S)
+    return [results[rank] for rank in range(RANKS)]
+
+
+def _run(program: Callable[[int], Any], rank: int, rendezvous: str, answers: Any) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
+        result = program(rank)
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        answers.put((rank, None, traceback.format_exc()))
+    else:
+        answers.put((rank, result, ""))

@@ -1,0 +1,88 @@
+"""FLOPs of an image: torch's counter against published counts of multiply-adds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from pytest_ddpscale.worker.flops import _convolution_backward_flops, flops_per_image, workload_flops_record
+from pytest_ddpscale.worker.training import build_model
+
+from .sample import CPU, TINY, study
+
+AT_224 = replace(TINY, image_size=224, num_classes=1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "forward_gmac", "tolerance"),
+    [
+        # "GFLOPS" of torchvision's table of models are multiply-adds of one forward pass.
+        ("resnet50", 4.09, 0.02),
+        ("vit_b_16", 17.56, 0.01),
+        # First layers, whose input wants no gradient, weigh more here.
+        ("efficientnet_b0", 0.39, 0.04),
+        ("resnext50_32x4d", 4.23, 0.02),
+    ],
+)
+def test_forward_and_backward_cost_three_times_the_published_forward_pass(
+    name: str, forward_gmac: float, tolerance: float
+) -> None:
+    workload = replace(AT_224, model=name)
+    flops = flops_per_image(build_model(workload, CPU), workload)
+    assert flops == pytest.approx(3 * 2 * forward_gmac * 1e9, rel=tolerance)
+
+
+def test_attention_is_counted() -> None:
+    """12 layers, each with scores and values of 197 tokens in 768 dimensions, once forward and twice backward."""
+    workload = replace(AT_224, model="vit_b_16")
+    short = replace(workload, image_size=112)
+    tokens, short_tokens = 197, 50
+    difference = flops_per_image(build_model(workload, CPU), workload)
+    difference -= flops_per_image(build_model(short, CPU), short) * tokens / short_tokens
+    attention = 12 * 3 * 2 * 2 * 768 * (tokens**2 - short_tokens**2 * tokens / short_tokens)
+    assert difference == pytest.approx(attention, rel=0.05)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_convolutions_without_groups_are_counted_as_torch_does(transposed: bool, bias: bool) -> None:
+    convolution = (nn.ConvTranspose2d if transposed else nn.Conv2d)(6, 10, 3, stride=2, padding=1, bias=bias)
+    image = torch.randn(4, 6, 15, 15, requires_grad=True)
+    formulas = {torch.ops.aten.convolution_backward: _convolution_backward_flops}
+    counts = []
+    for mapping in (None, formulas):
+        with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+            convolution(image).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+def test_counting_leaves_the_model_where_it_was_and_without_gradients() -> None:
+    model = build_model(TINY, CPU)
+    flops_per_image(model, TINY)
+    assert all(parameter.device == CPU and parameter.grad is None for parameter in model.parameters())
+    assert int(model.bn1.num_batches_tracked) == 0  # type: ignore[union-attr, arg-type]
+
+
+def test_the_record_says_what_counted() -> None:
+    record = workload_flops_record(study(), build_model(TINY, CPU))
+    assert record is not None
+    assert record.pop("flops_per_image") == pytest.approx(3 * 2 * 0.037e9, rel=0.03)
+    assert record == {
+        "kind": "workload_flops",
+        "study": "weak/tiny",
+        "counter": f"torch.utils.flop_counter {torch.__version__}",
+    }
+
+
+def test_a_model_that_cannot_be_counted_costs_the_record_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+    class LooksAtItsData(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return images * float(images.sum())
+
+    assert workload_flops_record(study(), LooksAtItsData()) is None
+    assert "weak/tiny: FLOPs of resnet18 not counted" in capfd.readouterr().err

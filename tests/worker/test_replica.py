@@ -1,0 +1,177 @@
+"""Arms that share a model: wrappers beside wrappers give the gradients of one by itself."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.workload import MemoryFormat
+from pytest_ddpscale.worker.device import CpuDevice
+from pytest_ddpscale.worker.replica import Replicas, StepCounter, make_groups
+from pytest_ddpscale.worker.training import Batch, build_model
+
+from .ranks import on_two_ranks
+from .sample import CPU, TINY
+
+ALONE, DDP_1, DDP_2 = Arm("alone", 1, 2), Arm("ddp", 1, 2), Arm("ddp", 2, 2)
+EACH_2, SILENT_2 = Arm("each", 2, 2), Arm("no_sync", 2, 2)
+
+
+class CountingDevice(CpuDevice):
+    """Says how much the wrappers made so far hold, as a GPU would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 1000
+
+    def allocated_bytes(self) -> int:
+        return self.bytes
+
+
+def gradients(call: Any, batch: Batch) -> list[torch.Tensor]:
+    """Of one forward and backward pass, from gradients that were None."""
+    module: nn.Module = call.module if isinstance(call, DistributedDataParallel) else call
+    module.zero_grad(set_to_none=True)
+    nn.functional.cross_entropy(call(batch.images), batch.labels).backward()
+    return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+
+def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) > 0 and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _two_wrappers(rank: int, memory_format: MemoryFormat) -> dict[str, bool]:
+    workload = replace(TINY, memory_format=memory_format)
+    groups = make_groups((DDP_1, DDP_2))
+    model = build_model(workload, CPU)
+    shared = Replicas(model, CpuDevice(), groups, compiled=False)
+    batch = Batch(workload, 2, CPU, seed=rank)
+    if rank == 0:
+        gradients(shared.of(DDP_1).call, batch)
+    for _ in range(3):  # past the step in which DDP lays its buckets out anew
+        gradients(shared.of(DDP_2).call, batch)
+        if rank == 0:
+            gradients(shared.of(DDP_1).call, batch)
+    untouched = copy.deepcopy(model)
+    fresh = DistributedDataParallel(copy.deepcopy(model), process_group=groups[2])
+    alone = gradients(untouched, batch)
+    averaged = gradients(fresh, batch)
+    found = {
+        "ranks train on different images": not equal(alone, averaged),
+        "as a fresh wrapper": equal(gradients(shared.of(DDP_2).call, batch), averaged),
+        "plain beside wrappers": equal(gradients(shared.of(EACH_2).call, batch), alone),
+    }
+    replica = shared.of(SILENT_2)
+    gradients(shared.of(DDP_2).call, batch)
+    with replica.silent():
+        found["silent"] = equal(gradients(replica.call, batch), alone)
+    found["as a fresh wrapper after silence"] = equal(gradients(shared.of(DDP_2).call, batch), averaged)
+    dist.barrier()
+    # With the other rank busy elsewhere: whoever communicated here would wait for ever.
+    if rank == 0:
+        found["alone"] = equal(gradients(shared.of(ALONE).call, batch), alone)
+        found["under DDP by itself"] = equal(gradients(shared.of(DDP_1).call, batch), alone)
+    dist.barrier()
+    return found
+
+
+def contiguous(rank: int) -> dict[str, bool]:
+    return _two_wrappers(rank, "contiguous")
+
+
+def channels_last(rank: int) -> dict[str, bool]:
+    return _two_wrappers(rank, "channels_last")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [contiguous, channels_last])
+def test_two_wrappers_over_one_model_give_the_gradients_of_a_fresh_one(program: Any, tmp_path: Path) -> None:
+    first, second = on_two_ranks(program, tmp_path)
+    assert first == dict.fromkeys(first, True)
+    assert second == dict.fromkeys(second, True)
+    assert len(first) == 7
+    assert len(second) == 5
+
+
+def test_arms_share_the_model_and_groups_share_their_wrapper(gloo_of_one: None) -> None:
+    arms = (ALONE, Arm("each", 1, 2), DDP_1, Arm("no_sync", 1, 2))
+    replicas = Replicas(build_model(TINY, CPU), CpuDevice(), make_groups(arms), compiled=False)
+    alone, each, ddp, silent = (replicas.of(arm) for arm in arms)
+    assert alone is each
+    assert ddp is silent
+    assert alone.weights is ddp.weights
+    assert alone.call is ddp.call.module
+    assert replicas.of(DDP_1) is ddp, "a wrapper is built once"
+
+
+def test_a_compiled_arm_has_weights_of_its_own(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    model = build_model(TINY, CPU)
+    arms = (ALONE, DDP_1, Arm("no_sync", 1, 2))
+    replicas = Replicas(model, CpuDevice(), make_groups(arms), compiled=True)
+    models = [replicas.of(arm).weights.model for arm in arms]
+    assert len({id(model) for model in [model, *models]}) == 4
+    assert len({id(replicas.of(arm).weights.optimizer) for arm in arms}) == 3
+
+
+def test_only_arms_whose_replicas_can_differ_are_aligned(gloo_of_one: None) -> None:
+    groups = make_groups((DDP_1,))
+    kept = Replicas(build_model(TINY, CPU), CpuDevice(), groups, compiled=False)
+    assert kept.group(DDP_1) is groups[1]
+    assert kept.group(ALONE) is None
+    assert kept.group(Arm("no_sync", 1, 2)) is None
+    assert Replicas(build_model(TINY, CPU), CpuDevice(), groups, compiled=True).group(DDP_1) is None
+
+
+def test_an_arm_is_not_charged_with_what_idle_wrappers_hold(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = CountingDevice()
+    original = DistributedDataParallel.__init__
+
+    def with_buckets(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        device.bytes += 44
+
+    monkeypatch.setattr(DistributedDataParallel, "__init__", with_buckets)
+    groups = make_groups((DDP_1,))
+    replicas = Replicas(build_model(TINY, CPU), device, {1: groups[1], 2: groups[1]}, compiled=False)
+    for arm in (ALONE, DDP_1, DDP_2, SILENT_2):
+        replicas.of(arm)
+    assert replicas.idle_bytes(ALONE) == 88
+    assert replicas.idle_bytes(DDP_1) == replicas.idle_bytes(DDP_2) == replicas.idle_bytes(SILENT_2) == 44
+
+
+def test_groups_are_made_for_wrapped_arms_only(gloo_of_one: None) -> None:
+    assert list(make_groups((ALONE, Arm("each", 1, 2)))) == []
+    assert list(make_groups((Arm("no_sync", 1, 2), DDP_1))) == [1]
+
+
+def test_momentum_is_there_from_the_beginning_with_the_strides_of_the_weights() -> None:
+    model = build_model(replace(TINY, memory_format="channels_last"), CPU)
+    replicas = Replicas(model, CpuDevice(), {}, compiled=False)
+    state = replicas.of(ALONE).weights.optimizer.state
+    for parameter in model.parameters():
+        momentum = state[parameter]["momentum_buffer"]
+        assert momentum.stride() == parameter.stride()
+        assert not momentum.any()
+
+
+def test_steps_that_a_loss_scaler_leaves_out_are_not_counted() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    counter = StepCounter(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    for factor in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert counter.taken == 2
