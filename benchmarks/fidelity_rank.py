@@ -21,7 +21,7 @@ from pytest_ddpscale.worker.control import Control, connect
 from pytest_ddpscale.worker.device import open_device
 
 # As many as the worker lets pass before each of its blocks.
-WARM_STEPS = 2
+WARM_STEPS = 1
 ROUNDS_BETWEEN_REPORTS = 20
 
 

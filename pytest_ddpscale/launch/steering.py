@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from pytest_ddpscale.results.run_directory import RunDirectory
 
 
 class Judge(Protocol):
-    """Who knows whether a study has told enough."""
+    """Who knows when a study has told enough."""
 
     def hear(self, record: dict[str, Any]) -> None:
         """Take note of a record that was just written."""
 
-    def has_told_enough(self, study_id: str) -> bool:
-        """Whether further rounds would change nothing."""
+    def needed_arms(self, study_id: str) -> Sequence[str]:
+        """Names of the arms of which further rounds may decide something."""
 
 
 class Steering:
@@ -35,6 +36,6 @@ class Steering:
         """Take note of a record, and answer it if it ends a round."""
         self._judge.hear(record)
         if record.get("kind") == "round_end":
-            decided = self._judge.has_told_enough(record["study"])
-            word = {"study": record["study"], "round": record["round"], "decided": decided}
+            needed = list(self._judge.needed_arms(record["study"]))
+            word = {"study": record["study"], "round": record["round"], "arms": needed}
             self._run.write_json(self._run.steering_json, word)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -39,12 +39,21 @@ def study_seconds(study: Study, img_per_s: Mapping[str, float] = UNKNOWN, rounds
         img_per_s: expected throughput per GPU by workload name: long steps make long blocks.
         rounds: how many it takes; None for its limit, which it never exceeds.
     """
+    per_round = round_seconds(study, study.arms, img_per_s)
+    return warm_up_seconds(study, img_per_s) + min(study.rounds, rounds or study.rounds) * per_round
+
+
+def warm_up_seconds(study: Study, img_per_s: Mapping[str, float] = UNKNOWN) -> float:
+    """Wall time before the first round: each arm has at least one block of the fewest steps."""
     steps_s = [_step_s(study, arm, img_per_s) for arm in study.arms]
-    per_round = sum(max(study.block_s, FEWEST_STEPS_PER_BLOCK * s) + STEPS_BEFORE_TIMING * s for s in steps_s)
-    per_round += OVERHEAD_PER_BLOCK_S * len(study.arms)
-    # Each arm warms up by two blocks, the first of the fewest steps.
-    warm_up = sum(2 * (STEPS_BEFORE_TIMING + FEWEST_STEPS_PER_BLOCK) * s for s in steps_s)
-    return max(study.warmup_s, warm_up) + min(study.rounds, rounds or study.rounds) * per_round
+    return max(study.warmup_s, sum((STEPS_BEFORE_TIMING + FEWEST_STEPS_PER_BLOCK) * s for s in steps_s))
+
+
+def round_seconds(study: Study, arms: Sequence[Arm], img_per_s: Mapping[str, float] = UNKNOWN) -> float:
+    """Wall time of one round that times these arms."""
+    steps_s = [_step_s(study, arm, img_per_s) for arm in arms]
+    blocks_s = sum(max(study.block_s, FEWEST_STEPS_PER_BLOCK * s) + STEPS_BEFORE_TIMING * s for s in steps_s)
+    return blocks_s + OVERHEAD_PER_BLOCK_S * len(arms)
 
 
 def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float] = UNKNOWN) -> Estimate:

@@ -28,10 +28,10 @@ class Pace:
     warmup_s: float
 
 
-# GPU: a block holds several NVML utilization samples (1/6 s to 1 s apart), and ten seconds heat the
+# GPU: a block holds at least two NVML utilization samples (1/6 s to 1 s apart), and ten seconds heat the
 # GPU up. CPU: blocks long enough to average over a scheduler's whims. At most 16 rounds, as many as a fixed design
 # would always take that decides when the truth is one standard deviation of a round away from the bound.
-PACES: dict[DeviceType, Pace] = {"cuda": Pace(16, 3.0, 10.0), "cpu": Pace(16, 1.2, 2.0)}
+PACES: dict[DeviceType, Pace] = {"cuda": Pace(16, 2.0, 10.0), "cpu": Pace(16, 1.2, 2.0)}
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Question:
 def build_plan(sku: str, device_type: DeviceType, questions: Iterable[Question], pace: Pace, seed: int = 0) -> Plan:
     """One study per kind of scaling and workload, with every arm that any question needs.
 
-    A weak-scaling study on several ranks also times them all at once without communication (the arm ``each``), so that
-    it can say which rank is slow: under DDP all of them wait for the slowest.
+    The first weak-scaling study, by name, on the most ranks also times them all at once without communication (the arm
+    ``each``), so that it can be said which rank is slow: under DDP all of them wait for the slowest.
 
     Raises:
         ValueError: as `pytest_ddpscale.plan.metric.required_arms`; a loaded thresholds file never does.
@@ -62,20 +62,26 @@ def build_plan(sku: str, device_type: DeviceType, questions: Iterable[Question],
     for question in questions:
         key = (question.metric.scaling, question.workload)
         arms.setdefault(key, set()).update(required_arms(question.metric, question.workload, question.world_size))
-    studies = tuple(_study(scaling, workload, wanted, pace) for (scaling, workload), wanted in arms.items())
+    _add_each(arms)
+    studies = tuple(
+        Study(scaling, workload, tuple(sorted(wanted, key=_by_size)), pace.rounds, pace.block_s, pace.warmup_s)
+        for (scaling, workload), wanted in arms.items()
+    )
     return Plan(sku, device_type, studies, seed)
 
 
-def _study(scaling: Scaling, workload: Workload, wanted: set[Arm], pace: Pace) -> Study:
-    arms = tuple(sorted(_with_each(scaling, wanted), key=_by_size))
-    return Study(scaling, workload, arms, pace.rounds, pace.block_s, pace.warmup_s)
-
-
-def _with_each(scaling: Scaling, wanted: set[Arm]) -> set[Arm]:
-    largest = max(wanted, key=lambda arm: arm.world_size)
-    if scaling == "strong" or largest.world_size == 1:
-        return wanted
-    return wanted | {Arm("each", largest.world_size, largest.batch_size)}
+def _add_each(arms: dict[tuple[Scaling, Workload], set[Arm]]) -> None:
+    """One study is enough: a rank that computes slowly does so whatever it trains."""
+    largest = max((arm.world_size for wanted in arms.values() for arm in wanted), default=1)
+    candidates = [
+        (workload.name, workload, wanted)
+        for (scaling, workload), wanted in arms.items()
+        if scaling == "weak" and any(arm.world_size == largest for arm in wanted)
+    ]
+    if largest > 1 and candidates:
+        # By name, so that the order of the questions changes no study.
+        _, workload, wanted = min(candidates, key=lambda candidate: candidate[0])
+        wanted.add(Arm("each", largest, workload.batch_size))
 
 
 def _by_size(arm: Arm) -> tuple[int, str]:

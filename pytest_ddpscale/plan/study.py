@@ -12,8 +12,9 @@ ArmKind = Literal["alone", "each", "no_sync", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
 
 PLAN_SCHEMA_VERSION = 1
-# DDP lays its buckets out anew in its second step; from the third on it is steady.
-STEPS_BEFORE_TIMING = 2
+# Of each block: it brings caches and queues to where they are in the middle of training. What happens once, such as
+# DDP laying its buckets out anew in its second step, has happened in the warm-up.
+STEPS_BEFORE_TIMING = 1
 FEWEST_STEPS_PER_BLOCK = 3
 
 

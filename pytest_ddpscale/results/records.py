@@ -193,6 +193,23 @@ def flops_of(records: Sequence[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
+def timed_arms_of(records: Sequence[dict[str, Any]]) -> dict[str, dict[int, frozenset[str]]]:
+    """Names of the arms that each finished round timed, by study and number of the round.
+
+    Raises:
+        KeyError: a record lacks a key.
+        TypeError: its arms are no list.
+    """
+    found: dict[str, dict[int, frozenset[str]]] = {}
+    for record in records:
+        if record.get("kind") == "round_end":
+            if not isinstance(record["arms"], list):
+                raise TypeError(f"arms of a round_end are {record['arms']!r}; expected a list of names")
+            arms = frozenset(map(str, record["arms"]))
+            found.setdefault(str(record["study"]), {})[int(record["round"])] = arms
+    return found
+
+
 def strict_json(data: Any) -> str:
     """One line of JSON that every parser accepts.
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.results.records import Measurement, SeededStep
 from pytest_ddpscale.simulate.faults import Faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun, flops_per_image
 from pytest_ddpscale.simulate.performance import Performance
 from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.verdict.deciding import more_rounds_may_decide
+from pytest_ddpscale.verdict.deciding import arms_needed
 from pytest_ddpscale.verdict.evaluation import judge
 from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.matching import matching_study
@@ -25,12 +25,12 @@ class DecidedStudy:
 
     Attributes:
         study: as planned.
-        rounds: how many it took.
+        rounds: which arms each of them timed.
         verdicts: on all requirements that it answers.
     """
 
     study: Study
-    rounds: int
+    rounds: tuple[tuple[Arm, ...], ...]
     verdicts: tuple[Verdict, ...]
 
 
@@ -61,26 +61,35 @@ class _Session:
         self._confidence = confidence
         self._measurements: dict[str, list[Measurement]] = {}
         self._seeded: dict[str, list[SeededStep]] = {}
+        self._timed: dict[str, dict[int, set[str]]] = {}
 
     def decide(self, study: Study, cases: Sequence[Case]) -> DecidedStudy:
         self._seeded[study.id] = list(self._run.seeded_steps(study))
         self._measurements[study.id] = []
-        rounds = 0
-        while rounds < study.rounds:
-            self._measurements[study.id].extend(self._run.measure_round(study, rounds))
-            rounds += 1
-            if rounds >= FEWEST_ROUNDS and self._is_decided(study, cases):
-                break
+        rounds: list[tuple[Arm, ...]] = []
+        timed = study.arms
+        while timed and len(rounds) < study.rounds:
+            self._measure(study, len(rounds), timed)
+            rounds.append(timed)
+            if len(rounds) >= FEWEST_ROUNDS:
+                needed = arms_needed(study, cases, self._evidence(study), self._confidence)
+                timed = tuple(arm for arm in timed if arm.name in needed)
         evidence = self._evidence(study)
-        return DecidedStudy(study, rounds, tuple(judge(case, evidence, self._confidence) for case in cases))
+        return DecidedStudy(study, tuple(rounds), tuple(judge(case, evidence, self._confidence) for case in cases))
 
-    def _is_decided(self, study: Study, cases: Sequence[Case]) -> bool:
-        evidence = self._evidence(study)
-        return not any(more_rounds_may_decide(judge(case, evidence, self._confidence)) for case in cases)
+    def _measure(self, study: Study, number: int, timed: Sequence[Arm]) -> None:
+        names = {arm.name for arm in timed}
+        measured = self._run.measure_round(study, number)
+        self._measurements[study.id].extend(one for one in measured if one.arm in names)
+        self._timed.setdefault(study.id, {})[number] = names
 
     def _evidence(self, study: Study) -> Evidence:
-        # Strong scaling looks for stragglers in the weak-scaling study of its workload; the rest would be
-        # searched in vain, again and again.
-        wanted = {study.id, f"weak/{study.workload.name}"} & set(self._measurements)
+        # Stragglers are looked for where ranks computed by themselves; the rest would be searched in vain, again
+        # and again.
+        wanted = {name for name in self._measurements if name == study.id or self._has_each(name)}
         told = [measurement for name in sorted(wanted) for measurement in self._measurements[name]]
-        return Evidence(self._plan, told, {}, {study.id: flops_per_image(study)}, self._seeded)
+        return Evidence(self._plan, told, {}, {study.id: flops_per_image(study)}, self._seeded, self._timed)
+
+    def _has_each(self, study_id: str) -> bool:
+        study = self._plan.study(study_id)
+        return study is not None and any(arm.kind == "each" for arm in study.arms)

@@ -70,10 +70,11 @@ class SimulatedRun:
                 yield {"kind": "seeded_step", **vars(step)}
             flops = flops_per_image(study)
             yield {"kind": "workload_flops", "study": study.id, "flops_per_image": flops, "counter": COUNTER}
+            names = [arm.name for arm in study.arms]
             for number in range(study.rounds):
                 for measurement in self.measure_round(study, number):
                     yield {"kind": "measurement", **vars(measurement)}
-                yield {"kind": "round_end", "study": study.id, "round": number}
+                yield {"kind": "round_end", "study": study.id, "round": number, "arms": names}
             yield StudyEnd(study.id, "rounds").as_json()
 
     def seeded_steps(self, study: Study) -> Iterator[SeededStep]:

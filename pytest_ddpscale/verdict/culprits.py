@@ -69,14 +69,15 @@ def with_slow_baseline(verdict: Verdict, study: Study, evidence: Evidence) -> Ve
 
 
 def each_rounds(study: Study, evidence: Evidence) -> Rounds:
-    """Complete rounds in which every rank of the study, or of its weak-scaling twin, computed by itself."""
-    twin = evidence.plan.study(f"weak/{study.workload.name}")
-    for candidate in (study, twin):
-        arms = [arm for arm in candidate.arms if arm.kind == "each"] if candidate else []
-        if candidate and arms:
-            largest = max(arms, key=lambda arm: arm.world_size)
-            return arm_rounds(evidence.measurements, candidate.id, largest)
-    return {}
+    """Complete rounds in which every rank computed by itself: of this study, else of another one of the run.
+
+    Of one with most ranks. A rank that computes slowly does so whatever it trains.
+    """
+    arms = [(candidate, arm) for candidate in evidence.plan.studies for arm in candidate.arms if arm.kind == "each"]
+    if not arms:
+        return {}
+    best, largest = max(arms, key=lambda pair: (pair[0] == study, pair[1].world_size))
+    return arm_rounds(evidence.measurements, best.id, largest)
 
 
 def stragglers_of(rounds: Rounds, device_type: DeviceType) -> list[Straggler]:

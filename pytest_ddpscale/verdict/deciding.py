@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.caveats import HOST_BOUND
 from pytest_ddpscale.verdict.evaluation import judge
-from pytest_ddpscale.verdict.evidence import evidence_of
-from pytest_ddpscale.verdict.matching import matching_study
+from pytest_ddpscale.verdict.evidence import Evidence, evidence_of
+from pytest_ddpscale.verdict.matching import arms_of, matching_study
 from pytest_ddpscale.verdict.verdict import Verdict
 
 # Of a study that no requirement is about, made for a test of the site's own.
@@ -44,17 +44,36 @@ class Decider:
         if isinstance(record.get("study"), str):
             self._records[record["study"]].append(record)
 
-    def has_told_enough(self, study_id: str) -> bool:
-        """Whether further rounds of the study would change nothing that is asked."""
+    def needed_arms(self, study_id: str) -> list[str]:
+        """Names of the arms of which further rounds may decide something; none once the study has told enough."""
+        study = self._plan.study(study_id)
+        if study is None:
+            return []
         records = self._records[study_id]
         measurements = [Measurement.from_json(r) for r in records if r["kind"] == "measurement"]
         rounds = len({measurement.round for measurement in measurements})
-        if not self._cases[study_id]:
-            return rounds >= ROUNDS_WITHOUT_REQUIREMENTS
         if rounds < FEWEST_ROUNDS:
-            return False
+            return [arm.name for arm in study.arms]
+        if not self._cases[study_id]:
+            return [arm.name for arm in study.arms] if rounds < ROUNDS_WITHOUT_REQUIREMENTS else []
         evidence = evidence_of(self._plan, measurements, records)
-        return not any(more_rounds_may_decide(judge(c, evidence, self._confidence)) for c in self._cases[study_id])
+        return arms_needed(study, self._cases[study_id], evidence, self._confidence)
+
+
+def arms_needed(study: Study, cases: Sequence[Case], evidence: Evidence, confidence: float) -> list[str]:
+    """Names of the arms that requirements need which more rounds may decide, in the study's order.
+
+    What is decided stays decided: without its arms it gets no new rounds, and the judge sees the same again.
+
+    Args:
+        study: that is being measured.
+        cases: requirements that it answers.
+        evidence: what it told so far.
+        confidence: of the intervals.
+    """
+    undecided = [case for case in cases if more_rounds_may_decide(judge(case, evidence, confidence))]
+    needed = {arm.name for case in undecided for arm in arms_of(case.question)}
+    return [arm.name for arm in study.arms if arm.name in needed]
 
 
 def more_rounds_may_decide(verdict: Verdict) -> bool:

@@ -34,7 +34,7 @@ from pytest_ddpscale.verdict.caveats import with_host_bound, with_missing_rounds
 from pytest_ddpscale.verdict.culprits import with_culprits, with_slow_baseline
 from pytest_ddpscale.verdict.estimating import estimate_of
 from pytest_ddpscale.verdict.evidence import Evidence
-from pytest_ddpscale.verdict.matching import matching_study, why_no_study
+from pytest_ddpscale.verdict.matching import arms_of, matching_study, why_no_study
 from pytest_ddpscale.verdict.replicas import with_agreement
 from pytest_ddpscale.verdict.verdict import Verdict
 
@@ -64,7 +64,7 @@ def judge(case: Case, evidence: Evidence, confidence: float) -> Verdict:
     if not samples:
         return replace(blank, reason=_why_no_samples(question, study, rounds))
     verdict = _against_bound(blank, case, samples, confidence)
-    verdict = with_missing_rounds(verdict, len(rounds_begun(evidence.measurements, study.id)))
+    verdict = with_missing_rounds(verdict, _rounds_due(question, study, evidence))
     verdict = with_plausibility(verdict, evidence.plan)
     verdict = with_host_bound(verdict, case, evidence.plan, rounds.measured)
     verdict = with_skipped_steps(verdict, rounds.measured)
@@ -101,6 +101,14 @@ def rounds_of(question: Question, study: Study, measurements: Sequence[Measureme
         arm_rounds(measurements, study.id, measured),
         arm_rounds(measurements, study.id, baseline) if baseline else {},
     )
+
+
+def _rounds_due(question: Question, study: Study, evidence: Evidence) -> int:
+    """How many rounds there should be: all that were begun and that timed every arm in question."""
+    arms = {arm.name for arm in arms_of(question)}
+    timed = evidence.timed_arms.get(study.id, {})
+    begun = rounds_begun(evidence.measurements, study.id)
+    return sum(number not in timed or arms <= set(timed[number]) for number in begun)
 
 
 def _samples(case: Case, study: Study, rounds: Rounds, evidence: Evidence) -> list[Sample]:

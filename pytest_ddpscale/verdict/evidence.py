@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.records import Measurement, SeededStep, flops_of, seeded_steps_of
+from pytest_ddpscale.results.records import Measurement, SeededStep, flops_of, seeded_steps_of, timed_arms_of
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.results.run_record import IMPORTED, errors_of, studies_that_ended
 from pytest_ddpscale.verdict.contradictions import refuse_contradictions
@@ -23,6 +23,8 @@ class Evidence:
         errors: message of every study that broke, by its id.
         flops_per_image: floating-point operations of forward and backward pass, by study, where they were counted.
         seeded_steps: one record per rank of the step that it computed by itself, by study.
+        timed_arms: names of the arms that a round timed, by study and number of the round: once a requirement is
+            decided, arms that only it needed are left out. Empty where all arms were timed in every round.
     """
 
     plan: Plan
@@ -30,6 +32,7 @@ class Evidence:
     errors: Mapping[str, str]
     flops_per_image: Mapping[str, float] = field(default_factory=dict)
     seeded_steps: Mapping[str, Sequence[SeededStep]] = field(default_factory=dict)
+    timed_arms: Mapping[str, Mapping[int, Collection[str]]] = field(default_factory=dict)
 
     def seeded_checksums(self, study_id: str) -> dict[int, str]:
         """Checksum of the seeded step, by rank; empty where none was computed.
@@ -51,7 +54,9 @@ def evidence_of(plan: Plan, measurements: Sequence[Measurement], records: Sequen
         measurements: those among the records.
         records: all of them.
     """
-    return Evidence(plan, measurements, errors_of(records), flops_of(records), seeded_steps_of(records))
+    return Evidence(
+        plan, measurements, errors_of(records), flops_of(records), seeded_steps_of(records), timed_arms_of(records)
+    )
 
 
 def read_evidence(run: RunDirectory) -> Evidence:

@@ -72,7 +72,6 @@ class StudyArms:
             taken_before = replica.weights.steps.taken
             timing = self._device.time_steps(trainer, steps)
         trainer.check_loss()
-        trainer.forget_gradients()
         peak_bytes = timing.peak_memory_bytes
         return replace(
             timing,

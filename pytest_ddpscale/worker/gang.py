@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,7 +23,7 @@ from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.flops import workload_flops_record
 from pytest_ddpscale.worker.seeded import seeded_step
-from pytest_ddpscale.worker.steering import is_decided
+from pytest_ddpscale.worker.steering import needed_arms
 
 # Judging takes a tenth of a second; more than this, and another round is the better use of the time.
 STEERING_PATIENCE_S = 5.0
@@ -111,32 +111,38 @@ class Gang:
         return self._control.rank == 0
 
     def _run_rounds(self, study: Study, arms: StudyArms, steps: dict[str, int]) -> str:
+        timed = study.arms
         for number in range(study.rounds):
-            ended = self._why_end(study, number)
+            ended, names = self._next_round(study, number, timed)
             if ended:
                 return ended
-            for arm in arm_order(study.arms, self._plan.seed, study.id, number):
+            timed = tuple(arm for arm in timed if arm.name in names)
+            for arm in arm_order(timed, self._plan.seed, study.id, number):
                 self._run_arm(study, arms, arm, number, steps[arm.name])
             if self._is_first:
-                self._directory.append_record({"kind": "round_end", "study": study.id, "round": number})
+                self._directory.append_record(
+                    {"kind": "round_end", "study": study.id, "round": number, "arms": [arm.name for arm in timed]}
+                )
         return "rounds"
 
-    def _why_end(self, study: Study, number: int) -> str:
-        """Why round `number` is not begun; empty if it is. Rank 0's word, which all ranks follow."""
-        key = f"{study.id}/{number}/ends"
+    def _next_round(self, study: Study, number: int, timed: Sequence[Arm]) -> tuple[str, list[str]]:
+        """Why round `number` is not begun, or else which arms it times: rank 0's word, which all ranks follow."""
+        key = f"{study.id}/{number}/next"
         if self._is_first:
-            ended = self._why_end_by_rank_0(study, number)
-            self._control.say(key, ended)
-            return ended
-        return str(self._control.hear(key))
+            word = self._next_by_rank_0(study, number, timed)
+            self._control.say(key, word)
+            return word
+        ended, names = self._control.hear(key)
+        return ended, names
 
-    def _why_end_by_rank_0(self, study: Study, number: int) -> str:
+    def _next_by_rank_0(self, study: Study, number: int, timed: Sequence[Arm]) -> tuple[str, list[str]]:
+        names = [arm.name for arm in timed]
         if self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s:
-            return "budget"
-        ripe = self._steered and number >= FEWEST_ROUNDS
-        if ripe and is_decided(self._directory, study.id, number - 1, STEERING_PATIENCE_S):
-            return "decided"
-        return ""
+            return "budget", []
+        if self._steered and number >= FEWEST_ROUNDS:
+            needed = needed_arms(self._directory, study.id, number - 1, STEERING_PATIENCE_S)
+            names = names if needed is None else [name for name in names if name in needed]
+        return ("", names) if names else ("decided", [])
 
     def _run_arm(self, study: Study, arms: StudyArms, arm: Arm, number: int, steps: int) -> None:
         here = self._whereabouts
@@ -196,12 +202,14 @@ class Gang:
         began = time.perf_counter()
         first = arms.time_block(arm, FEWEST_STEPS_PER_BLOCK)
         first_block_s = time.perf_counter() - began
-        share_s = max(0.0, study.warmup_s / len(study.arms) - first_block_s)
+        share_s = study.warmup_s / len(study.arms) - first_block_s
         if self._is_first:
-            self._control.say(f"{key}/warm-up-steps", steps_for_block(statistics.median(first.step_s), share_s))
-        second = arms.time_block(arm, int(self._control.hear(f"{key}/warm-up-steps")))
+            more = steps_for_block(statistics.median(first.step_s), share_s) if share_s > 0 else 0
+            self._control.say(f"{key}/warm-up-steps", more)
+        more = int(self._control.hear(f"{key}/warm-up-steps"))
+        latest = arms.time_block(arm, more) if more else first
         if self._is_first:
-            steps = steps_for_block(statistics.median(second.step_s), study.block_s)
+            steps = steps_for_block(statistics.median(latest.step_s), study.block_s)
             self._directory.append_record(
                 {
                     "kind": "warm_up",

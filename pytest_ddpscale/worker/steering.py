@@ -10,14 +10,17 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 POLL_S = 0.02
 
 
-def is_decided(directory: RunDirectory, study_id: str, round_number: int, patience_s: float) -> bool:
-    """Whether the supervisor says that this study has told enough.
+def needed_arms(directory: RunDirectory, study_id: str, round_number: int, patience_s: float) -> list[str] | None:
+    """The arms of which the supervisor wants further rounds; none once the study has told enough.
 
     Args:
         directory: of the run.
         study_id: the study.
         round_number: the round that has just ended, counted from 0.
-        patience_s: how long to wait for its word. Without one, measuring goes on: that costs a round and no more.
+        patience_s: how long to wait for its word.
+
+    Returns:
+        None without a word in time: measuring goes on then, which costs a round and no more.
     """
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
@@ -26,6 +29,7 @@ def is_decided(directory: RunDirectory, study_id: str, round_number: int, patien
         except (OSError, ValueError):
             word = None
         if isinstance(word, dict) and (word.get("study"), word.get("round")) == (study_id, round_number):
-            return word.get("decided") is True
+            arms = word.get("arms")
+            return [str(arm) for arm in arms] if isinstance(arms, list) else None
         time.sleep(POLL_S)
-    return False
+    return None

@@ -114,10 +114,6 @@ class Trainer:
         if self._loss is not None and not math.isfinite(float(self._loss)):
             raise RuntimeError(f"the loss is {float(self._loss)}: training is numerically dead on this rank")
 
-    def forget_gradients(self) -> None:
-        """Free them, so that an arm that waits its turn holds none."""
-        self._optimizer.zero_grad(set_to_none=True)
-
 
 def autocast(workload: Workload, device: torch.device) -> AbstractContextManager[Any]:
     """The precision of a forward pass."""

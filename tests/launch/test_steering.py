@@ -13,7 +13,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 
 
 class JudgeAfter:
-    """Has heard enough after some measurements."""
+    """Wants more rounds of one arm until it has heard some measurements."""
 
     def __init__(self, enough: int) -> None:
         self.enough = enough
@@ -22,22 +22,22 @@ class JudgeAfter:
     def hear(self, record: dict[str, Any]) -> None:
         self.heard.append(record)
 
-    def has_told_enough(self, study_id: str) -> bool:
+    def needed_arms(self, study_id: str) -> list[str]:
         mine = [r for r in self.heard if r.get("study") == study_id and r["kind"] == "measurement"]
-        return len(mine) >= self.enough
+        return ["alone"] if len(mine) < self.enough else []
 
 
 def word(run: RunDirectory) -> Any:
     return json.loads(run.steering_json.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("enough", "decided"), [(2, False), (1, True)])
-def test_the_end_of_a_round_is_answered(tmp_path: Path, enough: int, decided: bool) -> None:
+@pytest.mark.parametrize(("enough", "arms"), [(2, ["alone"]), (1, [])])
+def test_the_end_of_a_round_is_answered(tmp_path: Path, enough: int, arms: list[str]) -> None:
     run = RunDirectory(tmp_path)
     steering = Steering(JudgeAfter(enough), run)
     steering.hear({"kind": "measurement", "study": "weak/r"})
     steering.hear({"kind": "round_end", "study": "weak/r", "round": 4})
-    assert word(run) == {"study": "weak/r", "round": 4, "decided": decided}
+    assert word(run) == {"study": "weak/r", "round": 4, "arms": arms}
 
 
 def test_other_records_are_heard_and_not_answered(tmp_path: Path) -> None:

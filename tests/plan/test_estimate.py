@@ -29,14 +29,14 @@ def test_a_study_takes_its_warm_up_and_every_block_of_every_round() -> None:
 
 
 def test_steps_longer_than_a_block_make_it_longer() -> None:
-    # At 8 img/s a step of 8 images takes 1 s: a block has at least 3 of them, after 2 untimed ones,
-    # and either arm warms up by two such blocks.
-    expected_s = 2 * 2 * (2 + 3) + 5 * 2 * (2 + 3 + OVERHEAD_PER_BLOCK_S)
-    assert study_seconds(STUDY, {"r": 8.0}) == pytest.approx(expected_s)
+    # At 4 img/s a step of 8 images takes 2 s: a block has at least 3 of them, after an untimed one,
+    # and either arm warms up by one such block.
+    expected_s = 2 * (2 + 6) + 5 * 2 * (2 + 6 + OVERHEAD_PER_BLOCK_S)
+    assert study_seconds(STUDY, {"r": 4.0}) == pytest.approx(expected_s)
 
 
 def test_quick_steps_cost_no_more_than_the_untimed_ones() -> None:
-    expected_s = 10 + 5 * 2 * (1.5 + 2 * 0.01 + OVERHEAD_PER_BLOCK_S)
+    expected_s = 10 + 5 * 2 * (1.5 + 0.01 + OVERHEAD_PER_BLOCK_S)
     assert study_seconds(STUDY, {"r": 800.0, "another": 0.001}) == pytest.approx(expected_s)
 
 

@@ -58,6 +58,13 @@ def test_no_baseline_is_timed_that_nobody_asked_for() -> None:
     assert study.arms == (Arm("ddp", 4, 8), Arm("each", 4, 8))
 
 
+def test_one_study_compares_ranks_for_all_of_them() -> None:
+    questions = [question("throughput_per_gpu", *which) for which in ((ONE, 4), (TWO, 8), (replace(ONE, name="x"), 8))]
+    studies = build_plan("a100", "cuda", questions, PACE).studies
+    assert [study.id for study in studies if study.arm("each@8")] == ["weak/two"]
+    assert not [study.id for study in studies if study.arm("each@4")]
+
+
 def test_one_rank_has_no_peers_to_be_compared_with() -> None:
     (study,) = build_plan("a100", "cuda", [question("throughput_per_gpu", ONE, 1)], PACE).studies
     assert study.arms == (Arm("alone", 1, 8),)
@@ -98,8 +105,10 @@ def test_a_plan_has_every_arm_asked_for_once_and_ranks_by_themselves_besides(que
     }
     assert len(planned) == len(set(planned))
     assert asked <= set(planned)
-    for scaling, workload, arm in set(planned) - asked:
-        largest = max(a.world_size for s, w, a in asked if (s, w) == (scaling, workload))
+    added = set(planned) - asked
+    assert len(added) <= 1
+    for scaling, workload, arm in added:
+        largest = max(a.world_size for _, _, a in asked)
         assert (scaling, arm) == ("weak", Arm("each", largest, workload.batch_size))
     assert len({study.id for study in plan.studies}) == len(plan.studies)
 

@@ -52,8 +52,8 @@ def test_the_plan_is_of_what_was_selected(site: Site) -> None:
 def test_rounds_and_blocks_are_those_asked_for(site: Site) -> None:
     usual = plan_head(site.run("--gpu-sku=tested", "--collect-only"))
     result = site.run("--gpu-sku=tested", "--collect-only", "--ddp-rounds=20", "--ddp-block=6s")
-    assert "20 rounds of " in output_of(result)
-    assert float(plan_head(result)[4]) > 2 * float(usual[4])
+    assert "at most 20 rounds of " in output_of(result)
+    assert float(plan_head(result)[4]) > 1.5 * float(usual[4])
 
 
 def test_judging_says_what_would_be_judged_and_writes_nothing(site: Site) -> None:

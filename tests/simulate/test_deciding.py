@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.simulate.deciding import DecidedStudy, decide
 from tests.simulate.sample import a100, faults
@@ -26,12 +28,19 @@ def test_a_sound_machine_passes_all_that_its_thresholds_can_ask() -> None:
 
 def test_a_study_ends_once_all_is_decided_and_never_before_the_fewest_rounds() -> None:
     studies = decided()
-    assert FEWEST_ROUNDS <= studies["weak"].rounds < 16
-    assert studies["strong"].rounds == FEWEST_ROUNDS  # host-bound, whatever the rounds
+    assert FEWEST_ROUNDS <= len(studies["weak"].rounds) < 16
+    assert len(studies["strong"].rounds) == FEWEST_ROUNDS  # host-bound, whatever the rounds
+
+
+def test_arms_that_nothing_open_needs_are_left_out() -> None:
+    rounds = decided()["weak"].rounds
+    assert all(arms == rounds[0] for arms in rounds[:FEWEST_ROUNDS])
+    assert all(set(later) <= set(earlier) for earlier, later in itertools.pairwise(rounds))
+    assert "each@8" not in [arm.name for arms in rounds[FEWEST_ROUNDS:] for arm in arms]
 
 
 def test_what_is_never_decided_ends_at_the_limit() -> None:
-    assert decided("missing-rank:3:2", rounds=7)["weak"].rounds == 7
+    assert len(decided("missing-rank:3:2", rounds=7)["weak"].rounds) == 7
 
 
 def test_a_slow_gpu_fails_and_is_named() -> None:

@@ -61,8 +61,11 @@ def told(decider: Decider, plan: Plan, study_id: str, rounds: int, pace: Pace = 
     for number in range(rounds):
         for record in records(plan, study_id, [number], pace, **changes):
             decider.hear(record)
-        decider.hear({"kind": "round_end", "study": study_id, "round": number})
-        words.append(decider.has_told_enough(study_id))
+        study = plan.study(study_id)
+        assert study is not None
+        names = [arm.name for arm in study.arms]
+        decider.hear({"kind": "round_end", "study": study_id, "round": number, "arms": names})
+        words.append(not decider.needed_arms(study_id))
     return words
 
 
@@ -122,7 +125,7 @@ class TestOpenStudies:
         decider = Decider(plan, [case], CONFIDENCE)
         for record in records(plan, WEAK, range(8), lambda arm, number, rank: 100.0 - number):
             decider.hear(record)
-        assert not decider.has_told_enough(WEAK)
+        assert decider.needed_arms(WEAK)
 
     def test_go_on_after_an_incomplete_round(self) -> None:
         plan = plan_of([EFFICIENCY])
@@ -130,7 +133,7 @@ class TestOpenStudies:
         for record in records(plan, WEAK, range(7)):
             if (record["arm"], record["rank"], record["round"]) != ("ddp@2", 1, 3):
                 decider.hear(record)
-        assert not decider.has_told_enough(WEAK)
+        assert decider.needed_arms(WEAK)
 
 
 class TestMoreRoundsWouldNotHelp:
@@ -154,7 +157,7 @@ class TestMoreRoundsWouldNotHelp:
         decider = Decider(plan, [EFFICIENCY], CONFIDENCE)
         told(decider, plan, WEAK, 5, restless)
         decider.hear(StudyEnd(WEAK, "error", "rank 1 died").as_json())
-        assert decider.has_told_enough(WEAK)
+        assert not decider.needed_arms(WEAK)
 
     @pytest.mark.parametrize(
         ("outcome", "notes", "may"),
@@ -190,8 +193,8 @@ class TestStudiesWithoutRequirements:
         words = told(Decider(plan, [other, SPEEDUP], CONFIDENCE), plan, WEAK, ROUNDS_WITHOUT_REQUIREMENTS)
         assert words == [False] * (ROUNDS_WITHOUT_REQUIREMENTS - 1) + [True]
 
-    def test_that_are_unknown_have_told_nothing(self) -> None:
-        assert not Decider(plan_of([THROUGHPUT]), [THROUGHPUT], CONFIDENCE).has_told_enough("weak/unheard-of")
+    def test_that_are_unknown_have_no_arms(self) -> None:
+        assert Decider(plan_of([THROUGHPUT]), [THROUGHPUT], CONFIDENCE).needed_arms("weak/unheard-of") == []
 
 
 class TestHearing:
@@ -207,7 +210,7 @@ class TestHearing:
             for record in records(plan, STRONG, [number], restless):
                 decider.hear(record)
         assert [study.id for study in plan.studies] == [WEAK, STRONG, "weak/s"]
-        assert [decider.has_told_enough(study.id) for study in plan.studies] == [True, True, False]
+        assert [not decider.needed_arms(study.id) for study in plan.studies] == [True, True, False]
 
     def test_does_not_let_one_study_break_another(self) -> None:
         plan = plan_of(self.cases())
@@ -236,5 +239,40 @@ class TestHearing:
         decider = Decider(plan, [EFFICIENCY], CONFIDENCE)
         for record in reversed(records(plan, WEAK, range(5))):
             decider.hear(record)
-        assert decider.has_told_enough(WEAK)
+        assert not decider.needed_arms(WEAK)
         assert Measurement.from_json(record).round == 0
+
+
+class TestArmsThatAreNoLongerNeeded:
+    def test_all_arms_are_needed_until_something_can_be_decided(self) -> None:
+        plan = plan_of([EFFICIENCY])
+        decider = Decider(plan, [EFFICIENCY], CONFIDENCE)
+        assert decider.needed_arms(WEAK) == [arm.name for arm in plan.studies[0].arms]
+
+    def test_are_those_that_only_decided_requirements_ask_for(self) -> None:
+        undecided = make_case("throughput_per_gpu", 100.0, world_size=1)
+        plan = plan_of([EFFICIENCY, undecided])
+        decider = Decider(plan, [EFFICIENCY, undecided], CONFIDENCE)
+        for record in records(plan, WEAK, range(5), restless):
+            decider.hear(record)
+        assert [arm.name for arm in plan.studies[0].arms] == ["alone", "ddp@2", "each@2"]
+        assert decider.needed_arms(WEAK) == ["alone"]
+
+    def test_leave_the_decided_verdicts_as_they_are(self) -> None:
+        plan = plan_of([EFFICIENCY])
+        (study,) = plan.studies
+        decided = measure(study, 5)
+        later = [one for one in measure(study, 9) if one.round >= 5 and one.arm == "alone"]
+        rounds = {number: ["alone"] if number >= 5 else [arm.name for arm in study.arms] for number in range(9)}
+        evidence = replace(evidence_of_plan(plan, decided + later), timed_arms={study.id: rounds})
+        before = judge(EFFICIENCY, evidence_of_plan(plan, decided), CONFIDENCE)
+        assert judge(EFFICIENCY, evidence, CONFIDENCE) == before
+        assert before.passed
+
+    def test_are_missed_in_rounds_that_should_have_timed_them(self) -> None:
+        plan = plan_of([EFFICIENCY])
+        (study,) = plan.studies
+        found = [one for one in measure(study, 9) if one.round < 5 or one.arm == "alone"]
+        rounds = {number: [arm.name for arm in study.arms] for number in range(9)}
+        evidence = replace(evidence_of_plan(plan, found), timed_arms={study.id: rounds})
+        assert judge(EFFICIENCY, evidence, CONFIDENCE).outcome == "inconclusive"

@@ -94,14 +94,6 @@ def test_wrappers_are_built_once_and_are_gone_with_the_model_after_close(
         gc.enable()
 
 
-def test_an_arm_that_waits_holds_no_gradients(gloo_of_one: None) -> None:
-    arms = StudyArms(study(*ONE_RANK), CpuDevice(), rank=0, world_size=1)
-    for arm in ONE_RANK:
-        arms.time_block(arm, 3)
-        assert all(parameter.grad is None for parameter in arms.model.parameters())
-    arms.close()
-
-
 def test_only_ddp_arms_have_a_checksum_of_their_parameters(gloo_of_one: None) -> None:
     arms = StudyArms(study(*ONE_RANK), CpuDevice(), rank=0, world_size=1)
     checksums = {arm.kind: arms.time_block(arm, 3).parameters_checksum for arm in ONE_RANK}

@@ -10,42 +10,42 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.worker.steering import is_decided
+from pytest_ddpscale.worker.steering import needed_arms
 
 
-@pytest.mark.parametrize("decided", [True, False])
-def test_the_word_is_followed(tmp_path: Path, decided: bool) -> None:
+@pytest.mark.parametrize("arms", [[], ["alone", "ddp@2"]])
+def test_the_word_is_followed(tmp_path: Path, arms: list[str]) -> None:
     run = RunDirectory(tmp_path)
-    run.write_json(run.steering_json, {"study": "weak/r", "round": 4, "decided": decided})
-    assert is_decided(run, "weak/r", 4, patience_s=30.0) is decided
+    run.write_json(run.steering_json, {"study": "weak/r", "round": 4, "arms": arms})
+    assert needed_arms(run, "weak/r", 4, patience_s=30.0) == arms
 
 
 @pytest.mark.parametrize(
     "word",
     [
-        {"study": "weak/r", "round": 3, "decided": True},
-        {"study": "strong/r", "round": 4, "decided": True},
-        {"study": "weak/r", "round": 4, "decided": "yes"},
+        {"study": "weak/r", "round": 3, "arms": []},
+        {"study": "strong/r", "round": 4, "arms": []},
+        {"study": "weak/r", "round": 4, "arms": "none"},
         ["weak/r", 4, True],
     ],
 )
 def test_another_word_ends_nothing(tmp_path: Path, word: Any) -> None:
     run = RunDirectory(tmp_path)
     run.write_json(run.steering_json, word)
-    assert not is_decided(run, "weak/r", 4, patience_s=0.1)
+    assert needed_arms(run, "weak/r", 4, patience_s=0.1) is None
 
 
 def test_without_a_word_measuring_goes_on(tmp_path: Path) -> None:
     began = time.monotonic()
-    assert not is_decided(RunDirectory(tmp_path), "weak/r", 4, patience_s=0.2)
+    assert needed_arms(RunDirectory(tmp_path), "weak/r", 4, patience_s=0.2) is None
     assert time.monotonic() - began >= 0.2
 
 
 def test_a_word_that_comes_late_is_waited_for(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    run.write_json(run.steering_json, {"study": "weak/r", "round": 3, "decided": False})
-    word = {"study": "weak/r", "round": 4, "decided": True}
+    run.write_json(run.steering_json, {"study": "weak/r", "round": 3, "arms": ["alone"]})
+    word = {"study": "weak/r", "round": 4, "arms": []}
     speaker = threading.Timer(0.1, run.write_json, (run.steering_json, word))
     speaker.start()
-    assert is_decided(run, "weak/r", 4, patience_s=30.0)
+    assert needed_arms(run, "weak/r", 4, patience_s=30.0) == []
     speaker.join()

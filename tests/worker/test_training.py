@@ -37,14 +37,6 @@ def test_weights_stay_finite_over_many_steps_on_random_labels() -> None:
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
-def test_gradients_are_forgotten_on_request() -> None:
-    model, step, _ = trainer_for(TINY)
-    step()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    step.forget_gradients()
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
 def test_a_loss_that_is_no_number_is_an_error() -> None:
     model, step, _ = trainer_for(TINY)
     with torch.no_grad():
