@@ -1,4 +1,7 @@
-"""The worker with a fault in one rank: ``SLOW_RANK`` sleeps ``SLOW_SHARE`` of each step in its computation."""
+"""The worker with a fault, for `stragglers.py`: ``slow_worker.py RANK SHARE ARGUMENTS…``.
+
+That rank sleeps, after the computation of each step, SHARE of the time that the step took.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,8 @@ def make_slow(share: float) -> None:
 
 
 if __name__ == "__main__":
-    if os.environ["RANK"] == os.environ["SLOW_RANK"]:
-        make_slow(float(os.environ["SLOW_SHARE"]))
+    slow_rank, sleep_share = sys.argv[1:3]
+    del sys.argv[1:3]
+    if os.environ["RANK"] == slow_rank:
+        make_slow(float(sleep_share))
     sys.exit(worker.main())

@@ -1,0 +1,158 @@
+"""Whether a slow rank is named, and nobody else: real ranks on this machine's CPU, with real faults.
+
+    python benchmarks/stragglers.py --json stragglers.json
+    python benchmarks/stragglers.py --undisturbed 20 --disturbed 5
+
+Two gloo ranks, each pinned to a share of the cores, train by themselves at the same time (the arm ``each``) in
+rounds. Runs without a fault; with one rank that sleeps a fifth of each step in its computation; with a process of
+ours that never rests on one rank's core. Each fault hits rank 0 and rank 1 in turn. A run is right if exactly the
+rank with the fault is named, and without a fault nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from reporting import argument_parser, keep, positive_int, table
+
+from pytest_ddpscale.launch.launcher import GangSpec, Launcher
+from pytest_ddpscale.launch.supervisor import Limits, Supervisor
+from pytest_ddpscale.launch.torchrun import TorchrunLauncher
+from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.planner import Pace, Question, build_plan
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.thresholds.model import Requirement
+from pytest_ddpscale.verdict.evaluation import judge
+from pytest_ddpscale.verdict.evidence import read_evidence
+from pytest_ddpscale.verdict.verdict import Verdict
+
+RANKS = 2
+WORKLOAD = Workload("small", "resnet18", "fp32", 4, 64, "contiguous", num_classes=10)
+PACE = Pace(rounds=6, block_s=0.5, warmup_s=0.5)
+# A rank that works 1 and sleeps 0.25 sleeps a fifth of its step.
+SLEEP_PER_WORK = 0.25
+FAULTS = ("none", "sleeps a fifth of a step", "busy neighbour on its core")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run.
+
+    Attributes:
+        fault: one of `FAULTS`.
+        slow_rank: which has it; None without a fault.
+        named: ranks that were named.
+        evidence: about the first one named.
+    """
+
+    fault: str
+    slow_rank: int | None
+    named: tuple[int, ...]
+    evidence: str
+
+    @property
+    def right(self) -> bool:
+        """Whether exactly who has the fault was named."""
+        return self.named == (() if self.slow_rank is None else (self.slow_rank,))
+
+
+class SleepyLauncher(TorchrunLauncher):
+    """As the real one, with a worker of which one rank sleeps in each step.
+
+    Args:
+        slow_rank: which one.
+    """
+
+    def __init__(self, slow_rank: int) -> None:
+        self._slow_rank = slow_rank
+
+    def command(self, gang: GangSpec) -> list[str]:
+        """The launcher's command, with ``slow_worker.py`` in place of the worker."""
+        command = super().command(gang)
+        worker = command.index("pytest_ddpscale.worker") - 1
+        script = [str(Path(__file__).with_name("slow_worker.py")), str(self._slow_rank), str(SLEEP_PER_WORK)]
+        return [*command[:worker], *script, *command[worker + 2 :]]
+
+
+@contextmanager
+def busy_neighbour(slow_rank: int) -> Iterator[None]:
+    """A process of ours that never rests, on the first core of a rank."""
+    cores = sorted(os.sched_getaffinity(0))
+    core = cores[slow_rank * (len(cores) // RANKS)]
+    code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def uniformity(run_path: Path, launcher: Launcher) -> Verdict:
+    """The verdict on two ranks that train the same."""
+    plan = build_plan("cpu", "cpu", [Question(METRICS["rank_uniformity"], WORKLOAD, RANKS)], PACE)
+    run = RunDirectory.create(run_path)
+    run.write_json(run.plan_json, plan.as_json())
+    run.write_json(run.run_json, {"schema_version": 1, "sku": "cpu", "status": "finished"})
+    Supervisor(launcher, run, Limits(inactivity_s=120)).measure(plan)
+    source = {"measured": 1.0, "margin_pct": 2.0, "reference": "equal ranks"}
+    line = {"metric": "rank_uniformity", "workload": WORKLOAD.name, "world_size": RANKS, "at_most": 1.02}
+    case = Case(Requirement.model_validate(line | {"source": source}), WORKLOAD, "small-2rank", "", floor_img_per_s=1.0)
+    return judge(case, read_evidence(run), 0.95)
+
+
+def one_run(fault: str, slow_rank: int | None) -> Outcome:
+    """Measure two ranks once, with or without a fault."""
+    launcher = SleepyLauncher(slow_rank) if fault == FAULTS[1] and slow_rank is not None else TorchrunLauncher()
+    neighbour: AbstractContextManager[None] = nullcontext()
+    if fault == FAULTS[2] and slow_rank is not None:
+        neighbour = busy_neighbour(slow_rank)
+    with tempfile.TemporaryDirectory(prefix="stragglers-") as folder, neighbour:
+        verdict = uniformity(Path(folder) / "run", launcher)
+    named = tuple(culprit.gpu_index for culprit in verdict.culprits if culprit.gpu_index is not None)
+    return Outcome(fault, slow_rank, named, verdict.culprits[0].evidence if verdict.culprits else verdict.reason)
+
+
+def show(outcomes: Sequence[Outcome]) -> None:
+    """Print the table."""
+    rows = []
+    for fault in FAULTS:
+        runs = [outcome for outcome in outcomes if outcome.fault == fault]
+        if runs:
+            right = sum(outcome.right for outcome in runs)
+            rows.append((fault, str(len(runs)), str(right), runs[0].evidence))
+    print(table(("fault", "runs", "right", "evidence of the first"), rows))
+
+
+def main() -> int:
+    """Run the script. Returns its exit code: 1 if somebody was named wrongly, or not named."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--undisturbed", type=positive_int, default=20, help="runs without a fault (%(default)s)")
+    parser.add_argument(
+        "--disturbed", type=positive_int, default=2, help="runs with each fault in each rank (%(default)s)"
+    )
+    arguments = parser.parse_args()
+    if len(os.sched_getaffinity(0)) < RANKS:
+        raise SystemExit(f"{len(os.sched_getaffinity(0))} usable core; expected {RANKS}: a rank needs one of its own")
+    wanted: list[tuple[str, int | None]] = [(FAULTS[0], None)] * arguments.undisturbed
+    wanted += [(fault, rank) for fault in FAULTS[1:] for rank in range(RANKS) for _ in range(arguments.disturbed)]
+    outcomes = []
+    for number, (fault, rank) in enumerate(wanted, start=1):
+        outcomes.append(one_run(fault, rank))
+        print(f"{number} of {len(wanted)}: {asdict(outcomes[-1])}", file=sys.stderr, flush=True)
+    show(outcomes)
+    keep(arguments.json, "stragglers", {"outcomes": [asdict(outcome) for outcome in outcomes]})
+    return 0 if all(outcome.right for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
