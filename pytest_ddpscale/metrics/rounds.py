@@ -107,9 +107,9 @@ def arm_rounds(measurements: Sequence[Measurement], study_id: str, arm: Arm) -> 
     the earliest counts: a later one was made under other conditions than the rest of its round.
     """
     found: dict[int, dict[int, Measurement]] = defaultdict(dict)
+    wanted = (study_id, arm.name, arm.batch_size)
     for measurement in measurements:
-        key = (measurement.study, measurement.arm, measurement.batch_size)
-        if key == (study_id, arm.name, arm.batch_size):
+        if (measurement.study, measurement.arm, measurement.batch_size) == wanted:
             earlier = found[measurement.round].get(measurement.rank, measurement)
             found[measurement.round][measurement.rank] = min(earlier, measurement, key=_age)
     return {

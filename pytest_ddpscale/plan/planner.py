@@ -78,7 +78,8 @@ def _add_each(arms: dict[tuple[Scaling, Workload], set[Arm]]) -> None:
         for (scaling, workload), wanted in arms.items()
         if scaling == "weak" and any(arm.world_size == largest for arm in wanted)
     ]
-    if largest > 1 and candidates:
+    has_it = any(arm.kind == "each" and arm.world_size == largest for wanted in arms.values() for arm in wanted)
+    if largest > 1 and candidates and not has_it:
         # By name, so that the order of the questions changes no study.
         _, workload, wanted = min(candidates, key=lambda candidate: candidate[0])
         wanted.add(Arm("each", largest, workload.batch_size))

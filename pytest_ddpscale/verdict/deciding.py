@@ -38,10 +38,15 @@ class Decider:
                 self._cases[study.id].append(case)
         self._confidence = confidence
         self._records: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self._measurements: dict[str, list[Measurement]] = defaultdict(list)
 
     def hear(self, record: dict[str, Any]) -> None:
         """Take note of a record."""
-        if isinstance(record.get("study"), str):
+        if not isinstance(record.get("study"), str):
+            return
+        if record.get("kind") == "measurement":
+            self._measurements[record["study"]].append(Measurement.from_json(record))
+        else:
             self._records[record["study"]].append(record)
 
     def needed_arms(self, study_id: str) -> list[str]:
@@ -49,8 +54,7 @@ class Decider:
         study = self._plan.study(study_id)
         if study is None:
             return []
-        records = self._records[study_id]
-        measurements = [Measurement.from_json(r) for r in records if r["kind"] == "measurement"]
+        records, measurements = self._records[study_id], self._measurements[study_id]
         rounds = len({measurement.round for measurement in measurements})
         if rounds < FEWEST_ROUNDS:
             return [arm.name for arm in study.arms]

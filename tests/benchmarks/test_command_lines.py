@@ -19,7 +19,9 @@ def _run(*command: str | Path, **environment: str) -> subprocess.CompletedProces
     return subprocess.run(command, env=inherited | environment, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("name", ["gang_reuse", "fidelity", "plugin_load", "stragglers", "time_to_verdict", "wrong_verdicts"])
+@pytest.mark.parametrize(
+    "name", ["gang_reuse", "fidelity", "plugin_load", "stragglers", "time_to_verdict", "wrong_verdicts"]
+)
 def test_help_shows_the_command(name: str) -> None:
     done = _run(sys.executable, BENCHMARKS / f"{name}.py", "--help")
     assert done.returncode == 0, done.stderr

@@ -65,6 +65,12 @@ def test_one_study_compares_ranks_for_all_of_them() -> None:
     assert not [study.id for study in studies if study.arm("each@4")]
 
 
+def test_ranks_are_compared_once_where_that_is_asked_for() -> None:
+    questions = [question("throughput_per_gpu", ONE, 8), question("rank_uniformity", TWO, 8)]
+    studies = build_plan("a100", "cuda", questions, PACE).studies
+    assert [study.id for study in studies if study.arm("each@8")] == ["weak/two"]
+
+
 def test_one_rank_has_no_peers_to_be_compared_with() -> None:
     (study,) = build_plan("a100", "cuda", [question("throughput_per_gpu", ONE, 1)], PACE).studies
     assert study.arms == (Arm("alone", 1, 8),)
