@@ -3,10 +3,11 @@
     python benchmarks/stragglers.py --json stragglers.json
     python benchmarks/stragglers.py --undisturbed 20 --disturbed 5
 
-Two gloo ranks, each pinned to a share of the cores, train by themselves at the same time (the arm ``each``) in
-rounds. Runs without a fault; with one rank that sleeps a fifth of each step in its computation; with a process of
-ours that never rests on one rank's core. Each fault hits rank 0 and rank 1 in turn. A run is right if exactly the
-rank with the fault is named, and without a fault nobody.
+Two gloo ranks, each pinned to a share of the cores, train in the arms of a weak-scaling study, round by round; in one
+of them, ``each``, by themselves at the same time. Runs without a fault; with one rank that sleeps a fifth of each
+step in its computation; with a process of ours that never rests on one rank's core. Each fault hits rank 0 and rank 1
+in turn. A run is right if exactly the rank with the fault is named, and without a fault nobody. Wants a quiet
+machine: somebody else's process on one core is a busy neighbour too, and is named.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def busy_neighbour(slow_rank: int) -> Iterator[None]:
 
 def uniformity(run_path: Path, launcher: Launcher) -> Verdict:
     """The verdict on two ranks that train the same."""
-    plan = build_plan("cpu", "cpu", [Question(METRICS["rank_uniformity"], WORKLOAD, RANKS)], PACE)
+    questions = [Question(METRICS[name], WORKLOAD, RANKS) for name in ("rank_uniformity", "weak_scaling_efficiency")]
+    plan = build_plan("cpu", "cpu", questions, PACE)
     run = RunDirectory.create(run_path)
     run.write_json(run.plan_json, plan.as_json())
     run.write_json(run.run_json, {"schema_version": 1, "sku": "cpu", "status": "finished"})

@@ -232,3 +232,31 @@ def test_two_gangs_at_once_do_not_meet(tmp_path: Path) -> None:
     for run in results.values():
         assert {end["reason"] for end in ends(run).values()} == {"rounds"}
         assert len(run.read_measurements()) == 10
+
+
+class WantsLess:
+    """A judge that after five rounds wants only one arm, and after six nothing."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def hear(self, record: dict[str, Any]) -> None:
+        self.rounds += record.get("kind") == "round_end"
+
+    def needed_arms(self, study_id: str) -> list[str]:
+        return ["alone", "ddp@2"] if self.rounds < 5 else ["alone"] if self.rounds == 5 else []
+
+
+def test_a_study_ends_when_all_is_decided_and_arms_before_it(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    study = replace(WEAK, rounds=50)
+    plan = Plan("cpu", "cpu", (study,))
+    run.write_json(run.plan_json, plan.as_json())
+    Supervisor(TorchrunLauncher(), run, Limits(inactivity_s=120), judge=WantsLess()).measure(plan)
+    measurements = run.read_measurements()
+    rounds = {arm.name: sorted(arm_rounds(measurements, study.id, arm)) for arm in study.arms}
+    # Rank 0 asks for a word from the fifth round on: until then every arm is timed.
+    assert rounds == {"alone": list(range(6)), "ddp@1": list(range(5)), "ddp@2": list(range(5))}
+    assert ends(run)[study.id]["reason"] == "decided"
+    timed = [record["arms"] for record in run.read_records() if record["kind"] == "round_end"]
+    assert timed == [["alone", "ddp@1", "ddp@2"]] * 5 + [["alone"]]
