@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BadInput as error:
         print(f"ddpscale: {error}", file=sys.stderr)
         return USER_ERROR
+    except BrokenPipeError:  # `ddpscale … | head`: nobody reads on, and the interpreter must not complain either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
         print(f"ddpscale: {error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
         return USER_ERROR

@@ -15,7 +15,14 @@ from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.planner import PACES, Pace, Question, build_plan
 from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
-from pytest_ddpscale.results.run_record import finish_run, new_run_directory, now_iso, start_run
+from pytest_ddpscale.results.run_record import (
+    SIMULATED_NOTE,
+    finish_run,
+    is_simulated,
+    new_run_directory,
+    now_iso,
+    start_run,
+)
 from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.detection import Gpu, has_driver, visible_gpus
 from pytest_ddpscale.sku.matching import resolve_sku
@@ -111,7 +118,8 @@ class AcceptanceSession:
             return
         self.run = new_run_directory(self.site.settings.run_dir, self.sku)
         self.run.write_json(self.run.plan_json, self.plan.as_json())
-        start_run(self.run, self.sku, self.site.argv, self.thresholds.path, self.thresholds.sha256)
+        thresholds = self.thresholds
+        start_run(self.run, self.sku, self.site.argv, thresholds.path, thresholds.sha256, self.devices)
 
     def needs_measuring(self) -> bool:
         """Whether the next verdict has to wait for a measurement."""
@@ -160,21 +168,25 @@ class AcceptanceSession:
                 "incomplete",
                 f"{len(spoiled)} test items were skipped or failed otherwise: {', '.join(spoiled)}",
             )
-        idle = self._devices_left_out()
-        if outcome == "accepted" and idle:
-            outcome, reason = "partial", f"{reason}, but {idle} of {self.devices} GPUs took no part in any of them"
-        if outcome in ("accepted", "partial") and self._is_simulated():
+        present, used = self._devices_present(), self.plan.world_size if self.plan else 0
+        if outcome == "accepted" and present > used:
+            idle = present - used
+            outcome, reason = "partial", f"{reason}, but {idle} of {present} GPUs took no part in any of them"
+        if outcome in ("accepted", "partial") and self._is_simulated:
             outcome, reason = "incomplete", f"simulated: no machine was measured ({reason})"
         return Judgement(self.sku, outcome, reason, verdicts, self._notes(), self._basis())
 
+    @property
     def _is_simulated(self) -> bool:
-        return self.judged_run is not None and self.judged_run.read_run().get("simulated") is True
+        if self.judged_run is None:
+            return False
+        devices = {one.device for one in self._evidence.measurements} if self._evidence else set()
+        return is_simulated(self.judged_run.read_run(), devices)
 
-    def _devices_left_out(self) -> int:
-        """GPUs that are here and that no arm ever used: nothing is known of them."""
-        if self.judged_run is not None or self.devices is None or self.device_type == "cpu" or self.plan is None:
-            return 0
-        return max(0, self.devices - self.plan.world_size)
+    def _devices_present(self) -> int:
+        """GPUs of the machine that was measured, whether an arm used them or not; 0 if unknown, or on a CPU."""
+        present = self.judged_run.read_run().get("devices_present") if self.judged_run else self.devices
+        return present if isinstance(present, int) and self.device_type != "cpu" else 0
 
     def _basis(self) -> dict[str, str]:
         """By which thresholds, on which measurements and when this was judged."""
@@ -197,7 +209,9 @@ class AcceptanceSession:
         if self.judged_run is None:
             return ()
         notes = self.judged_run.read_run().get("notes")
-        kept = map(str, notes) if isinstance(notes, list) else ()
+        kept = tuple(map(str, notes)) if isinstance(notes, list) else ()
+        if self._is_simulated and SIMULATED_NOTE not in kept:
+            kept = (SIMULATED_NOTE, *kept)
         return (f"judged from {self.judged_run.path}, nothing was measured", *kept)
 
     def _measurable(self, cases: Sequence[Case]) -> list[Case]:

@@ -479,8 +479,15 @@ class TestJudging:
         assert session.conclude(interrupted=False, spoiled=()).notes[1:] == ("imported",)
 
     def test_a_simulated_run_accepts_nothing(self, opened: Open, old: RunDirectory) -> None:
-        for simulated, expected in ((False, "accepted"), (True, "incomplete")):
-            old.write_json(old.run_json, old.read_run() | {"simulated": simulated})
+        record = old.read_run()
+        marks: list[dict[str, Any]] = [
+            {"simulated": True},
+            {"simulated": "true"},
+            {"status": "simulated"},
+            {"simulation": {}},
+        ]
+        for mark, expected in (({}, "accepted"), *((mark, "incomplete") for mark in marks)):
+            old.write_json(old.run_json, record | mark)
             session = self.judged(opened, old)
             session.cases = session.cases[:2]
             for case in session.cases:
@@ -489,6 +496,7 @@ class TestJudging:
             judgement = session.conclude(interrupted=False, spoiled=())
             assert judgement.outcome == expected, judgement.reason
         assert judgement.reason.startswith("simulated: no machine was measured")
+        assert "SIMULATED: no machine was measured" in judgement.notes
 
     def test_verdicts_that_somebody_may_have_signed_are_never_overwritten(
         self, opened: Open, old: RunDirectory

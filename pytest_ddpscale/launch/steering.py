@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -38,4 +39,5 @@ class Steering:
         if record.get("kind") == "round_end":
             needed = list(self._judge.needed_arms(record["study"]))
             word = {"study": record["study"], "round": record["round"], "arms": needed}
-            self._run.write_json(self._run.steering_json, word)
+            with suppress(OSError):  # a full disk costs the advice, not the measurement
+                self._run.write_json(self._run.steering_json, word)

@@ -65,6 +65,11 @@ class Measurement:
             raise ValueError(f"step_stdev_s={self.step_stdev_s}; expected none or at least 0")
         if self.steps < 1 or not (math.isfinite(self.block_s) and self.block_s > 0):
             raise ValueError(f"steps={self.steps}, block_s={self.block_s}; expected both positive and finite")
+        if min(self.round, self.rank, self.local_rank) < 0 or not 0 <= self.skipped_steps <= self.steps:
+            raise ValueError(
+                f"round={self.round}, rank={self.rank}, local_rank={self.local_rank}, "
+                f"skipped_steps={self.skipped_steps} of {self.steps}; expected none below 0, nor more skipped than made"
+            )
         if not self.throughput_img_per_s <= MOST_IMG_PER_S:
             raise ValueError(
                 f"batch_size={self.batch_size}, steps={self.steps}, block_s={self.block_s} are "

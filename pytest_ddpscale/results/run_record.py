@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,7 +16,25 @@ from pytest_ddpscale.results.run_directory import RUN_SCHEMA_VERSION, RunDirecto
 RUNS_FOLDER = Path("ddpscale-runs")
 IMPORTED = "imported"  # status of a run made of another tool's results
 SIMULATED = "simulated"  # status of a run of the simulator, and the field of run.json that is true in it
+SIMULATED_DEVICE = "SIM-"  # what its devices are called, in place of GPU-
 SIMULATED_NOTE = "SIMULATED: no machine was measured"
+
+
+def is_simulated(record: dict[str, Any], devices: Iterable[str] = ()) -> bool:
+    """Whether a run was simulated: any one of its marks is enough.
+
+    Args:
+        record: the content of run.json.
+        devices: on which it says it was measured.
+    """
+    notes = record.get("notes")
+    return (
+        bool(record.get(SIMULATED))
+        or record.get("status") == SIMULATED
+        or "simulation" in record
+        or (isinstance(notes, list) and SIMULATED_NOTE in notes)
+        or any(device.startswith(SIMULATED_DEVICE) for device in devices)
+    )
 
 
 def new_run_directory(asked: Path | None, sku: str) -> RunDirectory:
@@ -38,8 +56,24 @@ def new_run_directory(asked: Path | None, sku: str) -> RunDirectory:
     return run
 
 
-def start_run(run: RunDirectory, sku: str, argv: Sequence[str], thresholds_path: Path, thresholds_sha256: str) -> None:
-    """Record what is about to happen, before it happens."""
+def start_run(
+    run: RunDirectory,
+    sku: str,
+    argv: Sequence[str],
+    thresholds_path: Path,
+    thresholds_sha256: str,
+    devices_present: int | None = None,
+) -> None:
+    """Record what is about to happen, before it happens.
+
+    Args:
+        run: whose run.json is written.
+        sku: canonical SKU name.
+        argv: the command line.
+        thresholds_path: the file judged by.
+        thresholds_sha256: its digest.
+        devices_present: GPUs that may be used here, whether they are going to be or not.
+    """
     record = {
         "schema_version": RUN_SCHEMA_VERSION,
         "sku": sku,
@@ -52,6 +86,7 @@ def start_run(run: RunDirectory, sku: str, argv: Sequence[str], thresholds_path:
             "pytest": _version("pytest"),
             "pytest_ddpscale": __version__,
         },
+        "devices_present": devices_present,
         "hosts": [],
     }
     run.write_json(run.run_json, record)

@@ -17,6 +17,8 @@ from pytest_ddpscale.simulate.power_text import power_lines
 from pytest_ddpscale.simulate.writing import write_simulated_run
 from pytest_ddpscale.thresholds.loading import load_thresholds
 
+MOST_ROUNDS = 1000
+
 
 def simulate(arguments: argparse.Namespace) -> None:
     """Write a run directory. Raises BadInput."""
@@ -70,6 +72,8 @@ def _rounds(arguments: argparse.Namespace) -> int | None:
     rounds: int | None = arguments.rounds
     if rounds is not None and rounds < FEWEST_ROUNDS:
         raise OptionError("--rounds", f"found {rounds}", f"at least {FEWEST_ROUNDS} rounds: fewer never decide")
+    if rounds is not None and rounds > MOST_ROUNDS:
+        raise OptionError("--rounds", f"found {rounds}", f"at most {MOST_ROUNDS}: every rank of every round is a line")
     return rounds
 
 

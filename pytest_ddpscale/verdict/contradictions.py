@@ -10,6 +10,7 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.verdict.contradicting_rounds import refuse_contradicting_rounds
 
 # Steps follow each other without a gap, timed by the same clock as their block: only its rounding may differ.
 STEPS_DIFFER_FROM_BLOCK = 0.05
@@ -40,9 +41,11 @@ def refuse_contradictions(
     # Not strict: a run that still measures may have grown between reading the one and the other.
     lines = list(zip(numbers, measurements, strict=False))
     _refuse_contradicting_steps(run, lines)
+    refuse_contradicting_rounds(run, plan, records)
     if not is_imported:
         _refuse_devices_of_another_type(run, plan, lines)
         _refuse_shared_gpus(run, plan, lines)
+        _refuse_ranks_that_move(run, lines)
 
 
 def _refuse_contradicting_steps(run: RunDirectory, lines: NumberedLines) -> None:
@@ -75,6 +78,16 @@ def _refuse_shared_gpus(run: RunDirectory, plan: Plan, lines: NumberedLines) -> 
                 "a GPU of its own for every rank",
                 "Restore the file from a copy, or measure again with as many GPUs as ranks.",
             )
+
+
+def _refuse_ranks_that_move(run: RunDirectory, lines: NumberedLines) -> None:
+    """A study is measured by one gang, in which a rank stays where it is; else nobody slow could be named."""
+    places: dict[tuple[str, int], tuple[str, int, str]] = {}
+    for number, one in lines:
+        place = (one.host, one.local_rank, one.device)
+        if places.setdefault((one.study, one.rank), place) != place:
+            found = f"line {number} has rank {one.rank} of {one.study} on {one.host}, where it was not before"
+            raise broken_file(run.measurements_jsonl, found)
 
 
 def _step_contradiction(one: Measurement) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pytest_ddpscale.metrics.rounds import ArmRound, arm_rounds
 from pytest_ddpscale.metrics.stragglers import (
@@ -16,6 +16,7 @@ from pytest_ddpscale.metrics.stragglers import (
 )
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.study import DeviceType, Study
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.verdict import Culprit, Verdict
@@ -51,33 +52,61 @@ def with_culprits(verdict: Verdict, case: Case, study: Study, measured: Rounds, 
     if verdict.metric == "device_utilization":
         return _with_least_busy(verdict, measured) if verdict.outcome == "failed" else verdict
     if verdict.metric in _SLOWED_BY_ONE_RANK:
-        return _with_stragglers(verdict, case, each_rounds(study, evidence), evidence.plan.device_type)
+        return _with_stragglers(verdict, case, peers_of(study, evidence), evidence.plan.device_type)
     return verdict
 
 
-def with_slow_baseline(verdict: Verdict, study: Study, evidence: Evidence) -> Verdict:
+def with_slow_baseline(verdict: Verdict, case: Case, study: Study, evidence: Evidence) -> Verdict:
     """Relative to a slow GPU alone any number looks good: rank 0, which is the baseline, must not be the slow one."""
     if verdict.outcome != "passed" or METRICS[verdict.metric].baseline != "alone":
         return verdict
-    slow = [s for s in stragglers_of(each_rounds(study, evidence), evidence.plan.device_type) if not s.ambiguous]
-    first = [s for s in slow if s.rank == 0]
-    if not first:
+    peers = peers_of(study, evidence)
+    first = [s for s in stragglers_of(peers.rounds, evidence.plan.device_type) if s.rank == 0]
+    if not first or (first[0].ambiguous and peers.keeps_floor(first[0], case)):
         return verdict
     culprit = Culprit("gpu", first[0].host, first[0].local_rank, first[0].device, first[0].evidence)
     reason = f"rank 0, alone the baseline, is slow itself ({first[0].evidence}): relative to it everything looks good"
     return replace(verdict, outcome="inconclusive", reason=reason, culprits=(culprit,))
 
 
-def each_rounds(study: Study, evidence: Evidence) -> Rounds:
+@dataclass(frozen=True)
+class Peers:
+    """Ranks that computed by themselves at the same time.
+
+    Attributes:
+        workload: what they trained; None if there are no such rounds.
+        rounds: complete ones.
+    """
+
+    workload: Workload | None
+    rounds: Rounds
+
+    def img_per_s(self, straggler: Straggler) -> float:
+        """Median throughput of a rank."""
+        speeds = [one.throughput_img_per_s for r in self.rounds.values() for one in r.ranks]
+        ranks = [one.rank for r in self.rounds.values() for one in r.ranks]
+        return statistics.median(v for v, rank in zip(speeds, ranks, strict=True) if rank == straggler.rank)
+
+    def floor_img_per_s(self, case: Case) -> float | None:
+        """What one of them alone should reach, if the case knows: it does so of its own workload only."""
+        return case.floor_img_per_s if self.workload == case.workload else None
+
+    def keeps_floor(self, straggler: Straggler, case: Case) -> bool:
+        """Whether a rank is known to be as fast as it should be alone."""
+        floor = self.floor_img_per_s(case)
+        return floor is not None and self.img_per_s(straggler) >= floor
+
+
+def peers_of(study: Study, evidence: Evidence) -> Peers:
     """Complete rounds in which every rank computed by itself: of this study, else of another one of the run.
 
     Of one with most ranks. A rank that computes slowly does so whatever it trains.
     """
     arms = [(candidate, arm) for candidate in evidence.plan.studies for arm in candidate.arms if arm.kind == "each"]
     if not arms:
-        return {}
+        return Peers(None, {})
     best, largest = max(arms, key=lambda pair: (pair[0] == study, pair[1].world_size))
-    return arm_rounds(evidence.measurements, best.id, largest)
+    return Peers(best.workload, arm_rounds(evidence.measurements, best.id, largest))
 
 
 def stragglers_of(rounds: Rounds, device_type: DeviceType) -> list[Straggler]:
@@ -85,11 +114,11 @@ def stragglers_of(rounds: Rounds, device_type: DeviceType) -> list[Straggler]:
     return find_stragglers(rounds, minimum_relative_gap=_MINIMUM_GAPS[device_type])
 
 
-def _with_stragglers(verdict: Verdict, case: Case, each: Rounds, device_type: DeviceType) -> Verdict:
-    found = [s for s in stragglers_of(each, device_type) if s.rank < verdict.world_size]
+def _with_stragglers(verdict: Verdict, case: Case, each: Peers, device_type: DeviceType) -> Verdict:
+    found = [s for s in stragglers_of(each.rounds, device_type) if s.rank < verdict.world_size]
     if not found:
-        return _with_note_on_computation(verdict, case, each)
-    nodes = slow_nodes(found, each)
+        return _with_note_on_computation(verdict, each.rounds)
+    nodes = slow_nodes(found, each.rounds)
     whole = {node.host for node in nodes}
     culprits = [Culprit("node", node.host, None, None, node.evidence) for node in nodes]
     culprits += [
@@ -100,28 +129,29 @@ def _with_stragglers(verdict: Verdict, case: Case, each: Rounds, device_type: De
     who = f"rank {found[0].rank} on {found[0].host}" if not nodes else f"host {nodes[0].host}"
     others = len(culprits) - 1
     more = f" and {others} more" if others else ""
-    slows = "slows all ranks" if verdict.outcome == "failed" else "may slow all ranks"
-    reason = f"{verdict.reason}; {who}{more}, slow without communication too ({culprits[0].evidence}), {slows}"
+    seen = f"{who}{more}, slow without communication too ({culprits[0].evidence})"
     if verdict.metric == "rank_uniformity":
-        reason = f"{verdict.reason}: {who}{more} is slow"
+        reason = f"{verdict.reason}; slow: {who}{more}"
+    elif verdict.world_size == 1:
+        reason = f"{verdict.reason}; {seen}"
+    else:
+        slows = "slows all ranks" if verdict.outcome == "failed" and not found[0].ambiguous else "may slow all ranks"
+        reason = f"{verdict.reason}; {seen}, {slows}"
     return replace(verdict, culprits=tuple(culprits), reason=reason)
 
 
-def _evidence_on(straggler: Straggler, case: Case, each: Rounds) -> str:
+def _evidence_on(straggler: Straggler, case: Case, each: Peers) -> str:
     """Of two ranks either may be the odd one, so what the SKU should do is the third opinion."""
     if not straggler.ambiguous:
         return straggler.evidence
-    speed = statistics.median(
-        rank.throughput_img_per_s for r in each.values() for rank in r.ranks if rank.rank == straggler.rank
-    )
-    floor = case.floor_img_per_s
+    speed, floor = each.img_per_s(straggler), each.floor_img_per_s(case)
     if floor is None:
         return f"{straggler.evidence}; nothing says what one alone should reach, to compare with"
     side = "below" if speed < floor else "above"
     return f"{straggler.evidence}; its {speed:.4g} img/s are {side} the floor of {floor:.4g} img/s for one alone"
 
 
-def _with_note_on_computation(verdict: Verdict, case: Case, each: Rounds) -> Verdict:
+def _with_note_on_computation(verdict: Verdict, each: Rounds) -> Verdict:
     """Nobody is slow by itself: then either all are, or it is communication that costs."""
     if len(each) < MINIMUM_ROUNDS:
         return verdict

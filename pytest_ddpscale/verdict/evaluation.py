@@ -68,7 +68,7 @@ def judge(case: Case, evidence: Evidence, confidence: float) -> Verdict:
     verdict = with_plausibility(verdict, evidence.plan)
     verdict = with_host_bound(verdict, case, evidence.plan, rounds.measured)
     verdict = with_skipped_steps(verdict, rounds.measured)
-    verdict = with_slow_baseline(verdict, study, evidence)
+    verdict = with_slow_baseline(verdict, case, study, evidence)
     verdict = with_agreement(verdict, study, evidence)
     return with_culprits(verdict, case, study, rounds.measured, evidence)
 
@@ -169,7 +169,7 @@ def _against_bound(blank: Verdict, case: Case, samples: list[Sample], confidence
         return replace(verdict, outcome="passed", reason="the whole interval keeps the bound")
     if bad:
         return replace(verdict, outcome="failed", reason="the whole interval misses the bound")
-    return replace(verdict, outcome="inconclusive", reason="the bound lies inside the interval: more rounds are needed")
+    return replace(verdict, outcome="inconclusive", reason="the bound lies inside the interval")
 
 
 def _is_possible(value: float, case: Case) -> bool:

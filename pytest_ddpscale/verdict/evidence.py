@@ -78,7 +78,7 @@ def read_evidence(run: RunDirectory) -> Evidence:
         evidence = evidence_of(plan, run.read_measurements(), records)
     except (KeyError, TypeError, ValueError) as error:
         raise broken_file(
-            run.measurements_jsonl, f"holds a seeded step or a count of FLOPs that is none ({error})"
+            run.measurements_jsonl, f"holds a seeded step, a count of FLOPs or an end of a round that is none ({error})"
         ) from None
     is_imported = record.get("status") == IMPORTED
     refuse_contradictions(run, plan, records, evidence.measurements, is_imported=is_imported)

@@ -88,7 +88,8 @@ class EProcess:
     def _limit(self, threshold: float, direction: float) -> float | None:
         spread = math.sqrt(self._whitened[0].square(0.0) / self._n)
         if spread == 0:  # all alike: whatever rules out one other mean rules out all
-            return self.centre if self.log_evidence(self.centre + direction) >= threshold else None
+            elsewhere = self.centre + direction * max(1.0, abs(self.centre))
+            return self.centre if self.log_evidence(elsewhere) >= threshold else None
         outside = spread
         for _ in range(_WIDENINGS):
             if self.log_evidence(self.centre + direction * outside) >= threshold:

@@ -27,7 +27,18 @@ from pytest_ddpscale.worker.pinning import pin_to_cores  # noqa: E402
 
 IMPORTED_UNIX_S = time.time()
 # What changes how fast ranks train or talk.
-_RECORDED = ("OMP_", "NCCL_", "GLOO_", "CUDA_", "TORCH_", "PYTORCH_", "CUDNN_", "CUBLAS_", "NVIDIA_TF32")
+_RECORDED = (
+    "OMP_",
+    "NCCL_",
+    "GLOO_",
+    "CUDA_",
+    "TORCH_",
+    "PYTORCH_",
+    "CUDNN_",
+    "CUBLAS_",
+    "NVIDIA_TF32",
+    "GLIBC_TUNABLES",
+)
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:

@@ -35,11 +35,16 @@ def test_a_gpu_gang_numbers_devices_as_nvml_does_whatever_the_user_set() -> None
 
 def test_a_cpu_gang_talks_over_loopback() -> None:
     environment = worker_environment(INHERITED, "cpu")
-    assert environment == INHERITED | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    assert environment == INHERITED | {
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def test_threads_and_interface_of_the_user_are_kept() -> None:
-    chosen = {"OMP_NUM_THREADS": "4", "GLOO_SOCKET_IFNAME": "eth0"}
+    chosen = {"OMP_NUM_THREADS": "4", "GLOO_SOCKET_IFNAME": "eth0", "GLIBC_TUNABLES": "glibc.malloc.check=1"}
     assert worker_environment(chosen, "cpu") == chosen | {"PYTHONUNBUFFERED": "1"}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_ddpscale.plan.study import Arm, DeviceType
 from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.verdict.culprits import each_rounds
+from pytest_ddpscale.verdict.culprits import peers_of
 from pytest_ddpscale.verdict.evaluation import judge
 from pytest_ddpscale.verdict.verdict import Culprit, Verdict
 from tests.verdict.sample import (
@@ -122,7 +122,7 @@ class TestOneSlowRank:
     def test_is_named_where_its_slowness_is_what_is_judged(self) -> None:
         verdict = judge_slowed(slow(1.3, 2), make_case("rank_uniformity", 1.1, world_size=4))
         assert verdict.outcome == "failed"
-        assert verdict.reason == "the whole interval misses the bound: rank 2 on node1 is slow"
+        assert verdict.reason == "the whole interval misses the bound; slow: rank 2 on node1"
         assert [culprit.gpu_uuid for culprit in verdict.culprits] == ["GPU-2"]
 
     def test_may_be_undecided_and_is_named_all_the_same(self) -> None:
@@ -255,13 +255,13 @@ class TestEachRounds:
         cases = [make_case("rank_uniformity", 1.1, world_size=size) for size in (2, 4)]
         plan = plan_of(cases, rounds=ROUNDS)
         (study,) = plan.studies
-        found = each_rounds(study, evidence_of_plan(plan, measure(study, ROUNDS)))
+        found = peers_of(study, evidence_of_plan(plan, measure(study, ROUNDS))).rounds
         assert [len(arm_round.ranks) for arm_round in found.values()] == [4] * ROUNDS
 
     def test_are_none_where_no_study_has_them(self) -> None:
         plan = plan_of([make_case("strong_scaling_efficiency", 0.5)], rounds=ROUNDS)
         (study,) = plan.studies
-        assert each_rounds(study, evidence_of_plan(plan, measure(study, ROUNDS))) == {}
+        assert peers_of(study, evidence_of_plan(plan, measure(study, ROUNDS))).rounds == {}
 
 
 class TestLeastBusy:

@@ -100,7 +100,7 @@ class TestBound:
         reasons = [judge_values("throughput_per_gpu", bound, SPREAD).reason for bound in (0.7, 0.85, 1.0)]
         assert reasons == [
             "the whole interval keeps the bound",
-            "the bound lies inside the interval: more rounds are needed",
+            "the bound lies inside the interval",
             "the whole interval misses the bound",
         ]
 

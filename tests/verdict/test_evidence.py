@@ -93,5 +93,7 @@ def test_one_rank_that_cannot_repeat_its_step_differs_from_all_others() -> None:
 )
 def test_a_seeded_step_or_count_that_is_none_is_refused(run: RunDirectory, record: dict[str, Any]) -> None:
     run.append_record(record)
-    with pytest.raises(RunDirectoryError, match="holds a seeded step or a count of FLOPs that is none"):
+    with pytest.raises(
+        RunDirectoryError, match="holds a seeded step, a count of FLOPs or an end of a round that is none"
+    ):
         read_evidence(run)

@@ -1,0 +1,74 @@
+"""Records of a study's course that contradict each other: what should have been measured would be unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
+
+# What there is one of: fields that tell records of a kind apart.
+_ONE_OF_EACH = {"seeded_step": ("study", "rank"), "workload_flops": ("study",), "round_end": ("study", "round")}
+
+
+def refuse_contradicting_rounds(run: RunDirectory, plan: Plan, records: Sequence[dict[str, Any]]) -> None:
+    """Refuse records that say two things, and rounds that left out what they cannot have left out.
+
+    An arm is left out once everything that needs it is decided: never before the fewest rounds, never to come
+    back, and never with a measurement in a round that left it out.
+
+    Args:
+        run: where it lies, for the message.
+        plan: what was to be measured.
+        records: all lines of measurements.jsonl.
+
+    Raises:
+        RunDirectoryError: the message has the line.
+    """
+    ends: dict[str, dict[int, tuple[int, dict[str, Any]]]] = {study.id: {} for study in plan.studies}
+    seen: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for number, record in enumerate(records, start=1):
+        kind = record.get("kind")
+        if kind in _ONE_OF_EACH:
+            key = (kind, *(record.get(field) for field in _ONE_OF_EACH[kind]))
+            if seen.setdefault(key, record) != record:
+                raise _broken(run, number, f"another {kind} than an earlier line")
+        if kind == "round_end" and record.get("study") in ends:
+            ends[record["study"]][_round(run, number, record)] = (number, record)
+    for study in plan.studies:
+        _refuse_arms_that_come_back(run, {arm.name for arm in study.arms}, ends[study.id])
+    _refuse_measurements_left_out(run, records, ends)
+
+
+def _round(run: RunDirectory, number: int, record: dict[str, Any]) -> int:
+    arms, round_number = record.get("arms"), record.get("round")
+    if type(round_number) is not int or not isinstance(arms, list) or not all(isinstance(arm, str) for arm in arms):
+        raise _broken(run, number, f"a round_end of round {round_number!r} with arms {arms!r}")
+    return round_number
+
+
+def _refuse_arms_that_come_back(run: RunDirectory, arms: set[str], ends: Mapping[int, tuple[int, Any]]) -> None:
+    before = arms
+    for round_number in sorted(ends):
+        number, record = ends[round_number]
+        timed = set(record["arms"])
+        if not timed <= before or (round_number < FEWEST_ROUNDS and timed != arms):
+            found = f"a round_end that times {', '.join(sorted(timed)) or 'nothing'} after {', '.join(sorted(before))}"
+            raise _broken(run, number, found)
+        before = timed
+
+
+def _refuse_measurements_left_out(
+    run: RunDirectory, records: Sequence[dict[str, Any]], ends: Mapping[str, Mapping[int, tuple[int, Any]]]
+) -> None:
+    for number, record in enumerate(records, start=1):
+        end = ends.get(str(record.get("study")), {}).get(record.get("round", -1))
+        if record.get("kind") == "measurement" and end is not None and record.get("arm") not in end[1]["arms"]:
+            raise _broken(run, number, f"a measurement of an arm that its round left out (line {end[0]})")
+
+
+def _broken(run: RunDirectory, number: int, what: str) -> RunDirectoryError:
+    return broken_file(run.measurements_jsonl, f"line {number} is {what}")
