@@ -133,6 +133,7 @@ def _add_report(commands: Commands) -> None:
 def _report(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.report.files import write_reports
     from pytest_ddpscale.report.terminal import table_lines
+    from pytest_ddpscale.results.records import flops_of
     from pytest_ddpscale.results.run_directory import RunDirectory
     from pytest_ddpscale.verdict.record import read_judgement
 
@@ -140,5 +141,7 @@ def _report(arguments: argparse.Namespace) -> None:
     judgement = read_judgement(run.verdicts_json)
     for line, _ in table_lines(judgement, shutil.get_terminal_size((100, 24)).columns):
         print(line)
-    for problem in write_reports(run, judgement, run.read_run(), run.read_plan(), run.read_measurements()):
+    flops_per_image = flops_of(run.read_records())
+    measured = (run.read_run(), run.read_plan(), run.read_measurements(), flops_per_image)
+    for problem in write_reports(run, judgement, *measured):
         print(problem, file=sys.stderr)

@@ -11,6 +11,7 @@ import pytest
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plugin.active import JUDGEMENT, PROBLEMS, SETTINGS, SPOILED
 from pytest_ddpscale.report.files import write_reports
+from pytest_ddpscale.results.records import flops_of
 from pytest_ddpscale.verdict.outcome import lacks_only_measurements
 
 if TYPE_CHECKING:
@@ -74,10 +75,11 @@ def _conclude(config: pytest.Config, acceptance: AcceptanceSession, interrupted:
         judgement = acceptance.conclude(interrupted=interrupted, spoiled=spoiled)
         source = acceptance.judged_run or acceptance.run
         record, plan, measurements = source.read_run(), source.read_plan(), source.read_measurements()
+        flops_per_image = flops_of(source.read_records())
     except BadInput as error:
         return [*closing, str(error)]
     config.stash[JUDGEMENT] = judgement
-    return closing + write_reports(acceptance.run, judgement, record, plan, measurements)
+    return closing + write_reports(acceptance.run, judgement, record, plan, measurements, flops_per_image)
 
 
 def report_as_json(session: pytest.Session, acceptance: AcceptanceSession) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pytest_ddpscale.metrics.rounds import ArmRound, arm_rounds
 from pytest_ddpscale.metrics.step_times import PERCENTS, step_time_percentiles_ms
@@ -13,9 +14,12 @@ from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.results.records import Measurement
 
 HEADINGS = (
-    "Study", "Arm", "Rounds", "img/s per rank", *(f"p{percent} ms" for percent in PERCENTS), "Peak GiB",
-    "Memory spread", "Skipped steps",
+    "Study", "Arm", "Rounds", "img/s per rank", "TFLOPS per rank", *(f"p{percent} ms" for percent in PERCENTS),
+    "Peak GiB", "Memory spread", "Skipped steps",
 )  # fmt: skip
+
+
+NOT_COUNTED: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,18 @@ class Row:
     cells: tuple[str, ...]
 
 
-def breakdown(measurements: Iterable[Measurement], plan: Plan) -> list[Row]:
+def breakdown(
+    measurements: Iterable[Measurement], plan: Plan, flops_per_image: Mapping[str, float] = NOT_COUNTED
+) -> list[Row]:
     """A row for each arm that was measured, in the plan's order.
 
     Percentiles are over the raw steps of all ranks; throughput is the median over the rounds, at the slowest
     rank's pace; memory is the most of any round.
+
+    Args:
+        measurements: of the run.
+        plan: of the run.
+        flops_per_image: floating-point operations of forward and backward pass, by study, where they were counted.
     """
     by_study: dict[str, list[Measurement]] = {study.id: [] for study in plan.studies}
     for measurement in measurements:
@@ -43,11 +54,11 @@ def breakdown(measurements: Iterable[Measurement], plan: Plan) -> list[Row]:
         for arm in study.arms:
             rounds = arm_rounds(by_study[study.id], study.id, arm)
             if rounds:
-                rows.append(Row((study.id, arm.name, *_cells(rounds))))
+                rows.append(Row((study.id, arm.name, *_cells(rounds, flops_per_image.get(study.id)))))
     return rows
 
 
-def _cells(rounds: dict[int, ArmRound]) -> tuple[str, ...]:
+def _cells(rounds: dict[int, ArmRound], flops: float | None) -> tuple[str, ...]:
     speed = statistics.median(r.throughput_per_gpu_img_per_s for r in rounds.values())
     percentiles = step_time_percentiles_ms(rounds)
     peaks = [r.peak_memory_gib for r in rounds.values() if r.peak_memory_gib is not None]
@@ -56,6 +67,7 @@ def _cells(rounds: dict[int, ArmRound]) -> tuple[str, ...]:
     return (
         str(len(rounds)),
         f"{speed:.1f}",
+        f"{speed * flops / 1e12:.3g}" if flops else ABSENT,
         *(f"{percentiles[percent]:.1f}" if percentiles else ABSENT for percent in PERCENTS),
         f"{max(peaks):.2f}" if peaks else ABSENT,
         f"{max(spreads):.1%}" if spreads else ABSENT,

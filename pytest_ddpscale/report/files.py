@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,12 @@ from pytest_ddpscale.verdict.verdict import Judgement
 
 
 def write_reports(
-    run: RunDirectory, judgement: Judgement, record: dict[str, Any], plan: Plan, measurements: list[Measurement]
+    run: RunDirectory,
+    judgement: Judgement,
+    record: dict[str, Any],
+    plan: Plan,
+    measurements: list[Measurement],
+    flops_per_image: Mapping[str, float],
 ) -> list[str]:
     """Write verdicts.json first, then the views of it.
 
@@ -23,6 +28,7 @@ def write_reports(
         record: the content of the measured run's run.json.
         plan: of the measured run.
         measurements: of the measured run.
+        flops_per_image: of the measured run, by study.
 
     Returns:
         One sentence for each file that could not be written.
@@ -42,7 +48,7 @@ def write_reports(
     names = [f"plots/{path.name}" for path in plots]
 
     def write_markdown() -> None:
-        text = render_markdown(judgement, record, plan, names, measurements)
+        text = render_markdown(judgement, record, plan, names, measurements, flops_per_image)
         write_atomically(run.path / "report.md", text)
 
     problems.append(_attempt("report.md", write_markdown))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,7 +19,7 @@ import jinja2
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report import text
-from pytest_ddpscale.report.breakdown import HEADINGS, breakdown
+from pytest_ddpscale.report.breakdown import HEADINGS, NOT_COUNTED, breakdown
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.report.watermark import WATERMARK, is_simulated, other_notes
 from pytest_ddpscale.results.records import Measurement
@@ -86,6 +86,7 @@ def render_markdown(
     plan: Plan | None,
     plots: Sequence[str] = (),
     measurements: Sequence[Measurement] = (),
+    flops_per_image: Mapping[str, float] = NOT_COUNTED,
 ) -> str:
     """The report of a run.
 
@@ -95,6 +96,7 @@ def render_markdown(
         plan: what was to be measured; None if that was not kept.
         plots: paths of the pictures, as seen from the report.
         measurements: for the table of where the time went.
+        flops_per_image: for the same, by study.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -137,7 +139,7 @@ def render_markdown(
         studies=[_study(study) for study in plan.studies] if plan is not None else [],
         plots=plots,
         breakdown_headings=HEADINGS,
-        breakdown=breakdown(measurements, plan) if plan is not None else [],
+        breakdown=breakdown(measurements, plan, flops_per_image) if plan is not None else [],
     )
     return re.sub(r"\n{3,}", "\n\n", rendered)
 

@@ -35,6 +35,12 @@ def test_throughput_is_that_of_the_slowest_rank() -> None:
     assert row(measured(ARMS[1], 0, 10.0), measured(ARMS[1], 1, 20.0))["img/s per rank"] == "200.0"
 
 
+def test_achieved_tflops_are_throughput_times_what_an_image_costs() -> None:
+    (found,) = breakdown([measured(ARMS[0], 0, 10.0)], PLAN, {"weak/r": 25e9})
+    assert found.cells[HEADINGS.index("TFLOPS per rank")] == "10"  # 400 img/s of 25 GFLOP
+    assert row(measured(ARMS[0], 0, 10.0))["TFLOPS per rank"] == ABSENT
+
+
 def test_memory_and_skipped_steps_are_shown() -> None:
     found = row(measured(ARMS[2], 0, 10.0, 2.0, skipped=1), measured(ARMS[2], 1, 10.0, 1.5, skipped=1))
     assert (found["Peak GiB"], found["Memory spread"], found["Skipped steps"]) == ("2.00", "25.0%", "2")

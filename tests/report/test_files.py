@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def write(run: RunDirectory) -> list[str]:
     # Plots are tested on their own: without measurements there are none to draw.
-    return write_reports(run, JUDGEMENT, RUN, PLAN, [])
+    return write_reports(run, JUDGEMENT, RUN, PLAN, [], {})
 
 
 def full_disk(*_: Any) -> None:
