@@ -173,8 +173,12 @@ def _measurements(series: Series) -> list[Measurement]:
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Every file below a directory, or the file itself, with its bytes: to see that nothing was lost or changed."""
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    """Every file below a directory, or the file itself, with its bytes: to see that nothing was lost or changed.
+
+    Without the byte code that Python may keep beside tests it imports.
+    """
+    below = sorted(p for p in path.rglob("*") if p.is_file() and p.parent.name != "__pycache__")
+    files = [path] if path.is_file() else below
     return {str(file.relative_to(path.parent)): file.read_bytes() for file in files}
 
 

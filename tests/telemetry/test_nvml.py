@@ -74,7 +74,8 @@ print(json.dumps([reader.read(a, b)[1] for a, b in [(edge - 1, edge), (edge, edg
 
 def test_of_a_window_longer_than_the_buffer_its_end_is_read(machine: PlayedMachine) -> None:
     value, count, _ = read(machine.play([dataclasses.replace(A100, utilization_pct=50)]), 3600.0)
-    assert (value, count) == (0.5, 100)
+    assert value == 0.5
+    assert count in (99, 100)  # the oldest sample may leave the buffer between two calls
 
 
 def test_the_gpu_is_found_by_uuid_whatever_cuda_sees(machine: PlayedMachine) -> None:
