@@ -28,6 +28,7 @@ from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.metrics.samples import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
+from pytest_ddpscale.simulate.power import Share
 from pytest_ddpscale.verdict.estimating import estimate_of
 from pytest_ddpscale.verdict.statistics import t_quantile
 
@@ -95,14 +96,6 @@ def run(design: Design, logs: Sequence[float]) -> Ending:
     return Ending(0, len(logs))
 
 
-def wilson_interval(hits: int, runs: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927)."""
-    z, share = 1.96, hits / runs
-    centre = (share + z * z / (2 * runs)) / (1 + z * z / runs)
-    reach = z * math.sqrt(share * (1 - share) / runs + z * z / (4 * runs * runs)) / (1 + z * z / runs)
-    return max(0.0, centre - reach), min(1.0, centre + reach)
-
-
 @dataclass(frozen=True)
 class OnTheBound:
     """Wrong verdicts where every decision is wrong.
@@ -150,7 +143,7 @@ def on_the_bound(runs: int, limit: int, seed: int) -> list[OnTheBound]:
                 chance = random.Random(f"{seed}/{tail}/{correlation}")
                 series = ([0.02 * v for v in noise(chance, tail, correlation, limit)] for _ in range(runs))
                 wrong = sum(run(design, logs).decision != 0 for logs in series)
-                found.append(OnTheBound(name, tail, correlation, wrong / runs, wilson_interval(wrong, runs)))
+                found.append(OnTheBound(name, tail, correlation, wrong / runs, Share(wrong, runs).interval))
     return found
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pytest_ddpscale.metrics.rounds import ArmRound, arm_rounds
+from pytest_ddpscale.metrics.rounds import Rounds, arm_rounds
 from pytest_ddpscale.metrics.stragglers import (
     MINIMUM_RELATIVE_GAP,
     MINIMUM_ROUNDS,
@@ -21,7 +20,6 @@ from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.verdict import Culprit, Verdict
 
-Rounds = Mapping[int, ArmRound]
 # Ranks on one CPU share its caches, its power and its neighbours; GPUs share little.
 _MINIMUM_GAPS: dict[DeviceType, float] = {"cuda": MINIMUM_RELATIVE_GAP, "cpu": 0.10}
 # What one slow rank makes worse for all, because under DDP they wait for it.
@@ -83,9 +81,8 @@ class Peers:
 
     def img_per_s(self, straggler: Straggler) -> float:
         """Median throughput of a rank."""
-        speeds = [one.throughput_img_per_s for r in self.rounds.values() for one in r.ranks]
-        ranks = [one.rank for r in self.rounds.values() for one in r.ranks]
-        return statistics.median(v for v, rank in zip(speeds, ranks, strict=True) if rank == straggler.rank)
+        blocks = [one for r in self.rounds.values() for one in r.ranks if one.rank == straggler.rank]
+        return statistics.median(one.throughput_img_per_s for one in blocks)
 
     def floor_img_per_s(self, case: Case) -> float | None:
         """What one of them alone should reach, if the case knows: it does so of its own workload only."""

@@ -25,8 +25,6 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from pytest_ddpscale.verdict.statistics import Estimate
-
 # Lag-one correlations between rounds under which the interval has to hold.
 CORRELATIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 # Means are expected a few standard deviations of a round away from a bound: any value is valid, and 3 decides
@@ -131,35 +129,3 @@ class _Whitened:
     def square(self, shift: float) -> float:
         """Of the filtered, shifted series with itself."""
         return max(0.0, self._square - 2 * shift * self._product + shift**2 * self.weight)
-
-
-def sequential_mean(values: Sequence[float], confidence: float) -> Estimate | None:
-    """Mean of the rounds so far and an interval that holds at all rounds together.
-
-    Args:
-        values: one per round, in the order of the rounds.
-        confidence: 0 … 1.
-
-    Returns:
-        None if there are too few rounds for this confidence.
-
-    Raises:
-        ValueError: as `EProcess`.
-    """
-    process = EProcess(values)
-    interval = process.interval(confidence)
-    return None if interval is None else Estimate(process.centre, interval)
-
-
-def sequential_geometric_mean(values: Sequence[float], confidence: float) -> Estimate | None:
-    """As `sequential_mean`, of the logarithms: the right mean for ratios and rates.
-
-    Raises:
-        ValueError: as `EProcess`, or a value that is not positive.
-    """
-    if any(not value > 0 for value in values):
-        raise ValueError(f"{min(values)} among the values; expected them positive")
-    logs = sequential_mean([math.log(value) for value in values], confidence)
-    if logs is None:
-        return None
-    return Estimate(math.exp(logs.value), (math.exp(logs.interval[0]), math.exp(logs.interval[1])))

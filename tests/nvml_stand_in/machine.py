@@ -87,11 +87,11 @@ class PlayedMachine:
     """A machine whose programs see the GPUs last given to `play`.
 
     Attributes:
-        library_directory: where `build_library` put the library.
+        nvml_directory: where `build_library` put the library.
         file: the machine file.
     """
 
-    library_directory: Path
+    nvml_directory: Path
     file: Path
 
     def play(
@@ -106,7 +106,7 @@ class PlayedMachine:
     def environment(self, **extra: str) -> dict[str, str]:
         """This process's environment, on the played machine, with all GPUs visible unless `extra` says otherwise."""
         environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-        paths = [str(self.library_directory), *filter(None, [environ.get("LD_LIBRARY_PATH")])]
+        paths = [str(self.nvml_directory), *filter(None, [environ.get("LD_LIBRARY_PATH")])]
         python_paths = [str(REPOSITORY), *filter(None, [environ.get("PYTHONPATH")])]
         return {
             **environ,

@@ -16,6 +16,8 @@ from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.verdict.evaluation import judge
 from pytest_ddpscale.verdict.evidence import Evidence
+from pytest_ddpscale.verdict.sequential import EProcess
+from pytest_ddpscale.verdict.statistics import Estimate
 from pytest_ddpscale.verdict.verdict import Verdict
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 4, image_size=32, global_batch_size=8)
@@ -245,3 +247,18 @@ def evidence_of_plan(
         {study.id: FLOPS_PER_IMAGE for study in plan.studies},
         {study.id: seeded_steps(study, odd_seeded) for study in plan.studies},
     )
+
+
+def sequential_mean(values: Sequence[float], confidence: float) -> Estimate | None:
+    """What the values alone say, without drift: for comparison with a verdict."""
+    process = EProcess(values)
+    interval = process.interval(confidence)
+    return None if interval is None else Estimate(process.centre, interval)
+
+
+def sequential_geometric_mean(values: Sequence[float], confidence: float) -> Estimate | None:
+    """As `sequential_mean`, of the logarithms."""
+    logs = sequential_mean([math.log(value) for value in values], confidence)
+    if logs is None:
+        return None
+    return Estimate(math.exp(logs.value), (math.exp(logs.interval[0]), math.exp(logs.interval[1])))

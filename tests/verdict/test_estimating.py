@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from pytest_ddpscale.metrics.samples import Sample
 from pytest_ddpscale.verdict.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE, estimate_of
-from pytest_ddpscale.verdict.sequential import sequential_geometric_mean, sequential_mean
+from pytest_ddpscale.verdict.sequential import EProcess
 
 VALUES = [0.95, 0.96, 0.955, 0.949, 0.958, 0.951]
 
@@ -16,11 +18,19 @@ def samples(values: list[float]) -> list[Sample]:
 
 
 def test_factors_have_the_interval_of_their_logarithms() -> None:
-    assert estimate_of(samples(VALUES), "factors", 0.95).estimate == sequential_geometric_mean(VALUES, 0.95)
+    found = estimate_of(samples(VALUES), "factors", 0.95).estimate
+    logs = EProcess([math.log(value) for value in VALUES])
+    limits = logs.interval(0.95)
+    assert found is not None
+    assert limits is not None
+    assert found.value == math.exp(logs.centre)
+    assert found.interval == (math.exp(limits[0]), math.exp(limits[1]))
 
 
 def test_differences_have_the_interval_of_their_values() -> None:
-    assert estimate_of(samples(VALUES), "differences", 0.95).estimate == sequential_mean(VALUES, 0.95)
+    found = estimate_of(samples(VALUES), "differences", 0.95).estimate
+    assert found is not None
+    assert (found.value, found.interval) == (EProcess(VALUES).centre, EProcess(VALUES).interval(0.95))
 
 
 def test_four_rounds_have_a_value_and_no_interval() -> None:

@@ -15,7 +15,6 @@ from pytest_ddpscale.plan.metric import METRICS, baseline_arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Question
 from pytest_ddpscale.results.records import Measurement, strict_json
 from pytest_ddpscale.verdict.evaluation import judge, samples_of
-from pytest_ddpscale.verdict.sequential import sequential_geometric_mean, sequential_mean
 from pytest_ddpscale.verdict.verdict import Verdict
 from tests.verdict.sample import (
     CHECKSUM,
@@ -43,6 +42,8 @@ from tests.verdict.sample import (
     make_study,
     measure,
     plan_of,
+    sequential_geometric_mean,
+    sequential_mean,
     world_size_of,
 )
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.verdict.sequential import EProcess, sequential_geometric_mean, sequential_mean
+from pytest_ddpscale.verdict.sequential import EProcess
 
 MODERATE = st.floats(-100, 100, allow_nan=False).map(lambda value: round(value, 6))
 SERIES = st.lists(MODERATE, min_size=5, max_size=30)
@@ -115,17 +115,3 @@ class TestInterval:
     def test_refuses_a_confidence_that_is_none(self, confidence: float) -> None:
         with pytest.raises(ValueError, match="confidence"):
             EProcess([1.0, 2.0]).interval(confidence)
-
-
-class TestSequentialMeans:
-    def test_geometric_mean_is_that_of_the_logarithms(self) -> None:
-        found = sequential_geometric_mean([2.0, 2.1, 1.9, 2.05, 1.95, 2.0], 0.95)
-        logs = sequential_mean([math.log(v) for v in [2.0, 2.1, 1.9, 2.05, 1.95, 2.0]], 0.95)
-        assert found is not None
-        assert logs is not None
-        assert math.log(found.value) == pytest.approx(logs.value)
-        assert math.log(found.interval[0]) == pytest.approx(logs.interval[0])
-
-    def test_ratios_have_to_be_positive(self) -> None:
-        with pytest.raises(ValueError, match="positive"):
-            sequential_geometric_mean([1.0, 0.0, 1.0], 0.95)
