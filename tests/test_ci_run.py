@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 REACHED = 3  # exit code of the first tool that runs after the installing: the script came that far
 NEEDS_TOOLS = ("bash", "dirname", "grep")
+LAB = "slurm-wlm slurmctld slurmd munge"
 
 
 class Machine:
@@ -23,7 +24,7 @@ class Machine:
             found = shutil.which(name)
             assert found, name
             (self.commands / name).symlink_to(found)
-        self.command("python3", f"exit {REACHED}")
+        self.command("python3", f'echo "DDPSCALE_LAB=${{DDPSCALE_LAB-unset}}"; exit {REACHED}')
         (self.checkout / ".ci").mkdir(parents=True)
         for name in ("README.md", ".ci/run"):
             shutil.copy2(ROOT / name, self.checkout / name)
@@ -47,10 +48,18 @@ class Machine:
         )  # fmt: skip
 
     @property
+    def updates(self) -> int:
+        """How often apt-get was asked to read its lists of packages."""
+        return self._lines.count("update -q")
+
+    @property
     def asked(self) -> list[str]:
         """What apt-get was asked to install."""
-        lines = self._asked.read_text(encoding="utf-8").splitlines() if self._asked.exists() else []
-        return [line.removeprefix("install -qy ") for line in lines if line.startswith("install")]
+        return [line.removeprefix("install -qy ") for line in self._lines if line.startswith("install")]
+
+    @property
+    def _lines(self) -> list[str]:
+        return self._asked.read_text(encoding="utf-8").splitlines() if self._asked.exists() else []
 
 
 @pytest.fixture
@@ -62,24 +71,41 @@ def test_what_tests_need_is_installed(machine: Machine) -> None:
     machine.with_apt(uid=0)
     result = machine.run()
     assert result.returncode == REACHED, result.stderr
-    assert machine.asked == ["gcc libc6-dev", "shellcheck"]
+    assert machine.asked == ["gcc libc6-dev", "shellcheck", LAB, "iproute2"]
+    assert machine.updates == 1
 
 
-@pytest.mark.parametrize(("there", "asked"), [("cc", ["shellcheck"]), ("shellcheck", ["gcc libc6-dev"])])
-def test_what_is_there_is_not_installed_again(machine: Machine, there: str, asked: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("there", "asked"),
+    [
+        (["cc"], ["shellcheck", LAB, "iproute2"]),
+        (["shellcheck", "slurmctld"], ["gcc libc6-dev", "iproute2"]),
+        (["cc", "shellcheck", "slurmctld", "ip"], []),
+    ],
+)
+def test_what_is_there_is_not_installed_again(machine: Machine, there: list[str], asked: list[str]) -> None:
     machine.with_apt(uid=0)
-    machine.command(there, "exit 0")
+    for name in there:
+        machine.command(name, "exit 0")
     result = machine.run()
     assert result.returncode == REACHED, result.stderr
     assert machine.asked == asked
+    assert machine.updates == bool(asked)
 
 
 def test_an_installation_that_fails_is_told_and_stops_nothing(machine: Machine) -> None:
     machine.with_apt(uid=0, exit_code=100)
     result = machine.run()
     assert result.returncode == REACHED, result.stderr
-    for name in ("cc", "shellcheck"):
-        assert f"{name} is missing and could not be installed: tests that need it are skipped" in result.stderr
+    for name in ("cc", "shellcheck", "slurmctld", "ip"):
+        assert f"{name} is missing and could not be installed: tests that need it cannot run" in result.stderr
+    assert machine.updates == 1
+
+
+@pytest.mark.parametrize("exit_code", [0, 100])
+def test_the_labs_tests_must_run_where_it_can_be_installed(machine: Machine, exit_code: int) -> None:
+    machine.with_apt(uid=0, exit_code=exit_code)
+    assert "DDPSCALE_LAB=required" in machine.run().stdout.splitlines()
 
 
 def test_without_the_right_to_install_nothing_is_tried(machine: Machine) -> None:
@@ -88,6 +114,7 @@ def test_without_the_right_to_install_nothing_is_tried(machine: Machine) -> None
     assert result.returncode == REACHED, result.stderr
     assert machine.asked == []
     assert "shellcheck is missing" in result.stderr
+    assert "DDPSCALE_LAB=unset" in result.stdout.splitlines()
 
 
 def test_another_package_manager_stops_nothing(machine: Machine) -> None:
@@ -95,6 +122,7 @@ def test_another_package_manager_stops_nothing(machine: Machine) -> None:
     result = machine.run()
     assert result.returncode == REACHED, result.stderr
     assert "shellcheck is missing" in result.stderr
+    assert "DDPSCALE_LAB=unset" in result.stdout.splitlines()
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck: apt-get install shellcheck")

@@ -1,0 +1,46 @@
+"""Fixtures for tests against a real Slurm: ``lab``, healthy at the start of every test that asks for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm_lab.lab import SlurmLab
+from tests.slurm_lab.needs import why_not
+
+NODES = 6
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever asks for the lab has the marker ``lab``: ``pytest tests -m lab`` finds all of them."""
+    for item in items:
+        if "slurm_lab" in getattr(item, "fixturenames", ()):
+            item.add_marker("lab")
+
+
+def require_lab() -> None:
+    """Skip where no lab can run, saying what would enable it; fail instead when ``DDPSCALE_LAB=required``."""
+    reason = why_not()
+    if reason is None:
+        return
+    if os.environ.get("DDPSCALE_LAB") == "required":
+        pytest.fail(f"DDPSCALE_LAB=required, but {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def slurm_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+    """The session's one cluster, in whatever state the last test left it: ask for ``lab`` instead."""
+    require_lab()
+    with SlurmLab(tmp_path_factory.mktemp("slurm-lab"), nodes=NODES) as lab:
+        yield lab
+
+
+@pytest.fixture
+def lab(slurm_lab: SlurmLab) -> Iterator[SlurmLab]:
+    """A Slurm cluster of six idle, healthy nodes, ``n1`` … ``n6``; healed after the test, every job cancelled."""
+    yield slurm_lab
+    slurm_lab.heal()

@@ -1,0 +1,134 @@
+"""A compute node of the lab, and what can be made to go wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tests.slurm_lab.cgroup import CpuQuota
+from tests.slurm_lab.config import Paths
+from tests.slurm_lab.machine import Machine
+from tests.slurm_lab.network import INTERFACE, ip, lift_limit, limit_rate
+from tests.slurm_lab.polling import wait_until
+
+_SLURM = ("slurmd", "slurmstepd")
+
+
+class Node(Machine):
+    """A machine with a slurmd, one cable to the lab's bridge and a CPU quota.
+
+    Args:
+        name: host name and Slurm's node name.
+        address: its IP address.
+        paths: the lab's files.
+        head: the machine at the other end of its cable.
+        quota: its cgroup.
+    """
+
+    def __init__(self, name: str, address: str, paths: Paths, head: Machine, quota: CpuQuota) -> None:
+        super().__init__(name, paths.hosts, own_proc=True, quota=quota)
+        self.address = address
+        self._paths = paths
+        self._head = head
+        self.quota = quota
+        self._undo: dict[str, Callable[[], None]] = {}
+
+    def command(self, argv: list[str]) -> list[str]:
+        """The command that runs ``argv`` on this node; see :meth:`Machine.enter`."""
+        return self.enter(argv)
+
+    # -- slurmd
+
+    def start_slurmd(self) -> None:
+        """Start slurmd, unless it runs. It finds the jobs again that it had."""
+        self._undo.pop("slurmd", None)
+        if not self._slurmds():
+            self.start_daemon(
+                ["slurmd", "-D", "-f", str(self._paths.slurm_conf)], self._paths.log(f"slurmd.{self.name}")
+            )
+
+    def kill_slurmd(self) -> None:
+        """Kill slurmd (SIGKILL); the steps on the node go on."""
+        self._undo["slurmd"] = self.start_slurmd
+        for process in self._slurmds():
+            process.kill()
+        wait_until(lambda: not self._slurmds(), 10, f"slurmd of {self.name} to end")
+
+    def _slurmds(self) -> list[psutil.Process]:
+        return [process for process in super().processes() if _name(process) == "slurmd"]
+
+    # -- processes
+
+    def processes(self, *, with_slurm: bool = False) -> list[psutil.Process]:
+        """Every living process on this node: of jobs, and of commands run there. Pids are this machine's.
+
+        Args:
+            with_slurm: slurmd and slurmstepd too.
+        """
+        processes = super().processes()
+        return processes if with_slurm else [process for process in processes if _name(process) not in ("", *_SLURM)]
+
+    # -- faults
+
+    def slow_link(self, rate: str) -> None:
+        """Limit the node's cable in both directions to a rate of tc's syntax: ``200mbit``."""
+        self._undo["rate"] = self.fast_link
+        limit_rate(rate, INTERFACE, self)
+        limit_rate(rate, self.name, self._head)
+
+    def fast_link(self) -> None:
+        """Take the limit of ``slow_link`` away."""
+        if self._undo.pop("rate", None):
+            lift_limit(INTERFACE, self)
+            lift_limit(self.name, self._head)
+
+    def link_down(self) -> None:
+        """Pull the cable out, at the switch: connections are not closed, they just fall silent.
+
+        Slurm takes the node for down (``down*``) after some 13 s.
+        """
+        self._undo["link"] = self.link_up
+        ip(f"link set {self.name} down", of=self._head)
+
+    def link_up(self) -> None:
+        """Put the cable in again. A node that is already down comes back by itself in a minute, resumed in seconds."""
+        self._undo.pop("link", None)
+        ip(f"link set {self.name} up", of=self._head)
+
+    def cpu_quota(self, cores: float | None) -> None:
+        """Let all processes of the node have this many cores together (0.3: 30 % of one); None: no limit.
+
+        Raises:
+            ValueError: for less than 0.1, or when all nodes' quotas together would exceed the machine's cores.
+        """
+        self.quota.limit(cores)
+
+    @property
+    def cores(self) -> float | None:
+        """The quota in force; None: no limit."""
+        return self.quota.cores
+
+    def heal(self) -> None:
+        """Undo every fault but the quota."""
+        for undo in list(self._undo.values()):
+            undo()
+
+    def kill_leftovers(self) -> None:
+        """End whatever a test left running here."""
+        for process in self.processes():
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+
+
+def _name(process: psutil.Process) -> str:
+    """The program a process runs; empty when it has ended."""
+    try:
+        command = process.cmdline()
+    except psutil.NoSuchProcess:
+        return ""
+    # slurmstepd calls itself "slurmstepd: [7.0]".
+    return Path(command[0].split(":")[0]).name if command else ""
