@@ -43,7 +43,7 @@ class Rank:
                 self._build_bare()
             else:
                 device = open_device(job.device_type, control.local_rank)
-                self._arms = StudyArms(job.study, device, control.rank, job.ranks)
+                self._arms = StudyArms(job.study, device, control.rank, control.layout)
 
     def run(self) -> dict[str, dict[Loop, list[float]]]:
         """Time every block. Returns seconds by world size (as text) and loop; nothing for arms of other ranks."""

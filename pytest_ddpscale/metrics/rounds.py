@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.results.records import Measurement
 
@@ -99,21 +100,75 @@ def _age(measurement: Measurement) -> tuple[float, float]:
     return measurement.started_unix_s, measurement.block_s
 
 
-def arm_rounds(measurements: Sequence[Measurement], study_id: str, arm: Arm) -> dict[int, ArmRound]:
-    """All complete rounds of an arm, by number.
+def arm_rounds(
+    measurements: Iterable[Measurement], study_id: str, arm: Arm, ranks: Collection[int] | None = None
+) -> dict[int, ArmRound]:
+    """All complete rounds of one group of ranks of an arm, by number.
 
     A round in which a rank is missing is left out: its pace is unknown. So is a measurement with
     another batch than the arm's, whose throughput would be that of other work. Of a repeated measurement
     the earliest counts: a later one was made under other conditions than the rest of its round.
+
+    Args:
+        measurements: in any order.
+        study_id: which of them count.
+        arm: likewise.
+        ranks: the group; what other groups of the arm measured is passed over. None for ranks 0 … k-1 that are the
+            only ones: a further rank makes a round unusable.
     """
     found: dict[int, dict[int, Measurement]] = defaultdict(dict)
     wanted = (study_id, arm.name, arm.batch_size)
+    expected = frozenset(range(arm.world_size) if ranks is None else ranks)
     for measurement in measurements:
-        if (measurement.study, measurement.arm, measurement.batch_size) == wanted:
+        is_wanted = (measurement.study, measurement.arm, measurement.batch_size) == wanted
+        if is_wanted and (ranks is None or measurement.rank in expected):
             earlier = found[measurement.round].get(measurement.rank, measurement)
             found[measurement.round][measurement.rank] = min(earlier, measurement, key=_age)
     return {
-        number: ArmRound(number, tuple(ranks[rank] for rank in sorted(ranks)))
-        for number, ranks in sorted(found.items())
-        if set(ranks) == set(range(arm.world_size))
+        number: ArmRound(number, tuple(theirs[rank] for rank in sorted(theirs)))
+        for number, theirs in sorted(found.items())
+        if set(theirs) == expected
+    }
+
+
+def by_host(measurements: Iterable[Measurement]) -> dict[str, list[Measurement]]:
+    """What each node measured, by its host's name."""
+    found: dict[str, list[Measurement]] = defaultdict(list)
+    for measurement in measurements:
+        found[measurement.host].append(measurement)
+    return dict(sorted(found.items()))
+
+
+def ranks_on_node(measurements: Sequence[Measurement], arm: Arm) -> range:
+    """The ranks of a node that train an arm which fits it.
+
+    Args:
+        measurements: of that node in one study.
+        arm: from the node's first rank on.
+    """
+    first = min((one.rank - one.local_rank for one in measurements), default=0)
+    return range(first, first + arm.world_size)
+
+
+def group_rounds(
+    measurements: Sequence[Measurement], study_id: str, arm: Arm, layout: Layout
+) -> list[dict[int, ArmRound]]:
+    """Complete rounds of every group of ranks that trained the arm at the same time, that of rank 0 first."""
+    if layout.nodes == 1:
+        return [arm_rounds(measurements, study_id, arm)]
+    if not layout.fits_node(arm):
+        return [arm_rounds(measurements, study_id, arm, layout.groups(arm)[0])]
+    nodes = by_host(one for one in measurements if one.study == study_id and one.arm == arm.name).values()
+    inorder = sorted(nodes, key=lambda theirs: theirs[0].rank)
+    return [arm_rounds(theirs, study_id, arm, ranks_on_node(theirs, arm)) for theirs in inorder]
+
+
+def together(groups: Iterable[Mapping[int, ArmRound]]) -> dict[int, ArmRound]:
+    """Rounds of several groups as one: of each round the ranks of all groups of which it is complete."""
+    found: dict[int, list[Measurement]] = defaultdict(list)
+    for rounds in groups:
+        for number, arm_round in rounds.items():
+            found[number] += arm_round.ranks
+    return {
+        number: ArmRound(number, tuple(sorted(found[number], key=lambda one: one.rank))) for number in sorted(found)
     }

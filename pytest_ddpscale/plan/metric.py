@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_ddpscale.plan.study import Arm, ArmKind, Scaling
+from pytest_ddpscale.plan.study import Arm, ArmKind, Placement, Scaling
 from pytest_ddpscale.plan.workload import Workload
 
 Unit = Literal["img/s", "fraction", "x", "GiB", "ms"]
@@ -128,7 +128,7 @@ _ALL = (
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
 
 
-def measured_arm(metric: Metric, workload: Workload, world_size: int) -> Arm:
+def measured_arm(metric: Metric, workload: Workload, world_size: int, placement: Placement = "packed") -> Arm:
     """The arm whose blocks give this metric's value.
 
     Raises:
@@ -136,21 +136,22 @@ def measured_arm(metric: Metric, workload: Workload, world_size: int) -> Arm:
     """
     batch_size = _batch_size_per_gpu(metric.scaling, workload, world_size)
     is_alone = world_size == 1 and metric.measured == "ddp" and metric.baseline is None
-    return Arm("alone" if is_alone else metric.measured, world_size, batch_size)
+    return Arm("alone", 1, batch_size) if is_alone else Arm(metric.measured, world_size, batch_size, placement)
 
 
-def baseline_arm(metric: Metric, workload: Workload, world_size: int) -> Arm | None:
+def baseline_arm(metric: Metric, workload: Workload, world_size: int, placement: Placement = "packed") -> Arm | None:
     """The arm that the measured one is compared with; None if it stands for itself. Raises as `measured_arm`."""
     if metric.baseline is None:
         return None
-    size = 1 if metric.baseline == "alone" else world_size
-    return Arm(metric.baseline, size, _batch_size_per_gpu(metric.scaling, workload, size))
+    if metric.baseline == "alone":
+        return Arm("alone", 1, _batch_size_per_gpu(metric.scaling, workload, 1))
+    return Arm(metric.baseline, world_size, _batch_size_per_gpu(metric.scaling, workload, world_size), placement)
 
 
-def required_arms(metric: Metric, workload: Workload, world_size: int) -> list[Arm]:
+def required_arms(metric: Metric, workload: Workload, world_size: int, placement: Placement = "packed") -> list[Arm]:
     """Every arm that has to be timed for this metric, baseline first."""
-    baseline = baseline_arm(metric, workload, world_size)
-    return [*([baseline] if baseline else []), measured_arm(metric, workload, world_size)]
+    baseline = baseline_arm(metric, workload, world_size, placement)
+    return [*([baseline] if baseline else []), measured_arm(metric, workload, world_size, placement)]
 
 
 def _batch_size_per_gpu(scaling: Scaling, workload: Workload, world_size: int) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import Metric, required_arms
-from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Scaling, Study
+from pytest_ddpscale.plan.pairing import pair_study
+from pytest_ddpscale.plan.study import Arm, DeviceType, Placement, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 
 # Fewer rounds never decide: their spread says too little about the spread.
@@ -42,48 +44,119 @@ class Question:
         metric: what.
         workload: of which training.
         world_size: among how many ranks.
+        placement: on one node after the other, or over as many as there are.
     """
 
     metric: Metric
     workload: Workload
     world_size: int
+    placement: Placement = "packed"
+
+    @property
+    def arms(self) -> list[Arm]:
+        """Every arm that it needs, baseline first."""
+        return required_arms(self.metric, self.workload, self.world_size, self.placement)
 
 
-def build_plan(sku: str, device_type: DeviceType, questions: Iterable[Question], pace: Pace, seed: int = 0) -> Plan:
+Wanted = dict[tuple[Scaling, Workload], set[Arm]]
+
+
+def build_plan(
+    sku: str,
+    device_type: DeviceType,
+    questions: Iterable[Question],
+    pace: Pace,
+    seed: int = 0,
+    *,
+    nodes: int = 1,
+    ranks_per_node: int | None = None,
+) -> Plan:
     """One study per kind of scaling and workload, with every arm that any question needs.
 
     The first weak-scaling study, by name, on the most ranks also times them all at once without communication (the arm
-    ``each``), so that it can be said which rank is slow: under DDP all of them wait for the slowest.
+    ``each``), so that it can be said which rank is slow: under DDP all of them wait for the slowest. On several nodes
+    that is all ranks of the gang. Where weak scaling goes beyond a node, it is also measured on one node, two, four …
+    of them, so that it can be seen from where on it does not scale.
+
+    Args:
+        sku: canonical name.
+        device_type: ``cuda`` or ``cpu``.
+        questions: what is to be known.
+        pace: how long and how often arms are timed.
+        seed: of the random order of the arms.
+        nodes: on which the gang runs.
+        ranks_per_node: how many a node can have. As many as the largest arm needs are used where every arm fits a node.
 
     Raises:
-        ValueError: as `pytest_ddpscale.plan.metric.required_arms`; a loaded thresholds file never does.
+        ValueError: as `pytest_ddpscale.plan.metric.required_arms`, which a loaded thresholds file never does; or an arm
+            needs more ranks than all nodes have.
     """
-    arms: dict[tuple[Scaling, Workload], set[Arm]] = {}
+    arms: Wanted = {}
     for question in questions:
-        key = (question.metric.scaling, question.workload)
-        arms.setdefault(key, set()).update(required_arms(question.metric, question.workload, question.world_size))
-    _add_each(arms)
+        arms.setdefault((question.metric.scaling, question.workload), set()).update(question.arms)
+    layout = _layout(arms, nodes, ranks_per_node) if nodes > 1 else None
+    if layout is not None:
+        _add_whole_nodes(arms, layout)
+    _add_each(arms, layout)
     studies = tuple(
         Study(scaling, workload, tuple(sorted(wanted, key=_by_size)), pace.rounds, pace.block_s, pace.warmup_s)
         for (scaling, workload), wanted in arms.items()
     )
-    return Plan(sku, device_type, studies, seed)
+    pairs = pair_study(device_type) if layout is not None and _wants_pairs(studies, layout) else None
+    return Plan(sku, device_type, studies, seed, nodes, layout.ranks_per_node if layout else None, pairs)
 
 
-def _add_each(arms: dict[tuple[Scaling, Workload], set[Arm]]) -> None:
+def _wants_pairs(studies: Sequence[Study], layout: Layout) -> bool:
+    """Whether ranks of several nodes communicate, and there are nodes enough to tell which one is slow."""
+    return layout.nodes > 2 and not all(layout.fits_node(arm) for study in studies for arm in study.arms)
+
+
+def _layout(arms: Wanted, nodes: int, ranks_per_node: int | None) -> Layout:
+    if ranks_per_node is None:
+        raise ValueError(f"a plan for {nodes} nodes has to know how many ranks each has")
+    whole = Layout(nodes, ranks_per_node)
+    if not all(whole.fits_node(arm) for wanted in arms.values() for arm in wanted):
+        return whole
+    return Layout(nodes, _largest(arms))
+
+
+def _add_whole_nodes(arms: Wanted, layout: Layout) -> None:
+    for (scaling, workload), wanted in arms.items():
+        beyond = [arm.world_size for arm in wanted if arm.placement == "packed" and not layout.fits_node(arm)]
+        if scaling == "weak" and beyond:
+            wanted.update(Arm("ddp", size, workload.batch_size) for size in _doubling(layout, max(beyond)))
+
+
+def _doubling(layout: Layout, most: int) -> Iterator[int]:
+    """Ranks of one node, two, four … that are fewer than `most`, and more than one rank."""
+    size = layout.ranks_per_node
+    while size < most:
+        if size > 1:
+            yield size
+        size *= 2
+
+
+def _largest(arms: Wanted) -> int:
+    return max((arm.world_size for wanted in arms.values() for arm in wanted), default=1)
+
+
+def _add_each(arms: Wanted, layout: Layout | None) -> None:
     """One study is enough: a rank that computes slowly does so whatever it trains."""
-    largest = max((arm.world_size for wanted in arms.values() for arm in wanted), default=1)
-    candidates = [
-        (workload.name, workload, wanted)
-        for (scaling, workload), wanted in arms.items()
-        if scaling == "weak" and any(arm.world_size == largest for arm in wanted)
-    ]
-    has_it = any(arm.kind == "each" and arm.world_size == largest for wanted in arms.values() for arm in wanted)
-    if largest > 1 and candidates and not has_it:
+    sizes = {
+        key: max(arm.world_size for arm in wanted) for key, wanted in arms.items() if layout is None or key[0] == "weak"
+    }
+    largest = max(sizes.values(), default=1)
+    candidates = [key for key, size in sizes.items() if key[0] == "weak" and size == largest]
+    ranks = largest
+    if layout is not None:
+        fits = all(layout.fits_node(arm) for wanted in arms.values() for arm in wanted)
+        ranks = layout.ranks_per_node if fits else layout.world_size
+    has_it = any(arm.kind == "each" and arm.world_size == ranks for wanted in arms.values() for arm in wanted)
+    if (layout is not None or ranks > 1) and candidates and not has_it:
         # By name, so that the order of the questions changes no study.
-        _, workload, wanted = min(candidates, key=lambda candidate: candidate[0])
-        wanted.add(Arm("each", largest, workload.batch_size))
+        key = min(candidates, key=lambda candidate: candidate[1].name)
+        arms[key].add(Arm("each", ranks, key[1].batch_size))
 
 
-def _by_size(arm: Arm) -> tuple[int, str]:
-    return (arm.world_size, arm.kind)
+def _by_size(arm: Arm) -> tuple[int, str, str]:
+    return (arm.world_size, arm.kind, arm.placement)

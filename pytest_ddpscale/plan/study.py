@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.workload import Workload
 
 Scaling = Literal["weak", "strong"]
 ArmKind = Literal["alone", "each", "no_sync", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
+Placement = Literal["packed", "spread"]
 
 PLAN_SCHEMA_VERSION = 1
 # Of each block: it brings caches and queues to where they are in the middle of training. What happens once, such as
@@ -23,26 +26,32 @@ class Arm:
     """One setting inside a study.
 
     Attributes:
-        kind: ``alone`` is rank 0 without DDP while all other ranks idle; ``each`` is ranks
-            0 … world_size−1 all at once, without DDP; ``no_sync`` is the same ranks under
-            DistributedDataParallel that does not communicate; ``ddp`` is with communication.
-        world_size: ranks that train at the same time.
+        kind: ``alone`` is the first rank of a node without DDP while its others idle; ``each`` is world_size ranks
+            all at once, without DDP; ``no_sync`` is the same ranks under DistributedDataParallel that does not
+            communicate; ``ddp`` is with communication.
+        world_size: ranks that train together. What fits one node is trained by every node at once.
         batch_size: per-GPU batch, in images.
+        placement: ``packed`` fills a node before the next; ``spread`` takes as many nodes as there are.
     """
 
     kind: ArmKind
     world_size: int
     batch_size: int
+    placement: Placement = "packed"
 
     def __post_init__(self) -> None:
+        if self.placement not in ("packed", "spread"):
+            raise ValueError(f"placement of an arm is {self.placement!r}; expected packed or spread")
         for field in ("world_size", "batch_size"):
             if type(getattr(self, field)) is not int or getattr(self, field) < 1:
                 raise ValueError(f"{field} of an arm is {getattr(self, field)!r}; expected a whole number from 1 up")
 
     @property
     def name(self) -> str:
-        """``alone``, ``each@k``, ``no_sync@k`` or ``ddp@k``."""
-        return "alone" if self.kind == "alone" else f"{self.kind}@{self.world_size}"
+        """``alone``, ``each@k``, ``no_sync@k`` or ``ddp@k``; with ``-spread`` behind it if it is that."""
+        if self.kind == "alone":
+            return "alone"
+        return f"{self.kind}@{self.world_size}" + ("-spread" if self.placement == "spread" else "")
 
 
 @dataclass(frozen=True)
@@ -105,17 +114,56 @@ class Plan:
         sku: canonical name, for example ``a100-sxm4-80gb``.
         device_type: ``cuda`` (NCCL) or ``cpu`` (gloo).
         seed: of the random order of the arms in each round.
+        nodes: on which the gang runs.
+        ranks_per_node: of the gang; None on one node, which has as many as the largest arm needs.
+        pairs: how pairs of nodes are measured, if they are to be.
     """
 
     sku: str
     device_type: DeviceType
     studies: tuple[Study, ...]
     seed: int = 0
+    nodes: int = 1
+    ranks_per_node: int | None = None
+    pairs: PairStudy | None = None
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node is None:
+            if self.nodes != 1:
+                raise ValueError(f"a plan for {self.nodes!r} nodes does not say how many ranks each has")
+        elif self._most_ranks > Layout(self.nodes, self.ranks_per_node).world_size:
+            raise ValueError(f"a plan for {self.nodes} x {self.ranks_per_node} ranks has an arm of {self._most_ranks}")
 
     @property
     def world_size(self) -> int:
-        """Ranks one gang needs for all studies; 0 for an empty plan."""
+        """Ranks of one gang for all studies, on all nodes; 0 for an empty plan."""
+        return self.layout.world_size if self.studies or self.pairs else 0
+
+    @property
+    def layout(self) -> Layout:
+        """How the gang's ranks are numbered over the nodes."""
+        return Layout(self.nodes, self.ranks_per_node or max(self._most_ranks, 1))
+
+    @property
+    def _most_ranks(self) -> int:
         return max((study.world_size for study in self.studies), default=0)
+
+    def joined(self, other: Plan) -> Plan:
+        """This plan with the studies of another one on the same nodes, as measured by a further launch."""
+        per_node = None
+        if self.ranks_per_node is not None and other.ranks_per_node is not None:
+            per_node = max(self.ranks_per_node, other.ranks_per_node)
+        return replace(self, studies=(*self.studies, *other.studies), ranks_per_node=per_node)
+
+    @property
+    def study_ids(self) -> tuple[str, ...]:
+        """Of all studies, in the order in which a gang goes through them."""
+        return (*(study.id for study in self.studies), *([self.pairs.id] if self.pairs else []))
+
+    def fits_nodes(self, study_id: str) -> bool:
+        """Whether each node measures that study by itself, so that a lost node does not keep the others from it."""
+        study = self.study(study_id)
+        return study is not None and all(self.layout.fits_node(arm) for arm in study.arms)
 
     def study(self, study_id: str) -> Study | None:
         """The study of that id, or None."""
@@ -128,6 +176,9 @@ class Plan:
             "sku": self.sku,
             "device_type": self.device_type,
             "seed": self.seed,
+            "nodes": self.nodes,
+            "ranks_per_node": self.ranks_per_node,
+            "pairs": self.pairs.as_json() if self.pairs else None,
             "studies": [study.as_json() for study in self.studies],
         }
 
@@ -139,4 +190,7 @@ class Plan:
             device_type=data["device_type"],
             studies=tuple(Study.from_json(study) for study in data["studies"]),
             seed=data["seed"],
+            nodes=data.get("nodes", 1),
+            ranks_per_node=data.get("ranks_per_node"),
+            pairs=PairStudy.from_json(data["pairs"]) if data.get("pairs") else None,
         )

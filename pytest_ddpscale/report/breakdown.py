@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pytest_ddpscale.metrics.rounds import ArmRound, arm_rounds
+from pytest_ddpscale.metrics.rounds import ArmRound, group_rounds, together
 from pytest_ddpscale.metrics.step_times import PERCENTS, step_time_percentiles_ms
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.text import ABSENT
@@ -39,7 +39,7 @@ def breakdown(
     """A row for each arm that was measured, in the plan's order.
 
     Percentiles are over the raw steps of all ranks; throughput is the median over the rounds, at the slowest
-    rank's pace; memory is the most of any round.
+    rank's pace; memory is the most of any round. All groups of ranks count that trained an arm at the same time.
 
     Args:
         measurements: of the run.
@@ -52,7 +52,7 @@ def breakdown(
     rows = []
     for study in plan.studies:
         for arm in study.arms:
-            rounds = arm_rounds(by_study[study.id], study.id, arm)
+            rounds = together(group_rounds(by_study[study.id], study.id, arm, plan.layout))
             if rounds:
                 rows.append(Row((study.id, arm.name, *_cells(rounds, flops_per_image.get(study.id)))))
     return rows

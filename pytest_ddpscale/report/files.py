@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpscale.errors import WritingError
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
@@ -59,6 +60,8 @@ def _attempt(what: str, write: Callable[[], object]) -> str:
     """A full disk costs one file, not the others."""
     try:
         write()
+    except WritingError as error:
+        return f"{what} {error.found}. {error.action}"
     except OSError as error:
         return f"{what} could not be written: {error.strerror or error}"
     return ""

@@ -20,10 +20,11 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
     """
     whole = estimate(plan, isolate=isolate, img_per_s=img_per_s)
     device = "GPU" if plan.device_type == "cuda" else "core"
+    where = f" in {plan.nodes} nodes" if plan.nodes > 1 else ""
     studies = "1 study" if len(plan.studies) == 1 else f"{len(plan.studies)} studies"
     head = (
         f"ddpscale plan for {plan.sku}: {count_text(requirements, 'requirement')}, {studies}, "
-        f"about {whole.seconds / 60:.1f} min on {count_text(plan.world_size, device)} = "
+        f"about {whole.seconds / 60:.1f} min on {count_text(plan.world_size, device)}{where} = "
         f"{whole.device_hours:.2f} {device}-hours (at most {whole.most_seconds / 60:.1f} min)"
     )
     width = max((len(study.id) for study in plan.studies), default=0)

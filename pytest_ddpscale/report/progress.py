@@ -9,6 +9,8 @@ from typing import Any
 from pytest_ddpscale.plan.estimate import STARTUP_S, UNKNOWN, study_seconds
 from pytest_ddpscale.plan.study import Plan, Study
 
+_ENDED = {"budget": "time is up after ", "decided": "decided after "}
+
 
 class Progress:
     """Turns records, as they are written, into lines.
@@ -38,6 +40,7 @@ class Progress:
         self._settled: set[str] = set()
         self._img_per_s: dict[str, float] = {}
         self._last = ""
+        self._queued_for = ""
 
     def __call__(self, record: dict[str, Any]) -> None:
         """Take one record, or ``{}`` while waiting."""
@@ -50,8 +53,18 @@ class Progress:
             self._measured(record)
         elif kind == "study_end":
             self._end(record)
+        elif kind == "waiting":
+            self._queue(record["for"])
         elif not record:
             self._wait()
+
+    def _queue(self, state: str) -> None:
+        """Slurm has no nodes for us yet. Why not stays on the screen, and in a log; for how long passes."""
+        if state != self._queued_for:
+            self._queued_for = state
+            self._say(f"waiting for nodes: {state}", passing=False)
+        else:
+            self._say(f"waiting for nodes: {_clock(self._now() - self._begun)}", passing=True)
 
     def _begin(self, study_id: str) -> None:
         self._study = self._plan.study(study_id)
@@ -74,8 +87,12 @@ class Progress:
         seconds = self._now() - self._study_begun
         if record["reason"] == "error":
             self._say(f"{record['study']}: ERROR: {record['message']}", passing=False)
+        elif record["reason"] == "interrupted":
+            has_begun = self._study is not None and self._study.id == record["study"]
+            how_far = f"interrupted after {self._round} rounds" if has_begun else "not begun"
+            self._say(f"{record['study']}: {how_far}: {record['message']}", passing=False)
         else:
-            why = {"budget": "time is up after ", "decided": "decided after "}.get(record["reason"], "")
+            why = _ENDED.get(record["reason"], "")
             self._say(f"{record['study']}: {why}{self._round} rounds in {_clock(seconds)}", passing=False)
         self._study = None
 

@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pytest_ddpscale.metrics.rounds import ArmRound, arm_rounds
+from pytest_ddpscale.metrics.rounds import ArmRound, group_rounds
 from pytest_ddpscale.metrics.samples import Sample, efficiency_samples, strong_speedup_samples, throughput_samples
-from pytest_ddpscale.plan.study import Plan, Scaling
+from pytest_ddpscale.plan.study import Arm, Plan, Scaling
 from pytest_ddpscale.results.records import Measurement
 
 
@@ -70,18 +70,28 @@ class Series:
 
 
 def throughput_series(measurements: Iterable[Measurement], plan: Plan) -> list[Series]:
-    """A series per study of the plan of which a complete round was measured, in the plan's order."""
+    """A series per study of the plan of which a complete round was measured, in the plan's order.
+
+    Of what each of several nodes measured by itself, the node with rank 0, which is what more nodes are compared with.
+    Ranks that were spread over nodes are no point of a curve of packed ones.
+    """
     by_study: dict[str, list[Measurement]] = defaultdict(list)
     for measurement in measurements:
         by_study[measurement.study].append(measurement)
     found = []
     for study in plan.studies:
-        arms = [arm for arm in study.arms if arm.kind == "alone" or (arm.kind == "ddp" and arm.world_size > 1)]
-        rounds = {arm.world_size: arm_rounds(by_study[study.id], study.id, arm) for arm in arms}
+        packed = [arm for arm in study.arms if arm.placement == "packed"]
+        arms = [arm for arm in packed if arm.kind == "alone" or (arm.kind == "ddp" and arm.world_size > 1)]
+        rounds = {arm.world_size: _first_group(by_study[study.id], study.id, arm, plan) for arm in arms}
         measured = {world_size: by_number for world_size, by_number in rounds.items() if by_number}
         if measured:
             found.append(Series(study.scaling, study.workload.name, measured))
     return found
+
+
+def _first_group(measurements: Sequence[Measurement], study_id: str, arm: Arm, plan: Plan) -> dict[int, ArmRound]:
+    groups = group_rounds(measurements, study_id, arm, plan.layout)
+    return groups[0] if groups else {}
 
 
 def _points(samples: dict[int, list[Sample]]) -> list[Point]:

@@ -152,12 +152,13 @@ def margin_text(verdict: Verdict) -> str:
 def culprit_text(culprit: Culprit, full_uuid: bool = False) -> str:
     """Who is to blame and what was seen: ``GPU 3 (GPU-5d3a91c2…) on node7: 1.31× the median …``."""
     host = one_line(culprit.host)
-    device = _device(culprit, full_uuid)
-    who = {
-        "gpu": f"{device} on {host}",
-        "node": f"node {host}",
-        "link": f"link of {device} on {host}" if device else f"link of node {host}",
-    }[culprit.kind]
+    device = _device(culprit.gpu_index, culprit.gpu_uuid, full_uuid, always=culprit.kind == "gpu")
+    end = f"{device} on {host}" if device else f"node {host}"
+    who = {"gpu": end, "node": f"node {host}", "link": f"link of {end}"}[culprit.kind]
+    if culprit.kind == "link" and culprit.peer_host is not None:
+        peer_device = _device(culprit.peer_gpu_index, culprit.peer_gpu_uuid, full_uuid, always=False)
+        peer = one_line(culprit.peer_host)
+        who = f"link between {end} and {f'{peer_device} on {peer}' if peer_device else f'node {peer}'}"
     return f"{who}: {one_line(culprit.evidence)}"
 
 
@@ -178,13 +179,13 @@ def count_text(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _device(culprit: Culprit, full_uuid: bool) -> str:
-    uuid = one_line(culprit.gpu_uuid or "")
+def _device(index: int | None, found_uuid: str | None, full_uuid: bool, *, always: bool) -> str:
+    uuid = one_line(found_uuid or "")
     if uuid == "cpu":
-        return f"CPU rank {ABSENT if culprit.gpu_index is None else culprit.gpu_index}"
-    name = "GPU" if culprit.gpu_index is None else f"GPU {culprit.gpu_index}"
+        return f"CPU rank {ABSENT if index is None else index}"
+    name = "GPU" if index is None else f"GPU {index}"
     if not uuid:
-        return name if culprit.kind == "gpu" or culprit.gpu_index is not None else ""
+        return name if always or index is not None else ""
     # nvidia-smi and people know a GPU by the first group of its UUID.
     shown = uuid if full_uuid or len(uuid) <= 13 else f"{uuid[:12]}…"
     return f"{name} ({shown})"

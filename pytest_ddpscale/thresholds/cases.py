@@ -18,7 +18,7 @@ class Case:
     Attributes:
         requirement: the line of thresholds.yaml.
         workload: what it trains.
-        name: ``resnet152-fp16-8gpu``: the bracketed part of the test's name, unique within a metric.
+        name: ``resnet152-fp16-8gpu`` or ``…-8gpu-spread``: the bracketed part of the test's name, unique in a metric.
         where: ``file:line`` of the requirement.
         reference_img_per_s: throughput per GPU of the reference generation; None without `versus`.
         peak_tflops: of one GPU of the SKU in the workload's precision, dense; None if it is not known.
@@ -41,7 +41,8 @@ class Case:
     @property
     def question(self) -> Question:
         """What has to be measured to judge it."""
-        return Question(self.requirement.definition, self.workload, self.requirement.world_size)
+        requirement = self.requirement
+        return Question(requirement.definition, self.workload, requirement.world_size, requirement.placement)
 
 
 def device_type(sku: Sku) -> DeviceType:
@@ -75,6 +76,8 @@ def _floor_img_per_s(sku: Sku, workload: Workload) -> float | None:
 def _name(sku: Sku, requirement: Requirement) -> str:
     unit = "rank" if device_type(sku) == "cpu" else "gpu"
     name = f"{requirement.workload}-{requirement.world_size}{unit}"
+    if requirement.placement == "spread":
+        name += "-spread"
     if requirement.versus:
         name += f"-vs-{requirement.versus}"
     twins = [other for other in sku.requirements if other.key() == requirement.key()]

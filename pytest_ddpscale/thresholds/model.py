@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from pytest_ddpscale.plan.metric import METRICS, Metric, measured_arm
+from pytest_ddpscale.plan.study import Placement
 from pytest_ddpscale.plan.workload import Precision, Workload, incomparable_fields
 
 SCHEMA_VERSION = 1
@@ -63,6 +64,9 @@ class Requirement(_Strict):
     metric: MetricName
     workload: str = Field(description="A name under this SKU's `workloads`.")
     world_size: int = Field(1, ge=1, description="Ranks that train together.")
+    placement: Placement = Field(
+        "packed", description="`packed` fills a node before the next; `spread` deals the ranks to all nodes in turn."
+    )
     at_least: float | None = Field(None, gt=0, description="Lower bound, in the metric's unit.")
     at_most: float | None = Field(None, gt=0, description="Upper bound, in the metric's unit.")
     versus: str | None = Field(None, description="Reference SKU of a generation_ratio.")
@@ -89,6 +93,8 @@ class Requirement(_Strict):
             needs = "needs" if self.definition.takes_versus else "takes no"
             raise ValueError(f"{self.metric} {needs} `versus: SKU`")
         self._check_world_size()
+        if self.placement == "spread" and self.world_size == 1:
+            raise ValueError("placement spread says nothing about world_size 1; expected at least 2")
         return self
 
     def _check_world_size(self) -> None:
@@ -153,9 +159,9 @@ class Requirement(_Strict):
         assert value is not None  # _check_bound
         return value
 
-    def key(self) -> tuple[str, str, int, str | None]:
+    def key(self) -> tuple[str, str, int, Placement, str | None]:
         """What is measured; two requirements may share it and differ in bound and severity."""
-        return (self.metric, self.workload, self.world_size, self.versus)
+        return (self.metric, self.workload, self.world_size, self.placement, self.versus)
 
 
 class Detect(_Strict):
@@ -270,7 +276,7 @@ class Thresholds(_Strict):
             LookupError: the reference has no such figure. A loaded file never raises: it was checked.
         """
         reference = self.skus[requirement.versus or ""]
-        wanted = ("throughput_per_gpu", requirement.workload, requirement.world_size, None)
+        wanted = ("throughput_per_gpu", requirement.workload, requirement.world_size, requirement.placement, None)
         for candidate in reference.requirements:
             if candidate.key() == wanted and candidate.source.measured is not None:
                 return candidate.source.measured, candidate.source
@@ -367,4 +373,5 @@ def _why_incomparable(thresholds: Thresholds, workload: Workload, requirement: R
 
 
 def _label(requirement: Requirement) -> str:
-    return f"{requirement.metric} of {requirement.workload} at world size {requirement.world_size}"
+    placed = ", spread" if requirement.placement == "spread" else ""
+    return f"{requirement.metric} of {requirement.workload} at world size {requirement.world_size}{placed}"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from pytest_ddpscale.metrics.rounds import Rounds, arm_rounds
+from pytest_ddpscale.metrics.rounds import Rounds, group_rounds, together
 from pytest_ddpscale.metrics.stragglers import (
     MINIMUM_RELATIVE_GAP,
     MINIMUM_ROUNDS,
+    SlowNode,
     Straggler,
     find_stragglers,
     slow_nodes,
@@ -18,6 +21,7 @@ from pytest_ddpscale.plan.study import DeviceType, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.evidence import Evidence
+from pytest_ddpscale.verdict.slow_links import NOT_COMPUTATION, with_slow_links
 from pytest_ddpscale.verdict.verdict import Culprit, Verdict
 
 # Ranks on one CPU share its caches, its power and its neighbours; GPUs share little.
@@ -36,35 +40,95 @@ _SLOWED_BY_ONE_RANK = {
 }
 
 
-def with_culprits(verdict: Verdict, case: Case, study: Study, measured: Rounds, evidence: Evidence) -> Verdict:
+@dataclass(frozen=True)
+class Comparison:
+    """Who is slow among the ranks of a run, found out when it is first asked.
+
+    Attributes:
+        study: that is being judged: ranks are compared in it, if that was measured.
+        evidence: everything measured.
+    """
+
+    study: Study
+    evidence: Evidence
+
+    @cached_property
+    def peers(self) -> Peers:
+        """Ranks that computed by themselves at the same time."""
+        return peers_of(self.study, self.evidence)
+
+    @cached_property
+    def stragglers(self) -> list[Straggler]:
+        """Those of them that are slow, slowest first."""
+        return stragglers_of(self.peers.rounds, self.evidence.plan.device_type)
+
+    def slow_nodes_of(self, stragglers: Sequence[Straggler]) -> list[SlowNode]:
+        """Nodes of these stragglers of which all ranks are slow, slowest first."""
+        if self.evidence.plan.nodes == 1:
+            return slow_nodes(stragglers, self.peers.rounds)
+        # Its other ranks, too, are slow, whether or not they took part in what was judged.
+        hosts = {straggler.host for straggler in stragglers}
+        return [node for node in slow_nodes(self.stragglers, self.peers.rounds) if node.host in hosts]
+
+    def among(self, verdict: Verdict, measured: Rounds) -> list[Straggler]:
+        """Those that took part in what was judged."""
+        if self.evidence.plan.nodes == 1:
+            return [s for s in self.stragglers if s.rank < verdict.world_size]
+        # A rank's number is another one after a node was lost; its place stays.
+        places = {(one.host, one.local_rank) for arm_round in measured.values() for one in arm_round.ranks}
+        return [s for s in self.stragglers if (s.host, s.local_rank) in places]
+
+
+def with_culprits(verdict: Verdict, case: Case, compared: Comparison, measured: Rounds) -> Verdict:
     """The verdict with everybody named who stands out in the measurements, if it did not pass.
 
     Args:
         verdict: on `case`.
-        study: that was measured for it.
-        measured: complete rounds of the arm in question.
-        evidence: everything measured.
+        case: the requirement.
+        compared: who is slow.
+        measured: complete rounds of the arm in question; of several nodes, those that did not pass.
     """
     if verdict.outcome not in ("failed", "inconclusive") or verdict.culprits:
         return verdict
     if verdict.metric == "device_utilization":
         return _with_least_busy(verdict, measured) if verdict.outcome == "failed" else verdict
     if verdict.metric in _SLOWED_BY_ONE_RANK:
-        return _with_stragglers(verdict, case, peers_of(study, evidence), evidence.plan.device_type)
+        named = _with_stragglers(verdict, case, compared, measured)
+        return with_slow_links(named, compared.evidence, measured)
     return verdict
 
 
-def with_slow_baseline(verdict: Verdict, case: Case, study: Study, evidence: Evidence) -> Verdict:
-    """Relative to a slow GPU alone any number looks good: rank 0, which is the baseline, must not be the slow one."""
+def with_slow_baseline(verdict: Verdict, case: Case, compared: Comparison, baseline: Rounds) -> Verdict:
+    """Relative to a slow GPU alone any number looks good: the rank that is the baseline must not be the slow one.
+
+    Args:
+        verdict: on `case`.
+        case: the requirement.
+        compared: who is slow.
+        baseline: complete rounds of the arm that the measured one was compared with.
+    """
     if verdict.outcome != "passed" or METRICS[verdict.metric].baseline != "alone":
         return verdict
-    peers = peers_of(study, evidence)
-    first = [s for s in stragglers_of(peers.rounds, evidence.plan.device_type) if s.rank == 0]
-    if not first or (first[0].ambiguous and peers.keeps_floor(first[0], case)):
+    first = _slow_baseline(compared, baseline)
+    if first is None or (first.ambiguous and compared.peers.keeps_floor(first, case)):
         return verdict
-    culprit = Culprit("gpu", first[0].host, first[0].local_rank, first[0].device, first[0].evidence)
-    reason = f"rank 0, alone the baseline, is slow itself ({first[0].evidence}): relative to it everything looks good"
+    certain = _is_certain(first, case, compared.peers)
+    culprit = Culprit("gpu", first.host, first.local_rank, first.device, first.evidence, is_certain=certain)
+    who = "rank 0"
+    if compared.evidence.plan.nodes > 1:
+        who = f"rank {first.rank} on {first.host}"
+        for node in compared.slow_nodes_of([first]):
+            culprit = Culprit("node", node.host, None, None, node.evidence)
+    reason = f"{who}, alone the baseline, is slow itself ({first.evidence}): relative to it everything looks good"
     return replace(verdict, outcome="inconclusive", reason=reason, culprits=(culprit,))
+
+
+def _slow_baseline(compared: Comparison, baseline: Rounds) -> Straggler | None:
+    """The rank that is the baseline, if it is slow."""
+    if compared.evidence.plan.nodes == 1:
+        return next((s for s in compared.stragglers if s.rank == 0), None)
+    places = {(one.host, one.local_rank) for arm_round in baseline.values() for one in arm_round.ranks}
+    return next((s for s in compared.stragglers if (s.host, s.local_rank) in places), None)
 
 
 @dataclass(frozen=True)
@@ -103,7 +167,7 @@ def peers_of(study: Study, evidence: Evidence) -> Peers:
     if not arms:
         return Peers(None, {})
     best, largest = max(arms, key=lambda pair: (pair[0] == study, pair[1].world_size))
-    return Peers(best.workload, arm_rounds(evidence.measurements, best.id, largest))
+    return Peers(best.workload, together(group_rounds(evidence.measurements, best.id, largest, evidence.plan.layout)))
 
 
 def stragglers_of(rounds: Rounds, device_type: DeviceType) -> list[Straggler]:
@@ -111,15 +175,17 @@ def stragglers_of(rounds: Rounds, device_type: DeviceType) -> list[Straggler]:
     return find_stragglers(rounds, minimum_relative_gap=_MINIMUM_GAPS[device_type])
 
 
-def _with_stragglers(verdict: Verdict, case: Case, each: Peers, device_type: DeviceType) -> Verdict:
-    found = [s for s in stragglers_of(each.rounds, device_type) if s.rank < verdict.world_size]
+def _with_stragglers(verdict: Verdict, case: Case, compared: Comparison, measured: Rounds) -> Verdict:
+    each, found = compared.peers, compared.among(verdict, measured)
     if not found:
         return _with_note_on_computation(verdict, each.rounds)
-    nodes = slow_nodes(found, each.rounds)
+    nodes = compared.slow_nodes_of(found)
     whole = {node.host for node in nodes}
     culprits = [Culprit("node", node.host, None, None, node.evidence) for node in nodes]
     culprits += [
-        Culprit("gpu", s.host, s.local_rank, s.device, _evidence_on(s, case, each))
+        Culprit(
+            "gpu", s.host, s.local_rank, s.device, _evidence_on(s, case, each), is_certain=_is_certain(s, case, each)
+        )
         for s in found
         if s.host not in whole
     ]
@@ -135,6 +201,12 @@ def _with_stragglers(verdict: Verdict, case: Case, each: Peers, device_type: Dev
         slows = "slows all ranks" if verdict.outcome == "failed" and not found[0].ambiguous else "may slow all ranks"
         reason = f"{verdict.reason}; {seen}, {slows}"
     return replace(verdict, culprits=tuple(culprits), reason=reason)
+
+
+def _is_certain(straggler: Straggler, case: Case, each: Peers) -> bool:
+    """Whether it is this one of two: what the SKU should do says so."""
+    floor = each.floor_img_per_s(case)
+    return not straggler.ambiguous or (floor is not None and each.img_per_s(straggler) < floor)
 
 
 def _evidence_on(straggler: Straggler, case: Case, each: Peers) -> str:
@@ -156,7 +228,7 @@ def _with_note_on_computation(verdict: Verdict, each: Rounds) -> Verdict:
         return replace(verdict, reason=f"{verdict.reason}; no rank is the slow one in enough rounds to be named")
     if verdict.metric != "weak_scaling_efficiency":
         return verdict
-    note = "no rank is slow without communication: what is lost is lost in communication, or by all ranks alike"
+    note = f"{NOT_COMPUTATION}: what is lost is lost in communication, or by all ranks alike"
     return replace(verdict, notes=(*verdict.notes, note))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.verdict.by_node import UNDECIDED
 from pytest_ddpscale.verdict.caveats import HOST_BOUND
 from pytest_ddpscale.verdict.evaluation import judge
 from pytest_ddpscale.verdict.evidence import Evidence, evidence_of
@@ -51,6 +53,8 @@ class Decider:
 
     def needed_arms(self, study_id: str) -> list[str]:
         """Names of the arms of which further rounds may decide something; none once the study has told enough."""
+        if self._plan.pairs is not None and study_id == self._plan.pairs.id:
+            return [study_id] if self._is_any_link_in_question() else []
         study = self._plan.study(study_id)
         if study is None:
             return []
@@ -60,8 +64,28 @@ class Decider:
             return [arm.name for arm in study.arms]
         if not self._cases[study_id]:
             return [arm.name for arm in study.arms] if rounds < ROUNDS_WITHOUT_REQUIREMENTS else []
-        evidence = evidence_of(self._plan, measurements, records)
+        evidence = evidence_of(self._plan_of_those_there(study, measurements), measurements, records)
         return arms_needed(study, self._cases[study_id], evidence, self._confidence)
+
+    def _is_any_link_in_question(self) -> bool:
+        """Whether a requirement on ranks of several nodes is not met: then it is worth knowing which link is slow."""
+        for study_id, cases in self._cases.items():
+            apart = [case for case in cases if not self._fits_node(case)]
+            evidence = evidence_of(self._plan, self._measurements[study_id], self._records[study_id])
+            if not all(judge(case, evidence, self._confidence).passed for case in apart):
+                return True
+        return False
+
+    def _fits_node(self, case: Case) -> bool:
+        return all(self._plan.layout.fits_node(arm) for arm in arms_of(case.question))
+
+    def _plan_of_those_there(self, study: Study, measurements: Sequence[Measurement]) -> Plan:
+        """Where a node was lost nothing more can pass, but what is left of the gang may still be told good or bad."""
+        nodes = len({measurement.host for measurement in measurements})
+        ranks = nodes * self._plan.layout.ranks_per_node
+        if nodes >= self._plan.nodes or study.world_size > ranks:
+            return self._plan
+        return replace(self._plan, studies=(study,), nodes=nodes)
 
 
 def arms_needed(study: Study, cases: Sequence[Case], evidence: Evidence, confidence: float) -> list[str]:
@@ -81,5 +105,7 @@ def arms_needed(study: Study, cases: Sequence[Case], evidence: Evidence, confide
 
 
 def more_rounds_may_decide(verdict: Verdict) -> bool:
-    """Whether a verdict is open only because there are too few rounds."""
+    """Whether a verdict is open only because there are too few rounds, on any node."""
+    if any(note.startswith(UNDECIDED) for note in verdict.notes):
+        return True
     return verdict.outcome == "inconclusive" and HOST_BOUND not in verdict.notes

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from pytest_ddpscale.metrics.rounds import ArmRound, arm_rounds, rounds_begun
+from pytest_ddpscale.metrics.rounds import ArmRound, arm_rounds, ranks_on_node, rounds_begun, together
 from pytest_ddpscale.metrics.samples import (
     Sample,
     agreement_samples,
@@ -26,12 +27,13 @@ from pytest_ddpscale.metrics.samples import (
 )
 from pytest_ddpscale.plan.metric import baseline_arm, measured_arm
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.model import Source
+from pytest_ddpscale.verdict.by_node import NodeVerdict, combined, failed_nodes, judge_nodes, worst_per_round
 from pytest_ddpscale.verdict.caveats import with_host_bound, with_missing_rounds, with_plausibility, with_skipped_steps
-from pytest_ddpscale.verdict.culprits import with_culprits, with_slow_baseline
+from pytest_ddpscale.verdict.culprits import Comparison, with_culprits, with_slow_baseline
 from pytest_ddpscale.verdict.estimating import estimate_of
 from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.matching import arms_of, matching_study, why_no_study
@@ -50,7 +52,8 @@ def judge(case: Case, evidence: Evidence, confidence: float) -> Verdict:
     Returns:
         ``passed`` if the whole interval is on the good side of the bound, ``failed`` if the whole
         interval is on the bad side, ``inconclusive`` if the bound lies inside or there are too few
-        rounds, ``not_measured`` without data, ``error`` if the study broke.
+        rounds, ``not_measured`` without data, ``error`` if the study broke. What fits one node of several is
+        judged on each of them (`pytest_ddpscale.verdict.by_node`).
     """
     blank = _blank(case, confidence)
     question = case.question
@@ -59,22 +62,57 @@ def judge(case: Case, evidence: Evidence, confidence: float) -> Verdict:
         return replace(blank, reason=why_no_study(evidence.plan, question))
     if study.id in evidence.errors:
         return replace(blank, outcome="error", reason=evidence.errors[study.id])
-    rounds = rounds_of(question, study, evidence.measurements)
+    if study.id in evidence.interrupted:
+        return replace(blank, reason=evidence.interrupted[study.id])
+    if question.placement == "spread" and evidence.plan.nodes == 1:
+        return replace(blank, reason="needs at least 2 nodes to spread ranks over; this run had one")
+    if evidence.plan.layout.judged_by_node(question.arms):
+        return _judge_by_node(blank, case, study, evidence, confidence)
+    rounds = rounds_of(question, study, evidence)
+    due = _rounds_due(question, study, evidence)
+    verdict = _judge_rounds(blank, case, study, evidence, rounds, due, confidence)
+    if verdict.outcome == "not_measured":
+        return verdict
+    peers = Comparison(study, evidence)
+    verdict = with_slow_baseline(verdict, case, peers, rounds.baseline)
+    verdict = with_agreement(verdict, study, evidence)
+    return with_culprits(verdict, case, peers, rounds.measured)
+
+
+def _judge_by_node(blank: Verdict, case: Case, study: Study, evidence: Evidence, confidence: float) -> Verdict:
+    rounds, peers = rounds_by_node(case.question, study, evidence), Comparison(study, evidence)
+    due = _rounds_due(case.question, study, evidence)
+
+    def judge_node(host: str, confidence: float) -> NodeVerdict:
+        theirs = rounds[host]
+        verdict = _judge_rounds(blank, case, study, evidence, theirs, due, confidence)
+        return NodeVerdict(host, with_slow_baseline(verdict, case, peers, theirs.baseline), theirs.measured)
+
+    nodes = judge_nodes(judge_node, rounds, evidence.plan.nodes, confidence)
+    verdict = with_agreement(combined(blank, nodes, evidence), study, evidence)
+    alike = together(node.measured for node in nodes if node.verdict.outcome == verdict.outcome)
+    verdict = with_culprits(verdict, case, peers, alike)
+    return replace(verdict, culprits=(*verdict.culprits, *failed_nodes(nodes, verdict.culprits)))
+
+
+def _judge_rounds(
+    blank: Verdict, case: Case, study: Study, evidence: Evidence, rounds: Rounds, due: int, confidence: float
+) -> Verdict:
+    """The verdict that the numbers give, or what forbids it; `due` is how many rounds there should be."""
     samples = _samples(case, study, rounds, evidence)
     if not samples:
-        return replace(blank, reason=_why_no_samples(question, study, rounds))
+        return replace(blank, reason=_why_no_samples(case.question, study, rounds))
     verdict = _against_bound(blank, case, samples, confidence)
-    verdict = with_missing_rounds(verdict, _rounds_due(question, study, evidence))
+    verdict = with_missing_rounds(verdict, due)
     verdict = with_plausibility(verdict, evidence.plan)
     verdict = with_host_bound(verdict, case, evidence.plan, rounds.measured)
-    verdict = with_skipped_steps(verdict, rounds.measured)
-    verdict = with_slow_baseline(verdict, case, study, evidence)
-    verdict = with_agreement(verdict, study, evidence)
-    return with_culprits(verdict, case, study, rounds.measured, evidence)
+    return with_skipped_steps(verdict, rounds.measured)
 
 
 def samples_of(question: Question, evidence: Evidence) -> list[Sample]:
     """Per-round values of what a question asks, in the metric's unit; empty if it was not measured.
+
+    Of what several nodes measured, each for itself, the worst node's of each round.
 
     Raises:
         ValueError: the metric needs a number of the thresholds file.
@@ -82,7 +120,11 @@ def samples_of(question: Question, evidence: Evidence) -> list[Sample]:
     study = matching_study(evidence.plan, question)
     if study is None:
         return []
-    return _plain_samples(question, study, rounds_of(question, study, evidence.measurements), evidence)
+    if not evidence.plan.layout.judged_by_node(question.arms):
+        return _plain_samples(question, study, rounds_of(question, study, evidence), evidence)
+    nodes = rounds_by_node(question, study, evidence).values()
+    samples = [_plain_samples(question, study, rounds, evidence) for rounds in nodes]
+    return worst_per_round(samples, question.metric) if len(samples) >= evidence.plan.nodes else []
 
 
 @dataclass(frozen=True)
@@ -93,13 +135,31 @@ class Rounds:
     baseline: dict[int, ArmRound]
 
 
-def rounds_of(question: Question, study: Study, measurements: Sequence[Measurement]) -> Rounds:
-    """The complete rounds that answer a question."""
-    measured = measured_arm(question.metric, question.workload, question.world_size)
-    baseline = baseline_arm(question.metric, question.workload, question.world_size)
+def rounds_of(question: Question, study: Study, evidence: Evidence) -> Rounds:
+    """The complete rounds that answer a question: on several nodes those of the group with rank 0."""
+    layout = evidence.plan.layout
+    return _rounds(
+        question, study, evidence.measurements, lambda arm: None if layout.nodes == 1 else layout.groups(arm)[0]
+    )
+
+
+def rounds_by_node(question: Question, study: Study, evidence: Evidence) -> dict[str, Rounds]:
+    """The same of every node that took part in the study, by its host's name; its arms fit a node."""
+    nodes = evidence.by_node.get(study.id, {})
+    return {host: _rounds(question, study, theirs, partial(ranks_on_node, theirs)) for host, theirs in nodes.items()}
+
+
+def _rounds(
+    question: Question,
+    study: Study,
+    measurements: Sequence[Measurement],
+    ranks: Callable[[Arm], Sequence[int] | None],
+) -> Rounds:
+    asked = question.metric, question.workload, question.world_size, question.placement
+    measured, baseline = measured_arm(*asked), baseline_arm(*asked)
     return Rounds(
-        arm_rounds(measurements, study.id, measured),
-        arm_rounds(measurements, study.id, baseline) if baseline else {},
+        arm_rounds(measurements, study.id, measured, ranks(measured)),
+        arm_rounds(measurements, study.id, baseline, ranks(baseline)) if baseline else {},
     )
 
 

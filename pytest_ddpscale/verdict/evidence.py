@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
+from pytest_ddpscale.metrics.rounds import by_host
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.pair_record import PairMeasurement, pairs_of
 from pytest_ddpscale.results.records import Measurement, SeededStep, flops_of, seeded_steps_of, timed_arms_of
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
-from pytest_ddpscale.results.run_record import IMPORTED, errors_of, studies_that_ended
+from pytest_ddpscale.results.run_record import IMPORTED, errors_of, interruptions_of, studies_that_ended
 from pytest_ddpscale.verdict.contradictions import refuse_contradictions
 
 
@@ -21,10 +24,13 @@ class Evidence:
         plan: the studies that were to be measured.
         measurements: all of them, in any order.
         errors: message of every study that broke, by its id.
+        interrupted: what ended a study that did not break and did not get to its end, by its id.
         flops_per_image: floating-point operations of forward and backward pass, by study, where they were counted.
         seeded_steps: one record per rank of the step that it computed by itself, by study.
         timed_arms: names of the arms that a round timed, by study and number of the round: once a requirement is
             decided, arms that only it needed are left out. Empty where all arms were timed in every round.
+        pairs: what pairs of nodes reached, if they were measured to find a slow node or link.
+        hosts: names of all hosts that ever took part, measured or not, where they are known.
     """
 
     plan: Plan
@@ -33,6 +39,17 @@ class Evidence:
     flops_per_image: Mapping[str, float] = field(default_factory=dict)
     seeded_steps: Mapping[str, Sequence[SeededStep]] = field(default_factory=dict)
     timed_arms: Mapping[str, Mapping[int, Collection[str]]] = field(default_factory=dict)
+    interrupted: Mapping[str, str] = field(default_factory=dict)
+    hosts: Collection[str] = ()
+    pairs: Sequence[PairMeasurement] = ()
+
+    @cached_property
+    def by_node(self) -> Mapping[str, Mapping[str, Sequence[Measurement]]]:
+        """Measurements by study and by name of the host that made them. Made once: many requirements ask for it."""
+        studies: dict[str, list[Measurement]] = {}
+        for one in self.measurements:
+            studies.setdefault(one.study, []).append(one)
+        return {study: by_host(theirs) for study, theirs in studies.items()}
 
     def seeded_checksums(self, study_id: str) -> dict[int, str]:
         """Checksum of the seeded step, by rank; empty where none was computed.
@@ -55,14 +72,29 @@ def evidence_of(plan: Plan, measurements: Sequence[Measurement], records: Sequen
         records: all of them.
     """
     return Evidence(
-        plan, measurements, errors_of(records), flops_of(records), seeded_steps_of(records), timed_arms_of(records)
+        plan,
+        measurements,
+        errors_of(records),
+        flops_of(records),
+        seeded_steps_of(records),
+        timed_arms_of(records),
+        interruptions_of(records),
+        sorted({str(record["host"]) for record in records if record.get("kind") == "startup" and "host" in record}),
+        pairs_of(records),
     )
 
 
-def read_evidence(run: RunDirectory) -> Evidence:
+DIED = "the run died while measuring this, or before: no end of it was recorded"
+
+
+def read_evidence(run: RunDirectory, died: str = DIED) -> Evidence:
     """The evidence in a run directory.
 
     A study whose end was never recorded is an error: what killed it may be what it was to find.
+
+    Args:
+        run: the directory.
+        died: the message of such a study.
 
     Raises:
         RunDirectoryError: a file is broken, plan.json and run.json are not of one run, or measurements
@@ -77,14 +109,13 @@ def read_evidence(run: RunDirectory) -> Evidence:
     try:
         evidence = evidence_of(plan, run.read_measurements(), records)
     except (KeyError, TypeError, ValueError) as error:
-        raise broken_file(
-            run.measurements_jsonl, f"holds a seeded step, a count of FLOPs or an end of a round that is none ({error})"
-        ) from None
+        raise broken_file(run.measurements_jsonl, f"holds a record that is none of its kind ({error})") from None
     is_imported = record.get("status") == IMPORTED
     refuse_contradictions(run, plan, records, evidence.measurements, is_imported=is_imported)
     if not is_imported:
         ended = studies_that_ended(records)
-        died = "the run died while measuring this, or before: no end of it was recorded"
         unfinished = {study: died for study in ids if study not in ended}
-        evidence = replace(evidence, errors={**evidence.errors, **unfinished})
+        finish_it = f"--ddp-resume={run.path} finishes it"
+        interrupted = {study: f"interrupted: {why}; {finish_it}" for study, why in evidence.interrupted.items()}
+        evidence = replace(evidence, errors={**evidence.errors, **unfinished}, interrupted=interrupted)
     return evidence

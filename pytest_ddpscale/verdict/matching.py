@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pytest_ddpscale.plan.metric import required_arms
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -37,7 +36,7 @@ def why_no_study(plan: Plan, question: Question) -> str:
 
 def arms_of(question: Question) -> list[Arm]:
     """Every arm that the question needs, baseline first."""
-    return required_arms(question.metric, question.workload, question.world_size)
+    return question.arms
 
 
 def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.verdict.verdict import RunOutcome, Verdict
@@ -55,6 +56,48 @@ def _among_the_decided(verdicts: Sequence[Verdict], required: int) -> tuple[RunO
     return "accepted", count
 
 
+@dataclass(frozen=True)
+class Caveats:
+    """What keeps verdicts that are good enough from accepting a machine.
+
+    Attributes:
+        spoiled: names of test items that were skipped, or failed for something else than their verdict.
+        present: GPUs of the machine; 0 if unknown, or on a CPU.
+        covered: GPUs of which the verdicts say anything.
+        not_one_machine: why the studies were not all measured on the same devices; empty if they were.
+        is_simulated: nothing was measured.
+    """
+
+    spoiled: Sequence[str] = ()
+    present: int = 0
+    covered: int = 0
+    not_one_machine: str = ""
+    is_simulated: bool = False
+
+
+def qualified(outcome: RunOutcome, reason: str, caveats: Caveats) -> tuple[RunOutcome, str]:
+    """The outcome as it stands in view of the caveats, and why; one that is not good is left as it is."""
+    if outcome not in ("accepted", "partial"):
+        return outcome, reason
+    if caveats.is_simulated:
+        return "incomplete", f"simulated: no machine was measured ({reason})"
+    if caveats.not_one_machine:
+        return "incomplete", caveats.not_one_machine
+    if caveats.spoiled:
+        names = ", ".join(caveats.spoiled)
+        return "incomplete", f"{len(caveats.spoiled)} test items were skipped or failed otherwise: {names}"
+    idle = caveats.present - caveats.covered
+    if outcome == "accepted" and idle > 0:
+        return "partial", f"{reason}, but {idle} of {caveats.present} GPUs took no part in any of them"
+    return outcome, reason
+
+
+def may_accept(verdict: Verdict) -> bool:
+    """Whether a machine may be accepted because of this: a published bound that can reject was kept."""
+    is_kept = verdict.passed and verdict.severity == "fail" and not verdict.provisional
+    return is_kept and METRICS[verdict.metric].carries_acceptance
+
+
 def rests_on_published(verdicts: Sequence[Verdict]) -> bool:
     """Whether a published bound that can reject was kept by all devices together.
 
@@ -62,14 +105,7 @@ def rests_on_published(verdicts: Sequence[Verdict]) -> bool:
     the same says nothing about how fast they are.
     """
     largest = max((v.world_size for v in verdicts), default=0)
-    return any(
-        v.passed
-        and v.severity == "fail"
-        and not v.provisional
-        and v.world_size == largest
-        and METRICS[v.metric].carries_acceptance
-        for v in verdicts
-    )
+    return any(may_accept(v) and v.world_size == largest for v in verdicts)
 
 
 def lacks_only_measurements(verdicts: Sequence[Verdict]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_ddpscale.metrics.agreement import Disagreement, disagreeing_ranks, ranks_unlike_most
-from pytest_ddpscale.metrics.rounds import arm_rounds
+from pytest_ddpscale.metrics.rounds import group_rounds
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.verdict import Culprit, Verdict
@@ -37,15 +37,18 @@ def disagreements(study: Study, evidence: Evidence) -> list[Disagreement]:
     The most ranks have the first word: of two that differ, they may tell who is the odd one.
     """
     seeded = evidence.seeded_checksums(study.id)
-    found: dict[int, Disagreement] = {}
+    by_themselves = _by_themselves(study, evidence)
+    # Of several nodes, all ranks together are more than any group that fits one.
+    found = {odd.rank: odd for odd in by_themselves} if evidence.plan.nodes > 1 else {}
     together = [arm for arm in study.arms if arm.kind == "ddp" and arm.world_size > 1]
     for arm in sorted(together, key=lambda arm: -arm.world_size):
-        odd = disagreeing_ranks(arm_rounds(evidence.measurements, study.id, arm), seeded)
-        told_apart = any(o.rank in found and not found[o.rank].ambiguous for o in odd)
-        for disagreement in odd:
-            if not (disagreement.ambiguous and told_apart):
-                found.setdefault(disagreement.rank, disagreement)
-    for disagreement in _by_themselves(study, evidence):
+        for rounds in group_rounds(evidence.measurements, study.id, arm, evidence.plan.layout):
+            odd = disagreeing_ranks(rounds, seeded)
+            told_apart = any(o.rank in found and not found[o.rank].ambiguous for o in odd)
+            for disagreement in odd:
+                if not (disagreement.ambiguous and told_apart):
+                    found.setdefault(disagreement.rank, disagreement)
+    for disagreement in by_themselves:
         found.setdefault(disagreement.rank, disagreement)
     return [found[rank] for rank in sorted(found)]
 

@@ -19,10 +19,14 @@ class Culprit:
 
     Attributes:
         kind: ``gpu``, ``node`` or ``link``.
-        host: host name.
+        host: host name; of a link that of one end.
         gpu_index: local rank of the device on its host; None for a whole node.
         gpu_uuid: as NVML has it; ``cpu`` without a GPU; None for a whole node.
         evidence: what was seen, in numbers.
+        peer_host: host name of a link's other end; None of anything else.
+        peer_gpu_index: as `gpu_index`, of that end.
+        peer_gpu_uuid: as `gpu_uuid`, of that end.
+        is_certain: False if of two that differ either may be the odd one: no machine is drained for that.
     """
 
     kind: Literal["gpu", "node", "link"]
@@ -30,6 +34,10 @@ class Culprit:
     gpu_index: int | None
     gpu_uuid: str | None
     evidence: str
+    peer_host: str | None = None
+    peer_gpu_index: int | None = None
+    peer_gpu_uuid: str | None = None
+    is_certain: bool = True
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ import time
 STARTED_UNIX_S = time.time()  # before torch is imported: the import is part of the start-up that is reported
 
 import argparse  # noqa: E402
+import faulthandler  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
-import socket  # noqa: E402
+import signal  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
 from datetime import timedelta  # noqa: E402
@@ -19,11 +20,15 @@ import torch  # noqa: E402
 import torchvision  # noqa: E402
 
 from pytest_ddpscale import __version__  # noqa: E402
+from pytest_ddpscale.orphans import die_with_parent  # noqa: E402
+from pytest_ddpscale.results.rank_status import FINISHED  # noqa: E402
 from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically  # noqa: E402
 from pytest_ddpscale.worker.control import Control, connect  # noqa: E402
 from pytest_ddpscale.worker.device import open_device  # noqa: E402
-from pytest_ddpscale.worker.gang import Gang, Whereabouts  # noqa: E402
+from pytest_ddpscale.worker.gang import Gang  # noqa: E402
+from pytest_ddpscale.worker.host import host_name  # noqa: E402
 from pytest_ddpscale.worker.pinning import pin_to_cores  # noqa: E402
+from pytest_ddpscale.worker.whereabouts import Whereabouts, whereabouts_of  # noqa: E402
 
 IMPORTED_UNIX_S = time.time()
 # What changes how fast ranks train or talk.
@@ -61,7 +66,7 @@ def startup_record(control: Control, device_id: str, device_name: str) -> dict[s
         "rank": control.rank,
         "local_rank": control.local_rank,
         "world_size": control.world_size,
-        "host": socket.gethostname(),
+        "host": host_name(),
         "pid": os.getpid(),
         "device": device_id,
         "device_name": device_name,
@@ -89,13 +94,20 @@ def run(arguments: argparse.Namespace, whereabouts: Whereabouts) -> None:
     directory = RunDirectory(arguments.run_dir)
     plan = directory.read_plan()
     control = connect(timedelta(seconds=arguments.timeout_s))
+    whereabouts.rank = control.rank
+    whereabouts.phase = "joining the gang"
     if plan.device_type == "cpu":
         pin_to_cores(control.local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
     device = open_device(plan.device_type, control.local_rank)
+    device.on_step = whereabouts.count_step
     gang = Gang(plan, control, device, directory, whereabouts, arguments.deadline_unix_s, steered=arguments.steered)
     gang.announce(startup_record(control, device.id, device.name))
-    with gang.process_group(timedelta(seconds=arguments.timeout_s)):
+    timeout = timedelta(seconds=arguments.timeout_s)
+    with gang.process_group(timeout):
         for study_id in arguments.studies.split(","):
+            if plan.pairs is not None and study_id == plan.pairs.id:
+                gang.run_pairs(plan.pairs, timeout)
+                continue
             study = plan.study(study_id)
             if study is None:
                 raise RuntimeError(f"plan.json has no study {study_id}")
@@ -103,11 +115,11 @@ def run(arguments: argparse.Namespace, whereabouts: Whereabouts) -> None:
 
 
 def report_failure(run_dir: Path, error: BaseException, whereabouts: Whereabouts) -> None:
-    """Leave a file that says who failed, where and with what: a killed log may not."""
-    rank = int(os.environ.get("RANK", "-1"))
+    """Tell the node's agent who failed, where and with what, or leave it in a file: a killed log may not say."""
+    rank = whereabouts.rank if whereabouts.rank >= 0 else int(os.environ.get("RANK", "-1"))
     report = {
         "rank": rank,
-        "host": socket.gethostname(),
+        "host": host_name(),
         "study": whereabouts.study,
         "arm": whereabouts.arm,
         "round": whereabouts.round,
@@ -116,6 +128,8 @@ def report_failure(run_dir: Path, error: BaseException, whereabouts: Whereabouts
         "message": str(error),
         "unix_s": time.time(),
     }
+    if whereabouts.tell_failure(report):
+        return
     name = f"rank-{rank}.error.json"
     write_atomically(run_dir / "logs" / name, json.dumps(report, ensure_ascii=False) + "\n")
 
@@ -123,13 +137,17 @@ def report_failure(run_dir: Path, error: BaseException, whereabouts: Whereabouts
 def main() -> int:
     """Run the rank. Returns the exit code: 0, or 1 after a failure that was reported."""
     arguments = parse_arguments(sys.argv[1:])
-    whereabouts = Whereabouts()
+    die_with_parent()
+    # torchrun ends ranks by SIGTERM: where they were is then in their log.
+    faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
+    whereabouts = whereabouts_of(os.environ)
     try:
         run(arguments, whereabouts)
     except Exception as error:
         traceback.print_exc()
         report_failure(arguments.run_dir, error, whereabouts)
         return 1
+    whereabouts.phase = FINISHED
     return 0
 
 

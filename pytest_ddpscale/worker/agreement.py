@@ -17,14 +17,14 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def align(model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
     """Make all replicas of a group bit for bit the same, so that DDP keeps them so.
 
-    Parameters and floating-point buffers become those of rank 0, which has trained in every arm of
-    the study. Momentum is set to zero on every rank rather than broadcast: it may belong to other
-    data on each rank, zeros need no communication, and no step takes another time for them.
+    Parameters and floating-point buffers become those of the group's first rank. Momentum is set to zero on every
+    rank rather than broadcast: it may belong to other data on each rank, zeros need no communication, and no step
+    takes another time for them.
 
     Args:
         model: its tensors may have any strides.
         optimizer: `torch.optim.SGD` with momentum.
-        group: whose first rank is global rank 0.
+        group: of the ranks that train together; all of them call this at the same time.
     """
     buffers = (buffer for buffer in model.buffers() if buffer.is_floating_point())
     with torch.no_grad():
@@ -46,9 +46,9 @@ def checksum(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def _broadcast(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """From global rank 0, in one collective over a contiguous copy."""
+    """From the group's first rank, in one collective over a contiguous copy."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    dist.broadcast(flat, src=0, group=group)
+    dist.broadcast(flat, src=dist.get_global_rank(group, 0), group=group)
     pieces = flat.split([tensor.numel() for tensor in tensors])
     for tensor, piece in zip(tensors, pieces, strict=True):
         tensor.copy_(piece.view(tensor.shape))

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Study
 from pytest_ddpscale.worker.agreement import align, checksum
 from pytest_ddpscale.worker.device import Device, Timing
@@ -27,15 +28,15 @@ class StudyArms:
         study: what to time.
         device: where.
         rank: global rank of this process.
-        world_size: ranks in the gang; all of them construct this object at the same time.
+        layout: of the gang; all its ranks construct this object at the same time.
 
     Raises:
         RuntimeError: the gang has too few ranks, or the device cannot train in that precision.
     """
 
-    def __init__(self, study: Study, device: Device, rank: int, world_size: int) -> None:
-        if study.world_size > world_size:
-            raise RuntimeError(f"study {study.id} needs {study.world_size} ranks; this gang has {world_size}")
+    def __init__(self, study: Study, device: Device, rank: int, layout: Layout) -> None:
+        if study.world_size > layout.world_size:
+            raise RuntimeError(f"study {study.id} needs {study.world_size} ranks; this gang has {layout.world_size}")
         device.check(study.workload.precision)
         torch.backends.cudnn.benchmark = study.workload.cudnn_benchmark
         # By default cuDNN convolves fp32 in TF32 from Ampere on: 10 bits of mantissa are another precision.
@@ -43,7 +44,7 @@ class StudyArms:
         self._study = study
         self._device = device
         self._rank = rank
-        self._groups = make_groups(study.arms)
+        self._groups = make_groups(study.arms, layout)
         self._model = build_model(study.workload, device.torch_device)
         self._replicas = Replicas(self._model, device, self._groups, compiled=study.workload.compile)
         self._batches: dict[int, Batch] = {}
@@ -86,9 +87,8 @@ class StudyArms:
         self._batches.clear()
         # Wrappers before the groups they communicate in.
         del self._replicas, self._model
-        for group in self._groups.values():
-            if group is not None:
-                dist.destroy_process_group(group)
+        for group in set(self._groups.values()):
+            dist.destroy_process_group(group)
         self._device.release()
 
     def _trainer(self, arm: Arm, replica: Replica) -> Trainer:

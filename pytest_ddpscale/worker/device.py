@@ -41,11 +41,19 @@ class Timing:
 
 
 class Device(Protocol):
-    """The device one rank trains on."""
+    """The device one rank trains on.
+
+    Attributes:
+        id: GPU UUID, or ``cpu``.
+        name: as the driver or the system gives it.
+        backend: of torch.distributed.
+        on_step: called after each timed step, on the host; does nothing at first.
+    """
 
     id: str
     name: str
     backend: str
+    on_step: Callable[[], None]
 
     @property
     def torch_device(self) -> torch.device:
@@ -70,6 +78,7 @@ class CpuDevice:
     backend = "gloo"
 
     def __init__(self) -> None:
+        self.on_step = _nothing
         self.id = "cpu"
         self.name = platform.processor() or platform.machine()
 
@@ -90,6 +99,7 @@ class CpuDevice:
         for _ in range(steps):
             step()
             marks.append(time.perf_counter())
+            self.on_step()
         block_s = marks[-1] - marks[0]
         busy = (time.process_time() - cpu_s) / (block_s * torch.get_num_threads())
         step_s = tuple(end - begin for begin, end in itertools.pairwise(marks))
@@ -109,6 +119,7 @@ class CudaDevice:
     backend = "nccl"
 
     def __init__(self, local_rank: int) -> None:
+        self.on_step = _nothing
         if local_rank >= torch.cuda.device_count():
             raise RuntimeError(f"local rank {local_rank} has no GPU: torch sees {torch.cuda.device_count()}")
         torch.cuda.set_device(local_rank)
@@ -146,6 +157,7 @@ class CudaDevice:
         for event in events[1:]:
             step()
             event.record()
+            self.on_step()
         torch.cuda.synchronize(self._device)
         ended_unix_s = time.time()
         pairs = itertools.pairwise(events)
@@ -166,6 +178,10 @@ class CudaDevice:
 def open_device(device_type: DeviceType, local_rank: int) -> Device:
     """The device of this rank. Raises RuntimeError if there is none."""
     return CudaDevice(local_rank) if device_type == "cuda" else CpuDevice()
+
+
+def _nothing() -> None:
+    """Nobody listens to steps."""
 
 
 def _has_kernels(architectures: list[str], capability: tuple[int, int]) -> bool:

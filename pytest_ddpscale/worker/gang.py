@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import socket
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm, Plan, Study
-from pytest_ddpscale.results.records import Measurement, StudyEnd
+from pytest_ddpscale.results.records import BEFORE_ROUNDS, Measurement, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.worker.arms import StudyArms, arm_order, steps_for_block
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.flops import workload_flops_record
+from pytest_ddpscale.worker.host import host_name
+from pytest_ddpscale.worker.pairs import PairSearch
 from pytest_ddpscale.worker.seeded import seeded_step
 from pytest_ddpscale.worker.steering import needed_arms
+from pytest_ddpscale.worker.whereabouts import Whereabouts
 
 # Judging takes a tenth of a second; more than this, and another round is the better use of the time.
 STEERING_PATIENCE_S = 5.0
-
-
-@dataclass
-class Whereabouts:
-    """Where a rank is, for the report if it fails there."""
-
-    phase: str = "start-up"
-    study: str | None = None
-    arm: str | None = None
-    round: int | None = None
 
 
 class Gang:
@@ -70,7 +63,8 @@ class Gang:
         self._whereabouts = whereabouts
         self._deadline_unix_s = deadline_unix_s
         self._steered = steered
-        self._host = socket.gethostname()
+        self._host = host_name()
+        self._layout = control.layout
 
     @contextmanager
     def process_group(self, timeout: timedelta) -> Iterator[None]:
@@ -97,7 +91,8 @@ class Gang:
         here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
         if self._is_first:
             self._directory.append_record({"kind": "study_start", "study": study.id, "unix_s": time.time()})
-        arms = StudyArms(study, self._device, self._control.rank, self._control.world_size)
+        refuse_other_layout(study, self._plan.layout, self._layout)
+        arms = StudyArms(study, self._device, self._control.rank, self._layout)
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
         reason = self._run_rounds(study, arms, steps)
@@ -105,6 +100,28 @@ class Gang:
         arms.close()
         if self._is_first:
             self._directory.append_record(StudyEnd(study.id, reason).as_json())
+
+    def run_pairs(self, study: PairStudy, timeout: timedelta) -> None:
+        """Measure pairs of nodes until it is known which node or link is slow, if the supervisor wants to know."""
+        here = self._whereabouts
+        here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
+        key = f"{study.id}/wanted"
+        if self._is_first:
+            self._directory.append_record({"kind": "study_start", "study": study.id, "unix_s": time.time()})
+            wanted = (
+                needed_arms(self._directory, study.id, BEFORE_ROUNDS, STEERING_PATIENCE_S) if self._steered else None
+            )
+            self._control.say(key, wanted is None or bool(wanted))
+        reason = "decided"
+        if self._control.hear(key):
+            search = PairSearch(study, self._device, self._control, self._write, here, timeout, self._deadline_unix_s)
+            reason = search.run()
+        if self._is_first:
+            self._directory.append_record(StudyEnd(study.id, reason).as_json())
+
+    def _write(self, records: list[dict[str, Any]]) -> None:
+        for record in records:
+            self._directory.append_record(record)
 
     @property
     def _is_first(self) -> bool:
@@ -148,27 +165,30 @@ class Gang:
         here = self._whereabouts
         here.arm, here.round, here.phase = arm.name, number, "timed block"
         key = f"{study.id}/{number}/{arm.name}"
-        record = None
-        if self._control.rank < arm.world_size:
+        record, ranks = None, self._layout.ranks([arm])
+        if self._control.rank in ranks:
             record = self._measurement(study, arm, number, arms.time_block(arm, steps)).as_json()
         here.phase = "gathering"
-        self._gather_and_write(key, range(arm.world_size), record)
+        self._gather_and_write(key, ranks, record)
 
-    def _gather_and_write(self, key: str, ranks: range, record: dict[str, Any] | None) -> None:
+    def _gather_and_write(self, key: str, ranks: Sequence[int], record: dict[str, Any] | None) -> None:
         """Rank 0 writes the records of `ranks`; nobody goes on before they are on disk."""
         if record is not None:
             self._control.say(f"{key}/{self._control.rank}", record)
         if self._is_first:
-            for rank in ranks:
-                self._directory.append_record(self._control.take(f"{key}/{rank}"))
+            self._directory.append_records(self._control.hear_all([f"{key}/{rank}" for rank in ranks]))
             self._control.say(f"{key}/done", True)
         else:
-            self._control.hear(f"{key}/done")
+            self._control.wait_for(f"{key}/done")
+        if record is not None:
+            # Each its own, so that nobody waits for rank 0 to do it for all.
+            self._control.forget(f"{key}/{self._control.rank}")
 
     def _examine(self, study: Study, arms: StudyArms) -> None:
         """Before anything has trained: what every rank computes by itself, and what an image costs."""
         record: dict[str, Any] | None = None
-        if self._control.rank < study.world_size:
+        ranks = self._layout.ranks(study.arms)
+        if self._control.rank in ranks:
             record = {
                 "kind": "seeded_step",
                 "study": study.id,
@@ -178,7 +198,7 @@ class Gang:
                 "device": self._device.id,
                 **seeded_step(arms.model, study.workload),
             }
-        self._gather_and_write(f"{study.id}/seeded-step", range(study.world_size), record)
+        self._gather_and_write(f"{study.id}/seeded-step", ranks, record)
         flops = workload_flops_record(study, arms.model) if self._is_first else None
         if flops is not None:
             self._directory.append_record(flops)
@@ -193,8 +213,9 @@ class Gang:
         for arm in study.arms:
             self._whereabouts.arm, self._whereabouts.phase = arm.name, "warm-up"
             key = f"{study.id}/warm-up/{arm.name}"
-            if self._control.rank < arm.world_size:
+            if self._control.rank in self._layout.ranks([arm]):
                 self._warm_up_arm(study, arms, arm, key)
+            self._whereabouts.phase = "gathering"  # also who took no part: a rank in the phase before is behind
             steps[arm.name] = int(self._control.hear(f"{key}/steps"))
         return steps
 
@@ -243,3 +264,20 @@ class Gang:
             skipped_steps=timing.skipped_steps,
             parameters_checksum=timing.parameters_checksum,
         )
+
+
+def refuse_other_layout(study: Study, planned: Layout, found: Layout) -> None:
+    """Refuse to measure something else than what was planned: after the loss of a node, ``spread`` is over fewer.
+
+    Raises:
+        RuntimeError: ranks of an arm would be on other nodes than the plan has them on.
+    """
+    for arm in study.arms:
+        if arm.world_size > found.world_size:
+            return  # which has a message of its own
+        fits = planned.fits_node(arm)
+        if fits != found.fits_node(arm) or (not fits and planned.groups(arm) != found.groups(arm)):
+            raise RuntimeError(
+                f"{arm.name} of {study.id} is planned for {planned.nodes} nodes of {planned.ranks_per_node} ranks; "
+                f"this gang has {found.nodes} of {found.ranks_per_node}"
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,13 +12,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.study import Arm, Placement
 from pytest_ddpscale.worker.device import Device
 
 # Small enough for random labels to leave every loss finite; it does not change what is timed.
 LEARNING_RATE = 1e-3
 # Arms in which DistributedDataParallel wraps the model.
 WRAPPED_KINDS = ("no_sync", "ddp")
+# What tells apart the groups that one rank is in: of each size and placement it is in one at most.
+Crew = tuple[int, Placement]
 
 
 class StepCounter:
@@ -78,19 +82,19 @@ class Replicas:
     Args:
         model: the untrained model.
         device: where it is.
-        groups: process group by its size; None where this rank is no part of it.
+        groups: that this rank is in, as `make_groups` made them.
         compiled: whether torch.compile is applied.
     """
 
     def __init__(
-        self, model: nn.Module, device: Device, groups: dict[int, dist.ProcessGroup | None], *, compiled: bool
+        self, model: nn.Module, device: Device, groups: Mapping[Crew, dist.ProcessGroup], *, compiled: bool
     ) -> None:
         self._model = model
         self._device = device
         self._groups = groups
         self._compiled = compiled
         self._shared = None if compiled else Weights(model)
-        self._replicas: dict[tuple[str, int], Replica] = {}
+        self._replicas: dict[tuple[str, Crew | None], Replica] = {}
 
     def of(self, arm: Arm) -> Replica:
         """What an arm trains. All ranks of an arm ask for it at the same time: a wrapper's making communicates."""
@@ -104,37 +108,54 @@ class Replicas:
 
         Under torch.compile a replica trains in its own arm only and never leaves the others.
         """
-        return None if self._compiled or arm.kind != "ddp" else self._groups[arm.world_size]
+        return None if self._compiled or arm.kind != "ddp" else self._groups[crew(arm)]
 
     def idle_bytes(self, arm: Arm) -> int:
         """Device memory that other arms' replicas hold while this one trains; 0 where the device does not count."""
         key = self._key(arm)
         return sum(replica.held_bytes for other, replica in self._replicas.items() if other != key)
 
-    def _key(self, arm: Arm) -> tuple[str, int]:
+    def _key(self, arm: Arm) -> tuple[str, Crew | None]:
         if self._compiled:
-            return arm.kind, arm.world_size
-        return ("ddp", arm.world_size) if arm.kind in WRAPPED_KINDS else ("plain", 0)
+            return arm.kind, crew(arm)
+        return ("ddp", crew(arm)) if arm.kind in WRAPPED_KINDS else ("plain", None)
 
     def _make(self, arm: Arm) -> Replica:
         before_bytes = self._device.allocated_bytes()
         weights = self._shared or Weights(copy.deepcopy(self._model))
-        wrapper = self._wrap(weights.model, arm.world_size) if arm.kind in WRAPPED_KINDS else None
+        wrapper = self._wrap(weights.model, arm) if arm.kind in WRAPPED_KINDS else None
         call: Any = weights.model if wrapper is None else wrapper
         if self._compiled:
             # After DDP, as its optimizer splits graphs at the gradient buckets.
             call = torch.compile(call)
         return Replica(weights, wrapper, call, self._device.allocated_bytes() - before_bytes)
 
-    def _wrap(self, model: nn.Module, size: int) -> DistributedDataParallel:
+    def _wrap(self, model: nn.Module, arm: Arm) -> DistributedDataParallel:
         device = self._device.torch_device
         ids = [device.index] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids, process_group=self._groups[size])
+        return DistributedDataParallel(model, device_ids=ids, process_group=self._groups[crew(arm)])
 
 
-def make_groups(arms: tuple[Arm, ...]) -> dict[int, dist.ProcessGroup | None]:
-    """A process group for each size that an arm under DDP has; all ranks of the gang take part."""
-    sizes = sorted({arm.world_size for arm in arms if arm.kind in WRAPPED_KINDS})
-    groups = {size: dist.new_group(ranks=list(range(size))) for size in sizes}
-    # A rank outside a group gets a placeholder for it.
-    return {size: group if isinstance(group, dist.ProcessGroup) else None for size, group in groups.items()}
+def crew(arm: Arm) -> Crew:
+    """What the group of ranks that train an arm is known by."""
+    return arm.world_size, arm.placement
+
+
+def make_groups(arms: Sequence[Arm], layout: Layout) -> dict[Crew, dist.ProcessGroup]:
+    """The process groups that this rank is in, of all that arms under DDP train in.
+
+    All ranks of the gang make all groups in the same order: torch names groups by how many a rank has made, and members
+    of one group have to agree on its name. One that a rank is not in costs it microseconds and no communication.
+    """
+    crews = {crew(arm): arm for arm in arms if arm.kind in WRAPPED_KINDS}
+    made: dict[tuple[int, ...], Any] = {}
+    groups: dict[Crew, dist.ProcessGroup] = {}
+    for key in sorted(crews):
+        for ranks in layout.groups(crews[key]):
+            if ranks not in made:
+                made[ranks] = dist.new_group(ranks=list(ranks))
+            group = made[ranks]
+            # A rank outside a group gets a placeholder for it.
+            if isinstance(group, dist.ProcessGroup):
+                groups[key] = group
+    return groups

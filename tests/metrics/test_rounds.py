@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.metrics.rounds import GIB, ArmRound, arm_rounds
+from pytest_ddpscale.metrics.rounds import GIB, ArmRound, arm_rounds, group_rounds, together
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.results.records import Measurement
 
@@ -124,3 +125,48 @@ def test_rounds_and_ranks_come_in_order_whatever_the_order_of_lines(shuffler: ra
     rounds = arm_rounds(shuffler.sample(lines, len(lines)), "weak/r", ARM)
     assert list(rounds) == [0, 1, 2]
     assert all([m.rank for m in rounds[n].ranks] == [0, 1, 2] for n in rounds)
+
+
+def on_node(node: int, local_rank: int, round_: int = 0, **changes: Any) -> Measurement:
+    """A block of the arm on a node of four ranks."""
+    rank = 4 * node + local_rank
+    return block(rank, round_, local_rank=local_rank, host=f"n{node}", **changes)
+
+
+class TestGroupsOnSeveralNodes:
+    layout = Layout(nodes=3, ranks_per_node=4)
+
+    def test_each_node_has_rounds_of_its_own(self) -> None:
+        blocks = [on_node(node, rank) for node in (2, 0, 1) for rank in range(3)]
+        groups = group_rounds(blocks, "weak/r", ARM, self.layout)
+        assert [[one.rank for one in rounds[0].ranks] for rounds in groups] == [[0, 1, 2], [4, 5, 6], [8, 9, 10]]
+
+    def test_a_node_that_lacks_a_rank_costs_the_others_nothing(self) -> None:
+        blocks = [on_node(node, rank) for node in range(3) for rank in range(3) if (node, rank) != (1, 2)]
+        together_ = together(group_rounds(blocks, "weak/r", ARM, self.layout))
+        assert [one.rank for one in together_[0].ranks] == [0, 1, 2, 8, 9, 10]
+
+    def test_a_rank_beyond_the_arm_is_passed_over(self) -> None:
+        blocks = [on_node(0, rank) for rank in range(4)]
+        assert [one.rank for one in group_rounds(blocks, "weak/r", ARM, self.layout)[0][0].ranks] == [0, 1, 2]
+
+    def test_ranks_of_a_larger_arm_are_one_group(self) -> None:
+        large = Arm("ddp", 6, 8)
+        blocks = [replace(on_node(*divmod(rank, 4)), arm="ddp@6") for rank in range(6)]
+        (rounds,) = group_rounds(blocks, "weak/r", large, self.layout)
+        assert [one.rank for one in rounds[0].ranks] == list(range(6))
+        (nothing,) = group_rounds(blocks[:-1], "weak/r", large, self.layout)
+        assert nothing == {}
+
+    def test_spread_ranks_are_those_that_were_planned(self) -> None:
+        spread = Arm("ddp", 3, 8, "spread")
+        blocks = [replace(on_node(node, 0), arm="ddp@3-spread") for node in range(3)]
+        (rounds,) = group_rounds(blocks, "weak/r", spread, self.layout)
+        assert [one.rank for one in rounds[0].ranks] == [0, 4, 8]
+        (nothing,) = group_rounds(blocks, "weak/r", spread, Layout(1, 12))
+        assert nothing == {}
+
+    def test_one_node_is_read_as_ever(self) -> None:
+        blocks = [block(rank) for rank in range(3)]
+        assert group_rounds(blocks, "weak/r", ARM, Layout(1, 4)) == [arm_rounds(blocks, "weak/r", ARM)]
+        assert group_rounds([*blocks, block(3)], "weak/r", ARM, Layout(1, 4)) == [{}]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.breakdown import HEADINGS, breakdown
@@ -54,3 +56,10 @@ def test_arms_come_in_the_order_of_the_plan() -> None:
     found = breakdown([measured(arm, rank, 5.0) for arm in reversed(ARMS) for rank in range(arm.world_size)], PLAN)
     assert [found_row.cells[1] for found_row in found] == ["alone", "each@2", "ddp@2"]
     assert all(found_row.cells[-1] == ABSENT for found_row in found)
+
+
+def test_all_nodes_that_trained_an_arm_at_the_same_time_are_in_its_row() -> None:
+    on_second = [replace(measured(ARMS[1], rank, 40.0), rank=rank + 2, local_rank=rank, host="m") for rank in range(2)]
+    blocks = [*(measured(ARMS[1], rank, 10.0) for rank in range(2)), *on_second]
+    (found,) = breakdown(blocks, replace(PLAN, nodes=2, ranks_per_node=2))
+    assert found.cells[HEADINGS.index("img/s per rank")] == "100.0"

@@ -54,3 +54,8 @@ def test_nothing_to_measure_is_said_so(isolate: bool) -> None:
     assert plan_lines(Plan("cpu", "cpu", ()), 0, isolate=isolate) == [
         "ddpscale plan for cpu: 0 requirements, 0 studies, about 0.0 min on 0 cores = 0.00 core-hours (at most 0.0 min)"
     ]
+
+
+def test_several_nodes_are_said_so() -> None:
+    head = plan_lines(replace(PLAN, nodes=3, ranks_per_node=8), 5, isolate=False)[0]
+    assert " on 24 GPUs in 3 nodes = " in head

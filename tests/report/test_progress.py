@@ -55,6 +55,14 @@ def test_waiting_for_ranks_says_how_long_it_all_will_take(terminal: Terminal) ->
     assert terminal.feed({}) == (f"starting ranks, {clock(estimate(PLAN).seconds)} estimated", True)
 
 
+def test_the_wait_for_slurms_nodes_is_shown_with_its_time_so_far(terminal: Terminal) -> None:
+    waiting = {"kind": "waiting", "for": "job 17 queued and waiting for resources"}
+    assert terminal.feed({}, waiting) == ("waiting for nodes: job 17 queued and waiting for resources", False)
+    terminal.seconds += 65
+    assert terminal.feed(waiting) == ("waiting for nodes: 1:05", True)
+    assert len(terminal.shown) == 3
+
+
 def test_a_line_is_not_repeated(terminal: Terminal) -> None:
     terminal.feed({}, {}, {})
     assert len(terminal.shown) == 1
@@ -110,6 +118,14 @@ def test_a_study_without_time_left_says_so(terminal: Terminal) -> None:
     terminal.feed(BEGIN)
     line = terminal.feed(StudyEnd("weak/r", "budget").as_json())
     assert line == ("weak/r: time is up after 0 rounds in 0:00", False)
+
+
+def test_a_study_that_was_interrupted_says_so_and_is_no_error(terminal: Terminal) -> None:
+    terminal.feed(BEGIN, block("alone", 0), block("alone", 2))
+    line = terminal.feed(StudyEnd("weak/r", "interrupted", "the job was preempted").as_json())
+    assert line == ("weak/r: interrupted after 3 rounds: the job was preempted", False)
+    line = terminal.feed(StudyEnd("strong/r", "interrupted", "the job was preempted").as_json())
+    assert line == ("strong/r: not begun: the job was preempted", False)
 
 
 def test_a_study_that_broke_stays_with_its_message(terminal: Terminal) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.report.series import throughput_series
 from pytest_ddpscale.results.records import Measurement
 from tests.report.sample import MEASUREMENTS, PLAN, RESNET, STUDIES, make_measurements, make_plan, make_study
@@ -66,3 +67,18 @@ def test_one_series_per_study_in_the_order_of_the_plan() -> None:
     assert [f"{series.scaling}/{series.workload}" for series in found] == [study.id for study in STUDIES]
     assert [point.world_size for point in found[0].throughput_per_gpu()] == [1, 2, 4, 8]
     assert [point.world_size for point in found[0].efficiency()] == [2, 4, 8]
+
+
+def test_of_several_nodes_the_curve_is_that_of_rank_0s_and_of_packed_ranks() -> None:
+    spread = replace(WEAK, arms=(*WEAK.arms, Arm("ddp", 2, 512, "spread")))
+    plan = replace(make_plan(spread), nodes=2, ranks_per_node=2)
+
+    def block(arm: str, rank: int, block_s: float) -> Measurement:
+        node, local_rank = divmod(rank, 2)
+        return replace(_block(arm, 0, rank, block_s), host=f"n{node}", local_rank=local_rank)
+
+    blocks = [block("ddp@2", rank, 4.0 + rank // 2) for rank in range(4)]
+    blocks += [block("ddp@2-spread", rank, 9.0) for rank in (0, 2)]
+    (series,) = throughput_series(blocks, plan)
+    (point,) = series.throughput_per_gpu()
+    assert point.center == pytest.approx(512 * 10 / 4.0)

@@ -32,6 +32,12 @@ def test_a_case_says_the_line_of_its_requirement(load: Load, tmp_path: Path) -> 
     assert ratio.where == f"{tmp_path / 'thresholds.yaml'}:{RATIO_LINE}"
 
 
+def test_spread_ranks_are_in_the_name_and_in_the_question(load: Load) -> None:
+    spread = cases_for(load(changed(WEAK, WEAK.replace("world_size: 8", "world_size: 8, placement: spread"))), "new")[0]
+    assert spread.id == "weak_scaling_efficiency[r-8gpu-spread]"
+    assert [arm.name for arm in spread.question.arms] == ["alone", "ddp@8-spread"]
+
+
 def test_a_case_asks_its_requirements_question(load: Load) -> None:
     weak = cases_for(load(VALID), "new")[0]
     assert (weak.question.metric, weak.question.world_size) == (METRICS["weak_scaling_efficiency"], 8)

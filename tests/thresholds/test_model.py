@@ -27,6 +27,11 @@ def test_every_metric_of_the_catalogue_can_be_required_and_no_other() -> None:
     assert set(MetricName.__args__) == set(METRICS)  # type: ignore[attr-defined]
 
 
+def test_ranks_are_packed_unless_the_file_says_otherwise() -> None:
+    assert requirement().placement == "packed"
+    assert requirement(placement="spread").key() != requirement().key(), "they measure two things"
+
+
 def test_a_published_bound_fails_by_default() -> None:
     assert requirement().severity == "fail"
     assert requirement(severity="warn").severity == "warn"
@@ -66,6 +71,9 @@ def test_a_provisional_bound_only_warns_unless_the_file_says_otherwise() -> None
          "that was measured; expected `margin_pct: NUMBER` or `reasoning: …` beside `measured`"),
         ({"source": PUBLISHED | {"margin_pct": 5}}, "contradicts its source: 0.97 with a margin of 5 % is 0.9215"),
         ({"at_lest": 0.9}, "Extra inputs are not permitted"),
+        ({"placement": "anyhow"}, "Input should be 'packed' or 'spread'"),
+        ({"metric": "throughput_per_gpu", "world_size": 1, "placement": "spread"}, "spread says nothing about "
+         "world_size 1; expected at least 2"),
     ],
 )  # fmt: skip
 def test_a_requirement_that_says_nothing_sound_is_refused(fields: dict[str, Any], complaint: str) -> None:

@@ -171,7 +171,7 @@ def test_replicas_have_to_agree_on_every_sku_because_ddp_keeps_them_equal() -> N
 @pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
 def test_no_more_communication_may_be_exposed_than_the_efficiency_bound_leaves(sku: Sku) -> None:
     def bound(metric: str, world_size: int) -> float:
-        key = (metric, "resnet152-fp16", world_size, None)
+        key = (metric, "resnet152-fp16", world_size, "packed", None)
         return next(r.bound for r in sku.requirements if r.key() == key)
 
     assert bound("exposed_communication", 8) == pytest.approx(1 - bound("weak_scaling_efficiency", 8))

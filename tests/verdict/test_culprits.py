@@ -224,19 +224,20 @@ class TestWorldOfTwo:
         return judge_slowed(slow(1.25, 1), case)
 
     @pytest.mark.parametrize(
-        ("floor_img_per_s", "compared"),
+        ("floor_img_per_s", "compared", "is_certain"),
         [
-            (90.0, "its 80 img/s are below the floor of 90 img/s for one alone"),
-            (75.0, "its 80 img/s are above the floor of 75 img/s for one alone"),
-            (None, "nothing says what one alone should reach, to compare with"),
+            (90.0, "its 80 img/s are below the floor of 90 img/s for one alone", True),
+            (75.0, "its 80 img/s are above the floor of 75 img/s for one alone", False),
+            (None, "nothing says what one alone should reach, to compare with", False),
         ],
     )
-    def test_says_what_the_slower_one_was_compared_with(self, floor_img_per_s: float | None, compared: str) -> None:
+    def test_says_what_the_slower_one_was_compared_with(
+        self, floor_img_per_s: float | None, compared: str, is_certain: bool
+    ) -> None:
         verdict = self.judge_pair(floor_img_per_s)
         assert verdict.outcome == "failed"
-        assert verdict.culprits == (
-            Culprit("gpu", "node0", 1, "GPU-1", f"1.25× the time of its only peer in 6 of 6 rounds; {compared}"),
-        )
+        evidence = f"1.25× the time of its only peer in 6 of 6 rounds; {compared}"
+        assert verdict.culprits == (Culprit("gpu", "node0", 1, "GPU-1", evidence, is_certain=is_certain),)
         assert compared in verdict.reason
 
     def test_compares_the_slower_one_whichever_it_is(self) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import arms as arms_module
@@ -53,7 +54,7 @@ def test_a_block_never_has_too_few_steps_to_show_their_spread() -> None:
 
 
 def test_blocks_time_each_step_and_their_sum_is_the_block(gloo_of_one: None) -> None:
-    arms = StudyArms(study(*ARMS), CpuDevice(), rank=0, world_size=1)
+    arms = StudyArms(study(*ARMS), CpuDevice(), rank=0, layout=Layout(1, 1))
     for arm in ARMS:
         timing = arms.time_block(arm, 4)
         assert len(timing.step_s) == 4
@@ -77,7 +78,7 @@ def test_wrappers_are_built_once_and_are_gone_with_the_model_after_close(
         original(self, *args, **kwargs)
 
     monkeypatch.setattr(DistributedDataParallel, "__init__", remember)
-    arms = StudyArms(study(*ONE_RANK), CpuDevice(), rank=0, world_size=1)
+    arms = StudyArms(study(*ONE_RANK), CpuDevice(), rank=0, layout=Layout(1, 1))
     model = weakref.ref(arms.model)
     weights = [weakref.ref(parameter) for parameter in arms.model.parameters()]
     gc.disable()
@@ -95,7 +96,7 @@ def test_wrappers_are_built_once_and_are_gone_with_the_model_after_close(
 
 
 def test_only_ddp_arms_have_a_checksum_of_their_parameters(gloo_of_one: None) -> None:
-    arms = StudyArms(study(*ONE_RANK), CpuDevice(), rank=0, world_size=1)
+    arms = StudyArms(study(*ONE_RANK), CpuDevice(), rank=0, layout=Layout(1, 1))
     checksums = {arm.kind: arms.time_block(arm, 3).parameters_checksum for arm in ONE_RANK}
     assert checksums.pop("ddp") is not None
     assert checksums == {"alone": None, "each": None, "no_sync": None}
@@ -115,7 +116,7 @@ def test_peak_memory_is_without_what_idle_wrappers_hold(gloo_of_one: None) -> No
         def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
             return replace(super().time_steps(step, steps), peak_memory_bytes=1000)
 
-    arms = StudyArms(study(*ARMS), SmallGpu(), rank=0, world_size=1)
+    arms = StudyArms(study(*ARMS), SmallGpu(), rank=0, layout=Layout(1, 1))
     peaks = [arms.time_block(arm, 3).peak_memory_bytes for arm in (*ARMS, *ARMS)]
     assert peaks == [1000, 990, 990, 990]
     arms.close()
@@ -127,7 +128,7 @@ def test_steps_that_the_loss_scaler_left_out_are_reported(gloo_of_one: None, mon
 
     for scale, skipped in ((1.0, 0), (2.0**127, 4)):
         monkeypatch.setattr(arms_module, "new_scaler", scaler_of(scale))
-        arms = StudyArms(study(*ARMS), CpuDevice(), rank=0, world_size=1)
+        arms = StudyArms(study(*ARMS), CpuDevice(), rank=0, layout=Layout(1, 1))
         for arm in ARMS:
             assert arms.time_block(arm, 4).skipped_steps == skipped
         arms.close()
@@ -152,7 +153,7 @@ class OneBitWrong(CpuDevice):
 def checksums_of_four_rounds(rank: int) -> list[str | None]:
     """Of ddp@2, with every other arm in between; one bit goes wrong on rank 1 in the second block of ddp@2."""
     device = OneBitWrong()
-    arms = StudyArms(study(*TWO_RANKS), device, rank, world_size=2)
+    arms = StudyArms(study(*TWO_RANKS), device, rank, Layout(1, 2))
     if rank == 1:
         device.victim = max(arms.model.parameters(), key=torch.numel).detach()
     last, found = TWO_RANKS[-1], []
@@ -185,7 +186,7 @@ def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(
 
     monkeypatch.setattr(torch, "compile", fake_compile)
     workload = Workload("tiny", "resnet18", "fp32", 2, 32, "contiguous", num_classes=10, compile=True)
-    arms = StudyArms(study(*ARMS, workload=workload), CpuDevice(), rank=0, world_size=1)
+    arms = StudyArms(study(*ARMS, workload=workload), CpuDevice(), rank=0, layout=Layout(1, 1))
     for _ in range(3):
         for arm in ARMS:
             arms.time_block(arm, 3)
@@ -196,4 +197,4 @@ def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(
 
 def test_a_study_that_needs_more_ranks_than_the_gang_has_is_refused(gloo_of_one: None) -> None:
     with pytest.raises(RuntimeError, match="needs 4 ranks; this gang has 1"):
-        StudyArms(study(Arm("ddp", 4, 2)), CpuDevice(), rank=0, world_size=1)
+        StudyArms(study(Arm("ddp", 4, 2)), CpuDevice(), rank=0, layout=Layout(1, 1))

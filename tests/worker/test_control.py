@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from torch.distributed import DistError, TCPStore
+from torch.distributed import DistError, DistStoreError, TCPStore
 
-from pytest_ddpscale.worker.control import Control, connect
+from pytest_ddpscale.worker.control import KEYS_AT_ONCE, Control, connect
 
 
 @pytest.fixture
 def pair() -> tuple[Control, Control]:
-    timeout = timedelta(seconds=2)
+    timeout = timedelta(seconds=1)
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
     client = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False, timeout=timeout)
     return Control(server, 0, 0, 2), Control(client, 1, 1, 2)
@@ -33,17 +34,73 @@ def test_hearing_waits_until_it_is_said(pair: tuple[Control, Control]) -> None:
     speaker.join()
 
 
-def test_nobody_waits_for_ever(pair: tuple[Control, Control]) -> None:
+def test_waiting_ends_when_it_is_said(pair: tuple[Control, Control]) -> None:
+    first, second = pair
+    speaker = threading.Timer(0.2, second.say, ("done", True))
+    speaker.start()
+    first.wait_for("done")
+    assert first.store.check(["control/done"])
+    speaker.join()
+
+
+@pytest.mark.parametrize("way", [Control.hear, Control.wait_for])
+def test_nobody_waits_for_ever(pair: tuple[Control, Control], way: Callable[[Control, str], object]) -> None:
     with pytest.raises(DistError):
-        pair[0].hear("never")
+        way(pair[0], "never")
 
 
-def test_what_was_taken_is_gone(pair: tuple[Control, Control]) -> None:
+def test_what_was_forgotten_is_gone(pair: tuple[Control, Control]) -> None:
     first, second = pair
     second.say("once", 1)
-    assert first.take("once") == 1
+    assert first.hear("once") == 1
+    second.forget("once")
     with pytest.raises(DistError):
         first.hear("once")
+
+
+@pytest.mark.parametrize("count", [0, 1, KEYS_AT_ONCE, 2 * KEYS_AT_ONCE + 1])
+def test_all_together_are_what_each_by_itself_is(pair: tuple[Control, Control], count: int) -> None:
+    first, second = pair
+    keys = [f"weak/x/0/ddp@2/{rank}" for rank in range(count)]
+    for rank in reversed(range(count)):
+        second.say(keys[rank], {"rank": rank, "device": "GPU-ä", "step_s": [0.1] * (rank % 3)})
+    assert first.hear_all(keys) == [first.hear(key) for key in keys]
+
+
+def test_hearing_all_waits_for_the_last(pair: tuple[Control, Control]) -> None:
+    first, second = pair
+    second.say("0", 0)
+    speaker = threading.Timer(0.2, second.say, ("1", 1))
+    speaker.start()
+    assert first.hear_all(["0", "1"]) == [0, 1]
+    speaker.join()
+
+
+def test_who_did_not_say_anything_is_named(pair: tuple[Control, Control]) -> None:
+    first, second = pair
+    second.say("arm/0", 0)
+    with pytest.raises(DistStoreError, match=r"2 of 3 messages did not come in time: arm/1, arm/2$"):
+        first.hear_all(["arm/0", "arm/1", "arm/2"])
+    assert first.hear("arm/0") == 0, "the store is still good for other words"
+
+
+def test_of_many_silent_ones_the_first_are_named(pair: tuple[Control, Control]) -> None:
+    with pytest.raises(DistStoreError, match=r"20 of 20 messages did not come in time: 0, 1, 2, 3, 4, 5, 6, 7, …$"):
+        pair[0].hear_all([str(number) for number in range(20)])
+
+
+def test_the_store_does_not_grow_with_the_rounds(pair: tuple[Control, Control]) -> None:
+    first, second = pair
+    sizes = []
+    for number in range(3):
+        keys = [f"{number}/{rank}" for rank in range(5)]
+        for key in keys:
+            second.say(key, "a record")
+        first.hear_all(keys)
+        for key in keys:
+            second.forget(key)
+        sizes.append(first.store.num_keys())
+    assert len(set(sizes)) == 1, sizes
 
 
 def test_nan_is_not_passed_on(pair: tuple[Control, Control]) -> None:

@@ -26,7 +26,9 @@ def test_a_cpu_that_sleeps_is_not_busy_and_one_that_computes_is() -> None:
     busy = CpuDevice().time_steps(compute, 3).utilization
     assert idle is not None
     assert busy is not None
-    assert idle < 0.2 < busy
+    # Both get less of a core that others use too, so they are compared with each other.
+    assert idle < 0.1
+    assert busy > 3 * idle
 
 
 def test_a_cpu_does_not_count_what_tensors_hold() -> None:

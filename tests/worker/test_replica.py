@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.plan.workload import MemoryFormat
 from pytest_ddpscale.worker.device import CpuDevice
-from pytest_ddpscale.worker.replica import Replicas, StepCounter, make_groups
+from pytest_ddpscale.worker.replica import Replicas, StepCounter, crew, make_groups
 from pytest_ddpscale.worker.training import Batch, build_model
 
 from .ranks import on_two_ranks
@@ -51,7 +52,7 @@ def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 def _two_wrappers(rank: int, memory_format: MemoryFormat) -> dict[str, bool]:
     workload = replace(TINY, memory_format=memory_format)
-    groups = make_groups((DDP_1, DDP_2))
+    groups = make_groups((DDP_1, DDP_2), Layout(1, 2))
     model = build_model(workload, CPU)
     shared = Replicas(model, CpuDevice(), groups, compiled=False)
     batch = Batch(workload, 2, CPU, seed=rank)
@@ -62,7 +63,7 @@ def _two_wrappers(rank: int, memory_format: MemoryFormat) -> dict[str, bool]:
         if rank == 0:
             gradients(shared.of(DDP_1).call, batch)
     untouched = copy.deepcopy(model)
-    fresh = DistributedDataParallel(copy.deepcopy(model), process_group=groups[2])
+    fresh = DistributedDataParallel(copy.deepcopy(model), process_group=groups[2, "packed"])
     alone = gradients(untouched, batch)
     averaged = gradients(fresh, batch)
     found = {
@@ -104,7 +105,7 @@ def test_two_wrappers_over_one_model_give_the_gradients_of_a_fresh_one(program: 
 
 def test_arms_share_the_model_and_groups_share_their_wrapper(gloo_of_one: None) -> None:
     arms = (ALONE, Arm("each", 1, 2), DDP_1, Arm("no_sync", 1, 2))
-    replicas = Replicas(build_model(TINY, CPU), CpuDevice(), make_groups(arms), compiled=False)
+    replicas = Replicas(build_model(TINY, CPU), CpuDevice(), make_groups(arms, Layout(1, 1)), compiled=False)
     alone, each, ddp, silent = (replicas.of(arm) for arm in arms)
     assert alone is each
     assert ddp is silent
@@ -117,16 +118,16 @@ def test_a_compiled_arm_has_weights_of_its_own(gloo_of_one: None, monkeypatch: p
     monkeypatch.setattr(torch, "compile", lambda model: model)
     model = build_model(TINY, CPU)
     arms = (ALONE, DDP_1, Arm("no_sync", 1, 2))
-    replicas = Replicas(model, CpuDevice(), make_groups(arms), compiled=True)
+    replicas = Replicas(model, CpuDevice(), make_groups(arms, Layout(1, 1)), compiled=True)
     models = [replicas.of(arm).weights.model for arm in arms]
     assert len({id(model) for model in [model, *models]}) == 4
     assert len({id(replicas.of(arm).weights.optimizer) for arm in arms}) == 3
 
 
 def test_only_arms_whose_replicas_can_differ_are_aligned(gloo_of_one: None) -> None:
-    groups = make_groups((DDP_1,))
+    groups = make_groups((DDP_1,), Layout(1, 1))
     kept = Replicas(build_model(TINY, CPU), CpuDevice(), groups, compiled=False)
-    assert kept.group(DDP_1) is groups[1]
+    assert kept.group(DDP_1) is groups[1, "packed"]
     assert kept.group(ALONE) is None
     assert kept.group(Arm("no_sync", 1, 2)) is None
     assert Replicas(build_model(TINY, CPU), CpuDevice(), groups, compiled=True).group(DDP_1) is None
@@ -141,8 +142,10 @@ def test_an_arm_is_not_charged_with_what_idle_wrappers_hold(gloo_of_one: None, m
         device.bytes += 44
 
     monkeypatch.setattr(DistributedDataParallel, "__init__", with_buckets)
-    groups = make_groups((DDP_1,))
-    replicas = Replicas(build_model(TINY, CPU), device, {1: groups[1], 2: groups[1]}, compiled=False)
+    groups = make_groups((DDP_1,), Layout(1, 1))
+    (group,) = groups.values()
+    both = {crew(DDP_1): group, crew(DDP_2): group}
+    replicas = Replicas(build_model(TINY, CPU), device, both, compiled=False)
     for arm in (ALONE, DDP_1, DDP_2, SILENT_2):
         replicas.of(arm)
     assert replicas.idle_bytes(ALONE) == 88
@@ -150,8 +153,8 @@ def test_an_arm_is_not_charged_with_what_idle_wrappers_hold(gloo_of_one: None, m
 
 
 def test_groups_are_made_for_wrapped_arms_only(gloo_of_one: None) -> None:
-    assert list(make_groups((ALONE, Arm("each", 1, 2)))) == []
-    assert list(make_groups((Arm("no_sync", 1, 2), DDP_1))) == [1]
+    assert list(make_groups((ALONE, Arm("each", 1, 2)), Layout(1, 1))) == []
+    assert list(make_groups((Arm("no_sync", 1, 2), DDP_1), Layout(1, 1))) == [(1, "packed")]
 
 
 def test_momentum_is_there_from_the_beginning_with_the_strides_of_the_weights() -> None:

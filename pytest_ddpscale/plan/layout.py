@@ -1,0 +1,64 @@
+"""Where ranks are: how they are numbered over nodes, and which of them train an arm together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.plan.study import Arm
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks numbered node by node: rank = node_index · ranks_per_node + local_rank.
+
+    Attributes:
+        nodes: of the gang, in the order of the allocation.
+        ranks_per_node: the same on every node.
+    """
+
+    nodes: int
+    ranks_per_node: int
+
+    def __post_init__(self) -> None:
+        for field in ("nodes", "ranks_per_node"):
+            if type(getattr(self, field)) is not int or getattr(self, field) < 1:
+                raise ValueError(f"{field} of a layout is {getattr(self, field)!r}; expected a whole number from 1 up")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks on all nodes."""
+        return self.nodes * self.ranks_per_node
+
+    def fits_node(self, arm: Arm) -> bool:
+        """Whether one node trains the arm by itself, so that all nodes do so at once and each is judged alone."""
+        return arm.placement == "packed" and arm.world_size <= self.ranks_per_node
+
+    def judged_by_node(self, arms: Iterable[Arm]) -> bool:
+        """Whether what the arms tell is told by each of several nodes, and has to be good on all of them."""
+        return self.nodes > 1 and all(self.fits_node(arm) for arm in arms)
+
+    def groups(self, arm: Arm) -> tuple[tuple[int, ...], ...]:
+        """The groups of ranks that train an arm at the same time; rank 0 is the first of the first one.
+
+        A packed arm that fits a node has a group on every node; a larger one fills node after node. The ranks of a
+        ``spread`` arm are dealt to the nodes in turn.
+
+        Raises:
+            ValueError: there are fewer ranks than the arm needs.
+        """
+        if arm.world_size > self.world_size:
+            raise ValueError(f"{arm.name} needs {arm.world_size} ranks; {self.nodes} nodes have {self.world_size}")
+        if self.fits_node(arm):
+            firsts = (node * self.ranks_per_node for node in range(self.nodes))
+            return tuple(tuple(range(first, first + arm.world_size)) for first in firsts)
+        if arm.placement == "packed":
+            return (tuple(range(arm.world_size)),)
+        dealt = ((i % self.nodes) * self.ranks_per_node + i // self.nodes for i in range(arm.world_size))
+        return (tuple(sorted(dealt)),)
+
+    def ranks(self, arms: Iterable[Arm]) -> tuple[int, ...]:
+        """All ranks that train any of the arms, in order. Raises as `groups`."""
+        return tuple(sorted({rank for arm in arms for group in self.groups(arm) for rank in group}))

@@ -1,0 +1,292 @@
+"""Which node pairs to measure next, to find a slow node or link among N nodes in O(log N) rounds.
+
+A round is a set of disjoint node pairs, all measured at once. The first rounds are fixed:
+
+- of up to `ALL_PAIRS_UP_TO` nodes, all pairs there are, by the circle method of round-robin tournaments;
+- of more, the pairs 1, 2, 4, 8 … apart: those that collectives use, which in rings talk to the next node, and in
+  double binary trees (Sanders, Speck & Träff, Parallel Computing 35, 2009) and recursive doubling over powers of two.
+  About 2 log2 N rounds. The other links stay unmeasured: all of them would take N - 1 rounds.
+
+Then what was slow is measured again: a *suspect node*, fast with nobody, with nodes known to be good; a *suspect link*,
+slow although both its ends are fast with others, as it is. Each is confirmed by being slow `CONFIRMATIONS` more times,
+or cleared by being fast once. One fault takes two rounds more, f faults at most 2f. `most_rounds` is the limit.
+
+Good nodes that nobody needs in a round repeat what they are known to do fast: a round with few pairs would be
+easier on switches, and on cores that nodes share, and not comparable with the others.
+
+Fast and slow are relative to the best that nodes reach, not to the median pair: among three nodes one of which is
+bad, two of three pairs are slow. `Standings` has the rule. It holds as long as half of the nodes are good and have met
+another good one; what more than half of them do is the norm, and then nobody is named.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the plan, of which this study is a part, imports this module
+    from pytest_ddpscale.plan.study import DeviceType
+
+NodePair = tuple[int, int]
+
+CONFIRMATIONS = 2
+ALL_PAIRS_UP_TO = 16
+# Between GPUs nothing but the network is measured. Ranks on CPUs share cores: the pairs of six healthy ranks on two
+# busy cores came out at 0.56 to 1.66 of their median.
+SLOW_SHARES: Mapping[DeviceType, float] = {"cuda": 0.7, "cpu": 0.4}
+_FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class PairStudy:
+    """How two ranks of different nodes are measured with each other.
+
+    Attributes:
+        message_bytes: what one all-reduce sums, in bytes of fp32.
+        iterations: how many all-reduces are timed, after one that is not.
+    """
+
+    message_bytes: int
+    iterations: int
+
+    def __post_init__(self) -> None:
+        for field in ("message_bytes", "iterations"):
+            if type(getattr(self, field)) is not int or getattr(self, field) < 1:
+                raise ValueError(f"{field} of a pair study is {getattr(self, field)!r}; expected a whole number from 1")
+        if self.message_bytes % _FP32_BYTES:
+            raise ValueError(f"message_bytes of a pair study is {self.message_bytes}; expected a multiple of 4")
+
+    @property
+    def id(self) -> str:
+        """``pairs``: the only one of its kind in a plan."""
+        return "pairs"
+
+    def as_json(self) -> dict[str, Any]:
+        """The study as JSON types."""
+        return asdict(self) | {"id": self.id}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> PairStudy:
+        """Read what `as_json` wrote. Raises TypeError or ValueError if it did not."""
+        return PairStudy(**{key: value for key, value in data.items() if key != "id"})
+
+
+def pair_study(device_type: DeviceType) -> PairStudy:
+    """The study for a kind of device: messages so long that bandwidth is what counts.
+
+    On CPUs so short that a link of 200 Mbit/s takes a second, and many rather than long, for one of them to be
+    undisturbed.
+    """
+    return PairStudy(32 * 2**20, 20) if device_type == "cuda" else PairStudy(2**20, 20)
+
+
+@dataclass(frozen=True)
+class PairResult:
+    """What a node pair reached in a round.
+
+    Attributes:
+        round: counted from 0.
+        nodes: numbers of both nodes, the smaller first.
+        gbps: bus bandwidth in GB/s of the slowest rail, that is of the ranks of one local rank.
+    """
+
+    round: int
+    nodes: NodePair
+    gbps: float
+
+
+class Standings:
+    """What is known of nodes and links after some rounds.
+
+    A result is slow below `slow_share` of the reference: of the best result of each node, the upper half's median.
+    Every good node has a fast best, so that the reference is sound if half of the nodes are good. A suspect link
+    has ends that are fast with at least half of their good partners. More of such links than half of the nodes are
+    no faults but how the network is built (racks behind a thin spine), or a restless machine, and no link is suspect.
+
+    Attributes:
+        nodes: how many were measured.
+        slow_below_gbps: the line between slow and fast.
+        good: nodes that were fast at least once.
+        suspect_nodes: nodes that never were.
+        suspect_links: pairs of good nodes that never were fast with each other.
+    """
+
+    def __init__(self, results: Sequence[PairResult], slow_share: float) -> None:
+        self._of_pair: dict[NodePair, list[PairResult]] = defaultdict(list)
+        self._of_node: dict[int, list[PairResult]] = defaultdict(list)
+        for result in results:
+            self._of_pair[result.nodes].append(result)
+            for node in result.nodes:
+                self._of_node[node].append(result)
+        self.nodes = len(self._of_node)
+        self.slow_below_gbps = slow_share * _reference_gbps(self._of_node.values())
+        self.good = frozenset(node for node, own in self._of_node.items() if self._any_fast(own))
+        self.suspect_nodes = tuple(sorted(set(self._of_node) - self.good))
+        slow_links = [pair for pair, own in self._of_pair.items() if self._both_good(pair) and not self._any_fast(own)]
+        self.suspect_links: tuple[NodePair, ...] = ()
+        if len(slow_links) <= self.nodes // 2:
+            self.suspect_links = tuple(pair for pair in sorted(slow_links) if all(map(self._mostly_fast, pair)))
+
+    def of_pair(self, pair: NodePair) -> Sequence[PairResult]:
+        """Results of a node pair, in order."""
+        return self._of_pair.get(pair, ())
+
+    def with_good_partners(self, node: int) -> list[PairResult]:
+        """Results of a node with good ones, in order."""
+        return [result for result in self._of_node[node] if other_end(result.nodes, node) in self.good]
+
+    def partners(self, node: int) -> set[int]:
+        """Good nodes that a node was measured with."""
+        return {other_end(result.nodes, node) for result in self.with_good_partners(node)}
+
+    def is_confirmed_node(self, node: int) -> bool:
+        """Whether a suspect node was slow often enough, and with enough good ones, to be named."""
+        return len(self.with_good_partners(node)) > CONFIRMATIONS and len(self.partners(node)) >= 2
+
+    def is_confirmed_link(self, pair: NodePair) -> bool:
+        """Whether a suspect link was slow often enough to be named."""
+        return len(self.of_pair(pair)) > CONFIRMATIONS
+
+    def fast_pairs(self) -> list[NodePair]:
+        """Node pairs that were fast at least once."""
+        return [pair for pair, own in self._of_pair.items() if self._any_fast(own)]
+
+    def is_fast(self, result: PairResult) -> bool:
+        """Whether a result is on the fast side of the line."""
+        return result.gbps >= self.slow_below_gbps
+
+    def _any_fast(self, results: Iterable[PairResult]) -> bool:
+        return any(map(self.is_fast, results))
+
+    def _both_good(self, pair: NodePair) -> bool:
+        return self.good.issuperset(pair)
+
+    def _mostly_fast(self, node: int) -> bool:
+        partners = self.partners(node)
+        fast = {other_end(result.nodes, node) for result in self._of_node[node] if self.is_fast(result)}
+        return 2 * len(fast) >= len(partners)
+
+
+def next_round(nodes: int, results: Sequence[PairResult], slow_share: float) -> tuple[NodePair, ...]:
+    """The node pairs to measure in the next round, disjoint; none if there is nothing more to find out.
+
+    Args:
+        nodes: how many there are.
+        results: of all rounds before.
+        slow_share: below which share of the reference a result is slow, of `SLOW_SHARES`.
+    """
+    number = 1 + max((result.round for result in results), default=-1)
+    first = first_rounds(nodes)
+    if number < len(first):
+        return first[number]
+    if number >= most_rounds(nodes):
+        return ()
+    standings = Standings(results, slow_share)
+    confirming = _confirming(standings, results, len(first))
+    return (*confirming, *_companions(standings, confirming, number)) if confirming else ()
+
+
+def first_rounds(nodes: int) -> tuple[tuple[NodePair, ...], ...]:
+    """The rounds that come before anything is looked at: at most 15, or 2⌈log2 N⌉ + 2 of more than 16 nodes."""
+    if nodes <= ALL_PAIRS_UP_TO:
+        return all_pairs(nodes)
+    return powers_of_two_apart(nodes)
+
+
+def most_rounds(nodes: int) -> int:
+    """The limit of rounds, confirmations included: 2⌈log2 N⌉ + 4 after the first ones."""
+    return len(first_rounds(nodes)) + 2 * _log2(nodes) + 4 if nodes > 1 else 0
+
+
+@cache
+def all_pairs(nodes: int) -> tuple[tuple[NodePair, ...], ...]:
+    """Every pair once, in N - 1 rounds of an even number of nodes, in N of an odd one, of which one then sits out."""
+    return tuple(_circle_round(nodes, number) for number in range(nodes - 1 + nodes % 2)) if nodes > 1 else ()
+
+
+@cache
+def powers_of_two_apart(nodes: int) -> tuple[tuple[NodePair, ...], ...]:
+    """Every pair of nodes 1, 2, 4 … apart in a circle once, each in the first round in which both are free."""
+    rounds: list[list[NodePair]] = []
+    busy: list[set[int]] = []
+    distances = [2**power for power in range(_log2(nodes))]
+    pairs = [_ordered(node, (node + distance) % nodes) for distance in distances for node in range(nodes)]
+    for pair in dict.fromkeys(pairs):
+        place = next((i for i, taken in enumerate(busy) if taken.isdisjoint(pair)), len(busy))
+        if place == len(busy):
+            busy.append(set())
+            rounds.append([])
+        busy[place].update(pair)
+        rounds[place].append(pair)
+    return tuple(map(tuple, rounds))
+
+
+def other_end(pair: NodePair, node: int) -> int:
+    """The node that `node` is paired with."""
+    return pair[1] if pair[0] == node else pair[0]
+
+
+def _circle_round(nodes: int, number: int) -> tuple[NodePair, ...]:
+    circle = nodes if nodes % 2 else nodes - 1
+    pairs = [_ordered((number + i) % circle, (number - i) % circle) for i in range(1, (circle + 1) // 2)]
+    if nodes % 2 == 0:
+        pairs.append(_ordered(number % circle, nodes - 1))
+    return tuple(sorted(pairs))
+
+
+def _reference_gbps(by_node: Iterable[Sequence[PairResult]]) -> float:
+    best = sorted((max(result.gbps for result in own) for own in by_node), reverse=True)
+    return statistics.median(best[: (len(best) + 1) // 2]) if best else 0.0
+
+
+def _confirming(standings: Standings, results: Sequence[PairResult], first: int) -> tuple[NodePair, ...]:
+    """Suspect links as they are, and suspect nodes with good partners, as many as can be measured at once."""
+    if sum(map(standings.is_confirmed_node, standings.suspect_nodes)) > standings.nodes // 2:
+        return ()
+    again = [result.nodes for result in results if result.round >= first]
+    times_of_pair, times_of_node = Counter(again), Counter(node for pair in again for node in pair)
+    free = set(standings.good)
+    chosen: list[NodePair] = []
+    for pair in sorted(standings.suspect_links, key=lambda pair: (times_of_pair[pair], pair)):
+        if times_of_pair[pair] < CONFIRMATIONS and free.issuperset(pair):
+            free.difference_update(pair)
+            chosen.append(pair)
+    for node in sorted(standings.suspect_nodes, key=lambda node: (times_of_node[node], node)):
+        if free and (times_of_node[node] < CONFIRMATIONS or not standings.is_confirmed_node(node)):
+            partner = _least_met(standings, node, free)
+            free.remove(partner)
+            chosen.append(_ordered(node, partner))
+    return tuple(chosen)
+
+
+def _least_met(standings: Standings, node: int, free: set[int]) -> int:
+    """The good partner that a node has met least often; among equals the next one in a circle, to spread them."""
+
+    def meetings(partner: int) -> tuple[int, int]:
+        return len(standings.of_pair(_ordered(node, partner))), (partner - node) % standings.nodes
+
+    return min(free, key=meetings)
+
+
+def _companions(standings: Standings, busy: Iterable[NodePair], number: int) -> Iterator[NodePair]:
+    """Pairs known to be fast, of nodes that are left, so that the load is that of the other rounds."""
+    taken = {node for pair in busy for node in pair}
+    fast = sorted(standings.fast_pairs())
+    start = number % len(fast) if fast else 0
+    for pair in fast[start:] + fast[:start]:
+        if taken.isdisjoint(pair):
+            taken.update(pair)
+            yield pair
+
+
+def _ordered(one: int, other: int) -> NodePair:
+    return (one, other) if one < other else (other, one)
+
+
+def _log2(nodes: int) -> int:
+    """⌈log2⌉ without floating point."""
+    return (nodes - 1).bit_length()

@@ -1,0 +1,253 @@
+"""What runs say of hosts: whom to take out of service, whom a person should look at, who may come back.
+
+`ddpscale culprits` prints it for people, and as tab-separated values for `slurm/drain_failed.sh`, which does what is
+said here and decides nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pytest_ddpscale.report import text
+from pytest_ddpscale.report.watermark import is_simulated
+from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.results.run_record import IMPORTED, SIMULATED
+from pytest_ddpscale.results.run_record import is_simulated as run_is_simulated
+from pytest_ddpscale.verdict.record import read_judgement
+from pytest_ddpscale.verdict.verdict import Culprit, Judgement, Verdict
+
+Use = Literal["drain", "accepted", "look", "none"]
+REASON_PREFIX = "ddpscale: "  # by which drain_failed.sh knows the nodes that it drained itself
+MOST_REASON_CHARACTERS = 180
+NOBODY = "-"
+TSV_HEADER = ("use", "host", "started_unix_s", "run", "reason")
+_FINISHED = "finished"
+_ALLOW_INCOMPLETE = "--ddp-allow-incomplete"
+_LEAST_EVIDENCE = 40
+# Slurm keeps a reason as bytes and cuts it where they end; what a shell or scontrol may read as syntax is left out.
+_ASCII = str.maketrans({"×": "x", "−": "-", "–": "-", "…": "...", "≥": "at least", "≤": "at most", "±": "+/-"})
+_UNSAFE = frozenset("\"'`\\$|<>")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one run says of one host.
+
+    Attributes:
+        use: ``drain``: the run rejects the host. ``accepted``: the run accepts it. ``look``: for a person to judge.
+            ``none``: nothing follows from the run.
+        host: as the run recorded it; ``-`` where no host is meant.
+        run: the run directory.
+        started_unix_s: when the run began; 0 where nothing follows from it.
+        evidence: why, in one line.
+    """
+
+    use: Use
+    host: str
+    run: Path
+    started_unix_s: int
+    evidence: str
+
+    @property
+    def reason(self) -> str:
+        """For Slurm: ``ddpscale: … [2026-01-31/n7]``, printable ASCII without quotes, at most 180 characters."""
+        absolute = self.run.absolute()
+        where = f" [{_plain(f'{absolute.parent.name}/{absolute.name}')}]"
+        room = MOST_REASON_CHARACTERS - len(REASON_PREFIX)
+        where = where if len(where) <= room - _LEAST_EVIDENCE else ""
+        evidence = _plain(self.evidence)
+        if len(evidence) > room - len(where):
+            evidence = evidence[: room - len(where) - 3] + "..."
+        return f"{REASON_PREFIX}{evidence}{where}"
+
+
+@dataclass(frozen=True)
+class HostFindings:
+    """Everything a run says.
+
+    Attributes:
+        findings: of this run.
+        started_unix_s: when it began.
+        kept: hosts of a run in which all that was asked was kept, whether all was asked or not.
+    """
+
+    findings: tuple[Finding, ...]
+    started_unix_s: int = 0
+    kept: frozenset[str] = frozenset()
+
+
+def read_findings(path: Path) -> HostFindings:
+    """What a run says of its hosts.
+
+    Raises:
+        RunDirectoryError: it is no run directory, is broken, or was not judged yet.
+    """
+    run = RunDirectory.open(path)
+    record, judgement = run.read_run(), read_judgement(run.verdicts_json)
+    aside = _set_aside(record, judgement)
+    if aside is not None:
+        return HostFindings((Finding("none", NOBODY, path, 0, aside),))
+    started = _started_unix_s(run, record)
+    # A rank that came up and never measured proves nothing of its host.
+    measured = {str(r.get("host")) for r in run.read_records() if r.get("kind") == "measurement"}
+    hosts = [host for host in _hosts(record) if host in measured]
+    if judgement.outcome == "accepted":
+        return _accepted(path, started, record, judgement, hosts)
+    findings = list(_accused(path, started, judgement))
+    if judgement.outcome == "rejected":
+        findings = _rejected(path, started, judgement, _hosts(record), findings)
+    else:
+        findings.insert(0, Finding("none", NOBODY, path, started, text.outcome_text(judgement)))
+    return HostFindings(tuple(findings), started, frozenset(hosts if judgement.outcome == "partial" else ()))
+
+
+def settled(runs: Sequence[HostFindings]) -> list[Finding]:
+    """All findings, those that a later one of the runs contradicts made into findings for a person."""
+    return [_held_against(finding, runs) for run in runs for finding in run.findings]
+
+
+def text_lines(findings: Sequence[Finding]) -> Iterator[str]:
+    """For people: host, what to do, why, and by which run."""
+    words: dict[Use, str] = {"drain": "rejected", "accepted": "accepted", "look": "look at it", "none": "nothing to do"}
+    for finding in findings:
+        host = "" if finding.host == NOBODY else f"{text.one_line(finding.host)}: "
+        yield f"{host}{words[finding.use]}: {text.one_line(finding.evidence)} [{text.one_line(str(finding.run))}]"
+
+
+def tsv_lines(findings: Sequence[Finding]) -> Iterator[str]:
+    """For scripts: a header, then a line for each finding; no field is empty or holds a tab."""
+    yield "\t".join(TSV_HEADER)
+    for finding in findings:
+        fields = (finding.use, finding.host, str(finding.started_unix_s), str(finding.run), finding.reason)
+        yield "\t".join(text.one_line(field) or NOBODY for field in fields)
+
+
+def _set_aside(record: dict[str, Any], judgement: Judgement) -> str | None:
+    """Why nothing follows from a run for any host; None if something may."""
+    devices = [str(device.get("uuid")) for host in _host_records(record) for device in _devices(host)]
+    devices += [culprit.gpu_uuid or "" for verdict in judgement.verdicts for culprit in verdict.culprits]
+    if is_simulated(judgement, record) or run_is_simulated(record, devices):
+        return f"{SIMULATED}: no machine was measured"
+    if record.get("status") == IMPORTED:
+        return f"{IMPORTED}: measured by another tool, elsewhere"
+    if record.get("status") != _FINISHED:
+        return f"its status is {record.get('status')!s}, not {_FINISHED}: an unfinished run rejects and accepts nobody"
+    return None
+
+
+def _accepted(
+    path: Path, started: int, record: dict[str, Any], judgement: Judgement, hosts: Sequence[str]
+) -> HostFindings:
+    but = _why_it_brings_nobody_back(record)
+    if but:
+        finding = Finding("none", NOBODY, path, started, f"accepted, but {but}: that brings no node back")
+        return HostFindings((finding,), started, frozenset(hosts))
+    evidence = text.one_line(judgement.reason)
+    return HostFindings(
+        tuple(Finding("accepted", host, path, started, evidence) for host in hosts), started, frozenset(hosts)
+    )
+
+
+def _why_it_brings_nobody_back(record: dict[str, Any]) -> str:
+    argv = record.get("argv")
+    if isinstance(argv, list) and _ALLOW_INCOMPLETE in argv:
+        return f"{_ALLOW_INCOMPLETE} was given"
+    if record.get("resumed"):
+        return "it was resumed, and each session may have had other nodes"
+    return ""
+
+
+def _accused(path: Path, started: int, judgement: Judgement) -> Iterator[Finding]:
+    """One finding for each host that verdicts name and each use of it, with every piece of evidence once."""
+    evidence: dict[tuple[str, Use], list[str]] = {}
+    for verdict in judgement.verdicts:
+        for culprit in verdict.culprits:
+            is_its_own = culprit.kind in ("node", "gpu") and culprit.is_certain
+            use: Use = "drain" if is_its_own and _rejects(judgement, verdict) else "look"
+            seen = evidence.setdefault((text.one_line(culprit.host) or NOBODY, use), [])
+            said = _said(verdict, culprit, use)
+            if said not in seen:
+                seen.append(said)
+    for (host, use), pieces in evidence.items():
+        yield Finding(use, host, path, started, "; ".join(pieces))
+
+
+def _rejects(judgement: Judgement, verdict: Verdict) -> bool:
+    return judgement.outcome == "rejected" and verdict.outcome == "failed" and verdict.severity == "fail"
+
+
+def _said(verdict: Verdict, culprit: Culprit, use: Use) -> str:
+    """The same culprit of several verdicts reads the same where it is to blame, so that it is said once."""
+    said = text.culprit_text(culprit)
+    return said if use == "drain" else f"{said} ({text.verdict_word(verdict)} {text.one_line(verdict.id)})"
+
+
+def _rejected(
+    path: Path, started: int, judgement: Judgement, hosts: Sequence[str], accused: list[Finding]
+) -> list[Finding]:
+    """With the only host of the run blamed even if nobody is named; of several, nobody is then."""
+    if any(finding.use == "drain" for finding in accused):
+        return accused
+    failed = [verdict for verdict in judgement.verdicts if _rejects(judgement, verdict)]
+    first = f"{text.short_name(failed[0])} " if failed else ""
+    evidence = (
+        f"{failed[0].metric} {first}{text.point_text(failed[0])}, bound {text.bound_text(failed[0])}"
+        if failed
+        else text.one_line(judgement.reason)
+    )
+    if len(failed) > 1:
+        evidence += f" and {len(failed) - 1} more failed"
+    if len(hosts) == 1:
+        return [Finding("drain", hosts[0], path, started, evidence), *accused]
+    nobody = f"rejected ({evidence}), and neither a node nor a GPU is named"
+    return [Finding("look", NOBODY, path, started, nobody), *accused]
+
+
+def _held_against(finding: Finding, runs: Sequence[HostFindings]) -> Finding:
+    """A finding, or one for a person if a run that began later says otherwise of the host."""
+    for run in runs:
+        if run.started_unix_s <= finding.started_unix_s:
+            continue
+        if finding.use == "drain" and finding.host in run.kept:
+            return replace(finding, use="look", evidence=f"{finding.evidence}; a later run found nothing")
+        rejected = {other.host for other in run.findings if other.use == "drain"}
+        if finding.use == "accepted" and finding.host in rejected:
+            return replace(finding, use="look", evidence=f"{finding.evidence}; a later run rejects it")
+    return finding
+
+
+def _started_unix_s(run: RunDirectory, record: dict[str, Any]) -> int:
+    started = record.get("started_at")
+    try:
+        moment = datetime.fromisoformat(str(started))
+        if moment.tzinfo is None:
+            raise ValueError("no time zone")  # noqa: TRY301 (one sentence for all that is wrong with a time)
+    except ValueError:
+        raise broken_file(run.run_json, f"has started_at {started!r}, which is no time in UTC") from None
+    return int(moment.timestamp())
+
+
+def _hosts(record: dict[str, Any]) -> list[str]:
+    return [str(host.get("host")) for host in _host_records(record)]
+
+
+def _host_records(record: dict[str, Any]) -> list[dict[str, Any]]:
+    hosts = record.get("hosts")
+    return [host for host in hosts if isinstance(host, dict)] if isinstance(hosts, list) else []
+
+
+def _devices(host: dict[str, Any]) -> list[dict[str, Any]]:
+    devices = host.get("devices")
+    return [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
+
+
+def _plain(evidence: str) -> str:
+    """Printable ASCII in one line, without what a shell or scontrol may read as syntax."""
+    ascii_only = text.one_line(evidence).translate(_ASCII)
+    return "".join(
+        "?" if not character.isascii() else character for character in ascii_only if character not in _UNSAFE
+    )

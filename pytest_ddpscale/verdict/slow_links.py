@@ -1,0 +1,66 @@
+"""Slow nodes and links, named as culprits of what ranks of several nodes did not reach."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from pytest_ddpscale.metrics.links import LinkEnd, LinkFault, find_link_faults
+from pytest_ddpscale.metrics.rounds import Rounds
+from pytest_ddpscale.verdict.evidence import Evidence
+from pytest_ddpscale.verdict.verdict import Culprit, Verdict
+
+
+def with_slow_links(verdict: Verdict, evidence: Evidence, measured: Rounds) -> Verdict:
+    """The verdict with nodes and links named that communicate slowly, if ranks of several nodes were judged.
+
+    Args:
+        verdict: with those who compute slowly already named: what they take part in is explained by that.
+        evidence: with the node pairs that were measured.
+        measured: complete rounds of the arm in question.
+    """
+    if not evidence.pairs or not _spans_nodes(measured):
+        return verdict
+    slow = {culprit.host for culprit in verdict.culprits}
+    faults = find_link_faults(evidence.pairs, evidence.plan.device_type, slow)
+    if not faults:
+        return verdict
+    culprits = tuple(_culprit(fault) for fault in faults)
+    more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
+    who = f"{_words(faults[0])}{more}"
+    reason = f"{verdict.reason}; communication is slow at {who} ({faults[0].evidence})"
+    kept = tuple(note for note in verdict.notes if not note.startswith(NOT_COMPUTATION))
+    return replace(verdict, culprits=(*verdict.culprits, *culprits), reason=reason, notes=kept)
+
+
+# How a note begins that link culprits make superfluous.
+NOT_COMPUTATION = "no rank is slow without communication"
+
+
+def _spans_nodes(measured: Rounds) -> bool:
+    return any(len({rank.host for rank in arm_round.ranks}) > 1 for arm_round in measured.values())
+
+
+def _words(fault: LinkFault) -> str:
+    return f"node {fault.hosts[0]}" if fault.kind == "node" else f"the link between {' and '.join(fault.hosts)}"
+
+
+def _culprit(fault: LinkFault) -> Culprit:
+    end = fault.ends[0]
+    index, uuid = _rail(end, whole=fault.whole)
+    if fault.kind == "node":
+        return Culprit("node", end.host, index, uuid, fault.evidence)
+    peer = fault.ends[1]
+    peer_index, peer_uuid = _rail(peer, whole=fault.whole)
+    return Culprit("link", end.host, index, uuid, fault.evidence, peer.host, peer_index, peer_uuid)
+
+
+def _rail(end: LinkEnd, *, whole: bool) -> tuple[int | None, str | None]:
+    """The one GPU through which communication is slow; none if all are, or several."""
+    if whole or len(end.local_ranks) != 1:
+        return None, None
+    return end.local_ranks[0], _only(end.devices)
+
+
+def _only(devices: Collection[str]) -> str | None:
+    return next(iter(devices)) if len(devices) == 1 else None

@@ -1,0 +1,214 @@
+"""Node pairs measured with each other, round by round, to find a slow node or link."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore
+
+from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, PairStudy, most_rounds, next_round
+from pytest_ddpscale.results.pair_record import PairMeasurement
+from pytest_ddpscale.worker.control import Control
+from pytest_ddpscale.worker.device import Device
+from pytest_ddpscale.worker.host import host_name
+from pytest_ddpscale.worker.whereabouts import Whereabouts
+
+Record = dict[str, Any]
+RankPair = tuple[int, int]
+_FP32_BYTES = 4
+
+
+class PairSearch:
+    """One rank's part in the search for a slow node or link; once a gang.
+
+    Rank 0 says before each round which nodes it pairs. All ranks of a node are measured at once, each with the
+    rank of the same number on the other node. Ranks without a partner wait at the store, their device idle.
+
+    Args:
+        study: what to measure.
+        device: what this rank measures with.
+        control: how ranks tell each other things, and how they are numbered over the nodes.
+        write: called on rank 0 with the records of each round.
+        whereabouts: kept up to date.
+        timeout: limit for connecting two ranks, and for one collective.
+        deadline_unix_s: no round starts after it; None for no limit.
+    """
+
+    def __init__(
+        self,
+        study: PairStudy,
+        device: Device,
+        control: Control,
+        write: Callable[[list[Record]], None],
+        whereabouts: Whereabouts,
+        timeout: timedelta,
+        deadline_unix_s: float | None = None,
+    ) -> None:
+        self._study = study
+        self._device = device
+        self._control = control
+        self._write = write
+        self._whereabouts = whereabouts
+        self._timeout = timeout
+        self._deadline_unix_s = deadline_unix_s
+        self._slow_share = SLOW_SHARES["cpu" if device.torch_device.type == "cpu" else "cuda"]
+
+    def run(self) -> str:
+        """Measure pairs until it is known which node or link is slow, if any is; all ranks call this.
+
+        Returns:
+            Why it ended, as `StudyEnd` has it: ``decided``, ``rounds`` or ``budget``.
+
+        Raises:
+            RuntimeError: two ranks could not communicate; it says which, on which hosts.
+            torch.distributed.DistStoreError: a rank did not answer within the store's timeout.
+        """
+        here = self._whereabouts
+        here.study, here.arm, here.round, here.phase = self._study.id, None, None, "preparation"
+        results: list[PairResult] = []
+        number = 0
+        while True:
+            ended, pairs = self._next_round(number, results)
+            if ended:
+                here.arm, here.round = None, None
+                return ended
+            here.round = number
+            self._measure_mine(number, pairs)
+            here.arm, here.phase = None, "gathering"
+            if self._control.rank == 0:
+                results += self._gather(number, pairs)
+            number += 1
+
+    def _next_round(self, number: int, results: Sequence[PairResult]) -> tuple[str, list[NodePair]]:
+        """Why round `number` is not begun, or else its node pairs: rank 0's word, which all ranks follow."""
+        key = f"{self._study.id}/{number}/next"
+        if self._control.rank == 0:
+            self._control.say(key, self._next_by_rank_0(number, results))
+        ended, pairs = self._control.hear(key)
+        return ended, [(one, other) for one, other in pairs]
+
+    def _next_by_rank_0(self, number: int, results: Sequence[PairResult]) -> tuple[str, Sequence[NodePair]]:
+        nodes = self._control.layout.nodes
+        if self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s:
+            return "budget", ()
+        if pairs := next_round(nodes, results, self._slow_share):
+            return "", pairs
+        return ("rounds" if nodes > 1 and number >= most_rounds(nodes) else "decided"), ()
+
+    def _measure_mine(self, number: int, pairs: Sequence[NodePair]) -> None:
+        """Time the pair that this rank is one of, if any. The first of both says the record."""
+        node, slot = divmod(self._control.rank, self._control.layout.ranks_per_node)
+        mine = next((pair for pair in pairs if node in pair), None)
+        if mine is None:
+            self._whereabouts.phase = "pausing"  # all ranks enter as many phases, so that none seems to be behind
+            return
+        ranks = self._ranks(mine, slot)
+        self._whereabouts.arm = f"ranks {ranks[0]} and {ranks[1]}"
+        self._whereabouts.phase = "pair"
+        record = self._measure(number, ranks)
+        if record is not None:
+            self._control.say(self._record_key(number, ranks), record.as_json())
+
+    def _measure(self, number: int, ranks: RankPair) -> PairMeasurement | None:
+        """What a pair reaches, with the time of its slower rank; None on the second one."""
+        control = self._control
+        key = f"{self._study.id}/{number}/{ranks[0]}"
+        other = ranks[1] if control.rank == ranks[0] else ranks[0]
+        # Who is who comes first, so that a failure can say with whom.
+        control.say(f"{key}/who/{control.rank}", [host_name(), control.local_rank, self._device.id])
+        host, local_rank, device_id = self._take(f"{key}/who/{other}")
+        try:
+            fastest_s = self._fastest_all_reduce_s(f"{key}/group", ranks)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"all-reduce of rank {control.rank} on {host_name()} with rank {other} on {host}: {error}"
+            ) from error
+        if control.rank == ranks[1]:
+            control.say(f"{key}/fastest_s", fastest_s)
+            return None
+        slower_s = max(fastest_s, float(self._take(f"{key}/fastest_s")))
+        return PairMeasurement(
+            study=self._study.id,
+            round=number,
+            ranks=ranks,
+            hosts=(host_name(), host),
+            local_ranks=(control.local_rank, local_rank),
+            devices=(self._device.id, device_id),
+            message_bytes=self._study.message_bytes,
+            iterations=self._study.iterations,
+            busbw_gbps=self._study.message_bytes / slower_s / 1e9,
+        )
+
+    def _gather(self, number: int, pairs: Sequence[NodePair]) -> list[PairResult]:
+        """Write the records of a round. Returns what the node pairs reached: their slowest rails."""
+        slots = range(self._control.layout.ranks_per_node)
+        rails = [(pair, self._record_key(number, self._ranks(pair, slot))) for pair in pairs for slot in slots]
+        records = self._control.hear_all([key for _, key in rails])
+        self._write(records)
+        reached: dict[NodePair, list[float]] = defaultdict(list)
+        for (pair, key), record in zip(rails, records, strict=True):
+            reached[pair].append(PairMeasurement.from_json(record).busbw_gbps)
+            self._control.forget(key)
+        return [PairResult(number, pair, min(gbps)) for pair, gbps in reached.items()]
+
+    def _fastest_all_reduce_s(self, name: str, ranks: RankPair) -> float:
+        """Seconds of the fastest all-reduce: whatever disturbs the others, a slow link is not faster in any.
+
+        Over healthy pairs of ranks on two busy cores, four fifths were within 0.7 … 1.4 of the median pair by it, and
+        within 0.7 … 1.9 by the median all-reduce.
+        """
+        numbers = self._study.message_bytes // _FP32_BYTES
+        tensor = torch.zeros(numbers, dtype=torch.float32, device=self._device.torch_device)
+        store = PrefixStore(name, self._control.store)
+        with group_of_two(self._device.backend, store, ranks.index(self._control.rank), self._timeout) as group:
+
+            def all_reduce() -> None:
+                group.allreduce([tensor]).wait()
+                self._whereabouts.count_step()
+
+            all_reduce()  # connects, and lets both begin together
+            return min(self._device.time_steps(all_reduce, self._study.iterations).step_s)
+
+    def _ranks(self, pair: NodePair, slot: int) -> RankPair:
+        per_node = self._control.layout.ranks_per_node
+        return pair[0] * per_node + slot, pair[1] * per_node + slot
+
+    def _record_key(self, number: int, ranks: RankPair) -> str:
+        return f"{self._study.id}/{number}/{ranks[0]}/record"
+
+    def _take(self, key: str) -> Any:
+        """Hear what is for this rank only, and forget it, so that the store does not grow with the rounds."""
+        data = self._control.hear(key)
+        self._control.forget(key)
+        return data
+
+
+@contextmanager
+def group_of_two(backend: str, store: PrefixStore, rank: int, timeout: timedelta) -> Iterator[Any]:
+    """A process group of two ranks that nobody else takes part in making.
+
+    Not `dist.new_group`: it names a group that only its members make by counting those made before, of which ranks
+    that sat out a round have another number, and then waits for ever (pytorch/pytorch#173608). And a pair that is
+    measured again could get the name, and with it the addresses, of its first group.
+
+    Args:
+        backend: ``nccl`` or ``gloo``.
+        store: of this group only.
+        rank: 0 or 1.
+        timeout: limit for connecting, and for one collective.
+    """
+    kind: Any = dist.ProcessGroupNCCL if backend == "nccl" else dist.ProcessGroupGloo
+    group = kind(store, rank, 2, timeout)
+    yield group
+    # Not in a finally: after a failure in a collective, shutting down may hang. Of older versions of torch some have it
+    # under the other name; gloo's there ends with its last reference.
+    shutdown = getattr(group, "shutdown", None) or getattr(group, "_shutdown", None)
+    if shutdown is not None:
+        shutdown()

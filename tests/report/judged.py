@@ -1,0 +1,86 @@
+"""Run directories that were measured and judged, as far as `ddpscale culprits` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.verdict.verdict import Culprit, Judgement, RunOutcome, Verdict
+
+STARTED_UNIX_S = 1_770_000_000
+SLOW = "1.31× the median of 15 peers in 9 of 9 rounds"
+
+
+def gpu(host: str, index: int = 3, evidence: str = SLOW) -> Culprit:
+    """A GPU that is to blame."""
+    return Culprit("gpu", host, index, f"GPU-{index:08x}-77aa-4be1-9d0f-1f0c2d9f6a3b", evidence)
+
+
+def node(host: str, evidence: str = "its 8 GPUs at 1.20× the median of the other nodes") -> Culprit:
+    """A node that is to blame."""
+    return Culprit("node", host, None, None, evidence)
+
+
+def link(host: str) -> Culprit:
+    """A link with an end on a host."""
+    return Culprit("link", host, None, None, "all-reduce with n9 at 0.02 GB/s, its other pairs at 1.1 GB/s")
+
+
+def failed(*culprits: Culprit, metric: str = "weak_scaling_efficiency", **changes: Any) -> Verdict:
+    """A requirement that is not kept, of severity `fail`."""
+    fields: dict[str, Any] = {
+        "id": f"{metric}[resnet152-fp16-8gpu]",
+        "metric": metric,
+        "workload": "resnet152-fp16",
+        "world_size": 8,
+        "severity": "fail",
+        "bound": {"at_least": 0.96},
+        "outcome": "failed",
+        "value": 0.71,
+        "interval": (0.70, 0.72),
+        "reason": "the interval lies below the bound",
+        "culprits": culprits,
+    }
+    return Verdict(**(fields | changes))
+
+
+def write_judged_run(
+    path: Path,
+    outcome: RunOutcome,
+    hosts: Sequence[str],
+    verdicts: Sequence[Verdict] = (),
+    *,
+    started_unix_s: int = STARTED_UNIX_S,
+    record: Mapping[str, Any] | None = None,
+    measured: Sequence[str] | None = None,
+) -> Path:
+    """A run directory with its verdicts.
+
+    Args:
+        path: of it.
+        outcome: of the run.
+        hosts: that took part.
+        verdicts: of its requirements.
+        started_unix_s: when it began.
+        record: further keys of run.json.
+        measured: hosts that measurements are there of; default: all.
+    """
+    run = RunDirectory.create(path)
+    devices = [{"index": 0, "uuid": "GPU-00000000", "name": "Tested GPU"}]
+    content = {
+        "schema_version": 1,
+        "sku": "tested-gpu",
+        "status": "finished",
+        "started_at": datetime.fromtimestamp(started_unix_s, timezone.utc).isoformat(timespec="seconds"),
+        "argv": ["pytest", "--gpu-sku=tested-gpu"],
+        "hosts": [{"host": host, "devices": devices} for host in hosts],
+    }
+    run.write_json(run.run_json, content | dict(record or {}))
+    for host in hosts if measured is None else measured:
+        run.append_record({"kind": "measurement", "host": host})
+    judgement = Judgement("tested-gpu", outcome, f"why it is {outcome}", tuple(verdicts))
+    run.write_json(run.verdicts_json, judgement.as_json())
+    return path

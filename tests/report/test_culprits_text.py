@@ -1,0 +1,199 @@
+"""Whom runs reject, accept, or want looked at: what drains nodes acts on exactly this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.report.culprits_text import (
+    MOST_REASON_CHARACTERS,
+    REASON_PREFIX,
+    TSV_HEADER,
+    Finding,
+    read_findings,
+    settled,
+    text_lines,
+    tsv_lines,
+)
+from pytest_ddpscale.verdict.verdict import RunOutcome
+from tests.report.judged import STARTED_UNIX_S, failed, gpu, link, node, write_judged_run
+from tests.report.sample import HOSTILE
+
+NODES = ("n1", "n2", "n3")
+LATER = STARTED_UNIX_S + 3600
+
+
+def said(*runs: Path) -> list[tuple[str, str]]:
+    """Use and host of every finding."""
+    return [(finding.use, finding.host) for finding in settled([read_findings(run) for run in runs])]
+
+
+def finding(evidence: str, run: Path = Path("/runs/nightly/2026-01-31/n7")) -> Finding:
+    return Finding("drain", "n7", run, STARTED_UNIX_S, evidence)
+
+
+def test_nodes_and_the_hosts_of_gpus_that_made_a_run_fail_are_drained(tmp_path: Path) -> None:
+    run = write_judged_run(tmp_path / "r", "rejected", NODES, [failed(gpu("n1")), failed(node("n3"))])
+    assert said(run) == [("drain", "n1"), ("drain", "n3")]
+
+
+def test_a_culprit_of_several_requirements_is_said_once(tmp_path: Path) -> None:
+    verdicts = [failed(gpu("n1")), failed(gpu("n1"), metric="exposed_communication"), failed(gpu("n1", index=4))]
+    [found] = read_findings(write_judged_run(tmp_path / "r", "rejected", NODES, verdicts)).findings
+    assert found.evidence.count("GPU 3") == 1
+    assert found.evidence.count("GPU 4") == 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"severity": "warn"}, {"outcome": "inconclusive"}, {"outcome": "error"}, {"outcome": "passed"}]
+)
+def test_who_is_named_for_less_than_a_failure_is_for_a_person(tmp_path: Path, changes: dict[str, Any]) -> None:
+    verdicts = [failed(gpu("n1")), failed(node("n2"), **changes)]
+    assert said(write_judged_run(tmp_path / "r", "rejected", NODES, verdicts)) == [("drain", "n1"), ("look", "n2")]
+
+
+@pytest.mark.parametrize("outcome", ["incomplete", "partial"])
+def test_only_a_rejected_run_drains(tmp_path: Path, outcome: RunOutcome) -> None:
+    run = write_judged_run(tmp_path / "r", outcome, NODES, [failed(node("n2"))])
+    assert said(run) == [("none", "-"), ("look", "n2")]
+
+
+def test_a_link_drains_neither_end(tmp_path: Path) -> None:
+    run = write_judged_run(tmp_path / "r", "rejected", NODES, [failed(link("n2"))])
+    assert said(run) == [("look", "-"), ("look", "n2")]
+
+
+def test_a_rejected_run_on_one_node_drains_it_with_nobody_named(tmp_path: Path) -> None:
+    verdicts = [failed(), failed(metric="exposed_communication", bound={"at_most": 0.1})]
+    [found] = read_findings(write_judged_run(tmp_path / "r", "rejected", ["n2"], verdicts)).findings
+    assert (found.use, found.host) == ("drain", "n2")
+    assert found.evidence == "weak_scaling_efficiency resnet152-fp16-8gpu 71.0 %, bound ≥ 96.0 % and 1 more failed"
+
+
+def test_of_several_nodes_none_is_drained_with_nobody_named(tmp_path: Path) -> None:
+    [found] = read_findings(write_judged_run(tmp_path / "r", "rejected", NODES, [failed()])).findings
+    assert (found.use, found.host) == ("look", "-")
+    assert "neither a node nor a GPU is named" in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ({"status": "interrupted"}, "its status is interrupted"),
+        ({"status": "running"}, "its status is running"),
+        ({"status": "imported"}, "imported: measured by another tool"),
+        ({"status": "simulated"}, "simulated: no machine was measured"),
+        ({"simulated": True}, "simulated: no machine was measured"),
+        ({"hosts": [{"host": "n1", "devices": [{"uuid": "SIM-0"}]}]}, "simulated: no machine was measured"),
+    ],
+)
+@pytest.mark.parametrize("outcome", ["rejected", "accepted"])
+def test_nothing_follows_from_what_is_no_finished_measurement(
+    tmp_path: Path, outcome: RunOutcome, record: dict[str, Any], why: str
+) -> None:
+    run = write_judged_run(tmp_path / "r", outcome, ["n1"], [failed(node("n1"))], record=record)
+    [found] = read_findings(run).findings
+    assert (found.use, found.host) == ("none", "-")
+    assert found.evidence.startswith(why)
+
+
+def test_an_accepted_run_accepts_the_hosts_it_measured(tmp_path: Path) -> None:
+    run = write_judged_run(tmp_path / "r", "accepted", NODES, measured=["n1", "n3", "n3"])
+    assert said(run) == [("accepted", "n1"), ("accepted", "n3")]
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ({"argv": ["pytest", "--gpu-sku=b200", "--ddp-allow-incomplete"]}, "--ddp-allow-incomplete was given"),
+        ({"resumed": [{"at": "2026-01-31T12:00:00+00:00"}]}, "it was resumed"),
+    ],
+)
+def test_an_acceptance_with_gaps_or_on_changing_nodes_accepts_nobody(
+    tmp_path: Path, record: dict[str, Any], why: str
+) -> None:
+    run = write_judged_run(tmp_path / "r", "accepted", NODES, record=record)
+    [found] = read_findings(run).findings
+    assert (found.use, found.host) == ("none", "-")
+    assert found.evidence.startswith(f"accepted, but {why}")
+
+
+@pytest.mark.parametrize("outcome", ["accepted", "partial"])
+def test_a_later_run_that_found_nothing_keeps_a_node_from_being_drained(tmp_path: Path, outcome: RunOutcome) -> None:
+    rejected = write_judged_run(tmp_path / "old", "rejected", NODES, [failed(node("n1")), failed(node("n2"))])
+    later = write_judged_run(tmp_path / "new", outcome, ["n2"], started_unix_s=LATER)
+    assert said(rejected, later)[:2] == [("drain", "n1"), ("look", "n2")]
+    assert said(later, rejected)[-2:] == [("drain", "n1"), ("look", "n2")]
+
+
+@pytest.mark.parametrize("outcome", ["accepted", "partial"])
+def test_an_earlier_run_excuses_nobody(tmp_path: Path, outcome: RunOutcome) -> None:
+    earlier = write_judged_run(tmp_path / "old", outcome, ["n2"])
+    rejected = write_judged_run(tmp_path / "new", "rejected", ["n2"], [failed()], started_unix_s=LATER)
+    assert ("drain", "n2") in said(earlier, rejected)
+
+
+def test_a_node_that_was_rejected_since_is_not_accepted(tmp_path: Path) -> None:
+    accepted = write_judged_run(tmp_path / "old", "accepted", ["n1", "n2"])
+    rejected = write_judged_run(tmp_path / "new", "rejected", ["n2"], [failed()], started_unix_s=LATER)
+    assert said(accepted, rejected) == [("accepted", "n1"), ("look", "n2"), ("drain", "n2")]
+
+
+def test_a_run_that_was_not_judged_is_refused(tmp_path: Path) -> None:
+    run = write_judged_run(tmp_path / "r", "accepted", NODES)
+    (run / "verdicts.json").unlink()
+    with pytest.raises(RunDirectoryError, match=r"verdicts\.json: cannot be read"):
+        read_findings(run)
+
+
+@pytest.mark.parametrize("started", [None, "yesterday", "2026-01-31T12:00:00"])
+def test_a_run_without_a_time_is_refused(tmp_path: Path, started: str | None) -> None:
+    run = write_judged_run(tmp_path / "r", "rejected", ["n1"], [failed()], record={"started_at": started})
+    with pytest.raises(RunDirectoryError, match="no time in UTC"):
+        read_findings(run)
+
+
+def test_the_reason_names_the_run_and_is_plain_ascii() -> None:
+    assert finding("GPU 3 on n7: 1.31× the median, ≥ 96.0 %").reason == (
+        "ddpscale: GPU 3 on n7: 1.31x the median, at least 96.0 % [2026-01-31/n7]"
+    )
+
+
+@given(st.text(max_size=400), st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=200))
+def test_any_reason_is_safe_to_hand_to_slurm(evidence: str, name: str) -> None:
+    reason = finding(evidence, Path("/runs") / name).reason
+    assert reason.startswith(REASON_PREFIX)
+    assert len(reason) <= MOST_REASON_CHARACTERS
+    assert reason.isascii()
+    assert reason.isprintable()
+    assert not set(reason) & set("\"'`\\$|<>")
+
+
+def test_a_long_reason_keeps_the_name_of_the_run() -> None:
+    reason = finding("slow " * 100).reason
+    assert len(reason) == MOST_REASON_CHARACTERS
+    assert reason.endswith("... [2026-01-31/n7]")
+
+
+def test_every_line_for_scripts_has_five_fields_whatever_is_in_them() -> None:
+    hostile = Finding("drain", HOSTILE + "\t", Path("/runs") / "a\tb\n", STARTED_UNIX_S, HOSTILE)
+    empty = Finding("look", "", Path("/runs/r"), 0, "")
+    lines = list(tsv_lines([hostile, empty]))
+    assert lines[0].split("\t") == list(TSV_HEADER)
+    for line in lines[1:]:
+        assert len(line.split("\t")) == len(TSV_HEADER)
+        assert all(field and "\n" not in field for field in line.split("\t"))
+
+
+def test_a_person_reads_host_what_and_run(tmp_path: Path) -> None:
+    run = write_judged_run(tmp_path / "r", "rejected", NODES, [failed(gpu("n1"), link("n2"))])
+    drained, look = text_lines(read_findings(run).findings)
+    assert drained.startswith("n1: rejected: GPU 3 (GPU-00000003…) on n1: 1.31× the median")
+    assert drained.endswith(f"[{run}]")
+    assert look.startswith("n2: look at it: link of node n2: all-reduce with n9")
+    assert "FAIL weak_scaling_efficiency[resnet152-fp16-8gpu]" in look

@@ -1,0 +1,184 @@
+"""Node pairs measured by real all-reduces over gloo, one thread a rank."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+
+from pytest_ddpscale.metrics.links import find_link_faults
+from pytest_ddpscale.plan.pairing import PairStudy
+from pytest_ddpscale.results.pair_record import PairMeasurement, pairs_of
+from pytest_ddpscale.worker import pairs
+from pytest_ddpscale.worker.control import Control
+from pytest_ddpscale.worker.device import CpuDevice, Timing
+from pytest_ddpscale.worker.pairs import PairSearch, group_of_two
+from pytest_ddpscale.worker.whereabouts import Whereabouts
+
+STUDY = PairStudy(message_bytes=4096, iterations=3)
+TIMEOUT = timedelta(seconds=20)
+FAST_S, SLOW_S = 1e-5, 1e-3
+OF_THIS_RANK = threading.local()
+
+
+class ScriptedCpu(CpuDevice):
+    """Takes part in every all-reduce, and says that each took a given time: a shared machine's own are no test."""
+
+    def __init__(self, step_s: float, device_id: str) -> None:
+        super().__init__()
+        self.step_s = step_s
+        self.id = device_id
+        self.steps = 0
+
+    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
+        for _ in range(steps):
+            step()
+        self.steps += steps
+        # The first is disturbed by something else.
+        step_s = (5 * self.step_s, *(steps - 1) * [self.step_s])
+        return Timing(0.0, step_s, sum(step_s), None, None)
+
+
+class Rank:
+    """One rank, to be run in a thread of its own."""
+
+    def __init__(self, rank: int, nodes: int, per_node: int, store: TCPStore, step_s: float) -> None:
+        self.host = f"n{rank // per_node + 1}"
+        self.control = Control(store, rank, rank % per_node, nodes * per_node, nodes)
+        self.device = ScriptedCpu(step_s, f"cpu-{rank}")
+        self.whereabouts = Whereabouts()
+        self.records: list[dict[str, Any]] = []
+        self.deadline_unix_s: float | None = None
+        self.timeout = TIMEOUT
+
+    def run(self) -> str:
+        OF_THIS_RANK.host = self.host
+        search = PairSearch(
+            STUDY, self.device, self.control, self.records.extend, self.whereabouts, self.timeout, self.deadline_unix_s
+        )
+        return search.run()
+
+
+@pytest.fixture(autouse=True)
+def _hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "host_name", lambda: OF_THIS_RANK.host)
+
+
+def gang(nodes: int, per_node: int = 1, slow_ranks: tuple[int, ...] = ()) -> list[Rank]:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    stores = [server] + [
+        TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+        for _ in range(nodes * per_node - 1)
+    ]
+    return [
+        Rank(rank, nodes, per_node, store, SLOW_S if rank in slow_ranks else FAST_S)
+        for rank, store in enumerate(stores)
+    ]
+
+
+def started(ranks: list[Rank]) -> list[Future[str]]:
+    pool = ThreadPoolExecutor(len(ranks))
+    futures = [pool.submit(rank.run) for rank in ranks]
+    pool.shutdown(wait=False)
+    return futures
+
+
+def measured(ranks: list[Rank]) -> tuple[list[str], list[PairMeasurement]]:
+    """What each rank returned, and what the first one wrote."""
+    ended = [future.result(timeout=60) for future in started(ranks)]
+    assert all(not rank.records for rank in ranks[1:]), "only rank 0 writes"
+    return ended, pairs_of(ranks[0].records)
+
+
+def test_a_slow_node_is_isolated_by_measuring_it_again() -> None:
+    ranks = gang(nodes=3, slow_ranks=(1,))
+    ended, found = measured(ranks)
+    assert ended == ["decided"] * 3
+    assert [pair.hosts for pair in found if pair.round < 3] == [("n2", "n3"), ("n1", "n3"), ("n1", "n2")]
+    assert len(found) == 5, "confirmed twice"
+    assert [fault.hosts for fault in find_link_faults(found, "cpu")] == [("n2",)]
+
+
+def test_a_record_says_who_was_measured_and_the_bandwidth_of_the_slower_end() -> None:
+    _, found = measured(gang(nodes=2, slow_ranks=(1,)))
+    (pair,) = found
+    assert (pair.study, pair.round, pair.ranks, pair.hosts) == ("pairs", 0, (0, 1), ("n1", "n2"))
+    assert (pair.local_ranks, pair.devices) == ((0, 0), ("cpu-0", "cpu-1"))
+    assert (pair.message_bytes, pair.iterations) == (4096, 3)
+    assert pair.busbw_gbps == pytest.approx(4096 / SLOW_S / 1e9)
+
+
+def test_all_ranks_of_a_node_are_measured_at_once_each_with_its_like() -> None:
+    _, found = measured(gang(nodes=2, per_node=2, slow_ranks=(3,)))
+    assert [(pair.round, pair.ranks, pair.local_ranks) for pair in found] == [(0, (0, 2), (0, 0)), (0, (1, 3), (1, 1))]
+    assert found[0].busbw_gbps > 10 * found[1].busbw_gbps
+
+
+def test_a_node_pair_is_as_fast_as_its_slowest_rail() -> None:
+    ranks = gang(nodes=3, per_node=2, slow_ranks=(5,))
+    _, found = measured(ranks)
+    (fault,) = find_link_faults(found, "cpu")
+    assert (fault.hosts, fault.ends[0].local_ranks, fault.ends[0].devices) == (("n3",), (1,), ("cpu-5",))
+
+
+def test_without_a_fault_each_rank_measures_each_partner_once() -> None:
+    ranks = gang(nodes=3)
+    measured(ranks)
+    assert [rank.device.steps for rank in ranks] == [2 * STUDY.iterations] * 3
+
+
+def test_no_round_starts_after_the_deadline() -> None:
+    ranks = gang(nodes=3)
+    ranks[0].deadline_unix_s = time.time() - 1
+    ended, found = measured(ranks)
+    assert (ended, found) == (["budget"] * 3, [])
+
+
+def test_a_single_node_has_nothing_to_measure() -> None:
+    assert measured(gang(nodes=1)) == (["decided"], [])
+
+
+def test_the_store_keeps_no_records() -> None:
+    ranks = gang(nodes=3)
+    measured(ranks)
+    left = [ranks[0].control.store.check([f"control/pairs/{n}/{rank}/record"]) for n in range(3) for rank in range(3)]
+    assert not any(left)
+
+
+def test_a_failure_says_with_whom_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = gang(nodes=2)
+    for rank in ranks:
+        rank.timeout = timedelta(seconds=2)
+
+    def fail(step: Callable[[], None], steps: int) -> Timing:
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(ranks[1].device, "time_steps", fail)
+    first, second = started(ranks)
+    with pytest.raises(RuntimeError, match="all-reduce of rank 1 on n2 with rank 0 on n1: Connection closed by peer"):
+        second.result(timeout=60)
+    assert (ranks[1].whereabouts.arm, ranks[1].whereabouts.round) == ("ranks 0 and 1", 0)
+    assert ranks[1].whereabouts.phase == "pair"
+    with pytest.raises(RuntimeError):
+        first.result(timeout=60)
+
+
+def test_a_pair_can_be_grouped_again_in_the_same_store() -> None:
+    """Other groups may have been made in between, by one of both only."""
+    both = [rank.control.store for rank in gang(nodes=2)]
+
+    def group_twice(rank: int) -> int:
+        sizes = 0
+        for name in ("first", "second"):
+            with group_of_two("gloo", PrefixStore(name, both[rank]), rank, TIMEOUT) as group:
+                sizes += group.size()
+        return sizes
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(group_twice, range(2))) == [4, 4]
