@@ -35,7 +35,7 @@ from typing import Any, Literal
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.launch.environment import worker_environment
-from pytest_ddpscale.launch.processes import GANG_VARIABLE, stop_gang
+from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.plan.study import Arm, DeviceType, Study
 from pytest_ddpscale.plan.workload import MemoryFormat, Precision, Workload
 from pytest_ddpscale.sku.detection import visible_gpus

@@ -26,8 +26,9 @@ from typing import Any
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.launch.supervisor import Limits, Supervisor
-from pytest_ddpscale.launch.torchrun import TorchrunLauncher
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.place import place_here
+from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.plan.planner import PACES
 from pytest_ddpscale.plan.study import Arm, Plan, Study
@@ -115,7 +116,7 @@ def measure(study: Study, directory: Path) -> Cost:
     plan = Plan(SKU, "cpu", (study,))
     run.write_json(run.plan_json, plan.as_json())
     began = time.perf_counter()
-    supervisor = Supervisor(TorchrunLauncher(), run, LIMITS)
+    supervisor = Supervisor(place_here("cpu"), run, LIMITS)
     supervisor.measure(plan)
     wall_s = time.perf_counter() - began
     for message in errors_of(run.read_records()).values():

@@ -18,14 +18,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.launch.launcher import GangSpec, Launcher
-from pytest_ddpscale.launch.supervisor import Limits, Supervisor
-from pytest_ddpscale.launch.torchrun import TorchrunLauncher
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.place import Place, place_here
+from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
 from pytest_ddpscale.plan.workload import Workload
@@ -66,22 +66,12 @@ class Outcome:
         return self.named == (() if self.slow_rank is None else (self.slow_rank,))
 
 
-class SleepyLauncher(TorchrunLauncher):
-    """As the real one, with a worker of which one rank sleeps in each step.
-
-    Args:
-        slow_rank: which one.
-    """
-
-    def __init__(self, slow_rank: int) -> None:
-        self._slow_rank = slow_rank
-
-    def command(self, gang: GangSpec) -> list[str]:
-        """The launcher's command, with ``slow_worker.py`` in place of the worker."""
-        command = super().command(gang)
-        worker = command.index("pytest_ddpscale.worker") - 1
-        script = [str(Path(__file__).with_name("slow_worker.py")), str(self._slow_rank), str(SLEEP_PER_WORK)]
-        return [*command[:worker], *script, *command[worker + 2 :]]
+def sleepy_place(slow_rank: int) -> Place:
+    """This machine, with a worker of which one rank sleeps in each step."""
+    place = place_here("cpu")
+    fault = {"SLOW_RANK": str(slow_rank), "SLOW_SHARE": str(SLEEP_PER_WORK)}
+    site = os.pathsep.join(filter(None, [str(Path(__file__).with_name("slow_site")), os.environ.get("PYTHONPATH")]))
+    return replace(place, environment={**place.environment, **fault, "PYTHONPATH": site})
 
 
 @contextmanager
@@ -98,14 +88,14 @@ def busy_neighbour(slow_rank: int) -> Iterator[None]:
         process.wait()
 
 
-def uniformity(run_path: Path, launcher: Launcher) -> Verdict:
+def uniformity(run_path: Path, place: Place) -> Verdict:
     """The verdict on two ranks that train the same."""
     questions = [Question(METRICS[name], WORKLOAD, RANKS) for name in ("rank_uniformity", "weak_scaling_efficiency")]
     plan = build_plan("cpu", "cpu", questions, PACE)
     run = RunDirectory.create(run_path)
     run.write_json(run.plan_json, plan.as_json())
     run.write_json(run.run_json, {"schema_version": 1, "sku": "cpu", "status": "finished"})
-    Supervisor(launcher, run, Limits(inactivity_s=120)).measure(plan)
+    Supervisor(place, run, Limits(inactivity_s=120)).measure(plan)
     source = {"measured": 1.0, "margin_pct": 2.0, "reference": "equal ranks"}
     line = {"metric": "rank_uniformity", "workload": WORKLOAD.name, "world_size": RANKS, "at_most": 1.02}
     case = Case(Requirement.model_validate(line | {"source": source}), WORKLOAD, "small-2rank", "", floor_img_per_s=1.0)
@@ -114,12 +104,12 @@ def uniformity(run_path: Path, launcher: Launcher) -> Verdict:
 
 def one_run(fault: str, slow_rank: int | None) -> Outcome:
     """Measure two ranks once, with or without a fault."""
-    launcher = SleepyLauncher(slow_rank) if fault == FAULTS[1] and slow_rank is not None else TorchrunLauncher()
+    place = sleepy_place(slow_rank) if fault == FAULTS[1] and slow_rank is not None else place_here("cpu")
     neighbour: AbstractContextManager[None] = nullcontext()
     if fault == FAULTS[2] and slow_rank is not None:
         neighbour = busy_neighbour(slow_rank)
     with tempfile.TemporaryDirectory(prefix="stragglers-") as folder, neighbour:
-        verdict = uniformity(Path(folder) / "run", launcher)
+        verdict = uniformity(Path(folder) / "run", place)
     named = tuple(culprit.gpu_index for culprit in verdict.culprits if culprit.gpu_index is not None)
     return Outcome(fault, slow_rank, named, verdict.culprits[0].evidence if verdict.culprits else verdict.reason)
 

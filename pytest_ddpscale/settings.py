@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any
 from pytest_ddpscale.errors import OptionError
 
 AUTO = "auto"
-LAUNCHERS = (AUTO, "torchrun")
+LAUNCHERS = (AUTO, "torchrun", "slurm")
 DURATION = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h)?$")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 
@@ -58,11 +60,22 @@ OPTIONS = (
         "--ddp-run-dir", "DIR", "where everything measured and concluded goes; default: ddpscale-runs/<UTC time>-<sku>"
     ),
     Option("--ddp-judge", "RUN_DIR", "judge what an earlier run measured; measure nothing"),
-    Option("--ddp-launcher", "auto|torchrun", "how ranks start; default: auto"),
+    Option("--ddp-resume", "RUN_DIR", "go on with a run that was cut short: measure only what is missing"),
+    Option(
+        "--ddp-launcher",
+        "auto|torchrun|slurm",
+        "how ranks start; default: auto: slurm with several nodes or --ddp-slurm-args, else torchrun",
+    ),
+    Option("--ddp-nodes", "N", "nodes to use; default: all of the Slurm allocation, else 1"),
     Option("--ddp-gpus-per-node", "N", "GPUs (CPU: ranks) to use; default: all"),
     Option("--ddp-world-sizes", "1,2,4", "only requirements of these world sizes"),
+    Option("--ddp-slurm-args", '"ARGS"', "further arguments of srun, such as --partition=gpu --exclusive"),
+    Option("--ddp-queue-limit", "1h", "longest wait for Slurm to give nodes; default: 1h"),
+    Option("--ddp-container", "IMAGE", "run ranks in a container: Pyxis/Enroot, or Apptainer/Singularity for .sif"),
+    Option("--ddp-pass-env", "NAME,PREFIX*", "further environment variables that ranks get"),
     Option("--ddp-budget", "10m", "wall time for measuring; what is undecided then is inconclusive"),
     Option("--ddp-inactivity-limit", "10m", "end a gang of ranks that records nothing for so long; default: 10m"),
+    Option("--ddp-total-limit", "2h", "end a gang of ranks that is not done by then; default: from the plan"),
     Option("--ddp-confidence", "0.95", "confidence of the intervals; default: 0.95"),
     Option("--ddp-rounds", "N", "most rounds of a study, at least 5; default: 16. It ends once all is decided"),
     Option("--ddp-block", "3s", "length of a timed block; default: 2s on GPU, 1.2s on CPU"),
@@ -81,11 +94,18 @@ class Settings:
         thresholds: the file named; None for the default.
         run_dir: the directory named; None for the default.
         judge: run directory to judge; None to measure.
-        launcher: ``auto`` or ``torchrun``.
+        resume: run directory to finish; None for a new run.
+        launcher: ``auto``, ``torchrun`` or ``slurm``.
+        nodes: how many to use; None for all of the allocation.
+        slurm_args: further arguments of srun.
+        queue_limit_s: longest wait for Slurm to give nodes, in seconds.
+        container: image that ranks run in; None for none.
+        pass_env: names of further environment variables for ranks, a trailing ``*`` for any ending.
         gpus_per_node: GPUs (CPU: ranks) to use; None for all.
         world_sizes: the only world sizes wanted; None for all.
         budget_s: wall time for measuring, in seconds; None for no limit.
         inactivity_limit_s: a gang silent for this many seconds is ended.
+        total_limit_s: a gang is ended after this many seconds, whatever it does; None for one that the plan gives.
         confidence: of the intervals, 0.5 … 0.9999.
         rounds: of every study at most; None for the default.
         block_s: length of a timed block, in seconds; None for the default.
@@ -98,11 +118,18 @@ class Settings:
     thresholds: Path | None
     run_dir: Path | None
     judge: Path | None
+    resume: Path | None
     launcher: str
+    nodes: int | None
+    slurm_args: tuple[str, ...]
+    queue_limit_s: float
+    container: str | None
+    pass_env: tuple[str, ...]
     gpus_per_node: int | None
     world_sizes: tuple[int, ...] | None
     budget_s: float | None
     inactivity_limit_s: float
+    total_limit_s: float | None
     confidence: float
     rounds: int | None
     block_s: float | None
@@ -132,11 +159,18 @@ def settings_from(
         thresholds=_path(values["thresholds"]),
         run_dir=_path(values["ddp_run_dir"]),
         judge=_path(values["ddp_judge"]),
+        resume=_resumed(values),
         launcher=_launcher(values["ddp_launcher"]),
+        nodes=_count(values["ddp_nodes"]),
+        slurm_args=_arguments(values["ddp_slurm_args"]),
+        queue_limit_s=_duration(values["ddp_queue_limit"]) if values["ddp_queue_limit"].text else 3600.0,
+        container=values["ddp_container"].text or None,
+        pass_env=_names(values["ddp_pass_env"]),
         gpus_per_node=_count(values["ddp_gpus_per_node"]),
         world_sizes=_counts(values["ddp_world_sizes"]),
         budget_s=_duration(budget) if budget.text else None,
         inactivity_limit_s=_duration(values["ddp_inactivity_limit"]) if values["ddp_inactivity_limit"].text else 600.0,
+        total_limit_s=_duration(values["ddp_total_limit"]) if values["ddp_total_limit"].text else None,
         confidence=_confidence(values["ddp_confidence"]),
         rounds=_rounds(values["ddp_rounds"]),
         block_s=_duration(values["ddp_block"]) if values["ddp_block"].text else None,
@@ -176,10 +210,37 @@ def _path(value: _Value) -> Path | None:
         raise value.refuse("a path; there is no such user") from None
 
 
+def _resumed(values: Mapping[str, _Value]) -> Path | None:
+    """The run to go on with, which is measured, and in its own directory."""
+    resume = values["ddp_resume"]
+    other = next((values[name] for name in ("ddp_judge", "ddp_run_dir") if values[name].text), None)
+    if resume.text and other is not None:
+        found = f"found {resume.text!r} beside {other.where}={other.text}"
+        raise OptionError(resume.where, found, f"one of {resume.where} and {other.where}")
+    return _path(resume)
+
+
 def _launcher(value: _Value) -> str:
     if value.text and value.text not in LAUNCHERS:
         raise value.refuse(f"one of {', '.join(LAUNCHERS)}")
     return value.text or AUTO
+
+
+def _arguments(value: _Value) -> tuple[str, ...]:
+    try:
+        arguments = tuple(shlex.split(value.text))
+    except ValueError as error:
+        raise value.refuse(f"arguments of srun, quoted as in a shell ({error})") from None
+    if any(not argument.startswith("-") for argument in arguments[:1]):
+        raise value.refuse("arguments of srun, such as --partition=gpu --exclusive")
+    return arguments
+
+
+def _names(value: _Value) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in value.text.split(",") if name.strip())
+    if not all(_VARIABLE.fullmatch(name) for name in names):
+        raise value.refuse("names of environment variables such as MY_SITE,UCX_*")
+    return names
 
 
 def _count(value: _Value) -> int | None:

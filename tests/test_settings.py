@@ -19,11 +19,18 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "thresholds": ("thresholds", "a.yaml", "b.yaml", Path("a.yaml"), Path("b.yaml")),
     "ddp_run_dir": ("run_dir", "runs/a", "runs/b", Path("runs/a"), Path("runs/b")),
     "ddp_judge": ("judge", "runs/a", "runs/b", Path("runs/a"), Path("runs/b")),
-    "ddp_launcher": ("launcher", "torchrun", "auto", "torchrun", "auto"),
+    "ddp_resume": ("resume", "runs/a", "runs/b", Path("runs/a"), Path("runs/b")),
+    "ddp_launcher": ("launcher", "slurm", "torchrun", "slurm", "torchrun"),
+    "ddp_nodes": ("nodes", "2", "16", 2, 16),
+    "ddp_slurm_args": ("slurm_args", "-p gpu --mem=0", "--exclusive", ("-p", "gpu", "--mem=0"), ("--exclusive",)),
+    "ddp_queue_limit": ("queue_limit_s", "30m", "2h", 1800.0, 7200.0),
+    "ddp_container": ("container", "a.sif", "pyxis:b", "a.sif", "pyxis:b"),
+    "ddp_pass_env": ("pass_env", "MY_SITE,UCX_*", "_X", ("MY_SITE", "UCX_*"), ("_X",)),
     "ddp_gpus_per_node": ("gpus_per_node", "4", "8", 4, 8),
     "ddp_world_sizes": ("world_sizes", "1,2", "4", (1, 2), (4,)),
     "ddp_budget": ("budget_s", "10m", "90s", 600.0, 90.0),
     "ddp_inactivity_limit": ("inactivity_limit_s", "2m", "1h", 120.0, 3600.0),
+    "ddp_total_limit": ("total_limit_s", "2h", "90", 7200.0, 90.0),
     "ddp_confidence": ("confidence", "0.9", "0.99", 0.9, 0.99),
     "ddp_rounds": ("rounds", "5", "20", 5, 20),
     "ddp_block": ("block_s", "1.5s", "3", 1.5, 3.0),
@@ -46,9 +53,10 @@ def refusal(name: str, text: str) -> OptionError:
 
 def test_nothing_asked_for() -> None:
     assert read() == Settings(
-        gpu_sku="auto", sku_was_given=False, thresholds=None, run_dir=None, judge=None, launcher="auto",
-        gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0, confidence=0.95, rounds=None,
-        block_s=None, isolate=False, allow_incomplete=False,
+        gpu_sku="auto", sku_was_given=False, thresholds=None, run_dir=None, judge=None, resume=None,
+        launcher="auto", nodes=None, slurm_args=(), queue_limit_s=3600.0, container=None, pass_env=(),
+        gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0, total_limit_s=None,
+        confidence=0.95, rounds=None, block_s=None, isolate=False, allow_incomplete=False,
     )  # fmt: skip
 
 
@@ -135,7 +143,17 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
 @pytest.mark.parametrize(
     ("name", "texts", "expected"),
     [
-        ("ddp_launcher", ["slurm", "Torchrun", " "], "one of auto, torchrun"),
+        ("ddp_launcher", ["Slurm", "srun", " "], "one of auto, torchrun, slurm"),
+        ("ddp_nodes", ["0", "-2", "all", "1.5"], "a whole number from 1 up"),
+        ("ddp_slurm_args", ["gpu", "partition=gpu", "a -b"], "arguments of srun, such as --partition=gpu --exclusive"),
+        ("ddp_slurm_args", ["--x='a"], "arguments of srun, quoted as in a shell (No closing quotation)"),
+        ("ddp_queue_limit", ["0", "never"], "a time such as 90s, 10m or 1h"),
+        ("ddp_total_limit", ["0", "2 h"], "a time such as 90s, 10m or 1h"),
+        (
+            "ddp_pass_env",
+            ["A B", "1A", "A=1", "*", "A,B-C", "A*B"],
+            "names of environment variables such as MY_SITE,UCX_*",
+        ),
         ("ddp_gpus_per_node", ["0", "-1", "2.0", "two", "+2", " "], "a whole number from 1 up"),
         ("ddp_rounds", ["0", "-5", "many"], "a whole number from 1 up"),
         ("ddp_rounds", ["1", "4"], "at least 5 rounds: fewer never decide"),
@@ -152,6 +170,26 @@ def test_a_value_that_makes_no_sense_is_refused(name: str, texts: list[str], exp
     for text in texts:
         error = refusal(name, text)
         assert (error.where, error.found, error.expected) == (BY_NAME[name].flag, f"found {text!r}", expected)
+
+
+def test_arguments_of_srun_are_split_as_a_shell_does() -> None:
+    assert read({"ddp_slurm_args": "--comment='before launch' -p gpu"}).slurm_args == (
+        "--comment=before launch", "-p", "gpu",
+    )  # fmt: skip
+
+
+def test_names_may_have_blanks_and_commas_around_them() -> None:
+    assert read({"ddp_pass_env": " A , ,B_*,"}).pass_env == ("A", "B_*")
+
+
+@pytest.mark.parametrize("other", ["ddp_judge", "ddp_run_dir"])
+def test_a_run_is_resumed_in_its_own_directory_and_not_judged_only(other: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        read({"ddp_resume": "runs/a", other: "runs/b"})
+    flag = BY_NAME[other].flag
+    assert str(raised.value) == (
+        f"--ddp-resume: found 'runs/a' beside {flag}=runs/b; expected one of --ddp-resume and {flag}."
+    )
 
 
 @pytest.mark.parametrize("name", sorted(SWITCHES))

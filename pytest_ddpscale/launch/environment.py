@@ -2,39 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pytest_ddpscale.plan.study import DeviceType
 
-# Left over from a surrounding torchrun or an earlier shell, these change torchrun in silence.
-_SCRUBBED = frozenset(
+# What ranks, and what starts them, rely on. All else stays behind: a variable that somebody once exported must
+# not decide how fast a cluster trains, and what torchrun sets (RANK, MASTER_ADDR, PET_*, TORCHELASTIC_*) changes
+# another torchrun in silence.
+_PASSED = frozenset(
     {
-        "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
-        "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "TMPDIR", "HOSTNAME",
+        "LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE",
+        "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "VIRTUAL_ENV", "MODULEPATH", "LOADEDMODULES",
+        "KRB5CCNAME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "SLURM_CONF",
     }
 )  # fmt: skip
-_SCRUBBED_PREFIXES = ("PET_", "TORCHELASTIC_", "PYTEST_")
+_PASSED_PREFIXES = (
+    "LC_", "CONDA_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "TP_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_",
+    "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_", "CUDNN_", "CUBLAS_", "UCX_", "UCC_", "SHARP_", "FI_", "OFI_",
+    "RDMAV_", "IBV_", "MLX5_", "PSM3_", "SLURM_", "SLURMD_", "SRUN_", "PMIX_", "ENROOT_", "PYXIS_", "APPTAINER_",
+    "APPTAINERENV_", "SINGULARITY_", "SINGULARITYENV_",
+)  # fmt: skip
+# Passed by a prefix above, and yet of a surrounding torchrun, or of the size of the step around us: srun would take
+# them for the size of ours.
+_SCRUBBED = frozenset(
+    {
+        "TORCH_ELASTIC_WORKER_IDENTICAL", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE",
+        "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_GPU", "SLURM_TASKS_PER_NODE",
+        "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST",
+        "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_DISTRIBUTION", "SLURM_ARBITRARY_NODELIST",
+        "SLURM_EXPORT_ENV", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_LABELIO", "SLURM_UNBUFFEREDIO",
+        "SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_KILL_BAD_EXIT", "SLURM_WAIT",
+        "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
+        "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_MULTI_PROG", "SLURM_TIMELIMIT",
+    }
+)  # fmt: skip
 
 
-def worker_environment(environ: Mapping[str, str], device_type: DeviceType) -> dict[str, str]:
-    """The parent's environment without what would mislead torchrun, and with what ranks rely on.
+def worker_environment(
+    environ: Mapping[str, str], device_type: DeviceType, *, nodes: int = 1, pass_env: Sequence[str] = ()
+) -> dict[str, str]:
+    """What ranks are started with: an allow-list of the parent's environment, and what ranks rely on.
 
     OMP_NUM_THREADS is kept if the user set it, else 1: with a rank per GPU or core, more threads
-    would fight each other. On CPU, gloo is kept on the loopback interface unless told otherwise, and
-    glibc asks for huge pages: with small ones a rank may be 15 % slower than its twin for as long as
-    it lives, by where its memory happens to lie.
+    would fight each other. On the CPU of one node, gloo is kept on the loopback interface unless told
+    otherwise; on several it finds the interface of the host's name. On CPU glibc asks for huge pages:
+    with small ones a rank may be 15 % slower than its twin for as long as it lives, by where its memory
+    happens to lie.
+
+    Args:
+        environ: the parent's.
+        device_type: what ranks train on.
+        nodes: of the gang.
+        pass_env: further names to pass; a trailing ``*`` stands for any ending.
     """
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if name not in _SCRUBBED and not name.startswith(_SCRUBBED_PREFIXES)
-    }
+    kept = {name: value for name, value in environ.items() if _is_passed(name) or _is_named(name, pass_env)}
     kept.setdefault("OMP_NUM_THREADS", "1")
     kept["PYTHONUNBUFFERED"] = "1"
     if device_type == "cuda":
         # So that torch numbers GPUs as NVML and nvidia-smi do.
         kept["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     else:
-        kept.setdefault("GLOO_SOCKET_IFNAME", "lo")
         kept.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+        if nodes == 1:
+            kept.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return kept
+
+
+def _is_passed(name: str) -> bool:
+    return name not in _SCRUBBED and (name in _PASSED or name.startswith(_PASSED_PREFIXES))
+
+
+def _is_named(name: str, pass_env: Sequence[str]) -> bool:
+    return any(
+        name.startswith(wanted.removesuffix("*")) if wanted.endswith("*") else name == wanted for wanted in pass_env
+    )

@@ -7,26 +7,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from pytest_ddpscale.launch.container import Container
+
 
 @dataclass(frozen=True)
 class GangSpec:
     """The ranks to start.
 
     Attributes:
+        gang_id: by what its processes are found.
+        nodes: how many.
         ranks_per_node: ranks on each node, one per GPU.
-        log_dir: where the launcher keeps each rank's output.
+        log_dir: where torchrun keeps each rank's output.
         worker_arguments: command line of ``pytest_ddpscale.worker``.
+        hosts: names of the nodes, in rank order; empty where Slurm is still to choose them.
+        beat_s: seconds between two words of a node's agent on every rank.
     """
 
+    gang_id: str
+    nodes: int
     ranks_per_node: int
     log_dir: Path
     worker_arguments: Sequence[str]
+    hosts: tuple[str, ...] = ()
+    beat_s: float = 2.0
 
 
 class Launcher(Protocol):
-    """How ranks start."""
+    """How the agents of the nodes start, which start the ranks."""
 
     name: str
 
     def command(self, gang: GangSpec) -> list[str]:
-        """The argument list that starts this gang in the foreground."""
+        """The argument list that starts this gang's agents in the foreground."""
+
+
+def agent_command(gang: GangSpec, container: Container, *further: str) -> list[str]:
+    """``python -m pytest_ddpscale.node …``: what runs on every node, in a container if there is one."""
+    agent = [container.python, "-m", "pytest_ddpscale.node", f"--gang={gang.gang_id}"]
+    size = [f"--ranks-per-node={gang.ranks_per_node}", f"--log-dir={gang.log_dir}", f"--beat-s={gang.beat_s:g}"]
+    return [*container.command, *agent, *size, *further, "--", *gang.worker_arguments]

@@ -1,62 +1,51 @@
-"""Keeps a gang working: starts it, watches it, ends it, and starts another for what is left."""
+"""Has a plan measured: starts a gang, settles the studies it came to, and starts another for what is left."""
 
 from __future__ import annotations
 
+import json
 import os
-import shlex
-import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.errors import GangError
-from pytest_ddpscale.launch.environment import worker_environment
-from pytest_ddpscale.launch.launcher import GangSpec, Launcher
-from pytest_ddpscale.launch.post_mortem import describe, failure_reports
-from pytest_ddpscale.launch.processes import GANG_VARIABLE, interrupted_by_termination, stop_gang
+from pytest_ddpscale.errors import WritingError
+from pytest_ddpscale.launch.gang import Gang, GangEnd
+from pytest_ddpscale.launch.interruption import interrupted_by_termination
+from pytest_ddpscale.launch.launcher import GangSpec
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.place import Place
+from pytest_ddpscale.launch.slurm_job import why_signalled
 from pytest_ddpscale.launch.steering import Judge, Steering
+from pytest_ddpscale.launch.tail import Tail
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.records import StudyEnd, parse_strict_json
+from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 
-POLL_S = 0.2
-GRACE_S = 10.0
 Listener = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long measuring may take.
-
-    Attributes:
-        budget_s: wall time for all measuring; no round starts after it. None: as long as it takes.
-        inactivity_s: a gang that records nothing for this long is ended.
-    """
-
-    budget_s: float | None = None
-    inactivity_s: float = 600.0
+# At most so many messages a second reach the supervisor from all nodes together.
+_NODES_PER_BEAT_S = 200.0
 
 
 class Supervisor:
     """Has a plan's studies measured.
 
     Args:
-        launcher: how ranks start.
+        place: where and how gangs start.
         run: where records go.
         limits: when to stop.
-        listener: called with every record as it is written, and with nothing (``{}``) while waiting.
+        listener: called with every record as it is written, and with ``{}`` or a kind ``waiting`` meanwhile.
         isolate: a fresh gang for each study instead of one for all.
         judge: asked after each round whether the study has told enough; None measures all rounds.
     """
 
     def __init__(
         self,
-        launcher: Launcher,
+        place: Place,
         run: RunDirectory,
         limits: Limits,
         listener: Listener = lambda record: None,
@@ -64,7 +53,7 @@ class Supervisor:
         isolate: bool = False,
         judge: Judge | None = None,
     ) -> None:
-        self._launcher = launcher
+        self._place = place
         self._run = run
         self._limits = limits
         self._listener = listener
@@ -72,6 +61,9 @@ class Supervisor:
         self._steering = Steering(judge, run) if judge else None
         self._gangs = 0
         self._deadline_unix_s: float | None = None
+        self._lost: set[str] = set()
+        self._has_begun = False
+        self._starts_again = 0
 
     @property
     def gangs_started(self) -> int:
@@ -81,107 +73,110 @@ class Supervisor:
     def measure(self, plan: Plan) -> None:
         """Measure every study of the plan, or record why not.
 
-        A study whose gang dies is recorded as an error; a new gang goes on with the next one.
+        A study whose gang dies is recorded as an error; a new gang goes on with the next one, without
+        nodes that were lost. What is not measured because somebody or Slurm ended the job is recorded
+        as interrupted.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C, or a signal that ends the job.
         """
         if self._limits.budget_s is not None:
             self._deadline_unix_s = time.time() + self._limits.budget_s
-        pending = [study.id for study in plan.studies]
-        with interrupted_by_termination():
-            while pending:
-                batch = pending[:1] if self._isolate else pending
-                ended = self._run_gang(plan, batch)
-                pending = [study for study in pending if study not in ended]
+        pending = list(plan.study_ids)
+        try:
+            with interrupted_by_termination():
+                while pending:
+                    batch = pending[:1] if self._isolate else pending
+                    ended = self._run_gang(plan, batch)
+                    pending = [study for study in pending if study not in ended]
+        except KeyboardInterrupt as interrupt:
+            self._record_interruption(plan, _why_interrupted(interrupt))
+            raise
 
     def _run_gang(self, plan: Plan, studies: list[str]) -> set[str]:
-        """One launch. Returns the studies that are settled by it, well or badly; never none."""
+        """One launch. Returns the studies that are settled by it, well or badly; none if it is to be tried again."""
+        if unfit := self._unfit(plan, studies):
+            return unfit
         # Counted on from earlier supervisors of this run, whose logs stay.
         log = self._run.logs / f"gang-{len(list(self._run.logs.glob('gang-*.log')))}.log"
-        tail = _Tail(self._run.measurements_jsonl)
-        started_unix_s = time.time()
-        try:
-            with self._gang(plan, studies, log) as process:
-                timed_out = self._watch(process, tail)
-        except _NotStarted as error:
-            for study in studies:
-                self._record(StudyEnd(study, "error", str(error)).as_json())
-            return set(studies)
-        self._gangs += 1
+        tail = Tail(self._run.measurements_jsonl)
+        end = self._gang(plan, studies, log, tail).run()
+        self._gangs += end.was_started
+        self._lost.update(end.lost_hosts)
         seen = _Progress(tail.records)
-        if process.returncode == 0 and seen.ended.issuperset(studies):
+        self._has_begun = self._has_begun or seen.begun
+        if end.exit_code == 0 and seen.ended.issuperset(studies):
             return seen.ended
-        reports = failure_reports(self._run.logs, started_unix_s)
-        self._keep_reports(log.with_suffix(""))
-        why = describe(reports, None if timed_out else process.returncode, log, log.with_suffix(""))
-        if timed_out:
-            why = f"nothing was recorded for {self._limits.inactivity_s:g} s, so the gang was ended. {why}"
-        blamed = [seen.current] if seen.current else [s for s in studies if s not in seen.ended]
+        self._keep_reports(end, log.with_suffix(""))
         self._run.cut_torn_line()
-        for study in blamed:
-            self._record(StudyEnd(study, "error", why).as_json())
+        left = [study for study in studies if study not in seen.ended]
+        if end.interrupted:
+            self._end(left, "interrupted", end.interrupted)
+            return set(studies)
+        if not seen.begun and self._may_start_again():
+            return set()
+        # Before any study began, nothing says that the next one would fare better.
+        blamed = [seen.current] if seen.current else left
+        self._end(blamed, "error", end.why)
         return seen.ended | set(blamed)
 
-    def _keep_reports(self, folder: Path) -> None:
-        """Put failure reports of ranks beside their logs, where the next gang's do not replace them."""
-        folder.mkdir(exist_ok=True)
-        for report in self._run.logs.glob("rank-*.error.json"):
-            report.replace(folder / report.name)
+    def _may_start_again(self) -> bool:
+        """Whether a gang that died before its first study is tried again: once, if an earlier one had come further."""
+        self._starts_again += self._has_begun
+        return self._has_begun and self._starts_again == 1
 
-    @contextmanager
-    def _gang(self, plan: Plan, studies: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-        command = self._launcher.command(
-            GangSpec(
-                ranks_per_node=plan.world_size,
-                log_dir=log.with_suffix(""),
-                worker_arguments=self._worker_arguments(studies),
-            )
+    def _unfit(self, plan: Plan, studies: Sequence[str]) -> set[str]:
+        """Studies that cannot be measured any more, since a node was lost."""
+        if not self._lost:
+            return set()
+        unfit = [study for study in studies if not plan.fits_nodes(study)]
+        self._end(unfit, "error", f"needs all {plan.nodes} nodes, and {', '.join(sorted(self._lost))} was lost before")
+        return set(unfit)
+
+    def _gang(self, plan: Plan, studies: Sequence[str], log: Path, tail: Tail) -> Gang:
+        hosts = tuple(host for host in self._place.hosts if host not in self._lost)
+        nodes = len(hosts) if self._lost and hosts else plan.nodes
+        spec = GangSpec(
+            gang_id=uuid.uuid4().hex,
+            nodes=nodes,
+            ranks_per_node=plan.layout.ranks_per_node,
+            log_dir=log.with_suffix(""),
+            worker_arguments=self._worker_arguments(studies),
+            hosts=hosts,
+            beat_s=max(1.0, nodes * plan.layout.ranks_per_node / _NODES_PER_BEAT_S),
         )
-        gang_id = uuid.uuid4().hex
-        environment = worker_environment(os.environ, plan.device_type) | {GANG_VARIABLE: gang_id}
-        with log.open("wb") as output:
-            try:
-                process = subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C reaches us, and we end the gang in order
-                )
-            except OSError as error:
-                raise _NotStarted(command, error) from None
-            try:
-                yield process
-            finally:
-                stop_gang(process, gang_id, GRACE_S)
+        return Gang(spec, self._place.launcher, self._place.environment, self._limits, log, tail, self._hear)
 
-    def _worker_arguments(self, studies: list[str]) -> list[str]:
+    def _worker_arguments(self, studies: Sequence[str]) -> list[str]:
         arguments = ["--run-dir", str(self._run.path), "--studies", ",".join(studies), "--version", __version__]
-        arguments += ["--timeout-s", f"{self._limits.inactivity_s:g}"]
+        # Longer than we wait for any rank: we see all of them, and can say which one keeps the others waiting.
+        arguments += ["--timeout-s", f"{1.5 * self._limits.inactivity_s + 30:g}"]
         if self._steering is not None:
             arguments += ["--steered"]
         if self._deadline_unix_s is not None:
             arguments += ["--deadline-unix-s", f"{self._deadline_unix_s:.3f}"]
         return arguments
 
-    def _watch(self, process: subprocess.Popen[bytes], tail: _Tail) -> bool:
-        """Pass records on until the gang ends. Returns whether it was given up for inactivity."""
-        heard = time.monotonic()
-        while True:
-            running = process.poll() is None
-            fresh = tail.read()
-            for record in fresh or [{}]:
-                self._hear(record)
-            if fresh:
-                heard = time.monotonic()
-            if not running:
-                return False
-            if time.monotonic() - heard > self._limits.inactivity_s:
-                return True
-            time.sleep(POLL_S)
+    def _keep_reports(self, end: GangEnd, folder: Path) -> None:
+        """Put failure reports of ranks beside their logs."""
+        with suppress(OSError):  # a full disk: the message that follows has the first one's words
+            folder.mkdir(exist_ok=True)
+            for report in end.failures:
+                name = f"rank-{report.get('rank', -1)}.error.json"
+                (folder / name).write_text(json.dumps(report) + "\n", encoding="utf-8")
 
-    def _record(self, record: dict[str, Any]) -> None:
-        self._run.append_record(record)
-        self._hear(record)
+    def _record_interruption(self, plan: Plan, why: str) -> None:
+        """Of every study that has no end yet, that it was cut short and why."""
+        with suppress(WritingError):  # on a full disk a study without an end says as much
+            self._run.cut_torn_line()
+            ended = _Progress(self._run.read_records()).ended
+            self._end([study for study in plan.study_ids if study not in ended], "interrupted", why)
+
+    def _end(self, studies: Sequence[str], reason: str, why: str) -> None:
+        for study in studies:
+            record = StudyEnd(study, reason, why).as_json()
+            self._run.append_record(record)
+            self._hear(record)
 
     def _hear(self, record: dict[str, Any]) -> None:
         if self._steering is not None:
@@ -189,46 +184,18 @@ class Supervisor:
         self._listener(record)
 
 
-class _NotStarted(GangError):
-    """The launcher could not be started, so that no rank ran."""
-
-    def __init__(self, command: list[str], error: OSError) -> None:
-        super().__init__(
-            command[0],
-            f"could not be started ({error.strerror or error})",
-            "a program that this user may run",
-            "Check that it is still there, with its virtual environment, and that processes can be started here; "
-            # Last, because it is long, and a terminal shows the beginning.
-            f"then measure again. The command was: {shlex.join(command)}",
-        )
-
-
-class _Tail:
-    """New complete lines of a file that another process appends to."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
-        self.records: list[dict[str, Any]] = []
-
-    def read(self) -> list[dict[str, Any]]:
-        """Records appended since the last call."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        fresh = [parse_strict_json(line.decode("utf-8")) for line in whole.splitlines()]
-        self.records.extend(fresh)
-        return fresh
+def _why_interrupted(interrupt: KeyboardInterrupt) -> str:
+    """What ended the session: Slurm, if it says so, or a signal, or a person."""
+    named = str(interrupt)
+    told = why_signalled(os.environ, datetime.now()) if named else ""
+    return told or (f"{named} was received" if named else "Ctrl-C was pressed")
 
 
 class _Progress:
     """How far a gang came, from its records."""
 
-    def __init__(self, records: list[dict[str, Any]]) -> None:
+    def __init__(self, records: Sequence[dict[str, Any]]) -> None:
         self.ended = {record["study"] for record in records if record["kind"] == "study_end"}
         begun = [record["study"] for record in records if record["kind"] == "study_start"]
+        self.begun = bool(begun)
         self.current = begun[-1] if begun and begun[-1] not in self.ended else None

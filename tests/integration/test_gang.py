@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -15,9 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
+from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch import supervisor as supervisor_module
-from pytest_ddpscale.launch.supervisor import Limits, Supervisor
-from pytest_ddpscale.launch.torchrun import TorchrunLauncher
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.place import place_here
+from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.metrics.rounds import arm_rounds
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -29,7 +32,9 @@ TINY = Workload("tiny", "resnet18", "fp32", 2, 32, "contiguous", 4, num_classes=
 ARMS = (Arm("alone", 1, 2), Arm("ddp", 1, 2), Arm("ddp", 2, 2))
 EVERY_KIND = (*ARMS, Arm("each", 2, 2), Arm("no_sync", 2, 2))
 WEAK = Study("weak", TINY, ARMS, rounds=5, block_s=0.1, warmup_s=0.1)
+WHOLE = replace(WEAK, arms=EVERY_KIND)
 STRONG = Study("strong", TINY, (Arm("alone", 1, 4), Arm("ddp", 2, 2)), rounds=5, block_s=0.1, warmup_s=0.1)
+NARROW = replace(STRONG, workload=replace(TINY, name="narrow"), arms=STRONG.arms[:1])
 LONG = replace(WEAK, workload=replace(TINY, name="long"), rounds=10_000)
 BROKEN = replace(WEAK, workload=replace(TINY, name="broken", model="resnet9000"))
 
@@ -45,7 +50,7 @@ def measure(
     plan = Plan("cpu", "cpu", studies)
     run.write_json(run.plan_json, plan.as_json())
     limits = limits or Limits(inactivity_s=120)
-    supervisor = Supervisor(TorchrunLauncher(), run, limits, listener or (lambda record: None), isolate=isolate)
+    supervisor = Supervisor(place_here("cpu"), run, limits, listener or (lambda record: None), isolate=isolate)
     supervisor.measure(plan)
     return run, supervisor
 
@@ -63,11 +68,17 @@ def assert_gone(pids: list[int]) -> None:
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
-def test_one_gang_measures_every_arm_of_every_study_in_every_round(tmp_path: Path) -> None:
-    run, supervisor = measure(tmp_path, WEAK, STRONG)
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, Supervisor]:
+    """Three studies, undisturbed: what tests look at that disturb nothing."""
+    return measure(tmp_path_factory.mktemp("gang"), WHOLE, STRONG, NARROW)
+
+
+def test_one_gang_measures_every_arm_of_every_study_in_every_round(measured: tuple[RunDirectory, Supervisor]) -> None:
+    run, supervisor = measured
     assert supervisor.gangs_started == 1
     measurements = run.read_measurements()
-    for study in (WEAK, STRONG):
+    for study in (WHOLE, STRONG, NARROW):
         for arm in study.arms:
             rounds = arm_rounds(measurements, study.id, arm)
             assert list(rounds) == list(range(5))
@@ -78,16 +89,17 @@ def test_one_gang_measures_every_arm_of_every_study_in_every_round(tmp_path: Pat
     assert_gone(ranks_of(run))
 
 
-def test_arms_take_turns_within_a_round(tmp_path: Path) -> None:
-    run, _ = measure(tmp_path, WEAK)
-    order = [(m.round, m.arm) for m in run.read_measurements() if m.rank == 0]
+def test_arms_take_turns_within_a_round(measured: tuple[RunDirectory, Supervisor]) -> None:
+    order = [(m.round, m.arm) for m in measured[0].read_measurements() if (m.study, m.rank) == (WHOLE.id, 0)]
     assert [number for number, _ in order] == sorted(number for number, _ in order)
-    assert all({arm for number, arm in order if number == r} == {"alone", "ddp@1", "ddp@2"} for r in range(5))
+    names = {arm.name for arm in EVERY_KIND}
+    assert all({arm for number, arm in order if number == r} == names for r in range(5))
 
 
-def test_arms_of_every_kind_are_measured_on_their_ranks_and_replicas_agree(tmp_path: Path) -> None:
-    run, _ = measure(tmp_path, replace(WEAK, arms=EVERY_KIND))
-    measurements = run.read_measurements()
+def test_arms_of_every_kind_are_measured_on_their_ranks_and_replicas_agree(
+    measured: tuple[RunDirectory, Supervisor],
+) -> None:
+    measurements = [m for m in measured[0].read_measurements() if m.study == WHOLE.id]
     for arm in EVERY_KIND:
         blocks = [m for m in measurements if m.arm == arm.name]
         assert Counter(m.rank for m in blocks) == dict.fromkeys(range(arm.world_size), WEAK.rounds)
@@ -99,26 +111,28 @@ def test_arms_of_every_kind_are_measured_on_their_ranks_and_replicas_agree(tmp_p
         assert len(set(checksums)) == 1
 
 
-def test_a_study_begins_with_a_seeded_step_of_every_rank_and_the_cost_of_an_image(tmp_path: Path) -> None:
-    run, _ = measure(tmp_path, WEAK, replace(STRONG, arms=STRONG.arms[:1]))
-    records = run.read_records()
+def test_a_study_begins_with_a_seeded_step_of_every_rank_and_the_cost_of_an_image(
+    measured: tuple[RunDirectory, Supervisor],
+) -> None:
+    records = measured[0].read_records()
     seeded = [record for record in records if record["kind"] == "seeded_step"]
     assert [(r["study"], r["rank"], r["local_rank"], r["device"]) for r in seeded] == [
-        (WEAK.id, 0, 0, "cpu"),
-        (WEAK.id, 1, 1, "cpu"),
-        (STRONG.id, 0, 0, "cpu"),  # the other rank has no part in that study
+        (WHOLE.id, 0, 0, "cpu"),
+        (WHOLE.id, 1, 1, "cpu"),
+        (STRONG.id, 0, 0, "cpu"),
+        (STRONG.id, 1, 1, "cpu"),
+        (NARROW.id, 0, 0, "cpu"),  # the other rank has no part in that study
     ]
-    assert len({record["checksum"] for record in seeded}) == 1, "both studies train the same model"
+    assert len({record["checksum"] for record in seeded}) == 1, "all studies train the same model"
     flops = [record for record in records if record["kind"] == "workload_flops"]
-    assert [record["study"] for record in flops] == [WEAK.id, STRONG.id]
+    assert [record["study"] for record in flops] == [WHOLE.id, STRONG.id, NARROW.id]
     assert all(0.2e9 < record["flops_per_image"] < 0.23e9 for record in flops)
-    kinds = [record["kind"] for record in records if record.get("study") == WEAK.id]
+    kinds = [record["kind"] for record in records if record.get("study") == WHOLE.id]
     assert kinds[:4] == ["study_start", "seeded_step", "seeded_step", "workload_flops"]
 
 
-def test_ranks_say_who_they_are_and_how_long_they_took_to_start(tmp_path: Path) -> None:
-    run, _ = measure(tmp_path, replace(WEAK, arms=ARMS[:1]))
-    startup = next(record for record in run.read_records() if record["kind"] == "startup")
+def test_ranks_say_who_they_are_and_how_long_they_took_to_start(measured: tuple[RunDirectory, Supervisor]) -> None:
+    startup = next(record for record in measured[0].read_records() if record["kind"] == "startup")
     assert startup["import_s"] > 0
     assert startup["rendezvous_s"] > 0
     assert startup["environment"]["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
@@ -160,6 +174,7 @@ def test_a_killed_rank_costs_its_study_and_leaves_nobody_behind(tmp_path: Path) 
 
     run, _ = measure(tmp_path, LONG, STRONG, listener=kill_second_rank)
     assert ends(run)[LONG.id]["reason"] == "error"
+    assert re.match(r"rank 1 on \S+ was killed by SIGKILL in \S.* \(study weak/long, ", ends(run)[LONG.id]["message"])
     assert ends(run)[STRONG.id]["reason"] == "rounds"
     assert any(m.study == LONG.id for m in run.read_measurements()), "what was measured before stays"
     assert_gone(ranks_of(run))
@@ -177,8 +192,10 @@ def test_a_gang_that_falls_silent_is_ended_within_its_limit(tmp_path: Path) -> N
 
     run, _ = measure(tmp_path, LONG, limits=Limits(inactivity_s=limit_s), listener=stop_second_rank)
     assert "nothing was recorded for 30 s" in ends(run)[LONG.id]["message"]
+    assert "rank 1 on " in ends(run)[LONG.id]["message"]
+    assert " is stopped (SIGSTOP, or a debugger) in " in ends(run)[LONG.id]["message"]
     # The limit, torchrun's and our own grace period, and a slow machine's share.
-    assert time.monotonic() - stopped[0] < limit_s + 3 * supervisor_module.GRACE_S + 15
+    assert time.monotonic() - stopped[0] < limit_s + 3 * gang_module.GRACE_S + 15
     assert_gone(ranks_of(run))
 
 
@@ -252,7 +269,7 @@ def test_a_study_ends_when_all_is_decided_and_arms_before_it(tmp_path: Path) -> 
     study = replace(WEAK, rounds=50)
     plan = Plan("cpu", "cpu", (study,))
     run.write_json(run.plan_json, plan.as_json())
-    Supervisor(TorchrunLauncher(), run, Limits(inactivity_s=120), judge=WantsLess()).measure(plan)
+    Supervisor(place_here("cpu"), run, Limits(inactivity_s=120), judge=WantsLess()).measure(plan)
     measurements = run.read_measurements()
     rounds = {arm.name: sorted(arm_rounds(measurements, study.id, arm)) for arm in study.arms}
     # Rank 0 asks for a word from the fifth round on: until then every arm is timed.

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.launch.environment import worker_environment
-from pytest_ddpscale.launch.supervisor import Limits, Supervisor
-from pytest_ddpscale.launch.torchrun import TorchrunLauncher
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.place import place_here
+from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Precision, Workload
 from pytest_ddpscale.results.records import Measurement
@@ -94,7 +95,7 @@ def measured(gpu: TorchGpu, tmp_path_factory: pytest.TempPathFactory) -> RunDire
     plan = Plan("any", "cuda", tuple(_study(precision) for precision in precisions))
     run = RunDirectory.create(tmp_path_factory.mktemp("gang") / "run")
     run.write_json(run.plan_json, plan.as_json())
-    supervisor = Supervisor(TorchrunLauncher(), run, Limits(inactivity_s=100.0))
+    supervisor = Supervisor(place_here("cuda"), run, Limits(inactivity_s=100.0))
     supervisor.measure(plan)
     assert errors_of(run.read_records()) == {}
     assert supervisor.gangs_started == 1

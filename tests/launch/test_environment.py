@@ -1,8 +1,10 @@
-"""Ranks inherit what the user set, and nothing that would mislead torchrun."""
+"""Ranks get what they rely on and what the user names, and nothing that would mislead them or torchrun."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_ddpscale.launch.environment import worker_environment
 
@@ -10,18 +12,54 @@ INHERITED = {"PATH": "/bin", "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "1", 
 LEFTOVERS = (
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
     "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PET_NNODES", "PET_NPROC_PER_NODE",
-    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST",
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCH_ELASTIC_WORKER_IDENTICAL", "PYTEST_ADDOPTS",
+    "PYTEST_CURRENT_TEST", "DDPSCALE_HOST", "DDPSCALE_GANG",
+)  # fmt: skip
+STEP_AROUND_US = (
+    "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_CPU_BIND",
+    "SLURM_DISTRIBUTION", "SLURM_EXPORT_ENV", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_KILL_BAD_EXIT",
+    "SLURM_LABELIO", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TIMELIMIT", "SLURM_WAIT",
+    "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STDINMODE",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LEFTOVERS)
-def test_what_would_change_torchrun_in_silence_is_scrubbed(name: str) -> None:
+@pytest.mark.parametrize("name", [*LEFTOVERS, *STEP_AROUND_US])
+def test_what_would_change_torchrun_or_srun_in_silence_is_scrubbed(name: str) -> None:
     assert worker_environment({name: "7"}, "cuda") == worker_environment({}, "cuda")
 
 
-@pytest.mark.parametrize("name", ["RANKED", "MY_RANK", "PETER", "SLURM_JOB_ID", "NCCL_IB_HCA", "MASTER"])
-def test_names_that_only_resemble_them_are_kept(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_TLS", "FI_PROVIDER", "TORCH_NCCL_BLOCKING_WAIT",
+        "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CONF", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "LC_ALL",
+        "CONDA_PREFIX", "APPTAINER_BIND", "ENROOT_DATA_PATH",
+    ],
+)  # fmt: skip
+def test_what_ranks_rely_on_is_passed(name: str) -> None:
     assert worker_environment({name: "7"}, "cuda")[name] == "7"
+
+
+@pytest.mark.parametrize(
+    "name", ["RANKED", "MASTER", "HTTP_PROXY", "AWS_SECRET_ACCESS_KEY", "MY_NCCL_DEBUG", "PATHS", "NCCL", "nccl_debug"]
+)
+def test_what_nobody_knows_stays_behind(name: str) -> None:
+    assert worker_environment({name: "7"}, "cuda") == worker_environment({}, "cuda")
+
+
+UNKNOWN = st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ_", min_size=1, max_size=12).map("X_".__add__)
+
+
+@given(st.dictionaries(UNKNOWN, st.text(max_size=5)), st.integers(1, 4))
+def test_no_unknown_name_ever_passes(environ: dict[str, str], nodes: int) -> None:
+    assert worker_environment(environ, "cpu", nodes=nodes) == worker_environment({}, "cpu", nodes=nodes)
+
+
+def test_what_the_user_names_is_passed_even_if_it_is_scrubbed_else() -> None:
+    environ = {"MY_SITE": "1", "MY_SITE_2": "2", "LUSTRE_A": "3", "LUSTRE_": "4", "XLUSTRE_B": "5", "SLURM_WAIT": "6"}
+    passed = worker_environment(environ, "cuda", pass_env=("MY_SITE", "LUSTRE_*", "SLURM_WAIT", "NOT_THERE"))
+    added = passed.items() - worker_environment({}, "cuda").items()
+    assert added == {("MY_SITE", "1"), ("LUSTRE_A", "3"), ("LUSTRE_", "4"), ("SLURM_WAIT", "6")}
 
 
 def test_a_gpu_gang_numbers_devices_as_nvml_does_whatever_the_user_set() -> None:
@@ -33,7 +71,7 @@ def test_a_gpu_gang_numbers_devices_as_nvml_does_whatever_the_user_set() -> None
     }
 
 
-def test_a_cpu_gang_talks_over_loopback() -> None:
+def test_a_cpu_gang_of_one_node_talks_over_loopback() -> None:
     environment = worker_environment(INHERITED, "cpu")
     assert environment == INHERITED | {
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
@@ -43,9 +81,14 @@ def test_a_cpu_gang_talks_over_loopback() -> None:
     }
 
 
-def test_threads_and_interface_of_the_user_are_kept() -> None:
+def test_a_cpu_gang_of_several_nodes_does_not() -> None:
+    assert "GLOO_SOCKET_IFNAME" not in worker_environment(INHERITED, "cpu", nodes=2)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_threads_and_interface_of_the_user_are_kept(nodes: int) -> None:
     chosen = {"OMP_NUM_THREADS": "4", "GLOO_SOCKET_IFNAME": "eth0", "GLIBC_TUNABLES": "glibc.malloc.check=1"}
-    assert worker_environment(chosen, "cpu") == chosen | {"PYTHONUNBUFFERED": "1"}
+    assert worker_environment(chosen, "cpu", nodes=nodes) == chosen | {"PYTHONUNBUFFERED": "1"}
 
 
 def test_the_parents_environment_is_left_alone() -> None:

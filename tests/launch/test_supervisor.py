@@ -1,7 +1,8 @@
-"""A launcher that cannot be started is recorded like any gang that fails, and ends nothing else."""
+"""What a gang did not measure is settled: measured by the next gang, or recorded with the reason why not."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.launch.launcher import GangSpec
-from pytest_ddpscale.launch.supervisor import Limits, Supervisor
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.place import Place
+from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import StudyEnd, strict_json
@@ -53,8 +56,12 @@ def program(path: Path, content: bytes, mode: int) -> Path:
     return path
 
 
+def place(launcher: ScriptedLauncher) -> Place:
+    return Place(launcher, (), os.environ)
+
+
 def measure(run: RunDirectory, launcher: ScriptedLauncher, *, isolate: bool = False) -> Supervisor:
-    supervisor = Supervisor(launcher, run, Limits(inactivity_s=60.0), isolate=isolate)
+    supervisor = Supervisor(place(launcher), run, Limits(inactivity_s=60.0), isolate=isolate)
     supervisor.measure(PLAN)
     return supervisor
 
@@ -100,7 +107,7 @@ def test_each_study_has_its_own_try_when_isolated(run: RunDirectory) -> None:
 
 def test_the_listener_hears_of_it(run: RunDirectory) -> None:
     heard: list[dict[str, Any]] = []
-    Supervisor(ScriptedLauncher(["/no/such/python"]), run, Limits(), heard.append).measure(PLAN)
+    Supervisor(place(ScriptedLauncher(["/no/such/python"])), run, Limits(), heard.append).measure(PLAN)
     assert [(record["kind"], record["study"], record["reason"]) for record in heard] == [
         ("study_end", study, "error") for study in IDS
     ]

@@ -1,36 +1,31 @@
-"""The exact command line of a gang."""
+"""The exact command line of a gang on one machine."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-from pytest_ddpscale.launch.launcher import GangSpec, Launcher
+from pytest_ddpscale.launch.container import Container
+from pytest_ddpscale.launch.launcher import Launcher
 from pytest_ddpscale.launch.torchrun import TorchrunLauncher
+from tests.launch.sample import gang
+
+AGENT = [
+    "-m", "pytest_ddpscale.node", "--gang=g1", "--ranks-per-node=8", "--log-dir=run dir/logs/gang-0", "--beat-s=2",
+    "--", "--run-dir", "run dir", "--studies", "weak/r,strong/r",
+]  # fmt: skip
 
 
-def test_torchrun_starts_the_worker_with_the_running_interpreter() -> None:
+def test_the_agent_is_started_with_the_running_interpreter() -> None:
     launcher: Launcher = TorchrunLauncher()
-    gang = GangSpec(
-        ranks_per_node=8,
-        log_dir=Path("run dir/logs/gang-0"),
-        worker_arguments=["--run-dir", "run dir", "--studies", "weak/r,strong/r"],
-    )
     assert launcher.name == "torchrun"
-    assert launcher.command(gang) == [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--local-addr=127.0.0.1",
-        "--nproc-per-node=8",
-        "--max-restarts=0",
-        "--redirects=3",
-        "--log-dir=run dir/logs/gang-0",
-        "-m",
-        "pytest_ddpscale.worker",
-        "--run-dir",
-        "run dir",
-        "--studies",
-        "weak/r,strong/r",
-    ]
+    assert launcher.command(gang()) == [sys.executable, *AGENT]
+
+
+def test_in_a_container_with_its_own_interpreter() -> None:
+    container = Container(command=("apptainer", "exec", "--nv", "image.sif"), python="python3")
+    command = TorchrunLauncher(container).command(gang())
+    assert command == ["apptainer", "exec", "--nv", "image.sif", "python3", *AGENT]
+
+
+def test_seconds_between_beats_are_written_short() -> None:
+    assert "--beat-s=12.8" in TorchrunLauncher().command(gang(beat_s=12.8))

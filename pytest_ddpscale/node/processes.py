@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
 
 import psutil
 
 # In the environment of a launcher and so of all it starts: by it they are found, whoever their parent is.
+# A node's agent adds `/` and its node's index for torchrun and its ranks.
 GANG_VARIABLE = "DDPSCALE_GANG"
 
 
@@ -43,30 +41,13 @@ def stop_gang(process: subprocess.Popen[bytes], gang_id: str, grace_s: float) ->
     process.wait(timeout=grace_s)
 
 
-@contextlib.contextmanager
-def interrupted_by_termination() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP (kill, scancel, a lost ssh) interrupt like Ctrl-C, so that nobody is left behind.
-
-    Does nothing outside the main thread, where Python takes no signal handlers.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt(signal.Signals(number).name)
-
-
 def members(gang_id: str) -> list[psutil.Process]:
-    """Living processes of a gang on this machine, the launcher included."""
-    return [process for process in psutil.process_iter() if _gang_of(process) == gang_id]
+    """Living processes of a gang on this machine, the launcher included; of one node's share for ``GANG/NODE``."""
+    return [process for process in psutil.process_iter() if _belongs(_gang_of(process), gang_id)]
+
+
+def _belongs(found: str | None, gang_id: str) -> bool:
+    return found is not None and (found == gang_id or found.startswith(gang_id + "/"))
 
 
 def _gang_of(process: psutil.Process) -> str | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_ddpscale.launch.processes import GANG_VARIABLE, stop_gang
+from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 
 GRACE_S = 0.5
 GANG = uuid.uuid4().hex

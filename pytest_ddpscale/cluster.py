@@ -1,0 +1,132 @@
+"""On which nodes ranks will run, and who starts them: this machine, the Slurm job around us, or one to be made."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.launch.container import container_of
+from pytest_ddpscale.launch.environment import worker_environment
+from pytest_ddpscale.launch.place import Place
+from pytest_ddpscale.launch.slurm import SlurmLauncher
+from pytest_ddpscale.launch.slurm_job import Allocation, allocation_of
+from pytest_ddpscale.launch.torchrun import TorchrunLauncher
+from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.settings import AUTO, Settings
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where ranks will run.
+
+    Attributes:
+        nodes: how many.
+        hosts: their names, in rank order; empty where Slurm is still to choose them, and on this machine.
+        uses_slurm: whether srun starts the ranks.
+        is_elsewhere: whether the nodes are still to be asked for, so that the devices here say nothing.
+    """
+
+    nodes: int = 1
+    hosts: tuple[str, ...] = ()
+    uses_slurm: bool = False
+    is_elsewhere: bool = False
+
+
+THIS_MACHINE = Cluster()
+# Arguments of srun by which a user says which GPUs, so that we need not.
+_ASKS_FOR_GPUS = ("--gpus", "-G", "--gres", "--tres")
+
+
+def find_cluster(settings: Settings, environ: Mapping[str, str], *, plans_only: bool = False) -> Cluster:
+    """The nodes that the settings and the environment mean.
+
+    With ``--ddp-launcher=auto``: several nodes of the allocation around us by srun, one node by torchrun
+    alone, and outside of an allocation srun only if nodes or arguments of srun are asked for.
+
+    Args:
+        settings: what the user asked for.
+        environ: this process's.
+        plans_only: nothing will be started, so that a laptop without Slurm may plan for many nodes.
+
+    Raises:
+        OptionError: options contradict each other or the allocation, srun is not there, or Slurm does not say which
+            nodes the job has.
+    """
+    if settings.launcher == "torchrun":
+        return _this_machine(settings)
+    if plans_only:
+        return Cluster(settings.nodes or 1, is_elsewhere=(settings.nodes or 1) > 1)
+    allocation = allocation_of(environ)
+    wants_slurm = settings.launcher == "slurm" or bool(settings.slurm_args) or (settings.nodes or 1) > 1
+    if allocation is None:
+        return _asked_for(settings) if wants_slurm else THIS_MACHINE
+    nodes = settings.nodes or len(allocation.hosts)
+    if nodes > len(allocation.hosts):
+        raise OptionError(
+            "--ddp-nodes", f"found {nodes}, but Slurm job {allocation.job_id} has {len(allocation.hosts)}",
+            f"at most {len(allocation.hosts)}", "Ask sbatch or salloc for more nodes.",
+        )  # fmt: skip
+    return _allocated(settings, allocation, nodes) if wants_slurm or nodes > 1 else THIS_MACHINE
+
+
+def place_of(
+    cluster: Cluster,
+    settings: Settings,
+    device_type: DeviceType,
+    run_path: Path,
+    environ: Mapping[str, str],
+) -> Place:
+    """How gangs start on these nodes.
+
+    Args:
+        cluster: the nodes.
+        settings: container, arguments of srun and environment.
+        device_type: what ranks train on.
+        run_path: the run directory, which a container has to see.
+        environ: this process's.
+
+    Raises:
+        OptionError: the container cannot be started here.
+    """
+    environment = worker_environment(environ, device_type, nodes=cluster.nodes, pass_env=settings.pass_env)
+    container = container_of(settings.container, run_path, device_type, has_srun=cluster.uses_slurm)
+    if not cluster.uses_slurm:
+        return Place(TorchrunLauncher(container), (), environment)
+    arguments = settings.slurm_args
+    if cluster.is_elsewhere and device_type == "cuda" and not any(one.startswith(_ASKS_FOR_GPUS) for one in arguments):
+        arguments = (f"--gpus-per-node={settings.gpus_per_node}", *arguments)
+    return Place(SlurmLauncher(arguments, container), cluster.hosts, environment)
+
+
+def _this_machine(settings: Settings) -> Cluster:
+    if (settings.nodes or 1) > 1 or settings.slurm_args:
+        found = f"--ddp-nodes={settings.nodes}" if (settings.nodes or 1) > 1 else "--ddp-slurm-args"
+        raise OptionError("--ddp-launcher", f"torchrun is asked for, beside {found}", "slurm for several nodes")
+    return THIS_MACHINE
+
+
+def _asked_for(settings: Settings) -> Cluster:
+    """From a login node: each launch is a job of its own."""
+    _require_srun()
+    if settings.isolate:
+        raise OptionError(
+            "--ddp-isolate", "each study would be a Slurm job of its own, maybe on other nodes", "one allocation",
+            "Start pytest by sbatch or within salloc.",
+        )  # fmt: skip
+    return Cluster(settings.nodes or 1, (), uses_slurm=True, is_elsewhere=True)
+
+
+def _allocated(settings: Settings, allocation: Allocation, nodes: int) -> Cluster:
+    _require_srun()
+    return Cluster(nodes, allocation.hosts[:nodes], uses_slurm=True)
+
+
+def _require_srun() -> None:
+    if shutil.which("srun") is None:
+        raise OptionError(
+            "--ddp-launcher", "srun is not on PATH", "Slurm's commands",
+            f"On one machine leave --ddp-nodes and --ddp-slurm-args out ({AUTO} is torchrun there).",
+        )  # fmt: skip

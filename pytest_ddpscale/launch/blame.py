@@ -1,0 +1,147 @@
+"""Why a gang ended, in words: who (rank, host), where (study, arm, round, phase), with what, and its last lines."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from pytest_ddpscale.launch.roll import RankNews, Roll
+
+_LAST_LINES = 12
+# torchrun prefixes its own lines with time, thread and source position, which help nobody here.
+_TORCHRUN_PREFIX = re.compile(r"^[WEI]\d{4} [\d:.]+ \d+ \S+\] (\[default\d+\]:)?")
+# What a rank says whose partner is gone: a consequence, not a cause.
+_PARTNER_IS_GONE = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|Socket (Timeout|closed)|[Tt]imed out|NCCL|gloo|[Ss]tore|recvBytes"
+    r"|Distributed(Network|Backend|Store)Error"
+)
+_SIGTERM = -int(signal.SIGTERM)
+
+
+def describe(roll: Roll, exit_code: int | None, other_lines: Sequence[str]) -> str:
+    """What ended a gang that was not ended by us, as far as anybody can say.
+
+    Args:
+        roll: what the agents said.
+        exit_code: of the launcher; None if it was stopped.
+        other_lines: the last lines of output that were no messages.
+    """
+    for found in (_killed(roll), _left_early(roll), _failed(roll)):
+        if found:
+            return found
+    ended = "was stopped" if exit_code is None else f"exited with code {exit_code}"
+    return f"the gang {ended} without a report from a rank; last output:\n{_indented(other_lines)}"
+
+
+def describe_standstill(roll: Roll) -> str:
+    """Who keeps a gang that does nothing any more from going on."""
+    stopped = [rank for rank in roll.ranks.values() if rank.state in ("T", "t")]
+    if stopped:
+        return f"{_someone(stopped)} stopped (SIGSTOP, or a debugger) in {_place(stopped[0])}"
+    behind = furthest_behind(list(roll.ranks.values()))
+    if not behind:
+        waiting = sorted({rank.phase for rank in roll.ranks.values()})
+        return f"all ranks stand still in {', '.join(waiting)}" if waiting else "no rank has begun"
+    first, place = behind[0], f"furthest behind of {len(roll.ranks)} ranks, in {_place(behind[0])}"
+    if len(behind) > 1:
+        return f"{_someone(behind)} {place}{_quoted(roll, first)}"
+    state = {"D": ", waiting for a device or a disk,", "R": ", computing,"}.get(first.state, "")
+    stands = f"is {place}" if len(roll.ranks) > 1 else f"stands still in {_place(first)}"
+    return f"{first.name}{state} {stands}{_quoted(roll, first)}"
+
+
+def furthest_behind(ranks: Sequence[RankNews]) -> list[RankNews]:
+    """The ranks that have not come as far as the others; none if all of several have come as far.
+
+    A rank that takes no part in an arm waits in the phase after it, so that it is not behind those that do.
+    """
+    least = min((rank.progress for rank in ranks), default=(0, 0))
+    behind = [rank for rank in ranks if rank.progress == least]
+    return behind if len(behind) < len(ranks) or len(ranks) == 1 else []
+
+
+def _killed(roll: Roll) -> str:
+    """Of a rank that a signal ended; not SIGTERM, by which torchrun ends those that are left."""
+    for index, node in sorted(roll.nodes.items()):
+        for local_rank, code, pid, _ in (node.exit or {}).get("exits", ()):
+            if code >= 0 or code == _SIGTERM:
+                continue
+            rank = roll.ranks.get((index, local_rank), RankNews(index, node.host, local_rank, pid=pid))
+            oom = node.exit is not None and node.exit.get("oom_kills", 0) > 0
+            why = ": the kernel ended it for lack of memory (oom_kill in /proc/vmstat)" if oom and code == -9 else ""
+            return f"{rank.name} was killed by {_signal_name(-code)} in {_place(rank)}{why}{_quoted(roll, rank)}"
+    return ""
+
+
+def _left_early(roll: Roll) -> str:
+    """Of a rank that ended although it had work left, and that torchrun neither saw fail nor ended."""
+    exits = {index: node.exit or {} for index, node in roll.nodes.items()}
+    failed = {(index, one[0]) for index, said in exits.items() for one in said.get("exits", ())}
+    ended = {(index, pid) for index, said in exits.items() for pid in said.get("ended_pids", ())}
+    for rank in roll.gone:
+        if (rank.node, rank.local_rank) not in failed and (rank.node, rank.pid) not in ended:
+            return f"{rank.name} left early, with exit code 0, in {_place(rank)}{_quoted(roll, rank)}"
+    return ""
+
+
+def _failed(roll: Roll) -> str:
+    """Of the first rank with an error of its own, or else the first that lost its partner."""
+    if not roll.failures:
+        return _exited(roll)
+    own = [report for report in roll.failures if not _lost_its_partner(report)]
+    first = (own or roll.failures)[0]
+    more = len(roll.failures) - 1
+    others = f"; {more} more {'rank' if more == 1 else 'ranks'} failed after it" if more else ""
+    where = _in_brackets(first.get("study"), first.get("arm"), first.get("round"))
+    who = f"rank {first.get('rank')} on {first.get('host')}"
+    return f"{who} failed in {first.get('phase')}{where}: {first.get('type')}: {first.get('message')}{others}"
+
+
+def _exited(roll: Roll) -> str:
+    """Of a rank that ended with an exit code of its own and left no report."""
+    for index, node in sorted(roll.nodes.items()):
+        for local_rank, code, pid, is_root in (node.exit or {}).get("exits", ()):
+            if is_root and code > 0:
+                rank = roll.ranks.get((index, local_rank), RankNews(index, node.host, local_rank, pid=pid))
+                return f"{rank.name} exited with code {code} in {_place(rank)}{_quoted(roll, rank)}"
+    return ""
+
+
+def _lost_its_partner(report: dict[str, Any]) -> bool:
+    return bool(_PARTNER_IS_GONE.search(f"{report.get('type')}: {report.get('message')}"))
+
+
+def _someone(ranks: Sequence[RankNews]) -> str:
+    names = ", ".join(rank.name for rank in ranks[:3])
+    more = f" and {len(ranks) - 3} more" if len(ranks) > 3 else ""
+    return f"{names}{more} {'is' if len(ranks) == 1 else 'are'}"
+
+
+def _place(rank: RankNews) -> str:
+    return f"{rank.phase}{_in_brackets(rank.study, rank.arm, rank.round)}"
+
+
+def _in_brackets(study: Any, arm: Any, number: Any) -> str:
+    named = {"study": study, "arm": arm, "round": number}
+    place = ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
+    return f" ({place})" if place else ""
+
+
+def _quoted(roll: Roll, rank: RankNews) -> str:
+    words = roll.words.get((rank.node, rank.local_rank))
+    return f"; its last lines:\n{_indented(words)}" if words else ""
+
+
+def _indented(lines: Sequence[str]) -> str:
+    # Output may be anything: what a terminal would act on is left out.
+    clean = ("".join(c for c in _TORCHRUN_PREFIX.sub("", line) if c.isprintable()) for line in lines[-_LAST_LINES:])
+    return "\n".join("  " + line for line in clean) or "  (no output)"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

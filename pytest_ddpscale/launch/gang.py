@@ -1,0 +1,257 @@
+"""One gang, from its launcher's start to the end of its last process."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpscale import __version__
+from pytest_ddpscale.errors import GangError
+from pytest_ddpscale.launch.blame import describe, describe_standstill
+from pytest_ddpscale.launch.channel import Channel
+from pytest_ddpscale.launch.launcher import GangSpec, Launcher
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.roll import Roll
+from pytest_ddpscale.launch.slurm_job import failed_nodes, queue_state, why_step_ended
+from pytest_ddpscale.launch.tail import Tail
+from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
+
+POLL_S = 0.2
+GRACE_S = 10.0
+# After the first bad news: other ranks' reports of the same moment, which may be the cause.
+COLLECT_S = 3.0
+# For agents to end their ranks, stacks written, and to say so.
+FAREWELL_S = 15.0
+
+
+@dataclass(frozen=True)
+class GangEnd:
+    """How a gang ended.
+
+    Attributes:
+        exit_code: of the launcher; None if it was stopped.
+        why: what went wrong, in words; empty if nothing did.
+        interrupted: why Slurm ended it, if it did: no fault of what is measured.
+        lost_hosts: nodes that fell silent.
+        failures: reports that ranks left of themselves.
+        was_started: whether any process of it ran.
+    """
+
+    exit_code: int | None
+    why: str = ""
+    interrupted: str = ""
+    lost_hosts: tuple[str, ...] = ()
+    failures: tuple[dict[str, Any], ...] = ()
+    was_started: bool = True
+
+
+class Gang:
+    """Starts a gang, watches it, and ends it.
+
+    Args:
+        spec: what to start.
+        launcher: how.
+        environment: of the launcher and all it starts.
+        limits: when to end it.
+        log: for what is said beside messages.
+        tail: of measurements.jsonl.
+        hear: takes every record as it is written, and ``{}`` or a kind ``waiting`` meanwhile.
+    """
+
+    def __init__(
+        self,
+        spec: GangSpec,
+        launcher: Launcher,
+        environment: Mapping[str, str],
+        limits: Limits,
+        log: Path,
+        tail: Tail,
+        hear: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._spec = spec
+        self._command = launcher.command(spec)
+        self._may_queue = launcher.name == "slurm" and not spec.hosts
+        self._environment = {**environment, GANG_VARIABLE: spec.gang_id}
+        self._limits = limits
+        self._log = log
+        self._tail = tail
+        self._hear = hear
+        self._roll = Roll()
+        self._silent: tuple[str, ...] = ()
+        self._heard_s = self._began_s = time.monotonic()
+
+    def run(self) -> GangEnd:
+        """Start it, and return when nothing of it is left."""
+        try:
+            with self._started() as (process, channel):
+                why = self._assemble(process, channel) or self._watch(process, channel)
+                interrupted = why_step_ended(channel.other_lines)
+                if why is not None:
+                    self._dismiss(process, channel)
+                exit_code = process.wait() if why is None else None
+        except _NotStarted as error:
+            return GangEnd(None, str(error), was_started=False)
+        self._take_messages(channel)
+        self._pass_records_on()
+        if why is None:  # else Slurm would say that its step was cancelled, and that was us
+            interrupted = why_step_ended(channel.other_lines)
+        return self._end(exit_code, why, interrupted, channel.other_lines)
+
+    def _end(self, exit_code: int | None, why: str | None, interrupted: str, other_lines: list[str]) -> GangEnd:
+        roll = self._roll
+        given_up = failed_nodes(other_lines)
+        still_silent = roll.silent_hosts(time.monotonic(), self._limits.silence_s)
+        lost = given_up or tuple(host for host in self._silent if host in still_silent)
+        if lost or why == _LOST:
+            why = _node_is_lost(lost or self._silent, self._limits.silence_s, is_slurms_word=bool(given_up))
+        elif why == _TROUBLE or (why is None and exit_code != 0):
+            why = describe(roll, exit_code, other_lines)
+        elif why is not None and roll.ranks:
+            why = f"{why} {describe_standstill(roll)}."
+        return GangEnd(exit_code, why or "", interrupted, lost, tuple(roll.failures))
+
+    @contextmanager
+    def _started(self) -> Iterator[tuple[subprocess.Popen[bytes], Channel]]:
+        self._log.open("ab").close()  # a folder that cannot be written is no fault of the launcher's
+        try:
+            process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C reaches us, and we end the gang in order
+            )
+        except OSError as error:
+            raise _NotStarted(self._command, error) from None
+        channel = Channel(process, self._log)
+        try:
+            yield process, channel
+        except BaseException:
+            self._dismiss(process, channel)
+            raise
+        finally:
+            stop_gang(process, self._spec.gang_id, GRACE_S)
+            channel.close()
+
+    def _assemble(self, process: subprocess.Popen[bytes], channel: Channel) -> str | None:
+        """Wait for the agents of all nodes, and let them start. Returns why not, or None to go on."""
+        nodes = self._spec.nodes
+        while (there := len(self._roll.nodes)) < nodes:
+            if process.poll() is not None:
+                return None
+            self._take_messages(channel)
+            if len(self._roll.nodes) > there:
+                self._heard_s = time.monotonic()
+            if why := self._late_nodes():
+                return why
+            state = "" if there else queue_state(channel.other_lines)
+            self._hear({"kind": "waiting", "for": state} if state else {})
+            time.sleep(POLL_S)
+        others = {version: hosts for version, hosts in self._roll.versions.items() if version != __version__}
+        if others:
+            version, hosts = next(iter(others.items()))
+            who = ", ".join(hosts[:5])
+            return f"{who} runs pytest-ddpscale {version}, its supervisor {__version__}: install the same version"
+        endpoint = f"{self._roll.nodes[0].host}:{self._roll.port}" if nodes > 1 else None
+        channel.say("start", nodes=nodes, endpoint=endpoint)
+        self._heard_s = time.monotonic()
+        self._roll.expect_beats(self._heard_s)
+        return None
+
+    def _late_nodes(self) -> str:
+        """Why nodes that have not come up are waited for no longer; empty while they are."""
+        there = [node.host for node in self._roll.nodes.values()]
+        is_queueing = self._may_queue and not there
+        limit_s = self._limits.queue_s if is_queueing else self._limits.startup_s
+        if time.monotonic() - self._heard_s < limit_s:
+            return ""
+        if is_queueing:
+            return f"Slurm gave no nodes within {limit_s:g} s (--ddp-queue-limit)"
+        missing = [host for host in self._spec.hosts if host not in there]
+        who = f": {', '.join(missing[:5])} did not" if missing else ""
+        return f"{len(there)} of {self._spec.nodes} nodes came up within {limit_s:g} s{who}"
+
+    def _watch(self, process: subprocess.Popen[bytes], channel: Channel) -> str | None:
+        """Pass records on until the gang ends. Returns None if it did so by itself, else why it has to be ended."""
+        trouble_since_s: float | None = None
+        while True:
+            running = process.poll() is None
+            self._take_messages(channel)
+            if not self._pass_records_on():
+                self._hear({})
+            if not running:
+                return None
+            now_s = time.monotonic()
+            if self._roll.has_trouble:
+                trouble_since_s = trouble_since_s or now_s
+                if now_s - trouble_since_s > COLLECT_S:
+                    return _TROUBLE
+            elif why := self._why_ended(now_s, channel.other_lines):
+                return why
+            time.sleep(POLL_S)
+
+    def _why_ended(self, now_s: float, other_lines: list[str]) -> str:
+        limits = self._limits
+        # Some may say a last word yet, as when this process had been stopped.
+        self._silent = tuple(self._roll.silent_hosts(now_s, limits.silence_s))
+        if self._silent or failed_nodes(other_lines):
+            return _LOST
+        limit_s = limits.inactivity_s if self._tail.records else limits.startup_s
+        if now_s - max(self._heard_s, self._roll.moved_s or 0.0) > limit_s:
+            return f"nothing was recorded for {limit_s:g} s, so the gang was ended."
+        if limits.total_s is not None and now_s - self._began_s > limits.total_s:
+            return f"the gang was not done after {limits.total_s:g} s (--ddp-total-limit), so it was ended."
+        return ""
+
+    def _dismiss(self, process: subprocess.Popen[bytes], channel: Channel) -> None:
+        """Have the agents end their ranks, and wait for their last words."""
+        channel.say("stop")
+        # While srun waits for nodes there is nobody to hear it.
+        patience_ends = time.monotonic() + (FAREWELL_S if self._roll.nodes else 0.0)
+        while process.poll() is None and time.monotonic() < patience_ends:
+            self._take_messages(channel)
+            time.sleep(POLL_S / 2)
+
+    def _take_messages(self, channel: Channel) -> None:
+        for message in channel.messages():
+            self._roll.hear(message, time.monotonic())
+
+    def _pass_records_on(self) -> bool:
+        """Returns whether there were any."""
+        fresh = self._tail.read()
+        for record in fresh:
+            self._hear(record)
+        if fresh:
+            self._heard_s = time.monotonic()
+        return bool(fresh)
+
+
+_TROUBLE = "trouble"
+_LOST = "lost"
+
+
+def _node_is_lost(hosts: tuple[str, ...], silence_s: float, *, is_slurms_word: bool) -> str:
+    names, were = ", ".join(hosts), "was" if len(hosts) == 1 else "were"
+    how = "given up by Slurm" if is_slurms_word else f"not heard of for {silence_s:g} s"
+    return f"{names} {were} {how}: the node, its link, its slurmd or its agent is down"
+
+
+class _NotStarted(GangError):
+    """The launcher could not be started, so that no rank ran."""
+
+    def __init__(self, command: list[str], error: OSError) -> None:
+        super().__init__(
+            command[0],
+            f"could not be started ({error.strerror or error})",
+            "a program that this user may run",
+            "Check that it is still there, with its virtual environment, and that processes can be started here; "
+            # Last, because it is long, and a terminal shows the beginning.
+            f"then measure again. The command was: {shlex.join(command)}",
+        )

@@ -1,0 +1,75 @@
+"""The ranks of one node, as its agent sees them: what they said last, and what the kernel says of their processes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpscale.results.rank_status import FINISHED, RankStatus, read_failure, read_status
+
+# States of a process that has ended, in /proc/PID/stat (proc(5)).
+_ENDED = {"Z", "X", "x", ""}
+
+
+class LocalRanks:
+    """Watches the ranks of this node.
+
+    Args:
+        folder: where they leave their status.
+        count: how many there are to be.
+    """
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._folder = folder
+        self._count = count
+        self._gone: set[int] = set()
+        self._failed: set[int] = set()
+
+    def beats(self) -> list[dict[str, Any]]:
+        """One message per rank that has begun and lives."""
+        return [
+            {"say": "rank", **asdict(status), "state": state}
+            for status in self._statuses()
+            if (state := process_state(status.pid)) not in _ENDED
+        ]
+
+    def news(self) -> list[dict[str, Any]]:
+        """What happened since the last call: failures that ranks report, and ranks that are gone too early."""
+        found: list[dict[str, Any]] = []
+        for local_rank in range(self._count):
+            report = read_failure(self._folder, local_rank)
+            if report is not None and local_rank not in self._failed:
+                self._failed.add(local_rank)
+                found.append({"say": "failed", "local_rank": local_rank, **report})
+        for status in self._statuses():
+            if status.local_rank not in self._gone and _is_gone(status):
+                self._gone.add(status.local_rank)
+                found.append({"say": "gone", **asdict(status), "reported": status.local_rank in self._failed})
+        return found
+
+    def _statuses(self) -> list[RankStatus]:
+        statuses = [read_status(self._folder, local_rank) for local_rank in range(self._count)]
+        return [status for status in statuses if status is not None]
+
+
+def process_state(pid: int) -> str:
+    """One letter: ``R`` runs, ``S`` sleeps, ``D`` waits for a device or disk, ``T`` is stopped. Empty without one."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[0]  # the name before it may hold anything
+
+
+def oom_kills() -> int:
+    """Processes that this machine's kernel has ended for lack of memory since it started; 0 where it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def _is_gone(status: RankStatus) -> bool:
+    return status.phase != FINISHED and process_state(status.pid) in _ENDED

@@ -1,0 +1,84 @@
+"""Faults for real ranks: with this folder on PYTHONPATH a rank breaks in the study, arm and round it is told to.
+
+Python imports a module of this name as it starts, before the worker: what breaks is the real one. The
+environment variable FAULTS says which fault befalls which rank in which study and arm; a thread waits for
+that place by the status that ranks keep for their node's agent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+FROM_ROUND = 2
+POLL_S = 0.005
+CGROUP = Path("/sys/fs/cgroup/memory")
+
+
+def wait_and_break(status: Path, faults: dict[str, list[Any]], log: Path) -> None:
+    """Wait until this rank is where a fault is due, note the time, and let it happen."""
+    while True:
+        time.sleep(POLL_S)
+        try:
+            said = json.loads(status.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        kind, rank, arm = faults.get(said["study"], [None, None, None])
+        here = (said["rank"], said["arm"], said["phase"]) == (rank, arm, "timed block")
+        if here and (said["round"] or 0) >= FROM_ROUND:
+            with log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"study": said["study"], "unix_s": time.time(), "pid": os.getpid()}) + "\n")
+            FAULTS[kind]()
+            return
+
+
+def fail() -> None:
+    """Raise an error in the main thread."""
+    main = ctypes.c_ulong(threading.main_thread().ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(ArithmeticError))
+
+
+def run_out_of_memory() -> None:
+    """Be ended by the kernel: in a memory cgroup that is smaller than what is asked for."""
+    group = CGROUP / f"ddpscale-test-{os.getpid()}"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(2**28))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    hoard = [b"x" * 2**24 for _ in range(10_000)]
+    print(len(hoard))
+
+
+def print_garbage() -> None:
+    """Write what no terminal and no parser expects, then break: the garbage alone ends nobody."""
+    for number in (1, 2):
+        os.write(number, b'\xff\xfe\x00\x1b[2J@ddpscale {"say": "stop", \n{\n' * 1000)
+    fail()
+
+
+FAULTS = {
+    "raises": fail,
+    "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "is stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "runs out of memory": run_out_of_memory,
+    "exits 0 early": lambda: os._exit(0),
+    "prints garbage": print_garbage,
+}
+
+# torchrun sets LOCAL_RANK for ranks alone: neither it nor the node's agent has one.
+if "FAULTS" in os.environ and "LOCAL_RANK" in os.environ and sys.argv[:1] != ["-c"]:
+    threading.Thread(
+        target=wait_and_break,
+        args=(
+            Path(os.environ["DDPSCALE_STATUS_DIR"]) / f"{os.environ['LOCAL_RANK']}.json",
+            json.loads(os.environ["FAULTS"]),
+            Path(os.environ["FAULTS_LOG"]),
+        ),
+        daemon=True,
+    ).start()

@@ -1,0 +1,75 @@
+"""Acceptance runs over the nodes of the lab's Slurm, as a job that an operator submits."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpscale.results.records import parse_strict_json
+from pytest_ddpscale.results.run_directory import RunDirectory
+from tests.slurm_lab.lab import SlurmLab
+
+ROOT = Path(__file__).parents[2]
+THRESHOLDS = ROOT / "tests" / "data" / "lab_thresholds.yaml"
+DEADLINE_S = 240
+# Short blocks and few rounds: what is to be told apart here differs by factors.
+QUICK = ("--ddp-gpus-per-node=1", "--ddp-rounds=14", "--ddp-block=0.4s", "--ddp-inactivity-limit=60s")
+
+
+@dataclass(frozen=True)
+class LabRun:
+    """What a job left behind.
+
+    Attributes:
+        state: Slurm's last word on the job.
+        output: what it printed.
+        run: its run directory.
+    """
+
+    state: str
+    output: str
+    run: RunDirectory
+
+    @property
+    def judgement(self) -> dict[str, Any]:
+        """The content of verdicts.json."""
+        content: dict[str, Any] = parse_strict_json(self.run.verdicts_json.read_text(encoding="utf-8"))
+        return content
+
+    def verdict(self, metric: str) -> dict[str, Any]:
+        """The verdict on the one requirement of a metric."""
+        return next(one for one in self.judgement["verdicts"] if one["metric"] == metric)
+
+    @property
+    def accused(self) -> set[str]:
+        """Every host that any verdict names."""
+        culprits = [culprit for one in self.judgement["verdicts"] for culprit in one["culprits"]]
+        return {culprit[end] for culprit in culprits for end in ("host", "peer_host") if culprit[end]}
+
+
+def thresholds_for(nodes: int, folder: Path) -> Path:
+    """The lab's thresholds, asking for that many nodes of one rank each."""
+    path = folder / "thresholds.yaml"
+    path.write_text(
+        THRESHOLDS.read_text(encoding="utf-8").replace("world_size: 3", f"world_size: {nodes}"), encoding="utf-8"
+    )
+    return path
+
+
+def pytest_command(run_dir: Path, thresholds: Path, *arguments: str) -> list[str]:
+    """An acceptance run of the SKU ``cpu``, with this interpreter."""
+    command = [str(Path(sys.executable).with_name("pytest")), "--gpu-sku=cpu", f"--thresholds={thresholds}"]
+    command += [f"--ddp-run-dir={run_dir}", "-p", "no:cacheprovider", "--ddp-launcher=slurm"]
+    return [*command, *QUICK, *arguments, str(ROOT / "acceptance")]
+
+
+def accept(lab: SlurmLab, folder: Path, nodes: int, *arguments: str) -> LabRun:
+    """Submit a run over the first nodes, and wait for its end."""
+    run_dir = folder / "run"
+    command = pytest_command(run_dir, thresholds_for(nodes, folder), *arguments)
+    names = ",".join(f"n{number + 1}" for number in range(nodes))
+    job = lab.submit(" ".join(["exec", *command]), f"--nodes={nodes}", f"--nodelist={names}", cwd=folder)
+    state = lab.wait_for_job(job, DEADLINE_S)
+    return LabRun(state, lab.job_output(job), RunDirectory(run_dir))

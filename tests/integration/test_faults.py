@@ -1,0 +1,155 @@
+"""Real ranks that break: each costs its own study, which says who and where, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.place import place_here
+from pytest_ddpscale.launch.supervisor import Supervisor
+from pytest_ddpscale.node.processes import GANG_VARIABLE
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.run_directory import RunDirectory
+
+pytestmark = pytest.mark.slow
+
+FAULT_SITE = Path(__file__).with_name("fault_site")
+INACTIVITY_S = 20.0
+# From the fault to the record of it, with the limits and grace periods between, on a machine that is busy.
+DEADLINE_S = 50.0
+CGROUP = Path("/sys/fs/cgroup/memory")
+WORKLOAD = Workload("w", "squeezenet1_1", "fp32", 2, 32, "contiguous", 4, num_classes=10)
+ARMS = (Arm("alone", 1, 2), Arm("ddp", 2, 2))
+# Study → what befalls which rank in which arm. `alone` is computation; in `ddp@2` the other rank waits in a collective.
+FAULTS = {
+    "weak/raises": ("raises", 1, "ddp@2"),
+    "weak/killed": ("is killed", 1, "ddp@2"),
+    "weak/stopped-computing": ("is stopped", 0, "alone"),
+    "weak/stopped-in-a-collective": ("is stopped", 1, "ddp@2"),
+    "weak/out-of-memory": ("runs out of memory", 1, "ddp@2"),
+    "weak/exits-early": ("exits 0 early", 1, "ddp@2"),
+    "weak/garbage": ("prints garbage", 0, "ddp@2"),
+}
+EXPECTED = {
+    "weak/raises": r"rank 1 on HOST failed in timed block \(study weak/raises, arm ddp@2, round 2\): ArithmeticError",
+    "weak/killed": r"rank 1 on HOST was killed by SIGKILL in timed block \(study weak/killed, arm ddp@2, round 2\)",
+    "weak/stopped-computing":
+        r"nothing was recorded for 20 s.* rank 0 on HOST is stopped \(SIGSTOP, or a debugger\) in timed block"
+        r" \(study weak/stopped-computing, arm alone, round 2\)",
+    "weak/stopped-in-a-collective":
+        r"nothing was recorded for 20 s.* rank 1 on HOST is stopped \(SIGSTOP, or a debugger\) in timed block"
+        r" \(study weak/stopped-in-a-collective, arm ddp@2, round 2\)",
+    "weak/out-of-memory":
+        r"rank 1 on HOST was killed by SIGKILL in timed block \(study weak/out-of-memory, arm ddp@2, round 2\): "
+        r"the kernel ended it for lack of memory",
+    "weak/exits-early":
+        r"rank 1 on HOST left early, with exit code 0, in timed block \(study weak/exits-early, arm ddp@2, round 2\)",
+    "weak/garbage": r"rank 0 on HOST failed in timed block \(study weak/garbage, arm ddp@2, round 2\): ArithmeticError",
+}  # fmt: skip
+
+
+@dataclass
+class Watch:
+    """What was there the moment a study's end was recorded."""
+
+    run: RunDirectory
+    ended_unix_s: dict[str, float] = field(default_factory=dict)
+    survivors: dict[str, list[str]] = field(default_factory=dict)
+
+    def hear(self, record: dict[str, Any]) -> None:
+        if record.get("kind") == "study_end" and record["reason"] == "error":
+            self.ended_unix_s[record["study"]] = time.time()
+            self.survivors[record["study"]] = list(_processes_of_any_gang(str(self.run.path)))
+
+    @property
+    def ends(self) -> dict[str, dict[str, Any]]:
+        return {record["study"]: record for record in self.run.read_records() if record["kind"] == "study_end"}
+
+
+def _processes_of_any_gang(run_path: str) -> Iterator[str]:
+    for process in psutil.process_iter():
+        try:
+            if GANG_VARIABLE in process.environ() and run_path in " ".join(process.cmdline()):
+                yield f"{process.pid} {process.status()} {' '.join(process.cmdline())[:100]}"
+        except (psutil.Error, OSError):
+            continue
+
+
+def _study(name: str, rounds: int = 10_000) -> Study:
+    return Study("weak", replace(WORKLOAD, name=name), ARMS, rounds, block_s=0.05, warmup_s=0.1)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Watch:
+    """One run whose studies each meet a fault but the last, in a gang of its own each."""
+    if not (os.access(CGROUP, os.W_OK) and (CGROUP / "memory.limit_in_bytes").exists()):
+        pytest.skip("needs root and the memory controller of cgroup v1: mount -t cgroup -o memory none " + str(CGROUP))
+    folder = tmp_path_factory.mktemp("faults")
+    run = RunDirectory.create(folder / "run")
+    studies = (*(_study(name.removeprefix("weak/")) for name in FAULTS), _study("whole", rounds=5))
+    plan = Plan("cpu", "cpu", studies)
+    run.write_json(run.plan_json, plan.as_json())
+    watch = Watch(run)
+    place = place_here("cpu")
+    fault = {"FAULTS": json.dumps(FAULTS), "FAULTS_LOG": str(folder / "faults.jsonl")}
+    path = os.pathsep.join(filter(None, [str(FAULT_SITE), os.environ.get("PYTHONPATH")]))
+    place = replace(place, environment={**place.environment, **fault, "PYTHONPATH": path})
+    Supervisor(place, run, Limits(inactivity_s=INACTIVITY_S), watch.hear).measure(plan)
+    for group in CGROUP.glob("ddpscale-test-*"):
+        group.rmdir()
+    return watch
+
+
+@pytest.fixture(scope="module")
+def fault_unix_s(broken: Watch) -> dict[str, float]:
+    """When each fault happened."""
+    log = broken.run.path.with_name("faults.jsonl").read_text(encoding="utf-8")
+    return {one["study"]: one["unix_s"] for one in map(json.loads, log.splitlines())}
+
+
+@pytest.mark.parametrize("study", FAULTS)
+def test_a_fault_is_the_error_of_its_study_with_who_where_and_how(broken: Watch, study: str) -> None:
+    end = broken.ends[study]
+    assert end["reason"] == "error"
+    host = os.uname().nodename
+    assert re.match(EXPECTED[study].replace("HOST", re.escape(host)), end["message"], re.DOTALL), end["message"]
+
+
+@pytest.mark.parametrize("study", FAULTS)
+def test_the_gang_ends_within_its_deadline_and_leaves_no_process(
+    broken: Watch, fault_unix_s: dict[str, float], study: str
+) -> None:
+    assert broken.ended_unix_s[study] - fault_unix_s[study] < DEADLINE_S
+    assert broken.survivors[study] == []
+
+
+@pytest.mark.parametrize("study", FAULTS)
+def test_what_was_measured_before_the_fault_stays(broken: Watch, study: str) -> None:
+    rounds = {one.round for one in broken.run.read_measurements() if one.study == study}
+    assert {0, 1} <= rounds
+
+
+def test_the_other_studies_go_on_in_a_new_gang(broken: Watch) -> None:
+    assert broken.ends["weak/whole"]["reason"] == "rounds"
+    assert len(list(broken.run.logs.glob("gang-*.log"))) == len(FAULTS) + 1
+
+
+@pytest.mark.parametrize(
+    ("study", "rank"), [("weak/killed", 0), ("weak/stopped-in-a-collective", 0), ("weak/exits-early", 0)]
+)
+def test_ranks_that_still_lived_left_their_stacks_or_their_error(broken: Watch, study: str, rank: int) -> None:
+    number = list(FAULTS).index(study)
+    logs = list((broken.run.logs / f"gang-{number}").glob(f"*/attempt_0/{rank}/stderr.log"))
+    text = "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
+    assert "most recent call" in text

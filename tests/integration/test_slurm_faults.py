@@ -1,0 +1,124 @@
+"""Nodes, links and jobs of a real Slurm that fail while a run goes on: what was measured stays, and nobody is left."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.results.run_directory import RunDirectory
+from tests.integration.lab_runs import DEADLINE_S, THRESHOLDS, LabRun, pytest_command
+from tests.slurm_lab.lab import SlurmLab
+from tests.slurm_lab.node import Node
+from tests.slurm_lab.polling import wait_until
+
+pytestmark = pytest.mark.slow
+
+# Two studies: one over all nodes, which fails with any of them, and one that each node measures by itself.
+SMALL = "      small: {model: squeezenet1_1, precision: fp32, batch_size: 2, image_size: 64, num_classes: 10}\n"
+ON_SMALL = "      - {metric: throughput_per_gpu, workload: small, world_size: 1, at_least: 0.5, source: *lab}\n"
+# Long enough for Slurm to notice.
+ENDLESS = ("--ddp-rounds=5000", "--ddp-confidence=0.9999", "--ddp-block=2s")
+# From a fault until no process is left: Slurm notices a dead node after 13 s here, agents let go after 30 s.
+GONE_S = 60
+
+
+def two_studies(folder: Path) -> Path:
+    path = folder / "thresholds.yaml"
+    text = THRESHOLDS.read_text(encoding="utf-8").replace("    requirements:\n", f"{SMALL}    requirements:\n")
+    path.write_text(text + ON_SMALL, encoding="utf-8")
+    return path
+
+
+def measuring(run: RunDirectory, from_round: int = 1) -> bool:
+    return run.measurements_jsonl.exists() and any(one.round >= from_round for one in run.read_measurements())
+
+
+def wait_until_measuring(run: RunDirectory) -> None:
+    wait_until(lambda: measuring(run), DEADLINE_S, "the second round")
+
+
+def ends(run: RunDirectory) -> dict[str, tuple[str, str]]:
+    found = [record for record in run.read_records() if record["kind"] == "study_end"]
+    return {record["study"]: (record["reason"], record["message"]) for record in found}
+
+
+def wait_until_nobody_is_left(lab: SlurmLab) -> None:
+    wait_until(lambda: not lab.processes(), GONE_S, "no process", seen=lambda: f"{lab.processes()}")
+
+
+@pytest.mark.parametrize("fail", [Node.link_down, Node.kill_slurmd], ids=["its link goes down", "its slurmd dies"])
+def test_a_node_is_lost_and_named_and_the_others_go_on(
+    lab: SlurmLab, tmp_path: Path, fail: Callable[[Node], None]
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    command = pytest_command(run.path, two_studies(tmp_path), *ENDLESS)
+    job = lab.submit(" ".join(["exec", *command]), "--nodes=3", "--nodelist=n1,n2,n3", "--no-kill", cwd=tmp_path)
+    wait_until_measuring(run)
+    fail(lab.node("n3"))
+    ran = LabRun(lab.wait_for_job(job, DEADLINE_S), lab.job_output(job), run)
+    reason, message = ends(run)["weak/tiny"]
+    assert reason == "error"
+    assert message.startswith("n3 was "), message
+    assert "the node, its link, its slurmd or its agent is down" in message
+    assert measuring(run), "what was measured before stays"
+    assert ends(run)["weak/small"][0] == "decided"
+    assert {one.host for one in run.read_measurements() if one.study == "weak/small"} == {"n1", "n2"}
+    assert ran.judgement["outcome"] == "incomplete"
+    reasons = {one["workload"]: one["reason"] for one in ran.judgement["verdicts"]}
+    assert reasons["small"].startswith("measured on 2 of 3 nodes (n1, n2); n3 is missing"), reasons
+    wait_until_nobody_is_left(lab)
+
+
+def test_a_job_that_hits_its_time_limit_is_no_failure_and_can_be_finished(lab: SlurmLab, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    thresholds = two_studies(tmp_path)
+    # Blocks so long that nothing is decided before the end.
+    command = pytest_command(run.path, thresholds, "--ddp-block=10s")
+    job = lab.submit(" ".join(["exec", *command]), "--nodes=3", "--signal=B:TERM@60", cwd=tmp_path)
+    wait_until(lambda: measuring(run, 0), DEADLINE_S, "the first block")
+    lab.end_at_time_limit(job, after_s=20)
+    lab.wait_for_job(job, DEADLINE_S)
+    assert run.read_run()["status"] == "interrupted"
+    assert {reason for reason, _ in ends(run).values()} == {"interrupted"}
+    assert "time limit" in ends(run)["weak/tiny"][1]
+    ran = LabRun("", lab.job_output(job), run)
+    assert {one["outcome"] for one in ran.judgement["verdicts"]} == {"not_measured"}
+    assert "--ddp-resume=" in ran.output
+    wait_until_nobody_is_left(lab)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_run_from_a_login_node_that_is_interrupted_leaves_no_job(
+    lab: SlurmLab, tmp_path: Path, number: signal.Signals
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    command = pytest_command(run.path, two_studies(tmp_path), "--ddp-nodes=2", "-k", "small", *ENDLESS)
+    pytest_process = subprocess.Popen(
+        lab.command(command), env=lab.environ, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        wait_until_measuring(run)
+        pytest_process.send_signal(number)
+        output, _ = pytest_process.communicate(timeout=GONE_S)
+    finally:
+        pytest_process.kill()
+        pytest_process.wait()
+    assert pytest_process.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert ends(run)["weak/small"][0] == "interrupted"
+    wait_until_nobody_is_left(lab)
+    lab.wait_idle(GONE_S)
+
+
+def test_the_wait_for_nodes_is_bounded_and_shown(lab: SlurmLab, tmp_path: Path) -> None:
+    lab.submit("sleep 300", "--nodes=6", "--exclusive")
+    run = RunDirectory(tmp_path / "run")
+    command = pytest_command(run.path, two_studies(tmp_path), "--ddp-nodes=2", "--ddp-queue-limit=5s")
+    result = lab.run(command, check=False, cwd=tmp_path)
+    assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
+    assert "Slurm gave no nodes within 5 s (--ddp-queue-limit)" in result.stdout
+    assert "queued and waiting for resources" in result.stdout
+    wait_until(lambda: "ddpscale" not in lab.run(["squeue", "--noheader"]).stdout, GONE_S, "no job in the queue")

@@ -1,0 +1,76 @@
+"""A slow link or a slow node among those of a real Slurm is named, and nobody else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.lab_runs import LabRun, accept
+from tests.slurm_lab.lab import SlurmLab
+
+pytestmark = pytest.mark.slow
+
+WEAK = "weak_scaling_efficiency"
+
+
+def names(nodes: int) -> list[str]:
+    return [f"n{number + 1}" for number in range(nodes)]
+
+
+def cores(lab: SlurmLab, nodes: int, **slower: float) -> None:
+    """Equal shares of the machine's cores, but for the slower ones, which get so much of a share."""
+    lab.share_cores(*names(nodes))
+    for name, share in slower.items():
+        node = lab.node(name)
+        assert node.cores is not None
+        node.cpu_quota(max(0.1, share * node.cores))
+
+
+def assert_rejected_for(ran: LabRun, host: str) -> None:
+    assert ran.state == "FAILED", ran.output
+    assert ran.judgement["outcome"] == "rejected", ran.output
+    assert ran.verdict(WEAK)["outcome"] == "failed", ran.output
+    assert ran.accused == {host}, ran.output
+    assert host in ran.output
+
+
+def test_healthy_nodes_are_accepted_and_nobody_is_accused(lab: SlurmLab, tmp_path: Path) -> None:
+    cores(lab, 3)
+    ran = accept(lab, tmp_path, 3)
+    assert ran.state == "COMPLETED", ran.output
+    assert ran.judgement["outcome"] == "accepted", ran.output
+    assert ran.accused == set()
+    records = ran.run.read_records()
+    # The requirement on one rank was measured on all nodes at once, in the same rounds.
+    alone = {(one.host, one.round) for one in ran.run.read_measurements() if one.arm == "alone"}
+    assert {host for host, _ in alone} == set(names(3))
+    assert len({number for host, number in alone if host == "n3"}) >= 5
+    assert [one["host"] for one in records if one["kind"] == "startup"] == names(3), "ranks come in Slurm's order"
+    assert not [one for one in records if one["kind"] == "pair"], "no link is in question"
+    assert lab.processes() == []
+
+
+@pytest.mark.parametrize("nodes", [3, 6])
+def test_a_node_behind_a_slow_link_is_named(lab: SlurmLab, tmp_path: Path, nodes: int) -> None:
+    cores(lab, nodes)
+    lab.node("n2").slow_link("200mbit")
+    ran = accept(lab, tmp_path, nodes)
+    assert_rejected_for(ran, "n2")
+    culprit = ran.verdict(WEAK)["culprits"][0]
+    assert culprit["kind"] == "node"
+    assert "GB/s with " in culprit["evidence"]
+    partners = {host for one in ran.run.read_records() if one["kind"] == "pair" for host in one["hosts"]}
+    assert partners == set(names(nodes))
+    assert lab.processes() == []
+
+
+@pytest.mark.parametrize("nodes", [3, 6])
+def test_a_node_with_30_per_cent_of_its_peers_cpu_is_named(lab: SlurmLab, tmp_path: Path, nodes: int) -> None:
+    cores(lab, nodes, n3=0.3)
+    ran = accept(lab, tmp_path, nodes, "--ddp-rounds=6")
+    assert ran.state == "FAILED", ran.output
+    assert ran.verdict(WEAK)["outcome"] in ("failed", "inconclusive"), ran.output
+    assert ran.accused == {"n3"}, ran.output
+    culprit = ran.verdict(WEAK)["culprits"][0]
+    assert f"the median of {nodes - 1} peers" in culprit["evidence"]

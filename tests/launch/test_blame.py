@@ -1,0 +1,182 @@
+"""Who ended a gang, or keeps it from going on."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_ddpscale.launch.blame import describe, describe_standstill
+from tests.launch.sample import News
+
+PLACE = "timed block (study weak/r, arm ddp@2, round 3)"
+
+
+@pytest.fixture
+def one() -> News:
+    """Two ranks on one node."""
+    return News("n1")
+
+
+@pytest.fixture
+def two() -> News:
+    """Four ranks on two nodes."""
+    return News("n1", "n2")
+
+
+class TestKilled:
+    def test_the_rank_is_named_with_the_signal_and_where_it_was(self, two: News) -> None:
+        two.rank(2, phase="gathering")
+        two.gone(3)
+        two.failed(2, "RuntimeError", "Connection closed by peer")
+        two.exit(0, [0, -15, 100, True])
+        two.exit(1, [1, -9, 103, True], [0, 1, 102, False])
+        assert describe(two.roll, 1, []) == f"rank 3 on n2 was killed by SIGKILL in {PLACE}"
+
+    def test_the_kernel_may_have_ended_it_for_lack_of_memory(self, one: News) -> None:
+        one.gone(1)
+        one.exit(0, [1, -9, 101, True], oom_kills=1)
+        assert describe(one.roll, 1, []).endswith(": the kernel ended it for lack of memory (oom_kill in /proc/vmstat)")
+
+    def test_other_signals_are_not_the_kernels_lack_of_memory(self, one: News) -> None:
+        one.gone(1)
+        one.exit(0, [1, -11, 101, True], oom_kills=1)
+        assert describe(one.roll, 1, []) == f"rank 1 on n1 was killed by SIGSEGV in {PLACE}"
+
+    def test_before_it_had_joined_it_has_its_local_rank(self, one: News) -> None:
+        one.exit(0, [1, -6, 101, True])
+        assert describe(one.roll, 1, []) == "local rank 1 on n1 was killed by SIGABRT in start-up"
+
+    def test_its_last_lines_are_quoted(self, one: News) -> None:
+        one.gone(1)
+        one.say("words", 0, local_rank=1, text="E1121 19:37:51.123000 4711 a/api.py:874] double free")
+        one.say("words", 0, local_rank=0, text="of the other rank")
+        one.exit(0, [1, -6, 101, True])
+        assert describe(one.roll, 1, []).endswith(f"SIGABRT in {PLACE}; its last lines:\n  double free")
+
+    def test_a_signal_without_a_name_has_a_number(self, one: News) -> None:
+        one.exit(0, [1, -99, 101, True])
+        assert "was killed by signal 99" in describe(one.roll, 1, [])
+
+
+class TestLeftEarly:
+    def test_its_partners_error_is_a_consequence(self, two: News) -> None:
+        two.failed(0, "DistBackendError", "NCCL communicator was aborted")
+        two.gone(3)
+        two.exit(0, [0, 1, 100, True])
+        assert describe(two.roll, 1, []) == f"rank 3 on n2 left early, with exit code 0, in {PLACE}"
+
+    def test_a_rank_that_torchrun_ended_after_anothers_failure_did_not(self, one: News) -> None:
+        one.failed(1, "ValueError", "no such model")
+        one.gone(1, reported=True)
+        one.gone(0)
+        one.exit(0, [1, 1, 101, True], ended_pids=[100])
+        assert describe(one.roll, 1, []) == f"rank 1 on n1 failed in {PLACE}: ValueError: no such model"
+
+    def test_nor_one_of_a_node_whose_torchrun_ended_it(self, two: News) -> None:
+        two.gone(0)
+        two.exit(0, ended_pids=[100])
+        two.failed(2, "ValueError", "no such model")
+        assert describe(two.roll, 1, []).startswith("rank 2 on n2 failed")
+
+    def test_a_rank_that_had_finished_did_nothing_wrong(self, one: News) -> None:
+        one.gone(1, phase="finished")
+        one.failed(0, "OSError", "disk full")
+        assert describe(one.roll, 1, []).startswith("rank 0 on n1 failed")
+
+
+class TestFailed:
+    def test_an_error_of_its_own_comes_before_what_others_say_of_a_lost_partner(self, two: News) -> None:
+        two.failed(0, "RuntimeError", "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:3456")
+        two.failed(1, "DistNetworkError", "The client socket has timed out")
+        two.failed(3, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB")
+        assert describe(two.roll, 1, []) == (
+            f"rank 3 on n2 failed in {PLACE}: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB; "
+            "2 more ranks failed after it"
+        )
+
+    def test_if_all_lost_their_partner_the_first_to_say_so_is_named(self, two: News) -> None:
+        two.failed(2, "DistBackendError", "NCCL error: unhandled system error")
+        two.failed(0, "RuntimeError", "Connection reset by peer")
+        assert describe(two.roll, 1, []) == (
+            f"rank 2 on n2 failed in {PLACE}: DistBackendError: NCCL error: unhandled system error; "
+            "1 more rank failed after it"
+        )
+
+    def test_an_exit_code_without_a_report_is_told(self, one: News) -> None:
+        one.rank(1)
+        one.exit(0, [1, 3, 101, True])
+        assert describe(one.roll, 1, []) == f"rank 1 on n1 exited with code 3 in {PLACE}"
+
+
+class TestNobodySaidAnything:
+    def test_the_last_output_speaks(self, one: News) -> None:
+        lines = [f"line {number}" for number in range(20)] + ["W1121 19:37:51.1 47 a/run.py:7] [default0]:slow"]
+        quoted = "".join(f"\n  line {number}" for number in range(9, 20))
+        expected = f"the gang exited with code 127 without a report from a rank; last output:{quoted}\n  slow"
+        assert describe(one.roll, 127, lines) == expected
+
+    def test_what_a_terminal_would_act_on_is_left_out(self, one: News) -> None:
+        assert describe(one.roll, 1, ["\x1b[31mred\x07"]).endswith("\n  [31mred")
+
+    def test_there_may_be_none(self, one: News) -> None:
+        assert describe(one.roll, None, []) == (
+            "the gang was stopped without a report from a rank; last output:\n  (no output)"
+        )
+
+
+class TestStandstill:
+    def test_a_stopped_rank_is_named_even_if_another_is_further_behind(self, two: News) -> None:
+        for rank in range(4):
+            two.rank(rank, steps=rank, state="T" if rank == 3 else "S")
+        assert describe_standstill(two.roll) == f"rank 3 on n2 is stopped (SIGSTOP, or a debugger) in {PLACE}"
+
+    def test_of_many_stopped_ranks_three_are_named(self, two: News) -> None:
+        for rank in range(4):
+            two.rank(rank, state="t")
+        expected = "rank 0 on n1, rank 1 on n1, rank 2 on n2 and 1 more are stopped (SIGSTOP, or a debugger)"
+        assert describe_standstill(two.roll).startswith(expected)
+
+    def test_one_rank_that_is_behind_is_named_with_its_last_lines(self, two: News) -> None:
+        for rank in range(4):
+            two.rank(rank, steps=2 if rank == 1 else 3, state="R")
+        two.say("words", 0, local_rank=1, text="Current thread 0x1 (most recent call first):")
+        assert describe_standstill(two.roll) == (
+            f"rank 1 on n1, computing, is furthest behind of 4 ranks, in {PLACE}; its last lines:\n"
+            "  Current thread 0x1 (most recent call first):"
+        )
+
+    def test_one_that_waits_for_a_device_says_so(self, one: News) -> None:
+        one.rank(0, entered=13, phase="gathering")
+        one.rank(1, state="D")
+        assert describe_standstill(one.roll).startswith("rank 1 on n1, waiting for a device or a disk, is furthest")
+
+    def test_a_rank_that_has_not_come_into_the_block_is_behind_those_that_train(self, two: News) -> None:
+        for rank in range(4):
+            two.rank(rank, steps=rank)
+        two.rank(2, entered=11, phase="gathering", steps=900)
+        assert describe_standstill(two.roll).startswith("rank 2 on n2 is furthest behind of 4 ranks, in gathering")
+
+    def test_ranks_that_take_no_part_are_ahead(self) -> None:
+        news = News("n1", ranks_per_node=3)
+        news.rank(0)
+        news.rank(1)
+        news.rank(2, entered=13, phase="gathering", steps=0)
+        assert (
+            describe_standstill(news.roll) == f"rank 0 on n1, rank 1 on n1 are furthest behind of 3 ranks, in {PLACE}"
+        )
+
+    def test_a_node_that_is_behind_is_named_by_its_ranks(self, two: News) -> None:
+        for rank in range(4):
+            two.rank(rank, steps=7 if rank < 2 else 3)
+        assert describe_standstill(two.roll) == f"rank 2 on n2, rank 3 on n2 are furthest behind of 4 ranks, in {PLACE}"
+
+    def test_if_all_have_come_as_far_nobody_is_accused(self, two: News) -> None:
+        for rank in range(4):
+            two.rank(rank)
+        assert describe_standstill(two.roll) == "all ranks stand still in timed block"
+
+    def test_a_rank_alone_is_named(self, one: News) -> None:
+        one.rank(0)
+        assert describe_standstill(one.roll) == f"rank 0 on n1 stands still in {PLACE}"
+
+    def test_before_any_rank_has_begun(self, one: News) -> None:
+        assert describe_standstill(one.roll) == "no rank has begun"

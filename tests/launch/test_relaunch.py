@@ -1,0 +1,197 @@
+"""After a gang has ended, another goes on with what is left, on the nodes that are left.
+
+The gangs are scripted: each writes the records it is told to, and ends as it is told to.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.launch import supervisor as supervisor_module
+from pytest_ddpscale.launch.gang import GangEnd
+from pytest_ddpscale.launch.launcher import GangSpec
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.place import Place
+from pytest_ddpscale.launch.slurm import SlurmLauncher
+from pytest_ddpscale.launch.supervisor import Supervisor
+from pytest_ddpscale.launch.tail import Tail
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.results.run_directory import RunDirectory
+
+ON_A_NODE, TOO = (
+    Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("ddp", 2, 4),), 5, 1.0, 1.0) for name in ("r", "v")
+)
+ON_ALL = Study("strong", Workload("r", "resnet18", "fp32", 4), (Arm("ddp", 6, 4),), 5, 1.0, 1.0)
+PLAN = Plan("cpu", "cpu", (ON_A_NODE, ON_ALL, TOO), nodes=3, ranks_per_node=2)
+IDS = list(PLAN.study_ids)
+HOSTS = ("n1", "n2", "n3")
+DIED = GangEnd(None, "rank 3 on n2 was killed by SIGKILL")
+
+
+@dataclass
+class Act:
+    """What a gang does: studies it measures, the one it dies in, and its end."""
+
+    measures: tuple[str, ...]
+    end: GangEnd | BaseException = GangEnd(0)  # noqa: RUF009 (frozen)
+    dies_in: str | None = None
+
+
+class Stage:
+    """Plays gangs, one after the other."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self.acts: list[Act] = []
+        self.specs: list[GangSpec] = []
+
+    def supervise(self, *acts: Act, hosts: tuple[str, ...] = HOSTS, limits: Limits | None = None) -> dict[str, Any]:
+        """Measure the plan. Returns each study's end: reason and message."""
+        self.acts = list(acts)
+        Supervisor(Place(SlurmLauncher(), hosts, {}), self.run, limits or Limits()).measure(PLAN)
+        assert not self.acts, "all gangs were started"
+        return self.ends
+
+    @property
+    def ends(self) -> dict[str, Any]:
+        ends = [record for record in self.run.read_records() if record["kind"] == "study_end"]
+        assert len({end["study"] for end in ends}) == len(ends), "a study ends once"
+        return {end["study"]: (end["reason"], end["message"]) for end in ends}
+
+    def gang(self, spec: GangSpec, launcher: Any, env: Any, limits: Any, log: Path, tail: Tail, hear: Any) -> Any:
+        """In place of `Gang`."""
+        stage = self
+
+        class Scripted:
+            def run(self) -> GangEnd:
+                act = stage.acts.pop(0)
+                stage.specs.append(spec)
+                log.touch()
+                for study in act.measures:
+                    stage.run.append_record({"kind": "study_start", "study": study, "unix_s": 1.0})
+                    stage.run.append_record(StudyEnd(study, "rounds").as_json())
+                if act.dies_in:
+                    stage.run.append_record({"kind": "study_start", "study": act.dies_in, "unix_s": 1.0})
+                tail.read()
+                if isinstance(act.end, BaseException):
+                    raise act.end
+                return act.end
+
+        return Scripted()
+
+    def studies(self, gang: int) -> list[str]:
+        """What a gang was asked to measure."""
+        arguments = list(self.specs[gang].worker_arguments)
+        return arguments[arguments.index("--studies") + 1].split(",")
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    run = RunDirectory.create(tmp_path / "run")
+    found = Stage(run)
+    monkeypatch.setattr(supervisor_module, "Gang", found.gang)
+    return found
+
+
+def test_one_gang_is_enough_if_nothing_goes_wrong(stage: Stage) -> None:
+    ends = stage.supervise(Act(tuple(IDS)))
+    assert ends == dict.fromkeys(IDS, ("rounds", ""))
+    [spec] = stage.specs
+    assert (spec.nodes, spec.ranks_per_node, spec.hosts) == (3, 2, HOSTS)
+    assert spec.log_dir == stage.run.logs / "gang-0"
+
+
+def test_the_study_in_which_it_died_is_an_error_and_the_next_goes_on(stage: Stage) -> None:
+    ends = stage.supervise(Act((IDS[0],), DIED, dies_in=IDS[1]), Act((IDS[2],)))
+    assert ends == {IDS[0]: ("rounds", ""), IDS[1]: ("error", DIED.why), IDS[2]: ("rounds", "")}
+    assert stage.studies(1) == [IDS[2]]
+    assert stage.specs[0].gang_id != stage.specs[1].gang_id
+    assert stage.specs[1].log_dir == stage.run.logs / "gang-1"
+
+
+def test_one_that_died_before_any_study_is_not_tried_for_every_study(stage: Stage) -> None:
+    assert stage.supervise(Act((), DIED)) == dict.fromkeys(IDS, ("error", DIED.why))
+
+
+def test_once_a_gang_has_measured_one_that_cannot_start_has_another_try(stage: Stage) -> None:
+    """A port or a device may not be free again at once."""
+    first = Act((), DIED, dies_in=IDS[0])
+    ends = stage.supervise(first, Act((), GangEnd(1, "no port")), Act(tuple(IDS[1:])))
+    assert ends == {IDS[0]: ("error", DIED.why), IDS[1]: ("rounds", ""), IDS[2]: ("rounds", "")}
+
+
+def test_and_no_more_than_one(stage: Stage) -> None:
+    first = Act((), DIED, dies_in=IDS[0])
+    ends = stage.supervise(first, Act((), GangEnd(1, "no port")), Act((), GangEnd(1, "still no port")))
+    assert [ends[study] for study in IDS[1:]] == [("error", "still no port")] * 2
+
+
+def test_a_lost_node_is_left_out_and_what_needs_it_is_an_error(stage: Stage) -> None:
+    lost = GangEnd(None, "n2 was not heard of for 30 s", lost_hosts=("n2",))
+    ends = stage.supervise(Act((), lost, dies_in=IDS[0]), Act((IDS[2],)))
+    assert ends == {
+        IDS[0]: ("error", lost.why),
+        IDS[1]: ("error", "needs all 3 nodes, and n2 was lost before"),
+        IDS[2]: ("rounds", ""),
+    }
+    assert (stage.specs[1].nodes, stage.specs[1].hosts) == (2, ("n1", "n3"))
+
+
+def test_what_slurm_ends_is_interrupted_and_no_gang_follows(stage: Stage) -> None:
+    end = GangEnd(143, "the gang exited with code 143", interrupted="the job was preempted")
+    ends = stage.supervise(Act((IDS[0],), end, dies_in=IDS[1]))
+    assert ends == {IDS[0]: ("rounds", "")} | dict.fromkeys(IDS[1:], ("interrupted", "the job was preempted"))
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "why"),
+    [(KeyboardInterrupt(), "Ctrl-C was pressed"), (KeyboardInterrupt("SIGTERM"), "SIGTERM was received")],
+)
+def test_what_a_person_ends_is_interrupted_too(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, interrupt: KeyboardInterrupt, why: str
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        stage.supervise(Act((IDS[0],), interrupt, dies_in=IDS[1]))
+    assert stage.ends == {IDS[0]: ("rounds", "")} | dict.fromkeys(IDS[1:], ("interrupted", why))
+
+
+def test_a_signal_is_explained_by_slurm_if_it_can(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        supervisor_module, "why_signalled", lambda environ, now: "the job reached its time limit of 1:00"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        stage.supervise(Act((), KeyboardInterrupt(signal.SIGTERM.name)))
+    assert set(stage.ends.values()) == {("interrupted", "the job reached its time limit of 1:00")}
+
+
+def test_reports_of_ranks_are_kept_beside_their_logs(stage: Stage) -> None:
+    end = GangEnd(None, "rank 3 failed", failures=({"rank": 3, "type": "ValueError"}, {"type": "odd"}))
+    stage.supervise(Act((), end))
+    folder = stage.run.logs / "gang-0"
+    assert json.loads((folder / "rank-3.error.json").read_text()) == {"rank": 3, "type": "ValueError"}
+    assert (folder / "rank--1.error.json").exists()
+
+
+def test_a_torn_record_is_cut_before_others_follow(stage: Stage) -> None:
+    stage.run.append_record({"kind": "startup", "rank": 0})
+    with stage.run.measurements_jsonl.open("a") as file:
+        file.write('{"kind": "measure')
+    assert stage.supervise(Act((), DIED)) == dict.fromkeys(IDS, ("error", DIED.why))
+
+
+def test_agents_of_many_nodes_speak_less_often(stage: Stage) -> None:
+    stage.supervise(Act(tuple(IDS)))
+    assert stage.specs[0].beat_s == 1.0
+    plan = Plan("cpu", "cpu", PLAN.studies, nodes=1024, ranks_per_node=8)
+    stage.acts = [Act(tuple(IDS))]
+    Supervisor(Place(SlurmLauncher(), (), {}), stage.run, Limits()).measure(plan)
+    assert stage.specs[1].beat_s == pytest.approx(1024 * 8 / 200)

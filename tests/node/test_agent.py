@@ -1,0 +1,176 @@
+"""The agent of a node, as a real process, up to the moment in which it would start torchrun."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_ddpscale import __version__
+from pytest_ddpscale.node import agent as agent_module
+from pytest_ddpscale.node.__main__ import parse_arguments
+from pytest_ddpscale.node.agent import NodeAgent, Task, host_of
+from pytest_ddpscale.node.messages import decode, encode
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+TASK = Task("g1", 0, "n1", 2, Path("logs"), ("--x",), 2.0)
+ARGUMENTS = ["--gang=g1", "--ranks-per-node=2", "--log-dir=logs"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """``python -m pytest_ddpscale.node``, in a folder of its own, which is also where it could leave anything."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(*further: str, **environ: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "pytest_ddpscale.node", *ARGUMENTS, *further, "--", "--x"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")} | environ
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=pipe, stdout=pipe, stderr=pipe))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+    assert list(tmp_path.iterdir()) == []
+
+
+def next_message(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """The next thing that it says."""
+    assert process.stdout is not None
+    found = decode(process.stdout.readline().decode())
+    assert found is not None
+    return found
+
+
+def rest(process: subprocess.Popen[bytes], data: bytes | None = None) -> list[dict[str, Any] | None]:
+    """What it says until its end, with its input closed after `data`; nothing else may be printed."""
+    output, errors = process.communicate(data, timeout=60)
+    assert errors == b""
+    return [decode(line) for line in output.decode().splitlines()]
+
+
+def test_it_says_that_it_is_up_and_waits_in_silence(start: Start) -> None:
+    process = start()
+    up = next_message(process)
+    port = up.pop("port")
+    assert 20_000 <= port <= 29_999
+    assert up == {"say": "up", "version": __version__, "pid": process.pid, "node": 0, "host": socket.gethostname()}
+    assert process.poll() is None
+    assert psutil.Process(process.pid).children() == []
+
+
+def test_slurm_says_which_node_it_is_on_and_only_the_first_one_finds_a_port(start: Start) -> None:
+    up = next_message(start("--slurm", SLURM_PROCID="3", SLURMD_NODENAME="n4"))
+    assert (up["node"], up["host"], up["port"]) == (3, "n4", None)
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [
+        b"",  # the supervisor, or srun, is gone
+        encode({"say": "stop"}),
+        encode({"say": "stay"}) + encode({"say": "stop"}),
+        b"garbage\n@ddpscale {\n\xff\n" + encode({"say": "start", "nodes": 1}) + encode({"say": "stop"}),
+        encode({"say": "stop"})[:-1],  # torn by the end
+    ],
+)
+def test_it_ends_in_order_when_nobody_wants_it_any_more(start: Start, orders: bytes) -> None:
+    process = start()
+    next_message(process)
+    assert rest(process, orders) == [{"say": "exit", "code": 0, "node": 0, "host": socket.gethostname()}]
+    assert process.returncode == 0
+
+
+def test_an_order_may_come_in_pieces(start: Start) -> None:
+    process = start()
+    next_message(process)
+    assert process.stdin is not None
+    for byte in encode({"say": "stop"}):
+        process.stdin.write(bytes([byte]))
+        process.stdin.flush()
+    assert next_message(process)["say"] == "exit"
+    assert process.wait(timeout=60) == 0
+
+
+def test_sigterm_from_slurm_ends_it(start: Start) -> None:
+    process = start()
+    next_message(process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+
+
+def test_who_reads_no_more_is_as_good_as_gone(start: Start) -> None:
+    process = start()
+    assert process.stdout is not None
+    process.stdout.close()
+    process.wait(timeout=60)
+
+
+class TestUnwanted:
+    """By a clock that is set by hand: real silence takes half a minute."""
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        now = [1000.0]
+
+        class Clock:
+            @staticmethod
+            def monotonic() -> float:
+                return now[0]
+
+        monkeypatch.setattr(agent_module, "time", Clock)
+        return now
+
+    def test_after_silence_it_takes_the_supervisor_for_lost(self, clock: list[float]) -> None:
+        agent = NodeAgent(TASK)
+        for since_s, unwanted in ((0.0, False), (29.9, False), (30.1, True)):
+            clock[0] = 1000.0 + since_s
+            assert agent._is_unwanted() is unwanted
+
+    def test_any_word_counts_and_only_stop_ends_it(
+        self, clock: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        agent = NodeAgent(TASK)
+        words: list[tuple[dict[str, Any], bool]] = [
+            ({"say": "stay"}, False),
+            ({"say": "start", "nodes": 1}, False),
+            ({"say": "stop"}, True),
+        ]
+        for word, unwanted in words:
+            clock[0] += 29.0
+            (tmp_path / "word").write_bytes(encode(word))
+            with (tmp_path / "word").open("rb") as file, monkeypatch.context() as patched:
+                patched.setattr(sys, "stdin", file)
+                agent._read_orders(selectors.DefaultSelector())
+            assert agent._is_unwanted() is unwanted
+
+
+def test_the_host_is_named_as_slurm_names_it() -> None:
+    assert host_of({"SLURMD_NODENAME": "n7"}) == "n7"
+    assert host_of({}) == socket.gethostname()
+
+
+def test_the_command_line_that_launchers_give() -> None:
+    found = parse_arguments([*ARGUMENTS, "--beat-s=12.8", "--slurm", "--", "--run-dir", "a b", "--studies", "weak/r"])
+    assert (found.gang, found.ranks_per_node, found.log_dir, found.beat_s, found.slurm) == (
+        "g1", 2, Path("logs"), 12.8, True,
+    )  # fmt: skip
+    assert found.worker_arguments == ["--", "--run-dir", "a b", "--studies", "weak/r"]
+
+
+def test_a_missing_argument_is_refused_before_anything_starts() -> None:
+    command = [sys.executable, "-m", "pytest_ddpscale.node", "--gang=g1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "--ranks-per-node" in done.stderr

@@ -1,0 +1,53 @@
+"""The rendezvous has a port that nobody else listens on, derived from job and gang."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from pytest_ddpscale.node import ports
+from pytest_ddpscale.node.ports import free_port
+
+JOB = {"SLURM_JOB_ID": "17"}
+
+
+@pytest.fixture
+def listen() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def taken(port: int, stack: ExitStack) -> None:
+    server = stack.enter_context(socket.socket())
+    server.bind(("", port))
+    server.listen()
+
+
+def test_ports_are_where_a_firewall_may_expect_them_and_differ_between_jobs() -> None:
+    found = {free_port("g1", {"SLURM_JOB_ID": str(job)}) for job in range(30)}
+    assert all(20_000 <= port <= 29_999 for port in found)
+    assert len(found) > 25
+    assert len({free_port(f"g{gang}", {}) for gang in range(30)}) > 25
+
+
+def test_a_port_in_use_is_passed_over(listen: ExitStack) -> None:
+    first = free_port("g1", JOB)
+    taken(first, listen)
+    assert first < free_port("g1", JOB) <= first + 100 or first > 29_900
+
+
+def test_it_can_be_listened_on(listen: ExitStack) -> None:
+    taken(free_port("g1", JOB), listen)
+
+
+def test_if_none_is_free_it_says_which_were_tried(listen: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = listen.enter_context(socket.socket())
+    server.bind(("", 0))
+    server.listen()
+    monkeypatch.setattr(ports, "_FIRST", server.getsockname()[1])
+    monkeypatch.setattr(ports, "_COUNT", 1)
+    with pytest.raises(OSError, match=f"100 ports from {server.getsockname()[1]} on are all in use"):
+        free_port("g1", JOB)

@@ -1,0 +1,106 @@
+"""The ranks of a node: what they said last, and what the kernel says of their processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.node.ranks import LocalRanks, oom_kills, process_state
+from pytest_ddpscale.results.rank_status import FINISHED, RankStatus, StatusWriter
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    found = subprocess.Popen(["sleep", "60"])
+    yield found
+    found.kill()
+    found.wait()
+
+
+def wait_for_state(pid: int, state: str) -> None:
+    until = time.monotonic() + 20
+    while process_state(pid) != state:
+        assert time.monotonic() < until, f"{process_state(pid)} instead of {state}"
+        time.sleep(0.01)
+
+
+def test_a_process_is_seen_to_sleep_stop_and_end(process: subprocess.Popen[bytes]) -> None:
+    wait_for_state(process.pid, "S")
+    process.send_signal(signal.SIGSTOP)
+    wait_for_state(process.pid, "T")
+    process.kill()
+    wait_for_state(process.pid, "Z")
+    process.wait()
+    assert process_state(process.pid) == ""
+
+
+def test_a_name_may_hold_anything(tmp_path: Path) -> None:
+    program = tmp_path / "a) R (b"
+    program.symlink_to("/bin/sleep")
+    odd = subprocess.Popen([str(program), "60"])
+    try:
+        wait_for_state(odd.pid, "S")
+    finally:
+        odd.kill()
+        odd.wait()
+
+
+def test_the_kernels_count_of_processes_ended_for_lack_of_memory_is_a_number() -> None:
+    assert oom_kills() >= 0
+
+
+def status(pid: int, local_rank: int = 0) -> RankStatus:
+    return RankStatus(pid, 4 + local_rank, local_rank, "timed block", "weak/r", "ddp@2", 3, 12)
+
+
+def test_a_rank_that_lives_has_a_beat_with_its_state_and_steps(tmp_path: Path) -> None:
+    ranks = LocalRanks(tmp_path, 2)
+    assert ranks.beats() == []
+    writer = StatusWriter(tmp_path, 1)
+    writer.tell(status(os.getpid(), 1))
+    writer.count_step()
+    assert ranks.beats() == [
+        {
+            "say": "rank", "pid": os.getpid(), "rank": 5, "local_rank": 1, "phase": "timed block", "study": "weak/r",
+            "arm": "ddp@2", "round": 3, "entered": 12, "steps": 1, "state": "R",
+        }
+    ]  # fmt: skip
+    assert ranks.news() == []
+
+
+def test_a_rank_that_is_gone_is_told_once_with_where_it_was(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    ranks = LocalRanks(tmp_path, 2)
+    StatusWriter(tmp_path, 0).tell(status(process.pid))
+    assert ranks.news() == []
+    process.kill()
+    wait_for_state(process.pid, "Z")  # as torchrun leaves it for a moment
+    [news] = ranks.news()
+    assert (news["say"], news["rank"], news["phase"], news["reported"]) == ("gone", 4, "timed block", False)
+    assert ranks.news() == []
+    assert ranks.beats() == []
+
+
+def test_a_failure_is_told_before_the_end_of_its_process(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    ranks, writer = LocalRanks(tmp_path, 1), StatusWriter(tmp_path, 0)
+    writer.tell(status(process.pid))
+    writer.tell_failure({"rank": 4, "type": "ValueError", "message": "odd"})
+    process.kill()
+    process.wait()
+    failed, gone = ranks.news()
+    assert failed == {"say": "failed", "local_rank": 0, "rank": 4, "type": "ValueError", "message": "odd"}
+    assert (gone["say"], gone["reported"]) == ("gone", True)
+    assert ranks.news() == []
+
+
+def test_a_rank_that_has_finished_may_go(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    StatusWriter(tmp_path, 0).tell(replace(status(process.pid), phase=FINISHED))
+    process.kill()
+    process.wait()
+    assert LocalRanks(tmp_path, 1).news() == []
