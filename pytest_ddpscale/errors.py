@@ -52,6 +52,10 @@ class RunDirectoryError(BadInput):
     """Choose another run directory, or repair this one."""
 
 
+class WritingError(RunDirectoryError):
+    """Make room for the run directory, or have its file system mended; what is in it stays."""
+
+
 class ResultFileError(BadInput):
     """Repair or leave out the result file that is being imported."""
 

@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pytest_ddpscale.errors import OptionError, RunDirectoryError, SkuError
-from pytest_ddpscale.launch.supervisor import Limits, Listener, Supervisor
-from pytest_ddpscale.launch.torchrun import TorchrunLauncher
+from pytest_ddpscale.cluster import THIS_MACHINE, Cluster, find_cluster, place_of
+from pytest_ddpscale.devices import devices_per_node, gpus_here, measured_sku, needs_no_gpu
+from pytest_ddpscale.errors import OptionError, RunDirectoryError, WritingError
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.supervisor import Listener, Supervisor
 from pytest_ddpscale.packaged import packaged
+from pytest_ddpscale.plan.estimate import estimate
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.planner import PACES, Pace, Question, build_plan
 from pytest_ddpscale.plan.study import DeviceType, Plan
-from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.results.places import why_not_one_machine
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_lock import RunLock
+from pytest_ddpscale.results.run_opening import judging_directory, new_run_directory, reopened
 from pytest_ddpscale.results.run_record import (
     SIMULATED_NOTE,
     finish_run,
     is_simulated,
-    new_run_directory,
     now_iso,
+    resumption_notes,
     start_run,
 )
-from pytest_ddpscale.settings import AUTO, Settings
-from pytest_ddpscale.sku.detection import Gpu, has_driver, visible_gpus
+from pytest_ddpscale.resuming import Resumption, extra_launches, read_resumption, refuse_other_devices
+from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.sku.matching import resolve_sku
 from pytest_ddpscale.thresholds.cases import Case, cases_for, device_type
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
+from pytest_ddpscale.verdict.by_node import devices_covered
 from pytest_ddpscale.verdict.deciding import Decider
 from pytest_ddpscale.verdict.evaluation import judge, samples_of
-from pytest_ddpscale.verdict.evidence import Evidence, read_evidence
+from pytest_ddpscale.verdict.evidence import DIED, Evidence, read_evidence
 from pytest_ddpscale.verdict.matching import covers
-from pytest_ddpscale.verdict.outcome import conclude
+from pytest_ddpscale.verdict.outcome import Caveats, conclude, may_accept, qualified
 from pytest_ddpscale.verdict.verdict import Judgement, Verdict
 
 DEFAULT_NAME = "thresholds.yaml"
@@ -66,8 +74,11 @@ class AcceptanceSession:
         thresholds: the file judged by.
         sku: canonical SKU name.
         cases: every requirement of the SKU.
-        devices: GPUs (CPU: ranks) that may be used; None if unknown, as on a laptop that only plans.
+        devices: GPUs (CPU: ranks) that may be used, on all nodes; None if unknown, as on a laptop that only plans.
         judged_run: the run directory of an earlier run, when judging without measuring.
+        resumed: an earlier run that is gone on with, and what it lacks.
+        cluster: the nodes.
+        writing_problem: why not all that was measured could be written; empty if it was.
     """
 
     site: Site
@@ -76,6 +87,9 @@ class AcceptanceSession:
     cases: list[Case]
     devices: int | None
     judged_run: RunDirectory | None
+    resumed: Resumption | None = None
+    cluster: Cluster = THIS_MACHINE
+    writing_problem: str = ""
     selected: list[Case] = field(default_factory=list)
     plan: Plan | None = None
     run: RunDirectory | None = None
@@ -83,11 +97,18 @@ class AcceptanceSession:
     _evidence: Evidence | None = None
     _extra_launches: int = 0
     _was_launched: bool = False
+    _lock: RunLock | None = None
 
     @property
     def device_type(self) -> DeviceType:
         """``cpu`` or ``cuda``."""
         return device_type(self.thresholds.thresholds.skus[self.sku])
+
+    @property
+    def plan_to_measure(self) -> Plan:
+        """The plan, or what an earlier run lacks of it."""
+        assert self.plan is not None  # select comes first
+        return self.resumed.missing_plan if self.resumed is not None else self.plan
 
     @property
     def expected_img_per_s(self) -> dict[str, float]:
@@ -99,27 +120,54 @@ class AcceptanceSession:
         """Settle what is asked, and plan exactly that.
 
         Raises:
-            RunDirectoryError: the run that is to be judged is broken.
+            RunDirectoryError: the run that is to be judged or resumed is broken.
+            OptionError: the run that is to be resumed was begun on other devices.
         """
         self.selected = list(cases)
-        measurable = [case.question for case in self._measurable(cases)]
-        self.plan = self.judged_run.read_plan() if self.judged_run else self._plan_for(measurable)
+        if self.judged_run is not None:
+            self.plan = self.judged_run.read_plan()
+            return
+        fresh = self._plan_for([case.question for case in self._measurable(cases)])
+        if self.resumed is not None:
+            refuse_other_devices(self.resumed.run, self.devices, fresh)
+        self.plan = self.resumed.plan if self.resumed is not None else fresh
 
     def open_run(self) -> None:
         """Make the run directory and record what is about to happen.
 
         Raises:
-            RunDirectoryError: it cannot be written, or the run that is to be judged is broken.
+            RunDirectoryError: it cannot be written, another process writes it, or the run that is to be judged or
+                resumed is broken.
         """
+        try:
+            self._open_run()
+        except BaseException:
+            self.release_run()
+            raise
+
+    def _open_run(self) -> None:
         assert self.plan is not None  # select comes first
         if self.judged_run is not None:
             self._evidence = read_evidence(self.judged_run)  # refuses a broken run before any item runs
-            self.run = _judging_directory(self.judged_run, self.site.settings.run_dir)
+            self.run, self._lock = judging_directory(self.judged_run, self.site.settings.run_dir)
             return
-        self.run = new_run_directory(self.site.settings.run_dir, self.sku)
-        self.run.write_json(self.run.plan_json, self.plan.as_json())
+        if self.resumed is not None:
+            self._reopen_run(self.resumed.run.path)
+            return
+        run, self._lock = new_run_directory(self.site.settings.run_dir, self.sku)
+        run.write_json(run.plan_json, self.plan.as_json())
         thresholds = self.thresholds
-        start_run(self.run, self.sku, self.site.argv, thresholds.path, thresholds.sha256, self.devices)
+        start_run(run, self.sku, self.site.argv, thresholds.path, thresholds.sha256, self.devices)
+        self.run = run
+
+    def _reopen_run(self, path: Path) -> None:
+        """Go on with an earlier run, as it is now that nobody else writes it."""
+        run, self._lock = reopened(path)
+        evidence = read_evidence(run)  # refuses a broken run before anything is changed
+        self.resumed = read_resumption(run)
+        self.plan, self._extra_launches = self.resumed.plan, extra_launches(self.resumed.plan)
+        self.resumed.begin(self.site.argv, self.thresholds.sha256)
+        self.run, self._evidence = run, None if self.resumed.missing else evidence
 
     def needs_measuring(self) -> bool:
         """Whether the next verdict has to wait for a measurement."""
@@ -132,8 +180,11 @@ class AcceptanceSession:
         if self._was_launched:
             raise RunDirectoryError(str(self.run.path), "could not be read after measuring", "", "See the first error.")
         self._was_launched = True
-        self._launch(self.plan, listener)
-        self._evidence = read_evidence(self.run)
+        with self._writing():
+            if self.resumed is not None:
+                self.resumed.set_aside()
+            self._launch(self.plan_to_measure, listener)
+        self._evidence = read_evidence(self.run, self.writing_problem or DIED)
 
     def judge(self, case: Case, listener: Listener) -> Verdict:
         """The verdict on one requirement, measured first if it has not been."""
@@ -163,17 +214,14 @@ class AcceptanceSession:
                 self.verdicts[case.id] = self._late_verdict(case, interrupted)
         verdicts = tuple(self.verdicts[case.id] for case in self.cases if case.id in self.verdicts)
         outcome, reason = conclude(verdicts, len(self.cases), interrupted)
-        if spoiled and outcome in ("accepted", "partial"):
-            outcome, reason = (
-                "incomplete",
-                f"{len(spoiled)} test items were skipped or failed otherwise: {', '.join(spoiled)}",
-            )
-        present, used = self._devices_present(), self.plan.world_size if self.plan else 0
-        if outcome == "accepted" and present > used:
-            idle = present - used
-            outcome, reason = "partial", f"{reason}, but {idle} of {present} GPUs took no part in any of them"
-        if outcome in ("accepted", "partial") and self._is_simulated:
-            outcome, reason = "incomplete", f"simulated: no machine was measured ({reason})"
+        caveats = Caveats(
+            spoiled=spoiled,
+            present=self._devices_present(),
+            covered=self._devices_covered(),
+            not_one_machine=why_not_one_machine(self._source.read_records()),
+            is_simulated=self._is_simulated,
+        )
+        outcome, reason = qualified(outcome, reason, caveats)
         return Judgement(self.sku, outcome, reason, verdicts, self._notes(), self._basis())
 
     @property
@@ -183,15 +231,28 @@ class AcceptanceSession:
         devices = {one.device for one in self._evidence.measurements} if self._evidence else set()
         return is_simulated(self.judged_run.read_run(), devices)
 
+    @property
+    def _source(self) -> RunDirectory:
+        """The run that was measured."""
+        source = self.judged_run or self.run
+        assert source is not None
+        return source
+
     def _devices_present(self) -> int:
         """GPUs of the machine that was measured, whether an arm used them or not; 0 if unknown, or on a CPU."""
         present = self.judged_run.read_run().get("devices_present") if self.judged_run else self.devices
         return present if isinstance(present, int) and self.device_type != "cpu" else 0
 
+    def _devices_covered(self) -> int:
+        """GPUs that took part in what was judged; on several nodes, in a published bound that was kept."""
+        if self.plan is None or self.plan.nodes == 1:
+            return self.plan.world_size if self.plan else 0
+        kept = [case for case in self.selected if may_accept(self.verdicts[case.id])]
+        return devices_covered(self.plan, [case.question for case in kept])
+
     def _basis(self) -> dict[str, str]:
         """By which thresholds, on which measurements and when this was judged."""
-        source = self.judged_run or self.run
-        assert source is not None
+        source = self._source
         return {
             "judged_at": now_iso(),
             "thresholds_path": str(self.thresholds.path),
@@ -205,28 +266,47 @@ class AcceptanceSession:
         if self.run is not None and self.judged_run is None:
             finish_run(self.run, status)
 
+    def release_run(self) -> None:
+        """Let other processes write the run directory: the last thing a session does with it."""
+        if self._lock is not None:
+            self._lock.release()
+
     def _notes(self) -> tuple[str, ...]:
+        record = self._source.read_run()
+        own = tuple(resumption_notes(record)) + ((self._lock.note,) if self._lock and self._lock.note else ())
         if self.judged_run is None:
-            return ()
-        notes = self.judged_run.read_run().get("notes")
-        kept = tuple(map(str, notes)) if isinstance(notes, list) else ()
+            return own
+        notes = record.get("notes")
+        kept = (*map(str, notes), *own) if isinstance(notes, list) else own
         if self._is_simulated and SIMULATED_NOTE not in kept:
             kept = (SIMULATED_NOTE, *kept)
         return (f"judged from {self.judged_run.path}, nothing was measured", *kept)
 
     def _measurable(self, cases: Sequence[Case]) -> list[Case]:
-        return [c for c in cases if self.devices is None or c.requirement.world_size <= self.devices]
+        return [case for case in cases if self._why_not_measurable(case) is None]
+
+    def _why_not_measurable(self, case: Case) -> str | None:
+        """What this machine lacks for a requirement, or nothing."""
+        requirement = case.requirement
+        if self.devices is not None and requirement.world_size > self.devices:
+            return f"needs {requirement.world_size} {self._devices_word()}"
+        if requirement.placement == "spread" and self.cluster.nodes == 1 and not self.site.collect_only:
+            return "needs several nodes to spread ranks over; there is 1"
+        return None
 
     def _plan_for(self, questions: Sequence[Question]) -> Plan:
-        return build_plan(self.sku, self.device_type, questions, self._pace())
+        nodes = self.cluster.nodes if self.devices is not None else 1
+        per_node = None if self.devices is None else self.devices // nodes
+        return build_plan(self.sku, self.device_type, questions, self._pace(), nodes=nodes, ranks_per_node=per_node)
 
     def _pace(self) -> Pace:
         settings, default = self.site.settings, PACES[self.device_type]
         return replace(default, rounds=settings.rounds or default.rounds, block_s=settings.block_s or default.block_s)
 
     def _verdict(self, case: Case, listener: Listener) -> Verdict:
-        if self.judged_run is None and not self._measurable([case]):
-            return self._judged_without_data(case, f"needs {case.requirement.world_size} {self._devices_word()}")
+        why_not = self._why_not_measurable(case) if self.judged_run is None else None
+        if why_not is not None:
+            return self._judged_without_data(case, why_not)
         return judge(case, self._evidence_for(case.question, listener), self.site.settings.confidence)
 
     def _late_verdict(self, case: Case, interrupted: bool) -> Verdict:
@@ -261,7 +341,8 @@ class AcceptanceSession:
         if self._evidence is None:
             self.measure(listener)
         assert self._evidence is not None
-        if self.judged_run is None and not covers(self._evidence.plan, question):
+        may_measure = self.judged_run is None and not self.writing_problem
+        if may_measure and not covers(self._evidence.plan, question):
             self._measure_outside_the_plan(question, listener)
         return self._evidence
 
@@ -274,61 +355,64 @@ class AcceptanceSession:
             replace(s, workload=replace(s.workload, name=f"{s.workload.name}-extra{self._extra_launches}"))
             for s in extra.studies
         )
-        whole = replace(self._evidence.plan, studies=(*self._evidence.plan.studies, *named))
-        self.run.write_json(self.run.plan_json, whole.as_json())
-        self._launch(replace(extra, studies=named), listener)
-        self._evidence = read_evidence(self.run)
+        extra = replace(extra, studies=named)
+        with self._writing():
+            self.run.write_json(self.run.plan_json, self._evidence.plan.joined(extra).as_json())
+            self._launch(extra, listener)
+        self._evidence = read_evidence(self.run, self.writing_problem or DIED)
 
     def _launch(self, plan: Plan, listener: Listener) -> None:
         assert self.run is not None
         settings = self.site.settings
-        limits = Limits(settings.budget_s, settings.inactivity_limit_s)
+        expected_s = estimate(plan, isolate=settings.isolate, img_per_s=self.expected_img_per_s).most_seconds
+        limits = Limits(
+            budget_s=settings.budget_s,
+            inactivity_s=settings.inactivity_limit_s,
+            startup_s=settings.inactivity_limit_s,
+            # Several times what it takes if the machine is as expected: a slow one is to be measured, not cut off.
+            total_s=settings.total_limit_s or 5 * expected_s + settings.inactivity_limit_s,
+            queue_s=settings.queue_limit_s,
+        )
         judge = Decider(plan, self.selected, settings.confidence)
-        launcher = TorchrunLauncher()
-        Supervisor(launcher, self.run, limits, listener, isolate=settings.isolate, judge=judge).measure(plan)
+        place = place_of(self.cluster, settings, self.device_type, self.run.path, os.environ)
+        Supervisor(place, self.run, limits, listener, isolate=settings.isolate, judge=judge).measure(plan)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A disk that is full while measuring ends the measuring, not the session: what was measured is judged."""
+        assert self.run is not None
+        try:
+            yield
+        except WritingError as error:
+            self.writing_problem = str(error)
+        except OSError as error:
+            self.writing_problem = str(self.run.unwritten(self.run.path, error))
 
 
 def open_session(site: Site) -> AcceptanceSession:
     """Load thresholds and find out which SKU this is.
 
     Raises:
-        BadInput: thresholds, SKU, options or the run to be judged are not usable.
+        BadInput: thresholds, SKU, options or the run to be judged or resumed are not usable.
     """
     settings = site.settings
     thresholds = load_thresholds(_thresholds_path(site))
     judged = RunDirectory.open(settings.judge) if settings.judge else None
-    sku = _judged_sku(thresholds, settings, judged) if judged else None
-    gpus: list[Gpu] = []
-    if sku is None:
-        gpus = [] if _needs_no_gpu(thresholds, site) else _gpus(settings.gpu_sku)
-        sku = resolve_sku(thresholds, settings.gpu_sku, gpus, require_devices=not site.collect_only)
+    resumed = read_resumption(RunDirectory.open(settings.resume)) if settings.resume else None
+    earlier = judged or (resumed.run if resumed else None)
+    sku = measured_sku(thresholds, settings, earlier) if earlier else settings.gpu_sku
+    if judged is not None:
+        return AcceptanceSession(site, thresholds, sku, cases_for(thresholds, sku), None, judged, resumed)
+    cluster = find_cluster(settings, os.environ, plans_only=site.collect_only)
+    no_devices_here = site.collect_only or cluster.is_elsewhere
+    gpus = [] if needs_no_gpu(thresholds, sku, no_devices_here) else gpus_here(sku)
+    sku = resolve_sku(thresholds, sku, gpus, require_devices=not no_devices_here)
     kind = device_type(thresholds.thresholds.skus[sku])
-    devices = None if judged else _devices(settings, kind, len(gpus), site.collect_only)
-    return AcceptanceSession(site, thresholds, sku, cases_for(thresholds, sku), devices, judged)
-
-
-def _needs_no_gpu(thresholds: ThresholdsFile, site: Site) -> bool:
-    """Whether NVML need not be asked, so that a broken driver stops neither planning nor the CPU."""
-    asked = site.settings.gpu_sku
-    if asked == AUTO:
-        return False
-    sku = thresholds.thresholds.skus[thresholds.sku_name(asked)]
-    return site.collect_only or sku.detect.device == "cpu"
-
-
-def _gpus(asked: str) -> list[Gpu]:
-    """The GPUs here. A driver without a GPU is a fault, and no reason to accept the CPU instead.
-
-    Raises:
-        SkuError: NVML is broken, or ``auto`` finds a driver and no GPU.
-    """
-    gpus = visible_gpus()
-    if asked == AUTO and not gpus and has_driver():
-        raise SkuError(
-            "--gpu-sku=auto", "an NVIDIA driver is loaded, but no GPU is visible", "at least one GPU",
-            "Look at nvidia-smi and CUDA_VISIBLE_DEVICES; to measure the CPU all the same, write --gpu-sku=cpu.",
-        )  # fmt: skip
-    return gpus
+    per_node = devices_per_node(settings, kind, len(gpus), collect_only=site.collect_only, cluster=cluster)
+    devices = None if per_node is None else per_node * cluster.nodes
+    return AcceptanceSession(
+        site, thresholds, sku, cases_for(thresholds, sku), devices, judged, resumed, cluster=cluster
+    )
 
 
 def _thresholds_path(site: Site) -> Path:
@@ -336,62 +420,3 @@ def _thresholds_path(site: Site) -> Path:
         return site.settings.thresholds
     here = [folder / DEFAULT_NAME for folder in (site.invocation_dir, site.rootdir)]
     return next((path for path in here if path.is_file()), None) or packaged(DEFAULT_NAME)
-
-
-def _judged_sku(thresholds: ThresholdsFile, settings: Settings, judged: RunDirectory) -> str:
-    """The SKU that was measured; a run is never judged by another one's thresholds."""
-    measured = judged.read_run().get("sku")
-    if not isinstance(measured, str):
-        raise broken_file(judged.run_json, "names no SKU")
-    if settings.gpu_sku == AUTO:
-        return thresholds.sku_name(measured, where=str(judged.run_json))
-    asked = thresholds.sku_name(settings.gpu_sku)
-    if asked != thresholds.thresholds.canonical_name(measured):
-        raise SkuError(
-            "--gpu-sku", f"{asked} is asked for, but {judged.path} was measured on {measured}", measured,
-            f"Leave --gpu-sku out, or write --gpu-sku={measured}.",
-        )  # fmt: skip
-    return asked
-
-
-def _devices(settings: Settings, kind: DeviceType, gpus: int, collect_only: bool) -> int | None:
-    """How many ranks fit, and whether what was asked fits among them."""
-    if kind == "cuda" and gpus == 0 and collect_only:
-        present: int | None = settings.gpus_per_node
-    elif kind == "cuda":
-        present = gpus
-    else:
-        present = settings.gpus_per_node or len(os.sched_getaffinity(0))
-    if present is None:
-        return None
-    what = "GPUs are visible" if kind == "cuda" else "CPU cores can be used"
-    if settings.gpus_per_node is not None and settings.gpus_per_node > present:
-        raise OptionError(
-            "--ddp-gpus-per-node", f"found {settings.gpus_per_node}, but {present} {what}", f"at most {present}"
-        )
-    usable = settings.gpus_per_node or present
-    too_large = [size for size in settings.world_sizes or () if size > usable]
-    if too_large:
-        hint = f"On CPU, --ddp-gpus-per-node={too_large[-1]} lets ranks share cores." if kind == "cpu" else ""
-        raise OptionError("--ddp-world-sizes", f"found {too_large[-1]}, but {usable} {what}", f"at most {usable}", hint)
-    return usable
-
-
-def _judging_directory(judged: RunDirectory, asked: Path | None) -> RunDirectory:
-    """Where the verdicts of a judged run go: never over verdicts that somebody may have signed."""
-    if asked is not None:
-        return RunDirectory.create(asked)
-    if not judged.verdicts_json.exists():
-        _check_writable(judged)
-        return judged
-    number = 1
-    while (judged.path / f"judged-{number}").exists():
-        number += 1
-    return RunDirectory.create(judged.path / f"judged-{number}")
-
-
-def _check_writable(run: RunDirectory) -> None:
-    if not os.access(run.path, os.W_OK):
-        raise RunDirectoryError(
-            str(run.path), "cannot be written", "a writable directory", "Name one with --ddp-run-dir."
-        )

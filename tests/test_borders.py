@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "pytest_ddpscale"
-EVERYBODY = {"errors", "packaged", ""}  # "" is the package itself, for its version
+EVERYBODY = {"errors", "packaged", "orphans", ""}  # "" is the package itself, for its version
 ALLOWED: dict[str, set[str]] = {
     "plan": set(),
     "telemetry": set(),
@@ -19,13 +19,15 @@ ALLOWED: dict[str, set[str]] = {
     "verdict": {"plan", "results", "thresholds", "metrics"},
     "report": {"plan", "results", "metrics", "verdict"},
     "simulate": {"plan", "results", "thresholds", "verdict", "metrics"},
-    "launch": {"plan", "results"},
+    "launch": {"plan", "results", "node"},
+    "node": {"results"},
     "worker": {"plan", "results", "telemetry"},
     "settings": {"plan"},
     "errors": set(),
     "packaged": set(),
+    "orphans": set(),
 }
-TOP = {"plugin", "fixtures", "session", "cli"}
+TOP = {"plugin", "fixtures", "session", "cluster", "devices", "resuming", "cli"}
 THIRD_PARTY: dict[str, set[str]] = {
     "pytest": {"plugin", "fixtures"},
     "pytest_jsonreport": {"plugin"},
@@ -35,7 +37,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "yaml": {"thresholds"},
     "jinja2": {"report"},
     "matplotlib": {"report"},
-    "psutil": {"launch"},
+    "psutil": {"node"},
     "pynvml": {"sku", "telemetry"},
 }
 

@@ -15,9 +15,10 @@ from pytest_ddpscale.errors import (
     RunDirectoryError,
     SkuError,
     ThresholdsError,
+    WritingError,
 )
 
-LEAVES = (ThresholdsError, SkuError, OptionError, RunDirectoryError, ResultFileError)
+LEAVES = (ThresholdsError, SkuError, OptionError, RunDirectoryError, WritingError, ResultFileError)
 
 
 def test_all_four_parts_are_sentences() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale import devices
 from pytest_ddpscale import session as session_module
 from pytest_ddpscale.errors import OptionError, RunDirectoryError, SkuError
-from pytest_ddpscale.launch.supervisor import Limits
+from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import Measurement, StudyEnd
@@ -96,8 +97,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Decide what NVML finds; by default there is no driver."""
 
     def has(*gpus: Gpu, driver: bool) -> None:
-        monkeypatch.setattr(session_module, "visible_gpus", lambda: list(gpus))
-        monkeypatch.setattr(session_module, "has_driver", lambda: driver)
+        monkeypatch.setattr(devices, "visible_gpus", lambda: list(gpus))
+        monkeypatch.setattr(devices, "has_driver", lambda: driver)
 
     has(driver=False)
     return has
@@ -202,7 +203,7 @@ class TestSku:
         def broken() -> list[Gpu]:
             raise AssertionError("NVML was asked")
 
-        monkeypatch.setattr(session_module, "visible_gpus", broken)
+        monkeypatch.setattr(devices, "visible_gpus", broken)
         assert opened(gpu_sku=sku, collect_only=collect_only).sku == sku
 
     def test_a_judged_run_is_judged_as_what_it_was_measured_on(self, opened: Open, tmp_path: Path) -> None:
@@ -319,7 +320,10 @@ class TestMeasuring:
         session.select(session.cases)
         session.open_run()
         session.judge(session.cases[0], nothing)
-        assert (gangs[0].limits, gangs[0].isolate) == (Limits(600.0, 90.0), True)
+        limits = gangs[0].limits
+        assert (limits.budget_s, limits.inactivity_s, limits.startup_s, gangs[0].isolate) == (600.0, 90.0, 90.0, True)
+        assert limits.total_s is not None, "the plan gives one"
+        assert limits.total_s > 90.0
 
     def test_a_question_outside_the_plan_is_measured_by_a_further_launch(
         self, measuring: AcceptanceSession, gangs: list[InstantGang]
@@ -447,6 +451,7 @@ class TestJudging:
         """A run that was measured in full."""
         measuring.judge(measuring.cases[0], nothing)
         measuring.close_run("finished")
+        measuring.release_run()
         assert measuring.run is not None
         return measuring.run
 
@@ -501,8 +506,9 @@ class TestJudging:
     def test_verdicts_that_somebody_may_have_signed_are_never_overwritten(
         self, opened: Open, old: RunDirectory
     ) -> None:
-        first = self.judged(opened, old).run
-        assert first == old, "no verdicts are there yet"
+        first = self.judged(opened, old)
+        assert first.run == old, "no verdicts are there yet"
+        first.release_run()
         old.write_json(old.verdicts_json, {})
         names = []
         for _ in range(2):

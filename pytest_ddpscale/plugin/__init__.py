@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +25,9 @@ from pytest_ddpscale.plugin.active import (
 )
 from pytest_ddpscale.plugin.selection import asks_for_requirement, case_of, is_empty, marked_metrics
 from pytest_ddpscale.settings import OPTIONS, settings_from
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.resuming import Resumption
 
 REFUSAL: pytest.StashKey[pytest.UsageError] = pytest.StashKey()
 WORKERS_REFUSAL: pytest.StashKey[str] = pytest.StashKey()
@@ -51,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except BadInput as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[SETTINGS] = settings
-    if settings.sku_was_given or settings.judge is not None:
+    if settings.sku_was_given or settings.judge is not None or settings.resume is not None:
         refuse_xdist(config)
     # On the command line only: a SKU in the environment must not take over another project's `pytest`.
     if _was_asked(config):
@@ -116,8 +119,12 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     by = f"ddpscale judges by {acceptance.thresholds.path}"
     if acceptance.judged_run is not None:
         return [f"{by} what {acceptance.judged_run.path} holds: nothing is measured"]
+    if acceptance.resumed is not None:
+        by = f"{by}, and goes on with {acceptance.resumed.run.path}: {_kept(acceptance.resumed)}"
+        if not acceptance.resumed.missing:
+            return [by]
     plan = plan_lines(
-        acceptance.plan,
+        acceptance.plan_to_measure,
         len(acceptance.selected),
         isolate=acceptance.site.settings.isolate,
         img_per_s=acceptance.expected_img_per_s,
@@ -131,6 +138,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failed requirement shows its explanation; one that only warns is an expected failure."""
     report = yield
+    if report.failed and call.excinfo is not None and call.excinfo.errisinstance(BadInput):
+        report.longrepr = str(call.excinfo.value)  # it says what to do: where it was raised helps nobody
     case = case_of(item)
     was_skipped = report.skipped and not hasattr(report, "wasxfail")
     if case is None:
@@ -156,9 +165,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         return (yield)
     from pytest_ddpscale.plugin.conclusion import finish, keep_json_report
 
-    finish(session, exitstatus, acceptance)
-    result = yield
-    keep_json_report(session.config, acceptance.run.path)
+    try:
+        finish(session, exitstatus, acceptance)
+        result = yield
+        keep_json_report(session.config, acceptance.run.path)
+    finally:
+        acceptance.release_run()
     return result
 
 
@@ -204,9 +216,18 @@ def _refuse_if_nothing_was_asked(config: pytest.Config) -> None:
     )
 
 
+def _kept(resumed: Resumption) -> str:
+    """How many studies a resumed session measures, and how many it does not."""
+    missing, planned = len(resumed.missing), len(resumed.plan.study_ids)
+    if not missing:
+        return f"all {planned} studies were measured, so nothing is"
+    return f"{planned - missing} of {planned} studies were measured and are kept"
+
+
 def _was_asked(config: pytest.Config) -> bool:
     """Whether the command line says to judge something."""
-    return config.option.gpu_sku is not None or config.option.ddp_judge is not None
+    option = config.option
+    return any(given is not None for given in (option.gpu_sku, option.ddp_judge, option.ddp_resume))
 
 
 def _default_to_acceptance_tests(config: pytest.Config) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpscale.errors import BadInput
+from pytest_ddpscale.errors import BadInput, WritingError
 from pytest_ddpscale.plugin.active import JUDGEMENT, PROBLEMS, SETTINGS, SPOILED
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.results.records import flops_of
@@ -63,11 +63,11 @@ def _tolerable(config: pytest.Config, judgement: Judgement) -> bool:
 def _conclude(config: pytest.Config, acceptance: AcceptanceSession, interrupted: bool) -> list[str]:
     """Judge what is left, write the reports. Returns what could not be written."""
     assert acceptance.run is not None
-    closing = []
+    closing = [acceptance.writing_problem] if acceptance.writing_problem else []
     try:
         acceptance.close_run("interrupted" if interrupted else "finished")
-    except OSError as error:
-        closing = [f"run.json could not be brought up to date: {error.strerror or error}"]
+    except WritingError as error:
+        closing.append(f"run.json could not be brought up to date: it {error.found}")
     except BadInput as error:
         return [str(error)]  # the run directory was broken meanwhile: nothing can be concluded
     spoiled = config.stash[SPOILED] if SPOILED in config.stash else []  # noqa: SIM401 (mypy reads get otherwise)

@@ -25,8 +25,7 @@ def progress_listener(config: pytest.Config) -> Listener:
     """Shows progress on the terminal, past pytest's capturing."""
     reporter: Any = config.pluginmanager.getplugin("terminalreporter")
     capture: Any = config.pluginmanager.getplugin("capturemanager")
-    plan = session_of(config).plan
-    if reporter is None or capture is None or plan is None:
+    if reporter is None or capture is None or session_of(config).plan is None:
         return lambda record: None
 
     last_shown_s = 0.0
@@ -46,7 +45,7 @@ def progress_listener(config: pytest.Config) -> Listener:
                 reporter.ensure_newline()
                 reporter.write_line(f"  {line}")
 
-    return Progress(plan, show, img_per_s=session_of(config).expected_img_per_s)
+    return Progress(session_of(config).plan_to_measure, show, img_per_s=session_of(config).expected_img_per_s)
 
 
 def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -56,7 +55,7 @@ def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> N
     for line, style in table_lines(judgement, reporter._tw.fullwidth):
         reporter.write_line(line, **_COLOURS[style])
     run_directory = session_of(config).run
-    if run_directory is not None:
+    if run_directory is not None and (run_directory.path / "report.md").exists():
         reporter.write_line(f"report: {run_directory.path / 'report.md'}")
     for problem in config.stash.get(PROBLEMS, []):
         reporter.write_line(problem, red=True)

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
+# In place of a round's number, of the word on a study that has not begun.
+BEFORE_ROUNDS = -1
 # A thousand times what any GPU trains of the smallest images: more is a broken clock, and would overflow in ratios.
 MOST_IMG_PER_S = 1e9
 
@@ -133,8 +135,9 @@ class StudyEnd:
     Attributes:
         study: its id.
         reason: ``decided`` (further rounds would change nothing), ``rounds`` (the limit is reached),
-            ``budget`` (time ran out) or ``error``.
-        message: for ``error``: which rank and host, in which arm, round and phase, and what it said.
+            ``budget`` (time ran out), ``interrupted`` (something else than the study ended it) or ``error``.
+        message: for ``error``: which rank and host, in which arm, round and phase, and what it said; for
+            ``interrupted``: by what, as ``the job reached its time limit``.
     """
 
     study: str

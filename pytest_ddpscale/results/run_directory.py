@@ -9,16 +9,17 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
 from pytest_ddpscale.results.records import Measurement, parse_strict_json, strict_json
 
 RUN_SCHEMA_VERSION = 1
+LOCK_NAME = "run.lock"  # of the file by which a run keeps others out, see run_lock.py
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class RunDirectory:
     def measurements_jsonl(self) -> Path:
         """What was measured, a line per rank, arm and round."""
         return self.path / "measurements.jsonl"
+
+    @property
+    def superseded_jsonl(self) -> Path:
+        """Records of studies that were measured anew: nothing measured is thrown away."""
+        return self.path / "superseded.jsonl"
 
     @property
     def verdicts_json(self) -> Path:
@@ -74,32 +80,38 @@ class RunDirectory:
             RunDirectoryError: it cannot be written, or already holds a run or verdicts, which are never overwritten.
         """
         run = RunDirectory(path)
-        if run.run_json.exists() or run.measurements_jsonl.exists():
+        run.refuse_if_taken()
+        try:
+            run.logs.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            raise not_writable(path, error) from None
+        return run
+
+    def refuse_if_taken(self) -> None:
+        """Refuse to begin a run where something is that it might replace.
+
+        Raises:
+            RunDirectoryError: the directory holds a run, verdicts or other files.
+        """
+        path = self.path
+        if self.run_json.exists() or self.measurements_jsonl.exists():
             raise RunDirectoryError(
                 str(path), "already holds a run", "a new or empty directory",
-                f"Name another one, or judge that run with --ddp-judge={path}.",
+                f"Name another one, judge that run with --ddp-judge={path}, or finish it with --ddp-resume={path}.",
             )  # fmt: skip
-        if run.verdicts_json.exists():  # of a run that lies elsewhere
+        if self.verdicts_json.exists():  # of a run that lies elsewhere
             raise RunDirectoryError(
                 str(path), "already holds verdicts", "a new or empty directory", "Name another one."
             )
-        if path.is_dir() and any(entry.name != "logs" for entry in path.iterdir()):
+        if path.is_dir() and any(entry.name not in ("logs", LOCK_NAME) for entry in path.iterdir()):
             raise RunDirectoryError(
                 str(path),
                 "is not empty",
                 "a new or empty directory",
                 "Name another one: files in it might be replaced.",
             )
-        try:
-            run.logs.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path):
-                pass
-        except OSError as error:
-            raise RunDirectoryError(
-                str(path), f"cannot be written ({error.strerror or error})", "a writable directory",
-                "Name another one.",
-            ) from None  # fmt: skip
-        return run
 
     @staticmethod
     def open(path: Path) -> RunDirectory:
@@ -117,8 +129,16 @@ class RunDirectory:
         return run
 
     def write_json(self, path: Path, data: Any) -> None:
-        """Write a JSON file in one step: readers see the old content or the new, never a part."""
-        write_atomically(path, strict_json(data) + "\n")
+        """Write a JSON file in one step: readers see the old content or the new, never a part.
+
+        Raises:
+            WritingError: the disk is full, read-only or broken; what was there before stays.
+        """
+        text = strict_json(data) + "\n"
+        try:
+            write_atomically(path, text)
+        except OSError as error:
+            raise self.unwritten(path, error) from None
 
     def read_run(self) -> dict[str, Any]:
         """The content of run.json. Raises RunDirectoryError."""
@@ -158,18 +178,39 @@ class RunDirectory:
         return hashlib.sha256(content).hexdigest()
 
     def cut_torn_line(self) -> None:
-        """Remove what a kill left of a line, so that the next record does not join it. No rank may be writing."""
-        if not self.measurements_jsonl.exists():
-            return
-        with self.measurements_jsonl.open("r+b") as file:
-            content = file.read()
-            file.truncate(content.rfind(b"\n") + 1)
+        """Remove what a kill left of a line, so that the next record does not join it. No rank may be writing.
+
+        Raises:
+            WritingError: the file cannot be changed.
+        """
+        try:
+            cut_torn_line(self.measurements_jsonl)
+        except OSError as error:
+            raise self.unwritten(self.measurements_jsonl, error) from None
 
     def append_record(self, record: dict[str, Any]) -> None:
-        """Append one record, so that it survives whatever happens to this process next."""
-        with self.measurements_jsonl.open("a", encoding="utf-8") as file:
-            file.write(strict_json(record) + "\n")
-            file.flush()
+        """Append one record, so that it survives whatever happens to this process next. Raises as `append_records`."""
+        self.append_records([record])
+
+    def append_records(self, records: Sequence[dict[str, Any]]) -> None:
+        """Append records, opening the file once: on a shared file system that may cost more than writing.
+
+        Raises:
+            WritingError: the disk is full, read-only or broken; all records before stay, and no part of these.
+        """
+        lines = "".join(strict_json(record) + "\n" for record in records)
+        try:
+            append_whole(self.measurements_jsonl, lines.encode())
+        except OSError as error:
+            raise self.unwritten(self.measurements_jsonl, error) from None
+
+    def unwritten(self, path: Path, error: OSError) -> WritingError:
+        """The error for a file of the run that cannot be written: what is kept, and what to do."""
+        return WritingError(
+            str(path), f"cannot be written ({error.strerror or error})", "a writable file system with space left",
+            f"What was measured before is kept. Make room or have the file system mended; --ddp-resume={self.path} "
+            "then measures what is missing.",
+        )  # fmt: skip
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -190,6 +231,31 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def append_whole(path: Path, data: bytes) -> None:
+    """Append all of the data or, if that fails, none of it.
+
+    Raises:
+        OSError: the disk is full, read-only or broken.
+    """
+    with path.open("ab", buffering=0) as file:  # unbuffered: closing must not try again what has just failed
+        length, rest = file.seek(0, os.SEEK_END), memoryview(data)
+        try:
+            while rest:  # a short write is how a disk says that it is full; the next one says why
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(length)
+            raise
+
+
+def cut_torn_line(path: Path) -> None:
+    """Cut a file after its last complete line. Raises OSError."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
@@ -232,6 +298,13 @@ def read_versioned(path: Path, supported: int, what: str) -> dict[str, Any]:
         )  # fmt: skip
     assert isinstance(data, dict)
     return data
+
+
+def not_writable(path: Path, error: OSError) -> RunDirectoryError:
+    """The error for a directory in which no run can begin."""
+    return RunDirectoryError(
+        str(path), f"cannot be written ({error.strerror or error})", "a writable directory", "Name another one."
+    )
 
 
 def broken_file(path: Path, found: str) -> RunDirectoryError:

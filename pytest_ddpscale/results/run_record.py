@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 from pytest_ddpscale import __version__
 from pytest_ddpscale.results.run_directory import RUN_SCHEMA_VERSION, RunDirectory
 
-RUNS_FOLDER = Path("ddpscale-runs")
 IMPORTED = "imported"  # status of a run made of another tool's results
 SIMULATED = "simulated"  # status of a run of the simulator, and the field of run.json that is true in it
 SIMULATED_DEVICE = "SIM-"  # what its devices are called, in place of GPU-
@@ -35,25 +33,6 @@ def is_simulated(record: dict[str, Any], devices: Iterable[str] = ()) -> bool:
         or (isinstance(notes, list) and SIMULATED_NOTE in notes)
         or any(device.startswith(SIMULATED_DEVICE) for device in devices)
     )
-
-
-def new_run_directory(asked: Path | None, sku: str) -> RunDirectory:
-    """The directory asked for, or ``ddpscale-runs/<UTC time>-<sku>`` with a link ``latest`` to it.
-
-    Raises:
-        RunDirectoryError: it cannot be written, or already holds a run.
-    """
-    if asked is not None:
-        return RunDirectory.create(asked)
-    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
-    path = RUNS_FOLDER / f"{stamp}-{sku}"
-    number = 2
-    while path.exists():
-        path = RUNS_FOLDER / f"{stamp}-{sku}-{number}"
-        number += 1
-    run = RunDirectory.create(path)
-    _link_latest(path)
-    return run
 
 
 def start_run(
@@ -92,6 +71,59 @@ def start_run(
     run.write_json(run.run_json, record)
 
 
+def resume_run(
+    run: RunDirectory, argv: Sequence[str], thresholds_sha256: str, measured_anew: Mapping[str, str]
+) -> None:
+    """Record that an earlier run goes on.
+
+    Args:
+        run: whose run.json is brought up to date.
+        argv: the command line.
+        thresholds_sha256: digest of the file that is judged by now.
+        measured_anew: how each study that is measured again had ended, by its id.
+
+    Raises:
+        RunDirectoryError: run.json is broken or cannot be written.
+    """
+    record = run.read_run()
+    began = {
+        "at": now_iso(),
+        "argv": list(argv),
+        "status_before": record.get("status"),
+        "thresholds_sha256": thresholds_sha256,
+        "measured_anew": dict(measured_anew),
+    }
+    earlier = record.get("resumed")
+    record |= {"status": "running", "resumed": [*(earlier if isinstance(earlier, list) else ()), began]}
+    record.pop("finished_at", None)
+    run.write_json(run.run_json, record)
+
+
+def resumption_notes(record: dict[str, Any]) -> list[str]:
+    """What a reader has to know of a run that was measured in several sessions.
+
+    Args:
+        record: the content of run.json.
+    """
+    resumed = record.get("resumed")
+    if not isinstance(resumed, list) or not resumed or not all(isinstance(one, dict) for one in resumed):
+        return []
+    first = record.get("thresholds")
+    first_sha256 = first.get("sha256") if isinstance(first, dict) else None
+    notes = [f"measured in {len(resumed) + 1} sessions: resumed {', '.join(str(one.get('at')) for one in resumed)}"]
+    attempts = [one["measured_anew"] for one in resumed if isinstance(one.get("measured_anew"), dict)]
+    anew = [f"{study} ({end})" for attempt in attempts for study, end in attempt.items()]
+    if anew:
+        notes.append(f"measured again when resumed, the earlier attempts are in superseded.jsonl: {', '.join(anew)}")
+    others = [one for one in resumed if one.get("thresholds_sha256") != first_sha256]
+    if others:
+        notes.append(
+            f"resumed with another thresholds file (sha256 {str(others[-1].get('thresholds_sha256'))[:12]}) than "
+            f"measuring began with (sha256 {str(first_sha256)[:12]}): studies that were kept ended by that one's bounds"
+        )
+    return notes
+
+
 def finish_run(run: RunDirectory, status: str) -> None:
     """Add how it ended, and what the ranks said of themselves: hosts, devices, versions, start-up."""
     record = run.read_run() | {"status": status, "finished_at": now_iso()}
@@ -110,6 +142,18 @@ def errors_of(records: Sequence[dict[str, Any]]) -> dict[str, str]:
     return {study: str(r.get("message", "")) for study, r in ends.items() if r.get("reason") == "error"}
 
 
+def interruptions_of(records: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """What ended a study from outside, by its id: no fault of it, and no measurement either."""
+    ends = {r["study"]: r for r in records if r.get("kind") == "study_end"}
+    return {study: str(r.get("message", "")) for study, r in ends.items() if r.get("reason") == "interrupted"}
+
+
+def studies_measured(records: Sequence[dict[str, Any]]) -> set[str]:
+    """Ids of the studies that came to their own end, so that measuring them again would tell nothing new."""
+    ends = {str(r["study"]): r.get("reason") for r in records if r.get("kind") == "study_end"}
+    return {study for study, reason in ends.items() if reason in ("decided", "rounds")}
+
+
 def studies_that_ended(records: Sequence[dict[str, Any]]) -> set[str]:
     """Ids of the studies whose end was recorded, good or bad."""
     return {str(r.get("study")) for r in records if r.get("kind") == "study_end"}
@@ -118,16 +162,6 @@ def studies_that_ended(records: Sequence[dict[str, Any]]) -> set[str]:
 def now_iso() -> str:
     """Now, in UTC, as ``2026-01-31T12:00:00+00:00``."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def _link_latest(path: Path) -> None:
-    link = RUNS_FOLDER / "latest"
-    temporary = RUNS_FOLDER / f".latest-{os.getpid()}"
-    try:
-        temporary.symlink_to(path.name)
-        temporary.replace(link)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # a file system without links: the run itself is unharmed
 
 
 def _version(distribution: str) -> str | None:

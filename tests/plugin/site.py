@@ -19,6 +19,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Measurement, parse_strict_json
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import finish_run, start_run
+from tests.plugin.prepared import PreparedPytest
 
 TIMEOUT_S = 120
 SKU = "tested-gpu"
@@ -211,8 +212,8 @@ class Site:
         thresholds: its thresholds.yaml.
     """
 
-    def __init__(self, pytester: pytest.Pytester) -> None:
-        self._pytester = pytester
+    def __init__(self, pytester: pytest.Pytester, prepared: PreparedPytest) -> None:
+        self._pytester, self._prepared = pytester, prepared
         self.path = pytester.path
         self.thresholds = self.path / "thresholds.yaml"
         shutil.copytree(packaged("acceptance"), self.path / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
@@ -237,8 +238,8 @@ class Site:
         return write_run(self.path / name, self.thresholds, series, sku)
 
     def run(self, *arguments: str) -> pytest.RunResult:
-        """``pytest ARGUMENTS`` in a process of its own."""
-        return self._pytester.runpytest_subprocess(*arguments, timeout=TIMEOUT_S)
+        """``python -m pytest ARGUMENTS`` in a process of its own."""
+        return self._prepared.run(self.path, arguments, TIMEOUT_S)
 
     def python(self, code: str) -> pytest.RunResult:
         """``python -c CODE`` in a process of its own."""

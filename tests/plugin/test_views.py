@@ -49,6 +49,7 @@ def test_verdicts_json_is_the_record_of_truth(site: Site, judged: Path) -> None:
     assert culprit == {
         "kind": "gpu", "host": "node7", "gpu_index": 7, "gpu_uuid": "GPU-00000007",
         "evidence": "least busy of 8 in 7 of 7 rounds",
+        "peer_host": None, "peer_gpu_index": None, "peer_gpu_uuid": None, "is_certain": True,
     }  # fmt: skip
 
 

@@ -153,6 +153,22 @@ class TestMeasurements:
         assert run.read_measurements() == first + second
         assert [record["kind"] for record in run.read_records()] == ["measurement"] * 2 + ["study_end", "measurement"]
 
+    def test_records_appended_together_are_what_they_are_one_by_one(self, tmp_path: Path) -> None:
+        records = [measurement(number).as_json() for number in range(3)]
+        one_by_one, together = (RunDirectory.create(tmp_path / name) for name in ("one", "all"))
+        for record in records:
+            one_by_one.append_record(record)
+        together.append_records(records[:2])
+        together.append_records([])
+        together.append_records(records[2:])
+        assert together.measurements_jsonl.read_bytes() == one_by_one.measurements_jsonl.read_bytes()
+
+    def test_of_records_appended_together_none_is_written_if_one_is_no_json(self, run: RunDirectory) -> None:
+        made = measured(run, 1)
+        with pytest.raises(ValueError):
+            run.append_records([measurement(1).as_json(), {"kind": "measurement", "block_s": math.nan}])
+        assert run.read_measurements() == made
+
     def test_a_torn_last_line_is_left_out_wherever_it_was_cut(self, run: RunDirectory) -> None:
         made = measured(run, 3)
         content = run.measurements_jsonl.read_bytes()

@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.results import run_record
 from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import errors_of, finish_run, new_run_directory, now_iso, start_run
+from pytest_ddpscale.results.run_record import (
+    errors_of,
+    finish_run,
+    interruptions_of,
+    now_iso,
+    resume_run,
+    resumption_notes,
+    start_run,
+    studies_measured,
+)
 
 
 @pytest.fixture
@@ -31,43 +38,6 @@ def startup(host: str, local_rank: int, **changes: Any) -> dict[str, Any]:
         "device_name": "NVIDIA A100", "import_s": 4.0, "rendezvous_s": 1.0,
         "versions": {"torch": "2.9.0", "cuda": "12.8", "nccl": None}, "environment": {"NCCL_DEBUG": "WARN"},
     } | changes  # fmt: skip
-
-
-class TestNewRunDirectory:
-    @pytest.fixture(autouse=True)
-    def in_an_empty_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-
-    def test_the_directory_asked_for_is_made_and_no_other(self, tmp_path: Path) -> None:
-        assert new_run_directory(tmp_path / "mine", "cpu").path == tmp_path / "mine"
-        assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-    def test_a_directory_with_a_run_is_never_reused(self, run: RunDirectory) -> None:
-        with pytest.raises(RunDirectoryError, match="already holds a run"):
-            new_run_directory(run.path, "cpu")
-
-    def test_the_default_is_named_by_time_and_sku_and_linked_as_the_latest(self) -> None:
-        run = new_run_directory(None, "cpu")
-        assert run.path.parent == Path("ddpscale-runs")
-        assert re.fullmatch(r"\d{8}T\d{6}-cpu", run.path.name)
-        assert Path("ddpscale-runs/latest").resolve() == run.path.resolve()
-
-    def test_runs_of_the_same_second_are_kept_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Noon(datetime):
-            @classmethod
-            def now(cls, tz: Any = None) -> Noon:
-                return cls(2026, 3, 1, 12, tzinfo=tz)
-
-        monkeypatch.setattr(run_record, "datetime", Noon)
-        names = [new_run_directory(None, "cpu").path.name for _ in range(3)]
-        assert names == ["20260301T120000-cpu", "20260301T120000-cpu-2", "20260301T120000-cpu-3"]
-        assert Path("ddpscale-runs/latest").readlink() == Path(names[-1])
-
-    def test_a_folder_in_the_links_place_is_left_alone(self) -> None:
-        Path("ddpscale-runs/latest/kept").mkdir(parents=True)
-        run = new_run_directory(None, "cpu")
-        assert sorted(path.name for path in run.path.parent.iterdir()) == sorted([run.path.name, "latest"])
-        assert Path("ddpscale-runs/latest/kept").is_dir()
 
 
 class TestRunJson:
@@ -131,6 +101,71 @@ class TestErrorsOf:
     def test_other_records_and_no_records_break_nothing(self) -> None:
         assert errors_of([]) == {}
         assert errors_of([{"kind": "study_start", "study": "a", "reason": "error"}, {"reason": "error"}]) == {}
+
+
+class TestEnds:
+    ENDS = (
+        StudyEnd("decided", "decided"),
+        StudyEnd("rounds", "rounds"),
+        StudyEnd("budget", "budget"),
+        StudyEnd("error", "error", "no memory"),
+        StudyEnd("interrupted", "interrupted", "the job reached its time limit"),
+    )
+
+    def test_only_a_study_that_came_to_its_own_end_was_measured(self) -> None:
+        assert studies_measured([end.as_json() for end in self.ENDS]) == {"decided", "rounds"}
+
+    @pytest.mark.parametrize("last", ["budget", "error", "interrupted"])
+    def test_the_last_end_of_a_study_counts(self, last: str) -> None:
+        ends = [StudyEnd("a", "decided").as_json(), StudyEnd("a", last).as_json()]
+        assert studies_measured(ends) == set()
+        assert studies_measured(ends[::-1]) == {"a"}
+
+    def test_an_interruption_is_no_error(self) -> None:
+        records = [end.as_json() for end in self.ENDS]
+        assert interruptions_of(records) == {"interrupted": "the job reached its time limit"}
+        assert errors_of(records) == {"error": "no memory"}
+
+
+class TestResumed:
+    def test_run_json_says_when_by_whom_and_from_what(self, run: RunDirectory) -> None:
+        finish_run(run, "interrupted")
+        resume_run(run, ("pytest", "--ddp-resume=run"), "ab" * 32, {"weak/r": "error"})
+        record = run.read_run()
+        assert record["status"] == "running"
+        assert "finished_at" not in record
+        (resumed,) = record["resumed"]
+        assert datetime.fromisoformat(resumed.pop("at"))
+        assert resumed == {
+            "argv": ["pytest", "--ddp-resume=run"],
+            "status_before": "interrupted",
+            "thresholds_sha256": "ab" * 32,
+            "measured_anew": {"weak/r": "error"},
+        }
+
+    def test_each_time_is_recorded(self, run: RunDirectory) -> None:
+        for _ in range(3):
+            resume_run(run, (), "ab" * 32, {})
+            finish_run(run, "finished")
+        assert [one["status_before"] for one in run.read_run()["resumed"]] == ["running", "finished", "finished"]
+
+    def test_the_reader_is_told_what_was_measured_again(self, run: RunDirectory) -> None:
+        assert resumption_notes(run.read_run()) == []
+        resume_run(run, (), "ab" * 32, {"weak/r": "error", "strong/r": "no end"})
+        notes = resumption_notes(run.read_run())
+        assert notes[0].startswith("measured in 2 sessions: resumed 20")
+        assert notes[1].endswith("superseded.jsonl: weak/r (error), strong/r (no end)")
+        assert len(notes) == 2
+
+    def test_the_reader_is_told_of_other_thresholds(self, run: RunDirectory) -> None:
+        resume_run(run, (), "cd" * 32, {})
+        (_, note) = resumption_notes(run.read_run())
+        assert "another thresholds file (sha256 cdcdcdcdcdcd)" in note
+        assert "(sha256 abababababab)" in note
+
+    @pytest.mark.parametrize("resumed", [3, [], ["yesterday"], [{}], [{"measured_anew": 3}]])
+    def test_a_record_that_somebody_edited_breaks_nothing(self, run: RunDirectory, resumed: object) -> None:
+        assert isinstance(resumption_notes(run.read_run() | {"resumed": resumed}), list)
 
 
 def test_now_is_utc_to_the_second() -> None:

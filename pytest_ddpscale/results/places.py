@@ -1,0 +1,96 @@
+"""Where and with what each study was measured: one run may be the work of several gangs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+# Of what ranks say of themselves: what changes how fast they train or talk.
+_VERSIONS = ("torch", "torchvision", "cuda", "nccl", "cudnn", "pytest_ddpscale")
+_SHOWN = 4  # names in one message
+
+
+@dataclass
+class Gang:
+    """The ranks of one launch, as they announced themselves.
+
+    Attributes:
+        devices: host and device of every rank.
+        ranks: their numbers, as text.
+        versions: of the software, as rank 0 has it.
+    """
+
+    devices: set[tuple[str, str]] = field(default_factory=set)
+    ranks: set[str] = field(default_factory=set)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def hosts(self) -> set[str]:
+        """On which it ran."""
+        return {host for host, _ in self.devices}
+
+
+def gangs_of(records: Sequence[dict[str, Any]]) -> dict[str, Gang]:
+    """The gang that measured each study, by its id: the last one that announced itself before.
+
+    Args:
+        records: all of measurements.jsonl, in order.
+    """
+    found: dict[str, Gang] = {}
+    gang, before = Gang(), ""
+    for record in records:
+        kind, rank = record.get("kind"), str(record.get("rank"))
+        if kind == "startup":
+            if before != "startup" or rank in gang.ranks:
+                gang = Gang(versions=_versions(record))
+            gang.ranks.add(rank)
+            gang.devices.add((str(record.get("host")), str(record.get("device"))))
+        elif kind == "measurement" and gang.ranks:
+            found[str(record.get("study"))] = gang
+        before = str(kind)
+    return found
+
+
+def why_not_one_machine(records: Sequence[dict[str, Any]]) -> str:
+    """Why the studies of a run say nothing of one machine together; empty if they do.
+
+    Each study tells of the devices it ran on and of no others: a cluster of which every half passed another half of
+    the studies has passed none of them. A launch with fewer ranks on the same hosts is no contradiction.
+
+    Args:
+        records: all of measurements.jsonl, in order.
+    """
+    gangs = sorted(gangs_of(records).items())
+    for (one, first), (other, second) in combinations(gangs, 2):
+        if first is second:
+            continue
+        if first.hosts != second.hosts:
+            return (
+                f"studies were measured on different hosts: {one} on {_names(first.hosts)}, "
+                f"{other} on {_names(second.hosts)}"
+            )
+        if not (first.devices <= second.devices or second.devices <= first.devices):
+            only = sorted(first.devices ^ second.devices)
+            return (
+                f"studies were measured on different devices: {one} and {other} differ in "
+                f"{_names({f'{device} of {host}' for host, device in only})}"
+            )
+        for name in _VERSIONS:
+            if first.versions.get(name) != second.versions.get(name):
+                return (
+                    f"studies were measured with different software: {one} with {name} {first.versions.get(name)}, "
+                    f"{other} with {name} {second.versions.get(name)}"
+                )
+    return ""
+
+
+def _versions(record: dict[str, Any]) -> dict[str, str]:
+    versions = record.get("versions")
+    return {name: str(versions[name]) for name in _VERSIONS if name in versions} if isinstance(versions, dict) else {}
+
+
+def _names(names: set[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else "")

@@ -1,0 +1,176 @@
+"""Going on with a run that was cut short: what is kept, what is measured again, and what that needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpscale import __version__
+from pytest_ddpscale.errors import OptionError, RunDirectoryError
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.records import parse_strict_json
+from pytest_ddpscale.results.run_directory import (
+    RunDirectory,
+    append_whole,
+    cut_torn_line,
+    not_writable,
+    write_atomically,
+)
+from pytest_ddpscale.results.run_record import IMPORTED, is_simulated, resume_run, studies_measured
+
+# What a session concluded, as opposed to what it measured: it is moved out of the way of the next one's.
+_CONCLUSIONS = (
+    "verdicts.json",
+    "report.md",
+    "report.html",
+    "junit.xml",
+    "pytest-report.json",
+    "metrics.prom",
+    "plots",
+)
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """An earlier run, and what it lacks.
+
+    Attributes:
+        run: its directory.
+        plan: all of its studies.
+        missing: how each study that did not come to its own end had ended, by its id.
+    """
+
+    run: RunDirectory
+    plan: Plan
+    missing: dict[str, str]
+
+    @property
+    def missing_plan(self) -> Plan:
+        """The plan of what is missing, for the same ranks as the whole of it."""
+        studies = tuple(study for study in self.plan.studies if study.id in self.missing)
+        pairs = self.plan.pairs if self.plan.pairs and self.plan.pairs.id in self.missing else None
+        return replace(self.plan, studies=studies, pairs=pairs, ranks_per_node=self.plan.layout.ranks_per_node)
+
+    def begin(self, argv: Sequence[str], thresholds_sha256: str) -> None:
+        """Put earlier conclusions aside, and record what is about to happen. The run has to be locked.
+
+        Raises:
+            RunDirectoryError: the directory is broken or cannot be written.
+        """
+        try:
+            _keep_conclusions(self.run)
+        except OSError as error:
+            raise not_writable(self.run.path, error) from None
+        self.run.cut_torn_line()
+        resume_run(self.run, argv, thresholds_sha256, self.missing)
+
+    def set_aside(self) -> None:
+        """Move the records of what is measured again to superseded.jsonl. No rank may be writing.
+
+        A crash on the way leaves records in both files, and none in neither.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        superseded: list[str] = []
+        kept: list[str] = []
+        for line in _lines(self.run.measurements_jsonl):
+            (superseded if _study_of(line) in self.missing else kept).append(line)
+        cut_torn_line(self.run.superseded_jsonl)
+        append_whole(self.run.superseded_jsonl, "".join(superseded).encode())
+        with self.run.superseded_jsonl.open("rb") as file:
+            os.fsync(file.fileno())
+        write_atomically(self.run.measurements_jsonl, "".join(kept))
+        self.run.steering_json.unlink(missing_ok=True)  # its word was about an earlier attempt
+
+
+def read_resumption(run: RunDirectory) -> Resumption:
+    """What an earlier run lacks.
+
+    Raises:
+        RunDirectoryError: the run is broken, was not measured here, or by another version.
+    """
+    record = run.read_run()
+    devices = {one.device for one in run.read_measurements()}
+    if is_simulated(record, devices) or record.get("status") == IMPORTED:
+        what = "simulated" if is_simulated(record, devices) else "imported"
+        raise RunDirectoryError(
+            str(run.path), f"was {what}", "a run that was measured", f"Judge it with --ddp-judge={run.path}."
+        )
+    _refuse_another_version(run, record)
+    plan, records = run.read_plan(), run.read_records()
+    measured = studies_measured(records)
+    ends = {str(r["study"]): str(r.get("reason")) for r in records if r.get("kind") == "study_end"}
+    missing = {study: ends.get(study, "no end") for study in plan.study_ids if study not in measured}
+    return Resumption(run, plan, missing)
+
+
+def refuse_other_devices(run: RunDirectory, devices: int | None, fresh: Plan) -> None:
+    """Refuse to go on with more, fewer or otherwise arranged ranks than measuring began with.
+
+    Args:
+        run: the earlier run.
+        devices: how many can be used here; None where nothing will be measured.
+        fresh: a plan made here and now.
+
+    Raises:
+        OptionError: what is here differs.
+    """
+    before, plan = run.read_run().get("devices_present"), run.read_plan()
+    if devices is None:
+        return
+    layouts_differ = (fresh.nodes, fresh.layout.ranks_per_node) != (plan.nodes, plan.layout.ranks_per_node)
+    if devices != before or (fresh.ranks_per_node is not None and layouts_differ):
+        raise OptionError(
+            "--ddp-resume",
+            f"{devices} devices on {fresh.nodes} nodes can be used here, but {run.path} was begun with {before} on "
+            f"{plan.nodes}",
+            "the same",
+            "Resume it on the machines and with the options it was begun with "
+            f"(--ddp-nodes={plan.nodes} --ddp-gpus-per-node={plan.layout.ranks_per_node}), or begin a new run.",
+        )
+
+
+def extra_launches(plan: Plan) -> int:
+    """How many launches outside the plan an earlier session made: the next one is numbered after them."""
+    numbers = [study.workload.name.rpartition("-extra")[2] for study in plan.studies if "-extra" in study.workload.name]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
+def _refuse_another_version(run: RunDirectory, record: dict[str, Any]) -> None:
+    versions = record.get("versions")
+    measured_by = versions.get("pytest_ddpscale") if isinstance(versions, dict) else None
+    if measured_by != __version__:
+        raise RunDirectoryError(
+            str(run.path), f"was measured by pytest-ddpscale {measured_by}", f"version {__version__}, which runs here",
+            "Rounds of two versions are not comparable: install that version to go on, or begin a new run.",
+        )  # fmt: skip
+
+
+def _keep_conclusions(run: RunDirectory) -> None:
+    """Move what was concluded before, together, so that the links of a report stay right. Raises OSError."""
+    present = [run.path / name for name in _CONCLUSIONS if (run.path / name).exists()]
+    if not present:
+        return
+    number = 1
+    while (run.path / f"before-resume-{number}").exists():
+        number += 1
+    folder = run.path / f"before-resume-{number}"
+    folder.mkdir()
+    for path in present:
+        path.rename(folder / path.name)
+
+
+def _lines(path: Path) -> list[str]:
+    """Complete lines, each with its end; a torn last one is left out."""
+    if not path.exists():
+        return []
+    return [f"{line}\n" for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def _study_of(line: str) -> str:
+    record = parse_strict_json(line)
+    return str(record.get("study")) if isinstance(record, dict) else ""

@@ -1,0 +1,119 @@
+"""A run whose pytest is killed in the middle, for real: its ranks end, and another session finishes it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.integration.test_cpu_run import CHECKOUT, SHORT
+from tests.small_disk import small_disk
+
+pytestmark = pytest.mark.slow
+
+STRONG, WEAK = "strong/tiny", "weak/tiny"  # in the order in which they are measured
+THRESHOLDS = """
+schema_version: 1
+skus:
+  cpu:
+    description: any CPU
+    detect: {device: cpu}
+    workloads:
+      tiny: {model: resnet18, precision: fp32, batch_size: 4, image_size: 32, memory_format: contiguous,
+        global_batch_size: 8, num_classes: 10}
+    requirements:
+      - {metric: strong_scaling_speedup, workload: tiny, world_size: 2, at_least: 0.001,
+         source: &measured {measured: 2, reference: nobody, reasoning: made up for a test}}
+      - {metric: weak_scaling_efficiency, workload: tiny, world_size: 2, at_least: 0.001, source: *measured}
+"""
+PATIENCE_S = 120.0
+
+
+def pytest_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", "--ddp-gpus-per-node=2", *SHORT, *arguments]
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """Complete lines of a file that may be growing."""
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def wait_for(what: str, is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE_S:g} s"
+        time.sleep(0.05)
+
+
+def test_a_run_that_was_killed_is_finished_by_another_session(tmp_path: Path) -> None:
+    shutil.copytree(CHECKOUT / "acceptance", tmp_path / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "thresholds.yaml").write_text(THRESHOLDS)
+    run = tmp_path / "run"
+    measured = run / "measurements.jsonl"
+
+    def has_rounds_of_the_second_study() -> bool:
+        assert killed.poll() is None, "it ended before it could be killed"
+        return any(r["kind"] == "round_end" and r["study"] == WEAK for r in records(measured))
+
+    with (tmp_path / "output").open("wb") as output:
+        command = pytest_command("--gpu-sku=cpu", "--ddp-run-dir=run")
+        killed = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        wait_for("a round of the second study", has_rounds_of_the_second_study)
+    finally:
+        killed.kill()
+        killed.wait(timeout=30)
+    ranks = [record["pid"] for record in records(measured) if record["kind"] == "startup"]
+    assert len(ranks) == 2
+    wait_for("the end of the ranks", lambda: not any(psutil.pid_exists(pid) for pid in ranks))
+    assert (run / "run.lock").exists()
+    assert not (run / "verdicts.json").exists()
+    kept = [record for record in records(measured) if record.get("study") == STRONG]
+    assert kept[-1]["kind"] == "study_end"
+
+    resumed = subprocess.run(
+        pytest_command("--ddp-resume=run"), cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert resumed.returncode == 0, resumed.stdout
+    assert "1 of 2 studies were measured and are kept" in resumed.stdout
+    assert "ACCEPTED: 2 of 2 requirements passed" in resumed.stdout
+    assert json.loads((run / "verdicts.json").read_text())["outcome"] == "accepted"
+    assert [record for record in records(measured) if record.get("study") == STRONG] == kept
+    rounds = [r["round"] for r in records(measured) if r["kind"] == "round_end" and r["study"] == WEAK]
+    assert rounds == list(range(len(rounds))), "of one session only"
+    assert any(record["kind"] == "round_end" for record in records(run / "superseded.jsonl"))
+    assert sorted(log.name for log in (run / "logs").glob("gang-*.log")) == ["gang-0.log", "gang-1.log"]
+    assert not (run / "run.lock").exists()
+
+
+def test_a_disk_that_fills_up_ends_the_gang_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    shutil.copytree(CHECKOUT / "acceptance", tmp_path / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "thresholds.yaml").write_text(THRESHOLDS)
+    measured = tmp_path / "disk" / "run" / "measurements.jsonl"
+    with small_disk(tmp_path / "disk", kib=4096) as disk:
+        command = pytest_command("--gpu-sku=cpu", "--ddp-run-dir=disk/run", "-k", "weak", "--ddp-rounds=5000")
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            wait_for("a round", lambda: any(record["kind"] == "round_end" for record in records(measured)))
+            disk.fill()
+            output, _ = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+        assert process.returncode == pytest.ExitCode.TESTS_FAILED, output
+        assert "Traceback" not in output
+        assert "INTERNALERROR" not in output
+        assert "cannot be written (No space left on device)" in output
+        assert "INCOMPLETE: " in output
+        kept = records(measured)
+        assert any(record["kind"] == "round_end" for record in kept)
+        ranks = [record["pid"] for record in kept if record["kind"] == "startup"]
+        assert not [pid for pid in ranks if psutil.pid_exists(pid)]
+        disk.make_room()
