@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_import(commands)
     _add_thresholds(commands)
     _add_report(commands)
+    _add_culprits(commands)
     add_simulate(commands)
     return parser
 
@@ -145,3 +146,28 @@ def _report(arguments: argparse.Namespace) -> None:
     measured = (run.read_run(), run.read_plan(), run.read_measurements(), flops_per_image)
     for problem in write_reports(run, judgement, *measured):
         print(problem, file=sys.stderr)
+
+
+def _add_culprits(commands: Commands) -> None:
+    command = commands.add_parser("culprits", help="say which hosts judged runs reject, accept or want looked at")
+    command.add_argument("directories", type=Path, nargs="+", metavar="RUN_DIR")
+    command.add_argument("--format", choices=("text", "tsv"), default="text", help="default: %(default)s")
+    command.set_defaults(run=_culprits)
+
+
+def _culprits(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.report.culprits_text import HostFindings, read_findings, settled, text_lines, tsv_lines
+
+    readable: list[HostFindings] = []
+    errors: list[BadInput] = []
+    for directory in arguments.directories:
+        try:
+            readable.append(read_findings(directory))
+        except BadInput as error:  # what the others say stays true
+            errors.append(error)
+    for line in (tsv_lines if arguments.format == "tsv" else text_lines)(settled(readable)):
+        print(line)
+    for further in errors[1:]:
+        print(f"ddpscale: {further}", file=sys.stderr)
+    if errors:
+        raise errors[0]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.report.judged import failed, write_judged_run
 
 DATA = Path(__file__).parent / "data" / "paik_a100_80gb"
 
@@ -97,3 +100,25 @@ def test_reporting_what_was_never_judged_is_refused(tmp_path: Path) -> None:
 def test_a_file_where_the_site_should_go_is_a_sentence_not_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "site").write_text("a file")
     assert_user_error(ddpscale("init", tmp_path / "site"), "site")
+
+
+def test_culprits_of_readable_runs_are_told_beside_one_that_is_not(tmp_path: Path) -> None:
+    rejected = write_judged_run(tmp_path / "rejected", "rejected", ["n2"], [failed()])
+    result = ddpscale("culprits", "--format=tsv", tmp_path / "nowhere", rejected)
+    assert_user_error(result, "nowhere", "has no run.json")
+    header, finding = result.stdout.splitlines()
+    assert header.startswith("use\thost\t")
+    assert finding.startswith("drain\tn2\t")
+
+
+def test_culprits_are_told_to_a_person(tmp_path: Path) -> None:
+    result = ddpscale("culprits", write_judged_run(tmp_path / "rejected", "rejected", ["n2"], [failed()]))
+    assert result.returncode == 0
+    assert result.stdout.startswith("n2: rejected: weak_scaling_efficiency")
+
+
+def test_init_copies_job_scripts_that_can_be_executed(tmp_path: Path) -> None:
+    ddpscale("init", tmp_path / "site")
+    scripts = {path.name: path for path in (tmp_path / "site" / "slurm").iterdir()}
+    assert {"acceptance.sbatch", "nightly_health.sbatch", "scrontab.example"} <= set(scripts)
+    assert {name for name, path in scripts.items() if not os.access(path, os.X_OK)} == {"scrontab.example"}

@@ -87,6 +87,7 @@ def test_acceptance_tests_are_found_as_a_package(installed: Path, tmp_path: Path
 
 def test_a_site_made_by_init_uses_its_own_thresholds(installed: Path, tmp_path: Path) -> None:
     assert run(installed, "ddpscale", "init", "site", cwd=tmp_path).returncode == 0
+    assert os.access(tmp_path / "site" / "slurm" / "acceptance.sbatch", os.X_OK)
     result = run(installed, "pytest", "--gpu-sku=cpu", "--collect-only", cwd=tmp_path / "site")
     assert result.returncode == 0
     assert f"judges by {tmp_path / 'site' / 'thresholds.yaml'}" in result.stdout
