@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from pytest_ddpscale.results.records import parse_strict_json
 from pytest_ddpscale.results.run_directory import RunDirectory
 from tests.slurm_lab.lab import SlurmLab
+from tests.slurm_lab.polling import wait_until
 
 ROOT = Path(__file__).parents[2]
 THRESHOLDS = ROOT / "tests" / "data" / "lab_thresholds.yaml"
@@ -65,11 +67,24 @@ def pytest_command(run_dir: Path, thresholds: Path, *arguments: str) -> list[str
     return [*command, *QUICK, *arguments, str(ROOT / "acceptance")]
 
 
-def accept(lab: SlurmLab, folder: Path, nodes: int, *arguments: str) -> LabRun:
-    """Submit a run over the first nodes, and wait for its end."""
+def accept(
+    lab: SlurmLab, folder: Path, nodes: int, *arguments: str, once_up: Callable[[], None] | None = None
+) -> LabRun:
+    """Submit a run over the first nodes, and wait for its end.
+
+    Args:
+        lab: the cluster.
+        folder: for thresholds and run directory.
+        nodes: how many to use.
+        arguments: further ones of pytest.
+        once_up: called when the ranks are: a node with little CPU takes a minute to import torch.
+    """
     run_dir = folder / "run"
     command = pytest_command(run_dir, thresholds_for(nodes, folder), *arguments)
     names = ",".join(f"n{number + 1}" for number in range(nodes))
     job = lab.submit(" ".join(["exec", *command]), f"--nodes={nodes}", f"--nodelist={names}", cwd=folder)
-    state = lab.wait_for_job(job, DEADLINE_S)
-    return LabRun(state, lab.job_output(job), RunDirectory(run_dir))
+    run = RunDirectory(run_dir)
+    if once_up is not None:
+        wait_until(lambda: bool(run.read_records()), DEADLINE_S, "ranks to be up", seen=lambda: lab.job_output(job))
+        once_up()
+    return LabRun(lab.wait_for_job(job, DEADLINE_S), lab.job_output(job), run)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,34 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "pytest", "--gpu-sku=cpu", "--ddp-run-dir=run", *SHORT, *arguments]
 
 
+def make_site(path: Path) -> Path:
+    shutil.copytree(CHECKOUT / "acceptance", path / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
+    (path / "thresholds.yaml").write_text(THRESHOLDS.format(weak=0.001))
+    return path
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    shutil.copytree(CHECKOUT / "acceptance", tmp_path / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "thresholds.yaml").write_text(THRESHOLDS.format(weak=0.001))
-    return tmp_path
+    return make_site(tmp_path)
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session that measured everything; tests look at it and change nothing.
+
+    Attributes:
+        site: where.
+        result: how pytest ended.
+    """
+
+    site: Path
+    result: subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def accepted(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    site = make_site(tmp_path_factory.mktemp("site"))
+    return Session(site, pytest_run(site))
 
 
 def pytest_run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -66,8 +90,8 @@ def verdicts(site: Path) -> dict[str, Any]:
     return record
 
 
-def test_every_metric_is_measured_and_judged_in_one_gang(site: Path) -> None:
-    result = pytest_run(site)
+def test_every_metric_is_measured_and_judged_in_one_gang(accepted: Session) -> None:
+    site, result = accepted.site, accepted.result
     assert result.returncode == 0, result.stdout
     record = verdicts(site)
     assert record["outcome"] == "accepted"
@@ -83,9 +107,8 @@ def test_every_metric_is_measured_and_judged_in_one_gang(site: Path) -> None:
     assert [path.name for path in (site / "run" / "logs").glob("gang-*.log")] == ["gang-0.log"]
 
 
-def test_the_run_directory_tells_the_whole_story(site: Path) -> None:
-    pytest_run(site)
-    run = site / "run"
+def test_the_run_directory_tells_the_whole_story(accepted: Session) -> None:
+    run = accepted.site / "run"
     record = json.loads((run / "run.json").read_text())
     assert record["status"] == "finished"
     assert record["hosts"][0]["devices"][0]["uuid"] == "cpu"
@@ -111,8 +134,8 @@ def test_an_impossible_bound_fails_exactly_that_item(site: Path) -> None:
     assert verdicts(site)["outcome"] == "rejected"
 
 
-def test_judging_the_run_again_gives_the_same_verdicts_without_measuring(site: Path) -> None:
-    pytest_run(site)
+def test_judging_the_run_again_gives_the_same_verdicts_without_measuring(accepted: Session, tmp_path: Path) -> None:
+    site = shutil.copytree(accepted.site, tmp_path / "site")
     first = verdicts(site)
     judge = [sys.executable, "-m", "pytest", "--ddp-judge=run", "-p", "no:cacheprovider"]
     began = time.monotonic()

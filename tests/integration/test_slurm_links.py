@@ -8,6 +8,7 @@ import pytest
 
 from tests.integration.lab_runs import LabRun, accept
 from tests.slurm_lab.lab import SlurmLab
+from tests.slurm_lab.node import Node
 
 pytestmark = pytest.mark.slow
 
@@ -18,13 +19,10 @@ def names(nodes: int) -> list[str]:
     return [f"n{number + 1}" for number in range(nodes)]
 
 
-def cores(lab: SlurmLab, nodes: int, **slower: float) -> None:
-    """Equal shares of the machine's cores, but for the slower ones, which get so much of a share."""
-    lab.share_cores(*names(nodes))
-    for name, share in slower.items():
-        node = lab.node(name)
-        assert node.cores is not None
-        node.cpu_quota(max(0.1, share * node.cores))
+def slow_down(node: Node, share: float) -> None:
+    """Leave a node so much of its share of the cores."""
+    assert node.cores is not None
+    node.cpu_quota(max(0.1, share * node.cores))
 
 
 def assert_rejected_for(ran: LabRun, host: str) -> None:
@@ -36,7 +34,7 @@ def assert_rejected_for(ran: LabRun, host: str) -> None:
 
 
 def test_healthy_nodes_are_accepted_and_nobody_is_accused(lab: SlurmLab, tmp_path: Path) -> None:
-    cores(lab, 3)
+    lab.share_cores(*names(3))
     ran = accept(lab, tmp_path, 3)
     assert ran.state == "COMPLETED", ran.output
     assert ran.judgement["outcome"] == "accepted", ran.output
@@ -53,7 +51,7 @@ def test_healthy_nodes_are_accepted_and_nobody_is_accused(lab: SlurmLab, tmp_pat
 
 @pytest.mark.parametrize("nodes", [3, 6])
 def test_a_node_behind_a_slow_link_is_named(lab: SlurmLab, tmp_path: Path, nodes: int) -> None:
-    cores(lab, nodes)
+    lab.share_cores(*names(nodes))
     lab.node("n2").slow_link("200mbit")
     ran = accept(lab, tmp_path, nodes)
     assert_rejected_for(ran, "n2")
@@ -67,8 +65,10 @@ def test_a_node_behind_a_slow_link_is_named(lab: SlurmLab, tmp_path: Path, nodes
 
 @pytest.mark.parametrize("nodes", [3, 6])
 def test_a_node_with_30_per_cent_of_its_peers_cpu_is_named(lab: SlurmLab, tmp_path: Path, nodes: int) -> None:
-    cores(lab, nodes, n3=0.3)
-    ran = accept(lab, tmp_path, nodes, "--ddp-rounds=6")
+    lab.share_cores(*names(nodes))
+    ran = accept(
+        lab, tmp_path, nodes, "--ddp-rounds=5", "--ddp-block=0.2s", once_up=lambda: slow_down(lab.node("n3"), 0.3)
+    )
     assert ran.state == "FAILED", ran.output
     assert ran.verdict(WEAK)["outcome"] in ("failed", "inconclusive"), ran.output
     assert ran.accused == {"n3"}, ran.output
