@@ -8,4 +8,4 @@ from hypothesis import settings
 settings.register_profile("ddpscale", deadline=None)
 settings.load_profile("ddpscale")
 
-pytest_plugins = ["pytester", "tests.slurm_lab.fixtures"]
+pytest_plugins = ["pytester", "tests.slurm_lab.fixtures", "tests.side_by_side"]

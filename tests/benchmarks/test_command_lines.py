@@ -20,7 +20,8 @@ def _run(*command: str | Path, **environment: str) -> subprocess.CompletedProces
 
 
 @pytest.mark.parametrize(
-    "name", ["gang_reuse", "fidelity", "plugin_load", "stragglers", "time_to_verdict", "wrong_verdicts"]
+    "name",
+    ["control_plane", "gang_reuse", "fidelity", "plugin_load", "stragglers", "time_to_verdict", "wrong_verdicts"],
 )
 def test_help_shows_the_command(name: str) -> None:
     done = _run(sys.executable, BENCHMARKS / f"{name}.py", "--help")

@@ -10,7 +10,7 @@ from tests.integration.lab_runs import LabRun, accept
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_lab.node import Node
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
 WEAK = "weak_scaling_efficiency"
 

@@ -1,0 +1,84 @@
+"""The suite in several pytest-xdist workers (``-n 2``): who shares a worker, and who has the machine to themselves.
+
+Tests that start real ranks all go to one worker, first, so that never two gangs share the cores; the others go by
+file. A test marked ``timing`` runs while no other does: it would take a neighbour's work for its own ranks' slowness.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+# Folders of tests that start real ranks.
+REAL_RANKS = ("tests/integration/", "tests/slurm_lab/")
+
+
+def group_of(node_id: str) -> str:
+    """Which tests stay in one worker: all with real ranks, or those of one file."""
+    return "ranks" if node_id.startswith(REAL_RANKS) else node_id.partition("::")[0]
+
+
+class InGroups(LoadScopeScheduling):
+    """Gives each worker whole groups, in the order of collection.
+
+    As xdist's own ``loadgroup``, which finds no groups under pytest 9: xdist 3.8.0 writes them into node ids, which
+    stay as they are.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    """Replace xdist's choice."""
+    config.option.loadscopereorder = False
+    return InGroups(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the group first that takes longest."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: group_of(item.nodeid) != "ranks")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a test that measures time alone, others beside each other."""
+    run_id = getattr(item.config, "workerinput", {}).get("testrunuid")
+    if run_id is None:
+        return (yield)
+    with _place(run_id, alone=item.get_closest_marker("timing") is not None):
+        return (yield)
+
+
+@contextmanager
+def _place(run_id: str, *, alone: bool) -> Iterator[None]:
+    """A place among the tests that run now: the only one, or one of several.
+
+    Who waits to be alone holds the gate, so that nobody else comes in meanwhile.
+    """
+    gate, room = (Path(tempfile.gettempdir(), f"ddpscale-tests-{run_id}.{name}") for name in ("gate", "room"))
+    with _locked(room) as inside:
+        with _locked(gate) as waiting:
+            fcntl.flock(waiting, fcntl.LOCK_EX)
+            fcntl.flock(inside, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """A file to be locked; closing it gives the lock back."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
