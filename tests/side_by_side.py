@@ -25,7 +25,7 @@ def group_of(node_id: str) -> str:
     return "ranks" if node_id.startswith(REAL_RANKS) else node_id.partition("::")[0]
 
 
-class InGroups(LoadScopeScheduling):
+class InGroups(LoadScopeScheduling):  # type: ignore[misc]
     """Gives each worker whole groups, in the order of collection.
 
     As xdist's own ``loadgroup``, which finds no groups under pytest 9: xdist 3.8.0 writes them into node ids, which
