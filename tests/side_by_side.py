@@ -1,7 +1,7 @@
 """The suite in several pytest-xdist workers (``-n 2``): who shares a worker, and who has the machine to themselves.
 
-Tests that start real ranks all go to one worker, first, so that never two gangs share the cores; the others go by
-file. A test marked ``timing`` runs while no other does: it would take a neighbour's work for its own ranks' slowness.
+Tests that start real ranks go first, those over Slurm to one worker and the others to another; the rest go by file.
+A test marked ``timing`` runs while no other does: it would take a neighbour's work for its own ranks' slowness.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Folders of tests that start real ranks.
-REAL_RANKS = ("tests/integration/", "tests/slurm_lab/")
+# Tests that start real ranks: those over Slurm wait for much of their time, so the others go beside them.
+REAL_RANKS = {"tests/integration/test_slurm": "slurm", "tests/slurm_lab/": "slurm", "tests/integration/": "ranks"}
 
 
 def group_of(node_id: str) -> str:
-    """Which tests stay in one worker: all with real ranks, or those of one file."""
-    return "ranks" if node_id.startswith(REAL_RANKS) else node_id.partition("::")[0]
+    """Which tests stay in one worker: those with real ranks, over Slurm or not, or those of one file."""
+    found = [group for start, group in REAL_RANKS.items() if node_id.startswith(start)]
+    return found[0] if found else node_id.partition("::")[0]
 
 
 class InGroups(LoadScopeScheduling):  # type: ignore[misc]
@@ -45,9 +46,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the group first that takes longest."""
+    """Put the groups first that take longest."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: group_of(item.nodeid) != "ranks")
+        items.sort(key=lambda item: group_of(item.nodeid) not in REAL_RANKS.values())
 
 
 @pytest.hookimpl(wrapper=True)
