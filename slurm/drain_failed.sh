@@ -62,14 +62,15 @@ fi
 
 failures=0
 
-# node_of HOST: Slurm's name of the host that a run recorded; nothing if it has no such node. %n is the node's own
-# host name; a host that gives its full name is found by the part before the first dot.
+# node_of HOST: Slurm's name of the host that a run recorded; nothing if it has no such node. Compared as they stand
+# are NodeName, then NodeHostName (%n) and NodeAddr (%o) if only one node has it. Nothing is cut off: n1.site and n1
+# may be machines of two clusters.
 node_of() {
-    sinfo --all --noheader --Node --format='%N %n' |
-        awk -v host="$1" -v short="${1%%.*}" '
-            $1 == host || $2 == host { exact = $1 }
-            $1 == short || $2 == short { found = $1 }
-            END { if (exact != "") print exact; else if (found != "") print found }'
+    sinfo --all --noheader --Node --format='%N %n %o' |
+        awk -v host="$1" '
+            $1 == host { named = $1 }
+            ($2 == host || $3 == host) && !($1 in seen) { seen[$1]; found = $1; nodes++ }
+            END { if (named != "") print named; else if (nodes == 1) print found }'
 }
 
 # state_of NODE, since_of NODE, reason_of NODE: as Slurm has them now. The moment is in seconds since 1970.

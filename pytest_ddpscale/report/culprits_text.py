@@ -6,12 +6,13 @@ said here and decides nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.watermark import is_simulated
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
@@ -44,6 +45,7 @@ class Finding:
         run: the run directory.
         started_unix_s: when the run began; 0 where nothing follows from it.
         evidence: why, in one line.
+        requirements: ids of those that the host is rejected for; empty unless it is ``drain``.
     """
 
     use: Use
@@ -51,6 +53,7 @@ class Finding:
     run: Path
     started_unix_s: int
     evidence: str
+    requirements: frozenset[str] = frozenset()
 
     @property
     def reason(self) -> str:
@@ -72,12 +75,13 @@ class HostFindings:
     Attributes:
         findings: of this run.
         started_unix_s: when it began.
-        kept: hosts of a run in which all that was asked was kept, whether all was asked or not.
+        kept: of a run in which all that was asked was kept, whether all was asked or not: ids of the requirements that
+            passed, by the hosts that took part in measuring them.
     """
 
     findings: tuple[Finding, ...]
     started_unix_s: int = 0
-    kept: frozenset[str] = frozenset()
+    kept: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 def read_findings(path: Path) -> HostFindings:
@@ -93,16 +97,17 @@ def read_findings(path: Path) -> HostFindings:
         return HostFindings((Finding("none", NOBODY, path, 0, aside),))
     started = _started_unix_s(run, record)
     # A rank that came up and never measured proves nothing of its host.
-    measured = {str(r.get("host")) for r in run.read_records() if r.get("kind") == "measurement"}
+    measured = _measured_arms(run)
     hosts = [host for host in _hosts(record) if host in measured]
+    kept = {host: _passed(judgement, measured[host]) for host in hosts}
     if judgement.outcome == "accepted":
-        return _accepted(path, started, record, judgement, hosts)
+        return _accepted(path, started, record, judgement, kept)
     findings = list(_accused(path, started, judgement))
     if judgement.outcome == "rejected":
         findings = _rejected(path, started, judgement, _hosts(record), findings)
     else:
         findings.insert(0, Finding("none", NOBODY, path, started, text.outcome_text(judgement)))
-    return HostFindings(tuple(findings), started, frozenset(hosts if judgement.outcome == "partial" else ()))
+    return HostFindings(tuple(findings), started, kept if judgement.outcome == "partial" else {})
 
 
 def settled(runs: Sequence[HostFindings]) -> list[Finding]:
@@ -139,17 +144,41 @@ def _set_aside(record: dict[str, Any], judgement: Judgement) -> str | None:
     return None
 
 
+def _measured_arms(run: RunDirectory) -> dict[str, set[tuple[str, str]]]:
+    """Workload and arm of all that was timed, by host."""
+    arms: dict[str, set[tuple[str, str]]] = {}
+    for record in run.read_records():
+        if record.get("kind") == "measurement":
+            workload = str(record.get("study")).partition("/")[2]
+            arms.setdefault(str(record.get("host")), set()).add((workload, str(record.get("arm"))))
+    return arms
+
+
+def _passed(judgement: Judgement, arms: Collection[tuple[str, str]]) -> frozenset[str]:
+    """Ids of the requirements that passed, of those whose arm a host took part in."""
+    return frozenset(
+        verdict.id
+        for verdict in judgement.verdicts
+        if verdict.passed and any((verdict.workload, arm) in arms for arm in _arms_of(verdict))
+    )
+
+
+def _arms_of(verdict: Verdict) -> Iterator[str]:
+    """What the arm may be called that gave a verdict its value."""
+    if verdict.world_size == 1:
+        yield "alone"
+    yield f"{METRICS[verdict.metric].measured}@{verdict.world_size}{'-spread' if '-spread' in verdict.id else ''}"
+
+
 def _accepted(
-    path: Path, started: int, record: dict[str, Any], judgement: Judgement, hosts: Sequence[str]
+    path: Path, started: int, record: dict[str, Any], judgement: Judgement, kept: Mapping[str, frozenset[str]]
 ) -> HostFindings:
     but = _why_it_brings_nobody_back(record)
     if but:
         finding = Finding("none", NOBODY, path, started, f"accepted, but {but}: that brings no node back")
-        return HostFindings((finding,), started, frozenset(hosts))
+        return HostFindings((finding,), started, kept)
     evidence = text.one_line(judgement.reason)
-    return HostFindings(
-        tuple(Finding("accepted", host, path, started, evidence) for host in hosts), started, frozenset(hosts)
-    )
+    return HostFindings(tuple(Finding("accepted", host, path, started, evidence) for host in kept), started, kept)
 
 
 def _why_it_brings_nobody_back(record: dict[str, Any]) -> str:
@@ -164,16 +193,21 @@ def _why_it_brings_nobody_back(record: dict[str, Any]) -> str:
 def _accused(path: Path, started: int, judgement: Judgement) -> Iterator[Finding]:
     """One finding for each host that verdicts name and each use of it, with every piece of evidence once."""
     evidence: dict[tuple[str, Use], list[str]] = {}
+    rejected_for: dict[str, set[str]] = {}
     for verdict in judgement.verdicts:
         for culprit in verdict.culprits:
             is_its_own = culprit.kind in ("node", "gpu") and culprit.is_certain
             use: Use = "drain" if is_its_own and _rejects(judgement, verdict) else "look"
-            seen = evidence.setdefault((text.one_line(culprit.host) or NOBODY, use), [])
+            host = text.one_line(culprit.host) or NOBODY
+            if use == "drain":
+                rejected_for.setdefault(host, set()).add(verdict.id)
+            seen = evidence.setdefault((host, use), [])
             said = _said(verdict, culprit, use)
             if said not in seen:
                 seen.append(said)
     for (host, use), pieces in evidence.items():
-        yield Finding(use, host, path, started, "; ".join(pieces))
+        requirements = frozenset(rejected_for[host] if use == "drain" else ())
+        yield Finding(use, host, path, started, "; ".join(pieces), requirements)
 
 
 def _rejects(judgement: Judgement, verdict: Verdict) -> bool:
@@ -202,17 +236,21 @@ def _rejected(
     if len(failed) > 1:
         evidence += f" and {len(failed) - 1} more failed"
     if len(hosts) == 1:
-        return [Finding("drain", hosts[0], path, started, evidence), *accused]
-    nobody = f"rejected ({evidence}), and neither a node nor a GPU is named"
+        requirements = frozenset(verdict.id for verdict in failed)
+        return [Finding("drain", hosts[0], path, started, evidence, requirements), *accused]
+    nobody = f"rejected ({evidence}), and neither a node nor a GPU is {'sure to be at fault' if accused else 'named'}"
     return [Finding("look", NOBODY, path, started, nobody), *accused]
 
 
 def _held_against(finding: Finding, runs: Sequence[HostFindings]) -> Finding:
-    """A finding, or one for a person if a run that began later says otherwise of the host."""
+    """A finding, or one for a person if a run that began later says otherwise of the host.
+
+    What rejected it has to be kept later on: a run that asked for something else says nothing of that.
+    """
     for run in runs:
         if run.started_unix_s <= finding.started_unix_s:
             continue
-        if finding.use == "drain" and finding.host in run.kept:
+        if finding.use == "drain" and finding.host in run.kept and finding.requirements <= run.kept[finding.host]:
             return replace(finding, use="look", evidence=f"{finding.evidence}; a later run found nothing")
         rejected = {other.host for other in run.findings if other.use == "drain"}
         if finding.use == "accepted" and finding.host in rejected:

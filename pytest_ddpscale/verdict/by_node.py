@@ -8,7 +8,7 @@ also holds at 1 - (1 - confidence) / N (Bonferroni).
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.metrics.rounds import Rounds
@@ -17,6 +17,7 @@ from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.verdict.evidence import Evidence
+from pytest_ddpscale.verdict.replicas import METRIC as REPLICA_AGREEMENT
 from pytest_ddpscale.verdict.verdict import Culprit, Verdict, VerdictOutcome
 
 UNDECIDED = "more rounds may fail further nodes: undecided on "
@@ -87,14 +88,31 @@ def combined(blank: Verdict, nodes: Sequence[NodeVerdict], evidence: Evidence) -
     )
 
 
-def failed_nodes(nodes: Sequence[NodeVerdict], named: Collection[Culprit]) -> list[Culprit]:
-    """The nodes that fail and of which nothing is named yet, with their value beside that of the others."""
-    hosts = {culprit.host for culprit in named}
-    return [
-        Culprit("node", node.host, None, None, _evidence_on(node, nodes))
-        for node in nodes
-        if node.verdict.outcome == "failed" and node.host not in hosts
-    ]
+def with_failed_nodes(verdict: Verdict, nodes: Sequence[NodeVerdict], planned: int) -> Verdict:
+    """The verdict with the nodes named that fail, unless something on them is, with their value beside the others'.
+
+    If more than half fail, nobody is certain to be at fault: a bound that is wrong must not drain a cluster. Whose
+    results are odd is told by the other ranks, and by no bound.
+
+    Args:
+        verdict: that of all nodes, with those named who stand out.
+        nodes: what each of them comes to.
+        planned: how many there should be.
+    """
+    failed = [node for node in nodes if node.verdict.outcome == "failed"]
+    named = _hosts_named(verdict)
+    culprits = [Culprit("node", n.host, None, None, _evidence_on(n, nodes)) for n in failed if n.host not in named]
+    found = replace(verdict, culprits=(*verdict.culprits, *culprits))
+    if 2 * len(failed) <= planned or verdict.metric == REPLICA_AGREEMENT:
+        return found
+    note = f"{len(failed)} of {planned} nodes fail alike: is the bound right? No node is certain to be at fault"
+    uncertain = tuple(replace(culprit, is_certain=False) for culprit in found.culprits)
+    return replace(found, notes=(*found.notes, note), culprits=uncertain)
+
+
+def _hosts_named(verdict: Verdict) -> set[str]:
+    """Of which something is certainly to blame; that ranks disagree says all there is to say, certain or not."""
+    return {c.host for c in verdict.culprits if c.is_certain or verdict.metric == REPLICA_AGREEMENT}
 
 
 def worst_per_round(samples: Sequence[Sequence[Sample]], metric: Metric) -> list[Sample]:

@@ -10,6 +10,7 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.verdict.contradicting_places import refuse_contradicting_places
 from pytest_ddpscale.verdict.contradicting_rounds import refuse_contradicting_rounds
 
 # Steps follow each other without a gap, timed by the same clock as their block: only its rounding may differ.
@@ -45,8 +46,7 @@ def refuse_contradictions(
     if not is_imported:
         _refuse_devices_of_another_type(run, plan, lines)
         _refuse_shared_gpus(run, plan, lines)
-        _refuse_ranks_that_move(run, lines)
-        _refuse_nodes_that_are_not_told_apart(run, plan, lines)
+        refuse_contradicting_places(run, plan, records)
 
 
 def _refuse_contradicting_steps(run: RunDirectory, lines: NumberedLines) -> None:
@@ -78,37 +78,6 @@ def _refuse_shared_gpus(run: RunDirectory, plan: Plan, lines: NumberedLines) -> 
                 f"as did rank {rank} on line {line}",
                 "a GPU of its own for every rank",
                 "Restore the file from a copy, or measure again with as many GPUs as ranks.",
-            )
-
-
-def _refuse_ranks_that_move(run: RunDirectory, lines: NumberedLines) -> None:
-    """A study is measured by one gang, in which a rank stays where it is; else nobody slow could be named."""
-    places: dict[tuple[str, int], tuple[str, int, str]] = {}
-    for number, one in lines:
-        place = (one.host, one.local_rank, one.device)
-        if places.setdefault((one.study, one.rank), place) != place:
-            found = f"line {number} has rank {one.rank} of {one.study} on {one.host}, where it was not before"
-            raise broken_file(run.measurements_jsonl, found)
-
-
-def _refuse_nodes_that_are_not_told_apart(run: RunDirectory, plan: Plan, lines: NumberedLines) -> None:
-    """Of several nodes each is judged by itself: each has a name of its own, and its ranks one after the other."""
-    if plan.nodes == 1:
-        return
-    hosts: dict[tuple[str, int], str] = {}
-    firsts: dict[tuple[str, str], int] = {}
-    for number, one in lines:
-        first = one.rank - one.local_rank
-        if first < 0 or hosts.setdefault((one.study, first), one.host) != one.host:
-            found = f"line {number} has rank {one.rank} of {one.study} as local rank {one.local_rank} of {one.host}"
-            raise broken_file(run.measurements_jsonl, f"{found}, which is another node's")
-        if firsts.setdefault((one.study, one.host), first) != first:
-            raise RunDirectoryError(
-                str(run.measurements_jsonl),
-                f"line {number}: rank {one.rank} of {one.study} was measured on {one.host}, as were ranks of another "
-                "node",
-                "a name of its own for every node",
-                "Give the nodes different host names, and measure again: they could not be told apart.",
             )
 
 

@@ -26,6 +26,7 @@ from pytest_ddpscale.verdict.verdict import Culprit, Verdict
 
 # Ranks on one CPU share its caches, its power and its neighbours; GPUs share little.
 _MINIMUM_GAPS: dict[DeviceType, float] = {"cuda": MINIMUM_RELATIVE_GAP, "cpu": 0.10}
+_EXPLAINS_NOTHING = "does not explain it"  # said of slowness that is too little for what was missed
 # What one slow rank makes worse for all, because under DDP they wait for it.
 _SLOWED_BY_ONE_RANK = {
     "throughput_per_gpu",
@@ -157,6 +158,16 @@ class Peers:
         floor = self.floor_img_per_s(case)
         return floor is not None and self.img_per_s(straggler) >= floor
 
+    def misses_floor(self, straggler: Straggler, case: Case) -> bool:
+        """Whether a rank is known to be slower than it should be alone."""
+        floor = self.floor_img_per_s(case)
+        return floor is not None and self.img_per_s(straggler) < floor
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts they are on."""
+        return len({one.host for arm_round in self.rounds.values() for one in arm_round.ranks})
+
 
 def peers_of(study: Study, evidence: Evidence) -> Peers:
     """Complete rounds in which every rank computed by itself: of this study, else of another one of the run.
@@ -180,33 +191,101 @@ def _with_stragglers(verdict: Verdict, case: Case, compared: Comparison, measure
     if not found:
         return _with_note_on_computation(verdict, each.rounds)
     nodes = compared.slow_nodes_of(found)
+    blame = Blame(verdict, case, compared, tuple(found))
     whole = {node.host for node in nodes}
-    culprits = [Culprit("node", node.host, None, None, node.evidence) for node in nodes]
-    culprits += [
-        Culprit(
-            "gpu", s.host, s.local_rank, s.device, _evidence_on(s, case, each), is_certain=_is_certain(s, case, each)
-        )
-        for s in found
-        if s.host not in whole
-    ]
-    who = f"rank {found[0].rank} on {found[0].host}" if not nodes else f"host {nodes[0].host}"
-    others = len(culprits) - 1
-    more = f" and {others} more" if others else ""
-    seen = f"{who}{more}, slow without communication too ({culprits[0].evidence})"
+    named = [(blame.of_node(node), f"host {node.host}") for node in nodes]
+    named += [(blame.of_gpu(s), f"rank {s.rank} on {s.host}") for s in found if s.host not in whole]
+    named.sort(key=lambda one: not one[0].is_certain)
+    culprits = tuple(culprit for culprit, _ in named)
+    first, who = named[0]
+    more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+    seen = f"{who}{more}, slow without communication too ({first.evidence})"
     if verdict.metric == "rank_uniformity":
         reason = f"{verdict.reason}; slow: {who}{more}"
-    elif verdict.world_size == 1:
+    elif verdict.world_size == 1 or not blame.is_explained:
         reason = f"{verdict.reason}; {seen}"
     else:
-        slows = "slows all ranks" if verdict.outcome == "failed" and not found[0].ambiguous else "may slow all ranks"
-        reason = f"{verdict.reason}; {seen}, {slows}"
-    return replace(verdict, culprits=tuple(culprits), reason=reason)
+        is_sure = verdict.outcome == "failed" and first.is_certain and not found[0].ambiguous
+        reason = f"{verdict.reason}; {seen}, {'slows' if is_sure else 'may slow'} all ranks"
+    return replace(verdict, culprits=culprits, reason=reason)
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Which of those who are slow by themselves are certainly to blame for what was missed.
+
+    On one node all of them are, unless either of two may be the odd one. What ranks of several nodes do together may
+    as well be missed because of the network: there a rank is to blame if it is below the floor for one alone, or if
+    the requirement would be kept without the slow ranks and missed with this one alone. All ranks take the step of
+    the slowest, so that they would be faster by its ratio without them.
+
+    Attributes:
+        verdict: on `case`, not passed.
+        case: the requirement.
+        compared: who is slow.
+        found: those of them who took part, slowest first; at least one.
+    """
+
+    verdict: Verdict
+    case: Case
+    compared: Comparison
+    found: tuple[Straggler, ...]
+
+    @cached_property
+    def is_explained(self) -> bool:
+        """Whether the requirement would be kept if none of them were slow."""
+        if self.compared.evidence.plan.nodes == 1 or self.verdict.metric == "rank_uniformity":
+            return True
+        baseline = METRICS[self.verdict.metric].baseline
+        if baseline == "no_sync":
+            return False  # slow ranks are as slow in it, so that they add nothing to what communication costs
+        gain = self._slowest
+        if baseline == "alone":
+            gain /= next((s.ratio for s in self.found if s.rank == 0), 1.0)
+        return self._is_kept(gain)
+
+    def of_gpu(self, straggler: Straggler) -> Culprit:
+        """One of them."""
+        peers = self.compared.peers
+        certain = _is_certain(straggler, self.case, peers)
+        evidence = _evidence_on(straggler, self.case, peers)
+        if not (peers.misses_floor(straggler, self.case) or self._explains(straggler.ratio)):
+            certain, evidence = False, f"{evidence}; {_EXPLAINS_NOTHING}"
+        return Culprit("gpu", straggler.host, straggler.local_rank, straggler.device, evidence, is_certain=certain)
+
+    def of_node(self, node: SlowNode) -> Culprit:
+        """A whole node of them."""
+        ambiguous = self.compared.evidence.plan.nodes > 1 and self.compared.peers.hosts <= 2
+        explains = self._explains(max(s.ratio for s in self.found if s.host == node.host))
+        evidence = node.evidence
+        below = any(self.compared.peers.misses_floor(straggler, self.case) for straggler in node.stragglers)
+        if not below and ambiguous:
+            evidence += "; either of the two nodes may be the odd one"
+        if not below and not explains:
+            evidence += f"; {_EXPLAINS_NOTHING}"
+        return Culprit("node", node.host, None, None, evidence, is_certain=below or (explains and not ambiguous))
+
+    @property
+    def _slowest(self) -> float:
+        return max(straggler.ratio for straggler in self.found)
+
+    def _explains(self, ratio: float) -> bool:
+        """Whether one so slow is enough for a miss that slow ranks explain; the slowest one is if any is."""
+        if self.compared.evidence.plan.nodes == 1:
+            return True
+        return self.is_explained and (ratio == self._slowest or not self._is_kept(self._slowest / ratio))
+
+    def _is_kept(self, gain: float) -> bool:
+        """Whether the requirement would be kept if all ranks were so many times faster."""
+        value, bound = self.verdict.value, self.verdict.bound_value
+        if value is None:
+            return False
+        return value / gain <= bound if "at_most" in self.verdict.bound else value * gain >= bound
 
 
 def _is_certain(straggler: Straggler, case: Case, each: Peers) -> bool:
     """Whether it is this one of two: what the SKU should do says so."""
-    floor = each.floor_img_per_s(case)
-    return not straggler.ambiguous or (floor is not None and each.img_per_s(straggler) < floor)
+    return not straggler.ambiguous or each.misses_floor(straggler, case)
 
 
 def _evidence_on(straggler: Straggler, case: Case, each: Peers) -> str:

@@ -31,7 +31,7 @@ from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.model import Source
-from pytest_ddpscale.verdict.by_node import NodeVerdict, combined, failed_nodes, judge_nodes, worst_per_round
+from pytest_ddpscale.verdict.by_node import NodeVerdict, combined, judge_nodes, with_failed_nodes, worst_per_round
 from pytest_ddpscale.verdict.caveats import with_host_bound, with_missing_rounds, with_plausibility, with_skipped_steps
 from pytest_ddpscale.verdict.culprits import Comparison, with_culprits, with_slow_baseline
 from pytest_ddpscale.verdict.estimating import estimate_of
@@ -92,7 +92,7 @@ def _judge_by_node(blank: Verdict, case: Case, study: Study, evidence: Evidence,
     verdict = with_agreement(combined(blank, nodes, evidence), study, evidence)
     alike = together(node.measured for node in nodes if node.verdict.outcome == verdict.outcome)
     verdict = with_culprits(verdict, case, peers, alike)
-    return replace(verdict, culprits=(*verdict.culprits, *failed_nodes(nodes, verdict.culprits)))
+    return with_failed_nodes(verdict, nodes, evidence.plan.nodes)
 
 
 def _judge_rounds(

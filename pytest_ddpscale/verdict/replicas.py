@@ -21,7 +21,9 @@ def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdic
     odd = disagreements(study, evidence)
     if not odd:
         return verdict
-    culprits = tuple(Culprit("gpu", o.host, o.local_rank, o.device, o.evidence) for o in odd)
+    culprits = tuple(
+        Culprit("gpu", o.host, o.local_rank, o.device, o.evidence, is_certain=not o.ambiguous) for o in odd
+    )
     names = ", ".join(f"rank {o.rank} on {o.host}" for o in odd[:3]) + (" and others" if len(odd) > 3 else "")
     if verdict.metric == METRIC:
         return replace(verdict, outcome="failed", reason=f"{names}: results unlike the others'", culprits=culprits)

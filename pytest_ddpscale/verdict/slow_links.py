@@ -15,13 +15,14 @@ def with_slow_links(verdict: Verdict, evidence: Evidence, measured: Rounds) -> V
     """The verdict with nodes and links named that communicate slowly, if ranks of several nodes were judged.
 
     Args:
-        verdict: with those who compute slowly already named: what they take part in is explained by that.
+        verdict: with those who compute slowly already named: what those of them take part in who certainly are to
+            blame is explained by that.
         evidence: with the node pairs that were measured.
         measured: complete rounds of the arm in question.
     """
     if not evidence.pairs or not _spans_nodes(measured):
         return verdict
-    slow = {culprit.host for culprit in verdict.culprits}
+    slow = {culprit.host for culprit in verdict.culprits if culprit.is_certain}
     faults = find_link_faults(evidence.pairs, evidence.plan.device_type, slow)
     if not faults:
         return verdict

@@ -26,7 +26,8 @@ class Culprit:
         peer_host: host name of a link's other end; None of anything else.
         peer_gpu_index: as `gpu_index`, of that end.
         peer_gpu_uuid: as `gpu_uuid`, of that end.
-        is_certain: False if of two that differ either may be the odd one: no machine is drained for that.
+        is_certain: False if either of two may be the odd one, if it stands out by too little to explain the failure, or
+            if most nodes fail alike: no machine is drained for that.
     """
 
     kind: Literal["gpu", "node", "link"]

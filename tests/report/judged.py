@@ -56,6 +56,7 @@ def write_judged_run(
     started_unix_s: int = STARTED_UNIX_S,
     record: Mapping[str, Any] | None = None,
     measured: Sequence[str] | None = None,
+    arms: Sequence[str] = ("alone", "ddp@8"),
 ) -> Path:
     """A run directory with its verdicts.
 
@@ -67,6 +68,7 @@ def write_judged_run(
         started_unix_s: when it began.
         record: further keys of run.json.
         measured: hosts that measurements are there of; default: all.
+        arms: that those took part in.
     """
     run = RunDirectory.create(path)
     devices = [{"index": 0, "uuid": "GPU-00000000", "name": "Tested GPU"}]
@@ -80,7 +82,8 @@ def write_judged_run(
     }
     run.write_json(run.run_json, content | dict(record or {}))
     for host in hosts if measured is None else measured:
-        run.append_record({"kind": "measurement", "host": host})
+        for arm in arms:
+            run.append_record({"kind": "measurement", "host": host, "study": "weak/resnet152-fp16", "arm": arm})
     judgement = Judgement("tested-gpu", outcome, f"why it is {outcome}", tuple(verdicts))
     run.write_json(run.verdicts_json, judgement.as_json())
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,17 @@ from pytest_ddpscale.report.culprits_text import (
     text_lines,
     tsv_lines,
 )
-from pytest_ddpscale.verdict.verdict import RunOutcome
+from pytest_ddpscale.verdict.verdict import RunOutcome, Verdict
 from tests.report.judged import STARTED_UNIX_S, failed, gpu, link, node, write_judged_run
 from tests.report.sample import HOSTILE
 
 NODES = ("n1", "n2", "n3")
 LATER = STARTED_UNIX_S + 3600
+
+
+def passed(metric: str = "weak_scaling_efficiency", **changes: Any) -> Verdict:
+    """The same requirement as `failed` has, kept."""
+    return failed(metric=metric, **{"outcome": "passed", "value": 0.97, **changes})
 
 
 def said(*runs: Path) -> list[tuple[str, str]]:
@@ -126,9 +132,47 @@ def test_an_acceptance_with_gaps_or_on_changing_nodes_accepts_nobody(
 @pytest.mark.parametrize("outcome", ["accepted", "partial"])
 def test_a_later_run_that_found_nothing_keeps_a_node_from_being_drained(tmp_path: Path, outcome: RunOutcome) -> None:
     rejected = write_judged_run(tmp_path / "old", "rejected", NODES, [failed(node("n1")), failed(node("n2"))])
-    later = write_judged_run(tmp_path / "new", outcome, ["n2"], started_unix_s=LATER)
+    later = write_judged_run(tmp_path / "new", outcome, ["n2"], [passed()], started_unix_s=LATER)
     assert said(rejected, later)[:2] == [("drain", "n1"), ("look", "n2")]
     assert said(later, rejected)[-2:] == [("drain", "n1"), ("look", "n2")]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "arms"),
+    [
+        ([], ["ddp@8"]),
+        ([passed("memory_spread")], ["ddp@8"]),  # another requirement
+        ([passed(world_size=16, id="weak_scaling_efficiency[resnet152-fp16-16gpu]")], ["ddp@16"]),
+        ([passed()], ["alone"]),  # kept by other nodes
+        ([passed(outcome="inconclusive")], ["ddp@8"]),
+    ],
+    ids=["nothing", "another metric", "another size", "elsewhere", "undecided"],
+)
+def test_a_later_run_that_did_not_judge_the_same_of_a_node_leaves_it_drained(
+    tmp_path: Path, verdicts: list[Verdict], arms: list[str]
+) -> None:
+    rejected = write_judged_run(tmp_path / "old", "rejected", NODES, [failed(node("n1"))])
+    later = write_judged_run(tmp_path / "new", "partial", NODES, verdicts, started_unix_s=LATER, arms=arms)
+    assert said(rejected, later)[0] == ("drain", "n1")
+
+
+@pytest.mark.parametrize("hosts", [["n1"], ["n1", "n2"]], ids=["alone", "named"])
+def test_all_that_rejected_a_node_has_to_be_kept_later_on(tmp_path: Path, hosts: list[str]) -> None:
+    culprits = [node("n1")] if len(hosts) > 1 else []
+    verdicts = [failed(*culprits), failed(*culprits, metric="step_time_p95", bound={"at_most": 0.1})]
+    rejected = write_judged_run(tmp_path / "old", "rejected", hosts, verdicts)
+    half = write_judged_run(tmp_path / "half", "partial", hosts, [passed()], started_unix_s=LATER)
+    both = [passed(), passed("step_time_p95")]
+    whole = write_judged_run(tmp_path / "whole", "partial", hosts, both, started_unix_s=LATER)
+    assert said(rejected, half)[0] == ("drain", "n1")
+    assert said(rejected, whole)[0] == ("look", "n1")
+
+
+def test_who_is_not_certain_to_be_at_fault_is_for_a_person(tmp_path: Path) -> None:
+    unsure = [replace(culprit, is_certain=False) for culprit in (node("n1"), gpu("n2"))]
+    run = write_judged_run(tmp_path / "r", "rejected", NODES, [failed(*unsure)])
+    assert said(run) == [("look", "-"), ("look", "n1"), ("look", "n2")]
+    assert read_findings(run).findings[0].evidence.endswith("neither a node nor a GPU is sure to be at fault")
 
 
 @pytest.mark.parametrize("outcome", ["accepted", "partial"])

@@ -27,8 +27,16 @@ class Cluster:
         self.nodes()
         self.findings()
 
-    def nodes(self, state: str = "idle", reason: str = "none", since: str = "Unknown", host: str = "n2") -> None:
-        """One node n2, whose machine calls itself `host`, beside a healthy n1."""
+    def nodes(
+        self,
+        state: str = "idle",
+        reason: str = "none",
+        since: str = "Unknown",
+        host: str = "n2",
+        address: str = "10.0.0.2",
+        first: str = "n1 n1 10.0.0.1",
+    ) -> None:
+        """One node n2, whose machine calls itself `host` and is found at `address`, beside a healthy n1."""
         self.stage.provide(
             "sinfo",
             f"""
@@ -36,7 +44,7 @@ class Cluster:
                 *--format=%T*) printf '%s\\n' '{state}' '{state}' ;;
                 *--format=%E*) printf '%s\\n' '{reason}' ;;
                 *--format=%H*) printf '%s\\n' '{since}' ;;
-                *'--format=%N %n'*) printf '%s\\n' 'n1 n1' 'n2 {host}' 'n2 {host}' ;;
+                *'--format=%N %n %o'*) printf '%s\\n' '{first}' 'n2 {host} {address}' 'n2 {host} {address}' ;;
             esac""",
         )
 
@@ -116,17 +124,44 @@ def test_links_and_warnings_are_told_to_a_person(cluster: Cluster) -> None:
     assert "for a person: n2: GPU 3 is slow" in cluster.run()
 
 
-@pytest.mark.parametrize("host", ["elsewhere", "ALL", "n[1-2]", "n1,n2", "-", "n2 state=resume", "N2"])
+@pytest.mark.parametrize(
+    "host", ["elsewhere", "ALL", "n[1-2]", "n1,n2", "-", "n2 state=resume", "N2", "n2.other-cluster", "n2."]
+)
 def test_what_is_no_node_of_slurm_is_told_and_skipped(cluster: Cluster, host: str) -> None:
     cluster.findings(finding("drain", host), finding("drain", "n1"))
     assert f"skip {host}: Slurm has no such node" in cluster.run("--apply")
     assert [change[1] for change in cluster.changes] == ["nodename=n1"]
 
 
-@pytest.mark.parametrize(("host", "recorded"), [("gpu-02", "gpu-02"), ("gpu-02", "gpu-02.site"), ("n2", "n2.site")])
-def test_a_node_is_found_by_the_name_its_machine_has(cluster: Cluster, host: str, recorded: str) -> None:
-    cluster.nodes(host=host)
+@pytest.mark.parametrize(
+    ("host", "address", "recorded"),
+    [
+        ("n2", "n2", "n2"),
+        ("gpu-02", "n2", "gpu-02"),
+        ("gpu-02.site", "n2", "gpu-02.site"),
+        ("n2", "n2.site", "n2.site"),
+        ("n2", "10.0.0.2", "10.0.0.2"),
+    ],
+)
+def test_a_node_is_found_by_the_names_that_slurm_has_for_it(
+    cluster: Cluster, host: str, address: str, recorded: str
+) -> None:
+    cluster.nodes(host=host, address=address)
     cluster.findings(finding("drain", recorded))
+    cluster.run("--apply")
+    assert [change[1] for change in cluster.changes] == ["nodename=n2"]
+
+
+def test_a_name_of_two_nodes_is_no_ones(cluster: Cluster) -> None:
+    cluster.nodes(host="machine", first="n1 machine 10.0.0.1")
+    cluster.findings(finding("drain", "machine"))
+    assert "skip machine: Slurm has no such node" in cluster.run("--apply")
+    assert cluster.changes == []
+
+
+def test_a_nodes_own_name_goes_before_another_ones_address(cluster: Cluster) -> None:
+    cluster.nodes(first="n1 n1 n2")
+    cluster.findings(finding("drain", "n2"))
     cluster.run("--apply")
     assert [change[1] for change in cluster.changes] == ["nodename=n2"]
 

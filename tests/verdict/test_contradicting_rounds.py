@@ -26,7 +26,7 @@ def written(tmp_path: Path, change: Callable[[Records], Records]) -> RunDirector
     plan: Plan = plan_of([make_case("weak_scaling_efficiency", 0.5), make_case("throughput_per_gpu", 50.0, 1)])
     (study,) = plan.studies
     everything = [arm.name for arm in study.arms]
-    records: Records = [{"kind": "seeded_step", **vars(step)} for step in seeded_steps(study)]
+    records: Records = [{"kind": "seeded_step", **vars(step), "local_rank": 0} for step in seeded_steps(study)]
     for number in range(7):
         arms = everything if number < 5 else ["alone"]
         records += [one.as_json() for one in measure(study, 7) if one.round == number and one.arm in arms]

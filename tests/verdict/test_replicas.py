@@ -141,6 +141,17 @@ class TestTwoRanksThatDiffer:
         assert verdict.outcome == "failed"
         said = f"parameters differ between the 2 ranks in {rounds} of {rounds} rounds; {UNTOLD}"
         assert [(c.gpu_uuid, c.evidence) for c in verdict.culprits] == [("GPU-0", said), ("GPU-1", said)]
+        assert not any(culprit.is_certain for culprit in verdict.culprits)
+
+    @pytest.mark.parametrize("metric", [METRIC, "throughput_per_gpu"])
+    def test_are_not_certain_to_be_wrong_as_halves_of_four_either(self, metric: str) -> None:
+        evidence = run_of_four()
+        halves = [
+            replace(one, parameters_checksum=OTHER_CHECKSUM) if one.arm == "ddp@4" and one.rank > 1 else one
+            for one in evidence.measurements
+        ]
+        verdict = verdict_on(metric, replace(evidence, measurements=halves))
+        assert [culprit.is_certain for culprit in verdict.culprits] == [False] * 4
 
     def test_are_both_named_for_their_seeded_step(self) -> None:
         evidence = run_of_two()
