@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ class Cluster:
         nodes: how many.
         hosts: their names, in rank order; empty where Slurm is still to choose them, and on this machine.
         uses_slurm: whether srun starts the ranks.
-        is_elsewhere: whether the nodes are still to be asked for, so that the devices here say nothing.
+        is_elsewhere: whether this machine is none of them, so that the devices here say nothing.
     """
 
     nodes: int = 1
@@ -37,7 +39,7 @@ class Cluster:
 
 THIS_MACHINE = Cluster()
 # Arguments of srun by which a user says which GPUs, so that we need not.
-_ASKS_FOR_GPUS = ("--gpus", "-G", "--gres", "--tres")
+_ASKS_FOR_GPUS = re.compile(r"(--gpus(-per-(node|task|socket))?|--gres|--tres-per-(node|task|socket))(=|$)|-G")
 
 
 def find_cluster(settings: Settings, environ: Mapping[str, str], *, plans_only: bool = False) -> Cluster:
@@ -57,9 +59,10 @@ def find_cluster(settings: Settings, environ: Mapping[str, str], *, plans_only: 
     """
     if settings.launcher == "torchrun":
         return _this_machine(settings)
+    allocation = _allocation(environ, needed=not plans_only)
     if plans_only:
-        return Cluster(settings.nodes or 1, is_elsewhere=(settings.nodes or 1) > 1)
-    allocation = allocation_of(environ)
+        nodes = settings.nodes or (len(allocation.hosts) if allocation else 1)
+        return Cluster(nodes, is_elsewhere=nodes > 1)
     wants_slurm = settings.launcher == "slurm" or bool(settings.slurm_args) or (settings.nodes or 1) > 1
     if allocation is None:
         return _asked_for(settings) if wants_slurm else THIS_MACHINE
@@ -69,7 +72,11 @@ def find_cluster(settings: Settings, environ: Mapping[str, str], *, plans_only: 
             "--ddp-nodes", f"found {nodes}, but Slurm job {allocation.job_id} has {len(allocation.hosts)}",
             f"at most {len(allocation.hosts)}", "Ask sbatch or salloc for more nodes.",
         )  # fmt: skip
-    return _allocated(settings, allocation, nodes) if wants_slurm or nodes > 1 else THIS_MACHINE
+    is_elsewhere = not _is_one_of(allocation.hosts, environ)  # a shell of salloc may be on the login node
+    if not (wants_slurm or nodes > 1 or is_elsewhere):
+        return THIS_MACHINE
+    _require_srun()
+    return Cluster(nodes, allocation.hosts[:nodes], uses_slurm=True, is_elsewhere=is_elsewhere)
 
 
 def place_of(
@@ -96,7 +103,8 @@ def place_of(
     if not cluster.uses_slurm:
         return Place(TorchrunLauncher(container), (), environment)
     arguments = settings.slurm_args
-    if cluster.is_elsewhere and device_type == "cuda" and not any(one.startswith(_ASKS_FOR_GPUS) for one in arguments):
+    has_gpus = bool(cluster.hosts) or any(_ASKS_FOR_GPUS.match(argument) for argument in arguments)
+    if device_type == "cuda" and not has_gpus:
         arguments = (f"--gpus-per-node={settings.gpus_per_node}", *arguments)
     return Place(SlurmLauncher(arguments, container), cluster.hosts, environment)
 
@@ -119,9 +127,20 @@ def _asked_for(settings: Settings) -> Cluster:
     return Cluster(settings.nodes or 1, (), uses_slurm=True, is_elsewhere=True)
 
 
-def _allocated(settings: Settings, allocation: Allocation, nodes: int) -> Cluster:
-    _require_srun()
-    return Cluster(nodes, allocation.hosts[:nodes], uses_slurm=True)
+def _allocation(environ: Mapping[str, str], *, needed: bool) -> Allocation | None:
+    """The allocation around us; for a plan only, none if nobody can tell which nodes it has."""
+    try:
+        return allocation_of(environ)
+    except OptionError:
+        if needed:
+            raise
+        return None
+
+
+def _is_one_of(hosts: tuple[str, ...], environ: Mapping[str, str]) -> bool:
+    """Whether this machine is one of Slurm's nodes, which may be known by a short name."""
+    here = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return here in hosts or here.partition(".")[0] in {host.partition(".")[0] for host in hosts}
 
 
 def _require_srun() -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pytest_ddpscale.cluster import THIS_MACHINE, Cluster, find_cluster, place_of
 from pytest_ddpscale.devices import devices_per_node, gpus_here, measured_sku, needs_no_gpu
-from pytest_ddpscale.errors import OptionError, RunDirectoryError, WritingError
+from pytest_ddpscale.errors import OptionError, RunDirectoryError, SkuError, WritingError
 from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.place import Place
 from pytest_ddpscale.launch.supervisor import Listener, Supervisor
 from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.plan.estimate import estimate
@@ -31,7 +32,7 @@ from pytest_ddpscale.results.run_record import (
     start_run,
 )
 from pytest_ddpscale.resuming import Resumption, extra_launches, read_resumption, refuse_other_devices
-from pytest_ddpscale.settings import Settings
+from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.matching import resolve_sku
 from pytest_ddpscale.thresholds.cases import Case, cases_for, device_type
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
@@ -154,10 +155,12 @@ class AcceptanceSession:
         if self.resumed is not None:
             self._reopen_run(self.resumed.run.path)
             return
+        self._place(self.site.settings.run_dir or Path())  # what cannot be started leaves no run behind
         run, self._lock = new_run_directory(self.site.settings.run_dir, self.sku)
-        run.write_json(run.plan_json, self.plan.as_json())
         thresholds = self.thresholds
+        # First, so that a run killed on the way is known for one, and begun anew in its directory.
         start_run(run, self.sku, self.site.argv, thresholds.path, thresholds.sha256, self.devices)
+        run.write_json(run.plan_json, self.plan.as_json())
         self.run = run
 
     def _reopen_run(self, path: Path) -> None:
@@ -355,7 +358,8 @@ class AcceptanceSession:
             replace(s, workload=replace(s.workload, name=f"{s.workload.name}-extra{self._extra_launches}"))
             for s in extra.studies
         )
-        extra = replace(extra, studies=named)
+        # A second search would number its rounds as the first one did.
+        extra = replace(extra, studies=named, pairs=None if self._evidence.pairs else extra.pairs)
         with self._writing():
             self.run.write_json(self.run.plan_json, self._evidence.plan.joined(extra).as_json())
             self._launch(extra, listener)
@@ -374,8 +378,11 @@ class AcceptanceSession:
             queue_s=settings.queue_limit_s,
         )
         judge = Decider(plan, self.selected, settings.confidence)
-        place = place_of(self.cluster, settings, self.device_type, self.run.path, os.environ)
+        place = self._place(self.run.path)
         Supervisor(place, self.run, limits, listener, isolate=settings.isolate, judge=judge).measure(plan)
+
+    def _place(self, run_path: Path) -> Place:
+        return place_of(self.cluster, self.site.settings, self.device_type, run_path, os.environ)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -398,13 +405,21 @@ def open_session(site: Site) -> AcceptanceSession:
     settings = site.settings
     thresholds = load_thresholds(_thresholds_path(site))
     judged = RunDirectory.open(settings.judge) if settings.judge else None
-    resumed = read_resumption(RunDirectory.open(settings.resume)) if settings.resume else None
-    earlier = judged or (resumed.run if resumed else None)
+    begun = RunDirectory.open(settings.resume) if settings.resume else None
+    resumed = read_resumption(begun) if begun and not begun.is_only_begun else None
+    if begun is not None and resumed is None:  # killed before it had a plan: measured as a new run, in its place
+        settings = replace(settings, resume=None, run_dir=begun.path)
+        site = replace(site, settings=settings)
+    earlier = judged or begun
     sku = measured_sku(thresholds, settings, earlier) if earlier else settings.gpu_sku
     if judged is not None:
         return AcceptanceSession(site, thresholds, sku, cases_for(thresholds, sku), None, judged, resumed)
     cluster = find_cluster(settings, os.environ, plans_only=site.collect_only)
     no_devices_here = site.collect_only or cluster.is_elsewhere
+    if sku == AUTO and cluster.is_elsewhere and not site.collect_only:
+        raise SkuError(
+            "--gpu-sku=auto", "the GPUs are on other machines", "their model", "Write --gpu-sku=b200, or as it is."
+        )
     gpus = [] if needs_no_gpu(thresholds, sku, no_devices_here) else gpus_here(sku)
     sku = resolve_sku(thresholds, sku, gpus, require_devices=not no_devices_here)
     kind = device_type(thresholds.thresholds.skus[sku])

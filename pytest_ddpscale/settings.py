@@ -19,6 +19,8 @@ AUTO = "auto"
 LAUNCHERS = (AUTO, "torchrun", "slurm")
 DURATION = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h)?$")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
+# Arguments of srun that say how many tasks there are, and what carries our line to them.
+_OURS = re.compile(r"(--nodes|--ntasks(-per-\w+)?|--export|--input|--output|--error)(=|$)|-[Nnioe]")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 
@@ -233,6 +235,8 @@ def _arguments(value: _Value) -> tuple[str, ...]:
         raise value.refuse(f"arguments of srun, quoted as in a shell ({error})") from None
     if any(not argument.startswith("-") for argument in arguments[:1]):
         raise value.refuse("arguments of srun, such as --partition=gpu --exclusive")
+    if any(_OURS.match(argument) for argument in arguments):
+        raise value.refuse("none of --nodes (that is --ddp-nodes), --ntasks, --export, --input, --output and --error")
     return arguments
 
 

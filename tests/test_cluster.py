@@ -16,8 +16,11 @@ from pytest_ddpscale.launch.torchrun import TorchrunLauncher
 from pytest_ddpscale.settings import Settings, settings_from
 from tests.launch.sample import gang
 
-ONE_NODE = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n4"}
-THREE_NODES = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[4-5,9]"}
+HERE = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n4"}
+ONE_NODE = HERE | {"SLURM_JOB_NODELIST": "n4"}
+THREE_NODES = HERE | {"SLURM_JOB_NODELIST": "n[4-5,9]"}
+# A shell that salloc started where it was typed.
+ON_LOGIN = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n4"}
 THREE = ("n4", "n5", "n9")
 # As `scontrol show hostnames` does for the list above.
 SCONTROL = '#!/bin/sh\n[ "$*" = "show hostnames n[4-5,9]" ] && printf "n4\\nn5\\nn9\\n"\n'
@@ -57,6 +60,8 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"nodes": "2"}, {}, Cluster(2, uses_slurm=True, is_elsewhere=True)),
         ({"launcher": "slurm"}, {}, Cluster(1, uses_slurm=True, is_elsewhere=True)),
         ({"slurm_args": "--partition=gpu"}, {}, Cluster(1, uses_slurm=True, is_elsewhere=True)),
+        ({}, ON_LOGIN, Cluster(1, ("n4",), uses_slurm=True, is_elsewhere=True)),
+        ({}, ON_LOGIN | {"SLURMD_NODENAME": "n4.cluster"}, THIS_MACHINE),
     ],
 )
 def test_the_nodes_follow_from_options_and_allocation(
@@ -114,6 +119,22 @@ def test_planning_needs_no_slurm(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_cluster(settings(**options), {}, plans_only=True) == expected
+
+
+def test_planning_inside_an_allocation_is_for_its_nodes(programs: Path) -> None:
+    assert find_cluster(settings(), THREE_NODES, plans_only=True).nodes == 3
+    unknown = THREE_NODES | {"SLURM_JOB_NODELIST": "x[1-2]"}
+    assert find_cluster(settings(), unknown, plans_only=True).nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "is_added"),
+    [("--gres=gpu:8", False), ("--gpus=8", False), ("-G8", False), ("--gres-flags=x", True), ("--mem=0", True)],
+)
+def test_gpus_are_asked_for_unless_the_user_does(programs: Path, tmp_path: Path, argument: str, is_added: bool) -> None:
+    login = Cluster(2, uses_slurm=True, is_elsewhere=True)
+    launcher = place(login, "cuda", tmp_path, gpus_per_node="8", slurm_args=argument).launcher
+    assert ("--gpus-per-node=8" in launcher.arguments) == is_added
 
 
 def place(cluster: Cluster, device_type: Any, run: Path, **options: str) -> Any:

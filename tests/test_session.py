@@ -12,10 +12,12 @@ import pytest
 
 from pytest_ddpscale import devices
 from pytest_ddpscale import session as session_module
+from pytest_ddpscale.cluster import Cluster
 from pytest_ddpscale.errors import OptionError, RunDirectoryError, SkuError
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.pair_record import PairMeasurement
 from pytest_ddpscale.results.records import Measurement, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.session import AcceptanceSession, Site, open_session
@@ -336,6 +338,21 @@ class TestMeasuring:
         assert measuring.run is not None
         assert [study.id for study in measuring.run.read_plan().studies] == ["weak/r", "strong/r-extra1"]
         assert measuring.judge(measuring.cases[1], nothing).passed
+
+    def test_a_further_launch_searches_for_slow_links_unless_they_were_measured(
+        self, measuring: AcceptanceSession, gangs: list[InstantGang]
+    ) -> None:
+        measuring.judge(measuring.cases[0], nothing)
+        assert measuring.run is not None
+        measuring.cluster, measuring.devices = Cluster(nodes=3), 6
+        measuring.samples("weak_scaling_efficiency", "r", 6, nothing)
+        assert gangs[-1].plan.pairs is not None
+        assert measuring.run.read_plan().pairs == gangs[-1].plan.pairs, "ranks read it there"
+        found = PairMeasurement("pairs", 0, (0, 2), ("a", "b"), (0, 0), ("cpu", "cpu"), 4, 1, 1.0)
+        measuring.run.append_record(found.as_json())
+        measuring.samples("weak_scaling_efficiency", "r", 5, nothing)
+        measuring.samples("weak_scaling_efficiency", "r", 3, nothing)
+        assert [gang.plan.pairs is None for gang in gangs] == [True, False, False, True]
 
     def test_a_question_that_makes_no_sense_is_refused(self, measuring: AcceptanceSession) -> None:
         for question, complaint in {

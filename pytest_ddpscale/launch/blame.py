@@ -17,7 +17,7 @@ _PARTNER_IS_GONE = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket (Timeout|closed)|[Tt]imed out|NCCL|gloo|[Ss]tore|recvBytes"
     r"|Distributed(Network|Backend|Store)Error"
 )
-_SIGTERM = -int(signal.SIGTERM)
+_SIGTERM, _SIGABRT = -int(signal.SIGTERM), -int(signal.SIGABRT)
 
 
 def describe(roll: Roll, exit_code: int | None, other_lines: Sequence[str]) -> str:
@@ -28,7 +28,8 @@ def describe(roll: Roll, exit_code: int | None, other_lines: Sequence[str]) -> s
         exit_code: of the launcher; None if it was stopped.
         other_lines: the last lines of output that were no messages.
     """
-    for found in (_killed(roll), _left_early(roll), _failed(roll)):
+    # NCCL's watchdog aborts ranks that wait for another one, so an abort explains least.
+    for found in (_killed(roll), _left_early(roll), _failed(roll), _killed(roll, aborted=True)):
         if found:
             return found
     ended = "was stopped" if exit_code is None else f"exited with code {exit_code}"
@@ -62,11 +63,11 @@ def furthest_behind(ranks: Sequence[RankNews]) -> list[RankNews]:
     return behind if len(behind) < len(ranks) or len(ranks) == 1 else []
 
 
-def _killed(roll: Roll) -> str:
-    """Of a rank that a signal ended; not SIGTERM, by which torchrun ends those that are left."""
+def _killed(roll: Roll, *, aborted: bool = False) -> str:
+    """Of a rank that a signal ended, SIGABRT or others; not SIGTERM, by which torchrun ends those that are left."""
     for index, node in sorted(roll.nodes.items()):
         for local_rank, code, pid, _ in (node.exit or {}).get("exits", ()):
-            if code >= 0 or code == _SIGTERM:
+            if code >= 0 or code == _SIGTERM or (code == _SIGABRT) != aborted:
                 continue
             rank = roll.ranks.get((index, local_rank), RankNews(index, node.host, local_rank, pid=pid))
             oom = node.exit is not None and node.exit.get("oom_kills", 0) > 0

@@ -12,7 +12,10 @@ from typing import IO, Any
 
 from pytest_ddpscale.node.messages import STAY_EVERY_S, decode, encode
 
+_PATIENCE_S = 2.0
 _LAST_LINES = 40
+_SLURM_LINES = 500
+_SLURMS_VOICES = ("srun:", "slurmstepd")
 _MOST_CHARACTERS = 500  # of each of them
 # A longer line is read in pieces: what prints without an end must not fill this process's memory.
 _MOST_READ_BYTES = 65_536
@@ -36,9 +39,10 @@ class Channel:
         self._stdin: IO[bytes] = process.stdin
         self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._slurm_lines: deque[str] = deque(maxlen=_SLURM_LINES)
         self._log_lock, self._input_lock = threading.Lock(), threading.Lock()
         self._log = log
-        self._closed = threading.Event()
+        self._closed, self._somebody_spoke = threading.Event(), threading.Event()
         self._readers = [
             threading.Thread(target=self._read, args=(stream,), daemon=True)
             for stream in (process.stdout, process.stderr)
@@ -52,6 +56,12 @@ class Channel:
         with self._log_lock:
             return list(self._lines)
 
+    @property
+    def slurm_lines(self) -> list[str]:
+        """What Slurm said among them: kept for longer, as torchrun's complaints on many nodes may bury it."""
+        with self._log_lock:
+            return list(self._slurm_lines)
+
     def messages(self) -> list[dict[str, Any]]:
         """What agents have said since the last call."""
         found = []
@@ -62,9 +72,16 @@ class Channel:
 
     def say(self, word: str, **fields: Any) -> None:
         """Tell all agents. Whether they hear it shows in what they do."""
-        with self._input_lock, contextlib.suppress(OSError, ValueError):  # gone, or closed
+        # A launcher that does not read any more must not hold us up when we come to end it.
+        if not self._input_lock.acquire(timeout=_PATIENCE_S):
+            return
+        try:
             self._stdin.write(encode({"say": word, **fields}))
             self._stdin.flush()
+        except (OSError, ValueError):  # gone, or closed
+            pass
+        finally:
+            self._input_lock.release()
 
     def close(self, patience_s: float = 5.0) -> None:
         """Read what is left. To be called once the launcher has ended.
@@ -79,8 +96,10 @@ class Channel:
             thread.join(patience_s)
 
     def _stay(self) -> None:
+        """Once an agent is there: while srun waits for nodes it reads nothing, and the words would fill the pipe."""
         while not self._closed.wait(STAY_EVERY_S):
-            self.say("stay")
+            if self._somebody_spoke.is_set():
+                self.say("stay")
 
     def _read(self, stream: IO[bytes]) -> None:
         with contextlib.suppress(OSError, ValueError), stream, self._open_log() as log:
@@ -88,10 +107,13 @@ class Channel:
                 line = data.decode("utf-8", errors="replace")
                 message = decode(line)
                 if message is not None:
+                    self._somebody_spoke.set()
                     self._messages.put(message)
                     continue
                 with self._log_lock:
                     self._lines.append(line.rstrip("\n")[:_MOST_CHARACTERS])
+                    if line.startswith(_SLURMS_VOICES):
+                        self._slurm_lines.append(self._lines[-1])
                     with contextlib.suppress(OSError):
                         log.write(data)
                         log.flush()

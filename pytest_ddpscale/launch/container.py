@@ -56,6 +56,11 @@ def container_of(image: str | None, mounted: Path, device_type: DeviceType, *, h
         return NO_CONTAINER
     runtime, image = _runtime_of(image)
     place = mounted.resolve()
+    if {",", ":"} & set(str(place)):
+        raise OptionError(
+            "--ddp-run-dir", f"{place} has a comma or colon, which separate mounts of a container", "a path without",
+            "Name another one.",
+        )  # fmt: skip
     if runtime == "apptainer":
         gpus = ("--nv",) if device_type == "cuda" else ()
         return Container((), (_apptainer(), "exec", *gpus, "--bind", str(place), image), _PYTHON_INSIDE)

@@ -62,6 +62,7 @@ class Gang:
         log: for what is said beside messages.
         tail: of measurements.jsonl.
         hear: takes every record as it is written, and ``{}`` or a kind ``waiting`` meanwhile.
+        deadline_unix_s: asked when all nodes are there: after which time no round may start; None for no limit.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Gang:
         log: Path,
         tail: Tail,
         hear: Callable[[dict[str, Any]], None],
+        deadline_unix_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._spec = spec
         self._command = launcher.command(spec)
@@ -82,6 +84,7 @@ class Gang:
         self._log = log
         self._tail = tail
         self._hear = hear
+        self._deadline_unix_s = deadline_unix_s
         self._roll = Roll()
         self._silent: tuple[str, ...] = ()
         self._heard_s = self._began_s = time.monotonic()
@@ -91,7 +94,7 @@ class Gang:
         try:
             with self._started() as (process, channel):
                 why = self._assemble(process, channel) or self._watch(process, channel)
-                interrupted = why_step_ended(channel.other_lines)
+                interrupted = why_step_ended(channel.slurm_lines)
                 if why is not None:
                     self._dismiss(process, channel)
                 exit_code = process.wait() if why is None else None
@@ -100,18 +103,18 @@ class Gang:
         self._take_messages(channel)
         self._pass_records_on()
         if why is None:  # else Slurm would say that its step was cancelled, and that was us
-            interrupted = why_step_ended(channel.other_lines)
-        return self._end(exit_code, why, interrupted, channel.other_lines)
+            interrupted = why_step_ended(channel.slurm_lines)
+        return self._end(exit_code, why, interrupted, channel)
 
-    def _end(self, exit_code: int | None, why: str | None, interrupted: str, other_lines: list[str]) -> GangEnd:
+    def _end(self, exit_code: int | None, why: str | None, interrupted: str, channel: Channel) -> GangEnd:
         roll = self._roll
-        given_up = failed_nodes(other_lines)
+        given_up = failed_nodes(channel.slurm_lines)
         still_silent = roll.silent_hosts(time.monotonic(), self._limits.silence_s)
         lost = given_up or tuple(host for host in self._silent if host in still_silent)
         if lost or why == _LOST:
             why = _node_is_lost(lost or self._silent, self._limits.silence_s, is_slurms_word=bool(given_up))
         elif why == _TROUBLE or (why is None and exit_code != 0):
-            why = describe(roll, exit_code, other_lines)
+            why = describe(roll, exit_code, channel.other_lines)
         elif why is not None and roll.ranks:
             why = f"{why} {describe_standstill(roll)}."
         return GangEnd(exit_code, why or "", interrupted, lost, tuple(roll.failures))
@@ -147,11 +150,11 @@ class Gang:
             if process.poll() is not None:
                 return None
             self._take_messages(channel)
-            if len(self._roll.nodes) > there:
-                self._heard_s = time.monotonic()
+            if self._roll.nodes and not there:
+                self._heard_s = time.monotonic()  # from now on the others are due
             if why := self._late_nodes():
                 return why
-            state = "" if there else queue_state(channel.other_lines)
+            state = "" if there else queue_state(channel.slurm_lines)
             self._hear({"kind": "waiting", "for": state} if state else {})
             time.sleep(POLL_S)
         others = {version: hosts for version, hosts in self._roll.versions.items() if version != __version__}
@@ -160,8 +163,11 @@ class Gang:
             who = ", ".join(hosts[:5])
             return f"{who} runs pytest-ddpscale {version}, its supervisor {__version__}: install the same version"
         endpoint = f"{self._roll.nodes[0].host}:{self._roll.port}" if nodes > 1 else None
-        channel.say("start", nodes=nodes, endpoint=endpoint)
-        self._heard_s = time.monotonic()
+        deadline_unix_s = self._deadline_unix_s()
+        deadline = {} if deadline_unix_s is None else {"deadline_unix_s": deadline_unix_s}
+        channel.say("start", nodes=nodes, endpoint=endpoint, **deadline)
+        # Neither limit nor budget is spent in Slurm's queue.
+        self._heard_s = self._began_s = time.monotonic()
         self._roll.expect_beats(self._heard_s)
         return None
 
@@ -193,15 +199,15 @@ class Gang:
                 trouble_since_s = trouble_since_s or now_s
                 if now_s - trouble_since_s > COLLECT_S:
                     return _TROUBLE
-            elif why := self._why_ended(now_s, channel.other_lines):
+            elif why := self._why_ended(now_s, channel.slurm_lines):
                 return why
             time.sleep(POLL_S)
 
-    def _why_ended(self, now_s: float, other_lines: list[str]) -> str:
+    def _why_ended(self, now_s: float, slurm_lines: list[str]) -> str:
         limits = self._limits
         # Some may say a last word yet, as when this process had been stopped.
         self._silent = tuple(self._roll.silent_hosts(now_s, limits.silence_s))
-        if self._silent or failed_nodes(other_lines):
+        if self._silent or failed_nodes(slurm_lines):
             return _LOST
         limit_s = limits.inactivity_s if self._tail.records else limits.startup_s
         if now_s - max(self._heard_s, self._roll.moved_s or 0.0) > limit_s:

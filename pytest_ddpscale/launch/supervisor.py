@@ -80,8 +80,6 @@ class Supervisor:
         Raises:
             KeyboardInterrupt: Ctrl-C, or a signal that ends the job.
         """
-        if self._limits.budget_s is not None:
-            self._deadline_unix_s = time.time() + self._limits.budget_s
         pending = list(plan.study_ids)
         try:
             with interrupted_by_termination():
@@ -140,21 +138,34 @@ class Supervisor:
             gang_id=uuid.uuid4().hex,
             nodes=nodes,
             ranks_per_node=plan.layout.ranks_per_node,
-            log_dir=log.with_suffix(""),
+            log_dir=log.with_suffix("").resolve(),
             worker_arguments=self._worker_arguments(studies),
             hosts=hosts,
             beat_s=max(1.0, nodes * plan.layout.ranks_per_node / _NODES_PER_BEAT_S),
         )
-        return Gang(spec, self._place.launcher, self._place.environment, self._limits, log, tail, self._hear)
+        place = self._place
+        return Gang(spec, place.launcher, place.environment, self._limits, log, tail, self._hear, self._deadline)
+
+    def _deadline(self) -> float | None:
+        """When the budget is spent: counted from when the first gang's nodes were there."""
+        if self._deadline_unix_s is None and self._limits.budget_s is not None:
+            self._deadline_unix_s = time.time() + self._limits.budget_s
+        return self._deadline_unix_s
 
     def _worker_arguments(self, studies: Sequence[str]) -> list[str]:
-        arguments = ["--run-dir", str(self._run.path), "--studies", ",".join(studies), "--version", __version__]
+        # Absolute: in a container, or where a site's prolog changes it, the working directory is another one.
+        arguments = [
+            "--run-dir",
+            str(self._run.path.resolve()),
+            "--studies",
+            ",".join(studies),
+            "--version",
+            __version__,
+        ]
         # Longer than we wait for any rank: we see all of them, and can say which one keeps the others waiting.
         arguments += ["--timeout-s", f"{1.5 * self._limits.inactivity_s + 30:g}"]
         if self._steering is not None:
             arguments += ["--steered"]
-        if self._deadline_unix_s is not None:
-            arguments += ["--deadline-unix-s", f"{self._deadline_unix_s:.3f}"]
         return arguments
 
     def _keep_reports(self, end: GangEnd, folder: Path) -> None:

@@ -88,7 +88,7 @@ class NodeAgent:
         place = Place(self._task.node, nodes, self._task.host, endpoint)
         status = Path(tempfile.mkdtemp(prefix="ddpscale-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
         try:
-            return self._serve(place, status)
+            return self._serve(place, status, order.get("deadline_unix_s"))
         finally:
             shutil.rmtree(status, ignore_errors=True)
 
@@ -104,10 +104,10 @@ class NodeAgent:
                     return start
         return None
 
-    def _serve(self, place: Place, status: Path) -> int:
+    def _serve(self, place: Place, status: Path, deadline_unix_s: float | None) -> int:
         log_dir = self._task.log_dir / place.host if place.nodes > 1 else self._task.log_dir
         ranks = LocalRanks(status, self._task.ranks_per_node)
-        process = self._start_torchrun(place, status, log_dir)
+        process = self._start_torchrun(place, status, log_dir, deadline_unix_s)
         try:
             was_ended = self._watch(process, ranks)
         finally:
@@ -134,8 +134,11 @@ class NodeAgent:
         """By what torchrun and its ranks on this node are found."""
         return f"{self._task.gang_id}/{self._task.node}"
 
-    def _start_torchrun(self, place: Place, status: Path, log_dir: Path) -> subprocess.Popen[bytes]:
+    def _start_torchrun(
+        self, place: Place, status: Path, log_dir: Path, deadline_unix_s: float | None
+    ) -> subprocess.Popen[bytes]:
         task = self._task
+        deadline = [] if deadline_unix_s is None else ["--deadline-unix-s", f"{deadline_unix_s:.3f}"]
         environment = os.environ | {
             GANG_VARIABLE: self._family,
             STATUS_VARIABLE: str(status),
@@ -143,7 +146,9 @@ class NodeAgent:
             "DDPSCALE_NODES": str(place.nodes),
             "DDPSCALE_HOST": place.host,
         }
-        command = torchrun_command(place, task.gang_id, task.ranks_per_node, log_dir, task.worker_arguments)
+        command = torchrun_command(
+            place, task.gang_id, task.ranks_per_node, log_dir, [*task.worker_arguments, *deadline]
+        )
         return subprocess.Popen(
             command,
             env=environment,

@@ -19,6 +19,7 @@ PLAN_SCHEMA_VERSION = 1
 # DDP laying its buckets out anew in its second step, has happened in the warm-up.
 STEPS_BEFORE_TIMING = 1
 FEWEST_STEPS_PER_BLOCK = 3
+MOST_RANKS = 10**7  # of a gang: more than any machine has, and few enough to be listed
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,15 @@ class Plan:
     pairs: PairStudy | None = None
 
     def __post_init__(self) -> None:
+        if self.device_type not in ("cuda", "cpu"):
+            raise ValueError(f"device_type of a plan is {self.device_type!r}; expected cuda or cpu")
         if self.ranks_per_node is None:
             if self.nodes != 1:
                 raise ValueError(f"a plan for {self.nodes!r} nodes does not say how many ranks each has")
         elif self._most_ranks > Layout(self.nodes, self.ranks_per_node).world_size:
             raise ValueError(f"a plan for {self.nodes} x {self.ranks_per_node} ranks has an arm of {self._most_ranks}")
+        if self.layout.world_size > MOST_RANKS:
+            raise ValueError(f"a plan is for {self.layout.world_size} ranks; expected at most {MOST_RANKS}")
 
     @property
     def world_size(self) -> int:
@@ -153,7 +158,8 @@ class Plan:
         per_node = None
         if self.ranks_per_node is not None and other.ranks_per_node is not None:
             per_node = max(self.ranks_per_node, other.ranks_per_node)
-        return replace(self, studies=(*self.studies, *other.studies), ranks_per_node=per_node)
+        studies, pairs = (*self.studies, *other.studies), self.pairs or other.pairs
+        return replace(self, studies=studies, ranks_per_node=per_node, pairs=pairs)
 
     @property
     def study_ids(self) -> tuple[str, ...]:

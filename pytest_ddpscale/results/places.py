@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -12,18 +12,21 @@ _VERSIONS = ("torch", "torchvision", "cuda", "nccl", "cudnn", "pytest_ddpscale")
 _SHOWN = 4  # names in one message
 
 
+Place = tuple[Any, Any, Any]  # host, local rank and device, as they were recorded
+
+
 @dataclass
 class Gang:
     """The ranks of one launch, as they announced themselves.
 
     Attributes:
         devices: host and device of every rank.
-        ranks: their numbers, as text.
+        places: where each rank is, by its number as text.
         versions: of the software, as rank 0 has it.
     """
 
     devices: set[tuple[str, str]] = field(default_factory=set)
-    ranks: set[str] = field(default_factory=set)
+    places: dict[str, Place] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -38,19 +41,26 @@ def gangs_of(records: Sequence[dict[str, Any]]) -> dict[str, Gang]:
     Args:
         records: all of measurements.jsonl, in order.
     """
-    found: dict[str, Gang] = {}
+    measured = [(str(r.get("study")), gang) for r, gang in gang_of_each(records) if r.get("kind") == "measurement"]
+    return {study: gang for study, gang in measured if gang.places}
+
+
+def gang_of_each(records: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Gang]]:
+    """Every record with the gang that wrote it: the last one that announced itself, without places if none did.
+
+    Args:
+        records: all of measurements.jsonl, in order.
+    """
     gang, before = Gang(), ""
     for record in records:
         kind, rank = record.get("kind"), str(record.get("rank"))
         if kind == "startup":
-            if before != "startup" or rank in gang.ranks:
+            if before != "startup" or rank in gang.places:
                 gang = Gang(versions=_versions(record))
-            gang.ranks.add(rank)
+            gang.places[rank] = (record.get("host"), record.get("local_rank"), record.get("device"))
             gang.devices.add((str(record.get("host")), str(record.get("device"))))
-        elif kind == "measurement" and gang.ranks:
-            found[str(record.get("study"))] = gang
+        yield record, gang
         before = str(kind)
-    return found
 
 
 def why_not_one_machine(records: Sequence[dict[str, Any]]) -> str:

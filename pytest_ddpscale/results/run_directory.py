@@ -89,6 +89,16 @@ class RunDirectory:
             raise not_writable(path, error) from None
         return run
 
+    @property
+    def is_only_begun(self) -> bool:
+        """Whether a session began a run here and ended before it had a plan: there is nothing to lose."""
+        if any(path.exists() for path in (self.plan_json, self.measurements_jsonl, self.verdicts_json)):
+            return False
+        try:
+            return self.read_run().get("status") == "running"
+        except RunDirectoryError:  # there is none, or it is broken
+            return False
+
     def refuse_if_taken(self) -> None:
         """Refuse to begin a run where something is that it might replace.
 
@@ -96,7 +106,7 @@ class RunDirectory:
             RunDirectoryError: the directory holds a run, verdicts or other files.
         """
         path = self.path
-        if self.run_json.exists() or self.measurements_jsonl.exists():
+        if (self.run_json.exists() and not self.is_only_begun) or self.measurements_jsonl.exists():
             raise RunDirectoryError(
                 str(path), "already holds a run", "a new or empty directory",
                 f"Name another one, judge that run with --ddp-judge={path}, or finish it with --ddp-resume={path}.",
@@ -105,7 +115,7 @@ class RunDirectory:
             raise RunDirectoryError(
                 str(path), "already holds verdicts", "a new or empty directory", "Name another one."
             )
-        if path.is_dir() and any(entry.name not in ("logs", LOCK_NAME) for entry in path.iterdir()):
+        if path.is_dir() and not all(map(_is_of_a_beginning, path.iterdir())):
             raise RunDirectoryError(
                 str(path),
                 "is not empty",
@@ -231,6 +241,11 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _is_of_a_beginning(entry: Path) -> bool:
+    """Whether a session leaves this behind that is killed before it has a plan: also what `write_atomically` began."""
+    return entry.name in ("logs", LOCK_NAME, "run.json") or entry.name.startswith((".run.json.", ".plan.json."))
 
 
 def append_whole(path: Path, data: bytes) -> None:

@@ -36,6 +36,8 @@ _RECORDED = (
     "OMP_",
     "NCCL_",
     "GLOO_",
+    "UCX_",
+    "FI_",
     "CUDA_",
     "TORCH_",
     "PYTORCH_",

@@ -57,6 +57,24 @@ class TestKilled:
         assert "was killed by signal 99" in describe(one.roll, 1, [])
 
 
+class TestAborted:
+    """NCCL's watchdog ends ranks by SIGABRT because of what happened to another one."""
+
+    def test_a_kill_elsewhere_explains_it(self, two: News) -> None:
+        two.gone(0)
+        two.exit(0, [0, -6, 100, True])
+        two.gone(2)
+        two.exit(1, [0, -9, 102, True])
+        assert describe(two.roll, 1, []) == f"rank 2 on n2 was killed by SIGKILL in {PLACE}"
+
+    def test_an_error_of_another_rank_explains_it(self, two: News) -> None:
+        two.gone(0)
+        two.exit(0, [0, -6, 100, True])
+        two.failed(2, "AcceleratorError", "an illegal memory access was encountered")
+        two.exit(1, [0, 1, 102, True])
+        assert "rank 2 on n2 failed" in describe(two.roll, 1, [])
+
+
 class TestLeftEarly:
     def test_its_partners_error_is_a_consequence(self, two: News) -> None:
         two.failed(0, "DistBackendError", "NCCL communicator was aborted")

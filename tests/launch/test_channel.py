@@ -107,12 +107,33 @@ def test_agents_are_told_to_stay_while_the_supervisor_is_busy(
     open_channel: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel_module, "STAY_EVERY_S", 0.02)
-    channel, _ = open_channel(ECHO)
+    channel, _ = open_channel(f"print({BEAT!r}, flush=True)\n{ECHO}")
     until = time.monotonic() + 20
     while len(channel.other_lines) < 3:
         assert time.monotonic() < until
         time.sleep(0.01)
     assert set(channel.other_lines) == {'heard {"say":"stay"}'}
+
+
+def test_nothing_is_said_before_an_agent_speaks_as_srun_reads_nothing_while_it_waits(
+    open_channel: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "STAY_EVERY_S", 0.001)
+    channel, process = open_channel("time.sleep(0.3); os.set_blocking(0, False); print(sys.stdin.buffer.raw.read())")
+    process.wait(timeout=30)
+    channel.close()
+    assert channel.other_lines == ["None"]
+
+
+def test_what_slurm_says_is_not_buried(open_channel: Open) -> None:
+    noise = "print('torchrun complains ' * 9, file=sys.stderr)"
+    channel, process = open_channel(
+        f"print('srun: error: Node failure on n3', flush=True)\nfor _ in range(99): {noise}"
+    )
+    process.wait(timeout=30)
+    channel.close()  # standard error may have come first
+    assert channel.slurm_lines == ["srun: error: Node failure on n3"]
+    assert len(channel.other_lines) < 99
 
 
 def test_who_is_gone_or_does_not_listen_can_be_told_without_harm(open_channel: Open) -> None:

@@ -87,6 +87,12 @@ def test_pyxis_without_srun_is_refused(run: Path) -> None:
         container_of("image.sqsh", run, "cuda", has_srun=False)
 
 
+@pytest.mark.parametrize("name", ["runs, old", "a:b"])
+def test_a_path_that_no_mount_can_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OptionError, match="has a comma or colon"):
+        container_of("image.sqsh", tmp_path / name, "cuda", has_srun=True)
+
+
 @pytest.mark.parametrize("image", ["apptainer:", "pyxis:"])
 def test_a_runtime_without_an_image_is_refused(run: Path, image: str) -> None:
     with pytest.raises(OptionError, match="found no image"):

@@ -6,6 +6,7 @@ The launcher is a small program that says what agents say.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,12 +84,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: list[dict[str, A
 
     def start(
         source: str, nodes: int = 1, hosts: tuple[str, ...] = (), name: str = "torchrun",
-        hear: Callable[[dict[str, Any]], None] = heard.append, **limits: float,
+        hear: Callable[[dict[str, Any]], None] = heard.append,
+        deadline_unix_s: Callable[[], float | None] = lambda: None, **limits: float,
     ) -> GangEnd:  # fmt: skip
         spec = spec_of(gang_id=tmp_path.name, nodes=nodes, ranks_per_node=2, hosts=hosts)
         tail = Tail(tmp_path / "measurements.jsonl")
         log = tmp_path / "gang-0.log"
-        return Gang(spec, ScriptedLauncher(source, name), {}, Limits(**limits), log, tail, hear).run()
+        return Gang(spec, ScriptedLauncher(source, name), {}, Limits(**limits), log, tail, hear, deadline_unix_s).run()
 
     return start
 
@@ -105,6 +107,20 @@ def test_one_node_is_started_without_an_address(run: Run, tmp_path: Path) -> Non
 def test_several_are_started_when_all_are_up_with_the_address_of_the_first(run: Run, tmp_path: Path) -> None:
     assert run("serve(3)", nodes=3) == GangEnd(0)
     assert log_of(tmp_path) == 'was told {"say": "start", "nodes": 3, "endpoint": "n1:20000"}\n'
+
+
+def test_no_limit_is_spent_in_the_queue(run: Run) -> None:
+    """Neither the total limit, nor the budget, whose end the agents are told when all are there."""
+    queued = "time.sleep(0.6); up(); print(order()['deadline_unix_s'] - time.time(), file=sys.stderr)"
+    deadlines: list[float] = []
+
+    def deadline_unix_s() -> float:
+        deadlines.append(time.time() + 100)
+        return deadlines[-1]
+
+    end = run(queued, name="slurm", total_s=0.5, deadline_unix_s=deadline_unix_s)
+    assert end == GangEnd(0)
+    assert len(deadlines) == 1
 
 
 def test_records_are_passed_on_as_they_are_written_and_to_the_last(

@@ -66,7 +66,9 @@ class Stage:
         assert len({end["study"] for end in ends}) == len(ends), "a study ends once"
         return {end["study"]: (end["reason"], end["message"]) for end in ends}
 
-    def gang(self, spec: GangSpec, launcher: Any, env: Any, limits: Any, log: Path, tail: Tail, hear: Any) -> Any:
+    def gang(
+        self, spec: GangSpec, launcher: Any, env: Any, limits: Any, log: Path, tail: Tail, hear: Any, deadline: Any
+    ) -> Any:
         """In place of `Gang`."""
         stage = self
 

@@ -114,6 +114,10 @@ def test_what_a_further_launch_measures_joins_the_plan() -> None:
     joined = first.joined(more)
     assert [study.id for study in joined.studies] == ["weak/one", "weak/two"]
     assert joined.layout == Layout(3, 4)
+    beyond = plan_for(question("weak_scaling_efficiency", 16, TWO))
+    assert beyond.pairs is not None
+    assert first.joined(beyond).pairs == beyond.joined(first).pairs == beyond.pairs
+    assert set(beyond.study_ids) <= set(first.joined(beyond).study_ids), "ranks read the joined plan"
     here = build_plan("a100", "cuda", [question("throughput_per_gpu", 2)], PACE)
     assert here.joined(build_plan("a100", "cuda", [question("throughput_per_gpu", 4, TWO)], PACE)).world_size == 4
 
@@ -125,6 +129,10 @@ def test_what_a_further_launch_measures_joins_the_plan() -> None:
         ({"nodes": 2, "ranks_per_node": 1}, "2 x 1 ranks has an arm of 4"),
         ({"nodes": 0, "ranks_per_node": 4}, "expected a whole number from 1 up"),
         ({"nodes": "2", "ranks_per_node": 4}, "expected a whole number from 1 up"),
+        ({"nodes": 10**12, "ranks_per_node": 8}, "a plan is for 8000000000000 ranks; expected at most 10000000"),
+        ({"nodes": 1, "ranks_per_node": 10**12}, "expected at most 10000000"),
+        ({"device_type": "x"}, "device_type of a plan is 'x'; expected cuda or cpu"),
+        ({"device_type": ["cuda"]}, "expected cuda or cpu"),
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused(fields: dict[str, object], complaint: str) -> None:

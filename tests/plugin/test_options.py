@@ -101,3 +101,20 @@ def test_a_confidence_other_than_the_usual_widens_the_intervals(site: Site) -> N
     usual, wide = (site.verdicts(d)["verdicts"][0] for d in ("measured", "measured/judged-1"))
     assert (usual["confidence"], wide["confidence"]) == (0.95, 0.999)
     assert wide["interval"][1] - wide["interval"][0] > 1.5 * (usual["interval"][1] - usual["interval"][0])
+
+
+def test_a_container_that_cannot_be_started_leaves_no_run_behind(site: Site) -> None:
+    result = site.run("--gpu-sku=cpu", "--ddp-container=image.sqsh", "--ddp-run-dir=run")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "image.sqsh is an image for Pyxis" in result.stderr.str()
+    assert not (site.path / "run").exists()
+
+
+def test_the_model_of_gpus_that_are_elsewhere_has_to_be_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = site.path / "bin"
+    programs.mkdir()
+    (programs / "srun").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    result = site.run("--gpu-sku=auto", "--ddp-nodes=2", "--ddp-gpus-per-node=8")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "the GPUs are on other machines; expected their model" in result.stderr.str()

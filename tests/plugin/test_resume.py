@@ -138,6 +138,17 @@ class TestOnlyWhatIsMissing:
         assert site.outcome("run") == "accepted"
         assert not (run.path / "run.lock").exists()
 
+    def test_is_all_of_it_where_a_kill_came_before_the_plan(self, site: Site, run: RunDirectory) -> None:
+        RunDirectory.create(run.path)
+        start_run(run, "cpu", ("pytest", "--gpu-sku=cpu"), site.thresholds, "ab" * 32, devices_present=2)
+        (run.path / ".plan.json.x1").write_text("torn", encoding="utf-8")
+        result = site.run(*RESUME)
+        assert_no_crash(result)
+        assert result.ret == pytest.ExitCode.OK
+        assert site.outcome("run") == "accepted"
+        assert launches(run) == ["2 studies"]
+        assert "--ddp-resume=run" in run.read_run()["argv"]
+
     def test_is_what_the_plan_did_not_foresee_either(self, site: Site, run: RunDirectory) -> None:
         assert site.run(*NEW, "-k", "weak_scaling").ret == pytest.ExitCode.OK
         result = site.run(*RESUME)

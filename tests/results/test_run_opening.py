@@ -93,6 +93,22 @@ class TestNewRunDirectory:
             new_run_directory(run.path, "cpu")
         assert sorted(path.name for path in run.path.iterdir()) == before
 
+    @pytest.mark.parametrize("left", [[], ["run.json"], [".run.json.x1"], ["run.json", ".plan.json.x1", "run.lock"]])
+    def test_a_run_killed_before_it_had_a_plan_is_begun_anew(self, tmp_path: Path, left: list[str]) -> None:
+        run = RunDirectory.create(tmp_path / "killed")
+        for name in left:
+            (run.path / name).write_text('{"schema_version":1,"status":"running"}', encoding="utf-8")
+        assert run.is_only_begun == ("run.json" in left)
+        assert new_run_directory(run.path, "cpu")[0] == run
+
+    @pytest.mark.parametrize("also", ["plan.json", "measurements.jsonl", "verdicts.json", "notes.txt"])
+    def test_a_run_that_has_come_further_is_not(self, tmp_path: Path, also: str) -> None:
+        run = RunDirectory.create(tmp_path / "killed")
+        for name in ("run.json", also):
+            (run.path / name).write_text('{"schema_version":1,"status":"running"}', encoding="utf-8")
+        with pytest.raises(RunDirectoryError, match=r"already holds|is not empty"):
+            new_run_directory(run.path, "cpu")
+
     def test_a_lock_that_a_killed_run_left_is_no_obstacle(self, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "run.lock").write_text('{"host":"node1","pid":1,"since":"2026"}', encoding="utf-8")
