@@ -1,0 +1,1 @@
+"""One acceptance session: what is asked, measured and concluded."""

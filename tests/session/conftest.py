@@ -1,0 +1,64 @@
+"""Sessions on machines of the tests' choosing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale import devices
+from pytest_ddpscale import session as session_module
+from pytest_ddpscale.session import AcceptanceSession, Site, open_session
+from pytest_ddpscale.settings import settings_from
+from pytest_ddpscale.sku.detection import Gpu
+from tests.session.sample import THRESHOLDS, InstantGang, Open
+
+
+@pytest.fixture
+def gangs(monkeypatch: pytest.MonkeyPatch) -> list[InstantGang]:
+    """Every launch of the test."""
+    launches: list[InstantGang] = []
+    monkeypatch.setattr(InstantGang, "launches", launches)
+    monkeypatch.setattr(session_module, "Supervisor", InstantGang)
+    return launches
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Decide what NVML finds; by default there is no driver."""
+
+    def has(*gpus: Gpu, driver: bool) -> None:
+        monkeypatch.setattr(devices, "visible_gpus", lambda: list(gpus))
+        monkeypatch.setattr(devices, "has_driver", lambda: driver)
+
+    has(driver=False)
+    return has
+
+
+@pytest.fixture
+def opened(tmp_path: Path, machine: Callable[..., None]) -> Open:
+    """Open a session, on the CPU with two ranks unless options say otherwise."""
+    path = tmp_path / "thresholds.yaml"
+    path.write_text(THRESHOLDS, encoding="utf-8")
+
+    def open_it(collect_only: bool = False, **options: Any) -> AcceptanceSession:
+        if options.get("gpu_sku", "cpu") == "cpu":
+            options = {"ddp_gpus_per_node": "2", "ddp_rounds": "5", **options}
+        options.setdefault("gpu_sku", "cpu")
+        options.setdefault("ddp_run_dir", str(tmp_path / "run"))
+        return open_session(
+            Site(settings_from(options, {}, {}), tmp_path, tmp_path, ("pytest",), collect_only=collect_only)
+        )
+
+    return open_it
+
+
+@pytest.fixture
+def measuring(opened: Open, gangs: list[InstantGang]) -> AcceptanceSession:
+    """A session about to measure everything, on two ranks."""
+    session = opened()
+    session.select(session.cases)
+    session.open_run()
+    return session

@@ -1,0 +1,86 @@
+"""Thresholds, and a gang that measures at once, for tests of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.records import Measurement, StudyEnd
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.session import AcceptanceSession
+from pytest_ddpscale.sku.detection import Gpu
+
+THRESHOLDS = """\
+schema_version: 1
+skus:
+  cpu:
+    description: any CPU
+    aliases: [laptop]
+    detect: {device: cpu}
+    workloads: &workloads
+      r: {model: resnet18, precision: fp32, batch_size: 4, image_size: 32, global_batch_size: 8}
+    requirements: &requirements
+      - {metric: throughput_per_gpu, workload: r, world_size: 1, at_least: 50, source: &source {measured: 99, reference: a paper, reasoning: made up for a test}}
+      - {metric: weak_scaling_efficiency, workload: r, world_size: 2, at_least: 0.5, source: *source}
+      - {metric: strong_scaling_speedup, workload: r, world_size: 8, at_least: 2, source: *source}
+  gpu:
+    description: some GPU
+    aliases: [g]
+    detect: {name: '^G$'}
+    workloads: *workloads
+    requirements: *requirements
+"""  # noqa: E501 - one requirement, one line
+IDS = ["throughput_per_gpu[r-1rank]", "weak_scaling_efficiency[r-2rank]", "strong_scaling_speedup[r-8rank]"]
+IMG_PER_S = 100.0
+
+
+def nothing(record: dict[str, Any]) -> None:
+    """A listener that shows no progress."""
+
+
+class InstantGang:
+    """In place of the supervisor: measures a plan at once, at a pace of its own choosing."""
+
+    launches: list[InstantGang] = []  # noqa: RUF012 (each test has a list of its own)
+    breaks = ""
+    ends = True
+    rounds: int | None = None
+
+    def __init__(
+        self, launcher: object, run: RunDirectory, limits: Limits, listener: object, *, isolate: bool, judge: object
+    ) -> None:
+        self.run, self.limits, self.isolate, self.judge = run, limits, isolate, judge
+        self.launches.append(self)
+
+    def measure(self, plan: Plan) -> None:
+        self.plan = plan
+        for study in plan.studies:
+            for number in range(study.rounds if self.rounds is None else self.rounds):
+                for arm in study.arms:
+                    for rank in range(arm.world_size):
+                        block_s = arm.batch_size * 10 / IMG_PER_S
+                        one = Measurement(
+                            study.id, arm.name, number, rank, rank, "here", "cpu", arm.batch_size, 10, block_s, 1.7e9
+                        )
+                        self.run.append_record(one.as_json())
+            if self.ends:
+                reason = "error" if self.breaks else "rounds"
+                self.run.append_record(StudyEnd(study.id, reason, self.breaks).as_json())
+
+
+Open = Callable[..., AcceptanceSession]
+
+
+def gpu(index: int, name: str = "G") -> Gpu:
+    return Gpu(index, f"GPU-{index}", name, "20b2", 80.0)
+
+
+def measured_run(path: Path, sku: str = "cpu") -> Path:
+    """A run directory without any measurement."""
+    run = RunDirectory.create(path)
+    run.write_json(run.run_json, {"schema_version": 1, "sku": sku, "notes": ["imported"]})
+    run.write_json(run.plan_json, Plan("cpu", "cpu", ()).as_json())
+    return path

@@ -1,0 +1,124 @@
+"""A session that judges an earlier run measures nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale import session as session_module
+from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.session import AcceptanceSession
+from pytest_ddpscale.sku.detection import Gpu
+from tests.session.sample import THRESHOLDS, InstantGang, Open, measured_run, nothing
+
+
+class TestJudging:
+    @pytest.fixture
+    def old(self, measuring: AcceptanceSession) -> RunDirectory:
+        """A run that was measured in full."""
+        measuring.judge(measuring.cases[0], nothing)
+        measuring.close_run("finished")
+        measuring.release_run()
+        assert measuring.run is not None
+        return measuring.run
+
+    def judged(self, opened: Open, old: RunDirectory, **options: Any) -> AcceptanceSession:
+        session = opened(gpu_sku="auto", ddp_judge=str(old.path), ddp_run_dir=None, **options)
+        session.select(session.cases)
+        session.open_run()
+        return session
+
+    def test_verdicts_come_from_what_is_there_and_nothing_is_launched(
+        self, opened: Open, old: RunDirectory, gangs: list[InstantGang]
+    ) -> None:
+        session = self.judged(opened, old)
+        verdicts = [session.judge(case, nothing) for case in session.cases]
+        assert [verdict.outcome for verdict in verdicts] == ["passed", "passed", "not_measured"]
+        assert verdicts[2].reason == "strong scaling of r was not measured in this run"
+        assert session.samples("strong_scaling_speedup", "r", 2, nothing) == []
+        assert len(gangs) == 1, "the one that measured it"
+
+    def test_the_old_record_stays_and_the_judgement_says_what_it_is(self, opened: Open, old: RunDirectory) -> None:
+        record = old.run_json.read_bytes()
+        session = self.judged(opened, old)
+        session.close_run("finished")
+        assert old.run_json.read_bytes() == record
+        notes = session.conclude(interrupted=False, spoiled=()).notes
+        assert notes == (f"judged from {old.path}, nothing was measured",)
+
+    def test_notes_of_the_old_run_are_kept(self, opened: Open, tmp_path: Path) -> None:
+        session = self.judged(opened, RunDirectory(measured_run(tmp_path / "imported")))
+        assert session.conclude(interrupted=False, spoiled=()).notes[1:] == ("imported",)
+
+    def test_a_simulated_run_accepts_nothing(self, opened: Open, old: RunDirectory) -> None:
+        record = old.read_run()
+        marks: list[dict[str, Any]] = [
+            {"simulated": True},
+            {"simulated": "true"},
+            {"status": "simulated"},
+            {"simulation": {}},
+        ]
+        for mark, expected in (({}, "accepted"), *((mark, "incomplete") for mark in marks)):
+            old.write_json(old.run_json, record | mark)
+            session = self.judged(opened, old)
+            session.cases = session.cases[:2]
+            for case in session.cases:
+                session.judge(case, nothing)
+            session.selected = session.cases
+            judgement = session.conclude(interrupted=False, spoiled=())
+            assert judgement.outcome == expected, judgement.reason
+        assert judgement.reason.startswith("simulated: no machine was measured")
+        assert "SIMULATED: no machine was measured" in judgement.notes
+
+    def test_verdicts_that_somebody_may_have_signed_are_never_overwritten(
+        self, opened: Open, old: RunDirectory
+    ) -> None:
+        first = self.judged(opened, old)
+        assert first.run == old, "no verdicts are there yet"
+        first.release_run()
+        old.write_json(old.verdicts_json, {})
+        names = []
+        for _ in range(2):
+            session = self.judged(opened, old)
+            assert session.run is not None
+            session.run.write_json(session.run.verdicts_json, {})
+            names.append(session.run.path)
+        assert names == [old.path / "judged-1", old.path / "judged-2"]
+
+    def test_verdicts_go_where_they_are_asked_to(self, opened: Open, old: RunDirectory, tmp_path: Path) -> None:
+        session = opened(gpu_sku="auto", ddp_judge=str(old.path), ddp_run_dir=str(tmp_path / "verdicts"))
+        session.select(session.cases)
+        session.open_run()
+        assert session.run == RunDirectory(tmp_path / "verdicts")
+
+    def test_other_thresholds_give_other_verdicts(self, opened: Open, old: RunDirectory, tmp_path: Path) -> None:
+        strict = tmp_path / "strict.yaml"
+        strict.write_text(THRESHOLDS.replace("at_least: 50", "at_least: 500"), encoding="utf-8")
+        session = self.judged(opened, old, thresholds=str(strict))
+        assert session.judge(session.cases[0], nothing).outcome == "failed"
+
+    def test_a_broken_line_is_refused_before_any_item_runs(self, opened: Open, old: RunDirectory) -> None:
+        lines = old.measurements_jsonl.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines[2] = json.dumps({"kind": "measurement"}) + "\n"
+        old.measurements_jsonl.write_text("".join(lines), encoding="utf-8")
+        with pytest.raises(RunDirectoryError, match="line 3 is no measurement"):
+            self.judged(opened, old)
+
+
+def test_gpus_that_took_no_part_are_not_accepted(
+    opened: Open, gangs: list[InstantGang], machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen GPUs, requirements for eight: nothing is known of the other eight."""
+    machine(*[Gpu(i, f"GPU-{i}", "G", "20b2", 80.0) for i in range(16)], driver=True)
+    monkeypatch.setattr(session_module, "conclude", lambda *arguments: ("accepted", "3 of 3 requirements passed"))
+    session = opened(gpu_sku="gpu")
+    session.select(session.cases)
+    session.open_run()
+    judgement = session.conclude(interrupted=False, spoiled=())
+    assert judgement.outcome == "partial"
+    assert "8 of 16 GPUs took no part" in judgement.reason

@@ -1,0 +1,93 @@
+"""A session measures what it asked for, once."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_ddpscale.cluster import Cluster
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.results.pair_record import PairMeasurement
+from pytest_ddpscale.session import AcceptanceSession
+from tests.session.sample import IMG_PER_S, InstantGang, Open, nothing
+
+
+class TestMeasuring:
+    def test_what_is_about_to_happen_is_on_disk_first(self, measuring: AcceptanceSession) -> None:
+        assert measuring.run is not None
+        assert measuring.run.read_plan() == measuring.plan
+        assert measuring.run.read_run()["status"] == "running"
+        assert measuring.needs_measuring()
+
+    def test_one_launch_answers_everything_planned(
+        self, measuring: AcceptanceSession, gangs: list[InstantGang]
+    ) -> None:
+        verdicts = [measuring.judge(case, nothing) for case in measuring.cases[:2]]
+        assert [verdict.outcome for verdict in verdicts] == ["passed", "passed"]
+        assert [verdict.value for verdict in verdicts] == pytest.approx([IMG_PER_S, 1.0])
+        assert len(gangs) == 1
+        assert not measuring.needs_measuring()
+
+    def test_a_verdict_once_given_stays(self, measuring: AcceptanceSession) -> None:
+        first = measuring.judge(measuring.cases[0], nothing)
+        assert measuring.judge(measuring.cases[0], nothing) is first
+
+    def test_what_needs_more_ranks_than_there_are_is_not_measured_nor_launched(
+        self, measuring: AcceptanceSession, gangs: list[InstantGang]
+    ) -> None:
+        verdict = measuring.judge(measuring.cases[2], nothing)
+        assert (verdict.outcome, verdict.reason) == ("not_measured", "needs 8 ranks; 2 can be used here")
+        assert gangs == []
+
+    def test_a_study_that_breaks_is_an_error(
+        self, measuring: AcceptanceSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(InstantGang, "breaks", "rank 1 on here failed in warm-up: no memory")
+        verdict = measuring.judge(measuring.cases[0], nothing)
+        assert (verdict.outcome, verdict.reason) == ("error", "rank 1 on here failed in warm-up: no memory")
+
+    def test_limits_and_isolation_are_passed_on(self, opened: Open, gangs: list[InstantGang]) -> None:
+        session = opened(ddp_budget="10m", ddp_inactivity_limit="90s", ddp_isolate=True)
+        session.select(session.cases)
+        session.open_run()
+        session.judge(session.cases[0], nothing)
+        limits = gangs[0].limits
+        assert (limits.budget_s, limits.inactivity_s, limits.startup_s, gangs[0].isolate) == (600.0, 90.0, 90.0, True)
+        assert limits.total_s is not None, "the plan gives one"
+        assert limits.total_s > 90.0
+
+    def test_a_question_outside_the_plan_is_measured_by_a_further_launch(
+        self, measuring: AcceptanceSession, gangs: list[InstantGang]
+    ) -> None:
+        measuring.judge(measuring.cases[0], nothing)
+        for _ in range(2):
+            samples = measuring.samples("strong_scaling_speedup", "r", 2, nothing)
+            assert samples == pytest.approx([2.0] * 5)
+        assert [study.id for gang in gangs for study in gang.plan.studies] == ["weak/r", "strong/r-extra1"]
+        assert measuring.run is not None
+        assert [study.id for study in measuring.run.read_plan().studies] == ["weak/r", "strong/r-extra1"]
+        assert measuring.judge(measuring.cases[1], nothing).passed
+
+    def test_a_further_launch_searches_for_slow_links_unless_they_were_measured(
+        self, measuring: AcceptanceSession, gangs: list[InstantGang]
+    ) -> None:
+        measuring.judge(measuring.cases[0], nothing)
+        assert measuring.run is not None
+        measuring.cluster, measuring.devices = Cluster(nodes=3), 6
+        measuring.samples("weak_scaling_efficiency", "r", 6, nothing)
+        assert gangs[-1].plan.pairs is not None
+        assert measuring.run.read_plan().pairs == gangs[-1].plan.pairs, "ranks read it there"
+        found = PairMeasurement("pairs", 0, (0, 2), ("a", "b"), (0, 0), ("cpu", "cpu"), 4, 1, 1.0)
+        measuring.run.append_record(found.as_json())
+        measuring.samples("weak_scaling_efficiency", "r", 5, nothing)
+        measuring.samples("weak_scaling_efficiency", "r", 3, nothing)
+        assert [gang.plan.pairs is None for gang in gangs] == [True, False, False, True]
+
+    def test_a_question_that_makes_no_sense_is_refused(self, measuring: AcceptanceSession) -> None:
+        for question, complaint in {
+            ("speed", "r", 1): "found metric 'speed'; expected one of throughput_per_gpu",
+            ("generation_ratio", "r", 1): "found metric 'generation_ratio'; expected one of",
+            ("throughput_per_gpu", "s", 1): "found workload 's'; expected one of r",
+            ("throughput_per_gpu", "r", 3): "found world size 3; expected at most 2",
+        }.items():
+            with pytest.raises(OptionError, match=complaint):
+                measuring.samples(*question, nothing)
