@@ -150,6 +150,9 @@ def _indented(content: str, columns: int) -> Iterator[Line]:
         yield line, ""
 
 
+_LONGEST_PATH = 300
+
+
 def _wrapped(content: str, columns: int, first: str, following: str) -> list[str]:
     return textwrap.wrap(
         content,
@@ -159,4 +162,6 @@ def _wrapped(content: str, columns: int, first: str, following: str) -> list[str
         max_lines=_MOST_LINES_OF_A_REASON,
         placeholder=" …",
         break_on_hyphens=False,
+        # A path is there to be copied; what is longer is none.
+        break_long_words=any(len(word) > _LONGEST_PATH for word in content.split()),
     )

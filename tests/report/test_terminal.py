@@ -127,3 +127,9 @@ def test_hostile_text_moves_no_cursor_and_adds_no_line() -> None:
     for line, _ in table_lines(hostile_judgement(), 80):
         assert line.isprintable()
         line.encode("utf-8")
+
+
+def test_a_path_in_a_reason_can_be_copied() -> None:
+    path = f"/shared/site/{'ddpscale-runs/' * 12}job-1234"
+    verdict = replace(NOT_MEASURED, reason=f"interrupted: --ddp-resume={path} finishes it")
+    assert f"--ddp-resume={path}" in _text(judgement_with(verdict), 80)
