@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import signal
 import threading
 import time
 from collections import Counter
@@ -16,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch import supervisor as supervisor_module
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.place import place_here
@@ -157,51 +154,9 @@ def test_a_study_that_breaks_is_blamed_and_the_others_go_on_in_a_new_gang(tmp_pa
     assert {m.study for m in run.read_measurements()} == {WEAK.id, STRONG.id}
 
 
-def test_a_killed_rank_costs_its_study_and_leaves_nobody_behind(tmp_path: Path) -> None:
-    victims: list[int] = []
-
-    def kill_second_rank(record: dict[str, Any]) -> None:
-        if record.get("kind") == "startup" and record["rank"] == 1 and not victims:
-            victims.append(record["pid"])
-        if (
-            record.get("kind") == "measurement"
-            and record["study"] == LONG.id
-            and record["round"] == 1
-            and victims[-1] > 0
-        ):
-            os.kill(victims[-1], signal.SIGKILL)
-            victims.append(0)
-
-    run, _ = measure(tmp_path, LONG, STRONG, listener=kill_second_rank)
-    assert ends(run)[LONG.id]["reason"] == "error"
-    assert re.match(r"rank 1 on \S+ was killed by SIGKILL in \S.* \(study weak/long, ", ends(run)[LONG.id]["message"])
-    assert ends(run)[STRONG.id]["reason"] == "rounds"
-    assert any(m.study == LONG.id for m in run.read_measurements()), "what was measured before stays"
-    assert_gone(ranks_of(run))
-
-
-def test_a_gang_that_falls_silent_is_ended_within_its_limit(tmp_path: Path) -> None:
-    stopped: list[float] = []
-    limit_s = 30.0  # longer than the ranks' start-up on a busy machine, which records nothing either
-
-    def stop_second_rank(record: dict[str, Any]) -> None:
-        if record.get("kind") == "measurement" and record["rank"] == 1 and record["round"] == 1 and not stopped:
-            pid = next(r["pid"] for r in RunDirectory(tmp_path / "run").read_records() if r.get("rank") == 1)
-            os.kill(pid, signal.SIGSTOP)
-            stopped.append(time.monotonic())
-
-    run, _ = measure(tmp_path, LONG, limits=Limits(inactivity_s=limit_s), listener=stop_second_rank)
-    assert "nothing was recorded for 30 s" in ends(run)[LONG.id]["message"]
-    assert "rank 1 on " in ends(run)[LONG.id]["message"]
-    assert " is stopped (SIGSTOP, or a debugger) in " in ends(run)[LONG.id]["message"]
-    # The limit, torchrun's and our own grace period, and a slow machine's share.
-    assert time.monotonic() - stopped[0] < limit_s + 3 * gang_module.GRACE_S + 15
-    assert_gone(ranks_of(run))
-
-
 def test_no_round_starts_after_the_budget(tmp_path: Path) -> None:
     began = time.monotonic()
-    run, _ = measure(tmp_path, LONG, limits=Limits(budget_s=20, inactivity_s=120))
+    run, _ = measure(tmp_path, LONG, limits=Limits(budget_s=8, inactivity_s=120))
     assert ends(run)[LONG.id]["reason"] == "budget"
     assert time.monotonic() - began < 90
     assert run.read_measurements()

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """As ranks have: threads of several test processes on few cores wait for each other."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture
