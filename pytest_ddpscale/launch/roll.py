@@ -118,11 +118,6 @@ class Roll:
         gave_up = any(node.exit is not None and node.exit.get("code") for node in self.nodes.values())
         return gave_up or bool(self.failures or self.gone)
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether every node heard of has said its last word."""
-        return bool(self.nodes) and all(node.exit is not None for node in self.nodes.values())
-
     def expect_beats(self, now_s: float) -> None:
         """From now on agents speak regularly; before, they waited in silence."""
         for node in self.nodes.values():

@@ -66,14 +66,6 @@ def test_a_rank_that_reported_or_had_finished_is_not_gone_early(news: News) -> N
     assert news.roll.gone == []
 
 
-def test_all_has_ended_when_every_node_has_said_so(news: News) -> None:
-    news.exit(0, code=0)
-    assert not news.roll.has_ended
-    news.exit(1, code=0)
-    assert news.roll.has_ended
-    assert not Roll().has_ended
-
-
 def test_a_node_is_silent_after_its_time_unless_it_said_goodbye(news: News) -> None:
     assert news.roll.silent_hosts(30.0, 30.0) == []
     assert news.roll.silent_hosts(30.1, 30.0) == ["n1", "n2"]
@@ -136,4 +128,4 @@ def test_whatever_is_said_a_gangs_end_can_be_told(messages: list[dict[str, Any]]
     assert describe(roll, 1, [])
     assert describe_standstill(roll)
     assert set(roll.silent_hosts(1e9, 1.0)) <= {node.host for node in roll.nodes.values()}
-    assert isinstance(roll.has_trouble or roll.has_ended, bool)
+    assert isinstance(roll.has_trouble, bool)
