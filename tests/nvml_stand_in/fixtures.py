@@ -21,4 +21,4 @@ def nvml_library_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def machine(nvml_library_directory: Path, tmp_path: Path) -> PlayedMachine:
     """A machine without GPUs until `play` gives it some."""
-    return PlayedMachine(nvml_library_directory, tmp_path / "machine.txt").play([])
+    return PlayedMachine(nvml_library_directory, tmp_path / "machine.json").play([])

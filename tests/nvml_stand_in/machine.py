@@ -2,84 +2,102 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-SOURCE = Path(__file__).with_name("nvml_stand_in.c")
+from tests.nvml_stand_in.gpus import (
+    ANY_FUNCTION,
+    DRIVER_NOT_LOADED,
+    FUNCTION_NOT_FOUND,
+    GPU_IS_LOST,
+    HANG,
+    LIB_RM_VERSION_MISMATCH,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    UNKNOWN_ERROR,
+    Changing,
+    Failing,
+    Failures,
+    PlayedGpu,
+    uuid_of,
+)
+from tests.nvml_stand_in.profiles import A100, B200, PROFILES, RTX_PRO_6000_SERVER, V100, at_work, node_of
+
+__all__ = [
+    "A100", "ANY_FUNCTION", "B200", "DRIVER_NOT_LOADED", "FUNCTION_NOT_FOUND", "GPU_IS_LOST", "HANG",
+    "LIB_RM_VERSION_MISMATCH", "NOT_SUPPORTED", "NO_PERMISSION", "PROFILES", "RTX_PRO_6000_SERVER", "UNKNOWN_ERROR",
+    "V100", "Changing", "Failing", "PlayedGpu", "PlayedMachine", "at_work", "build_library", "machine_text", "node_of",
+    "uuid_of",
+]  # fmt: skip
+
+SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 LIBRARY_NAME = "libnvidia-ml.so.1"
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM_TIMEOUT_S = 60.0
-
-# nvmlReturn_t, for `failures`
-NOT_SUPPORTED = 3
-NO_PERMISSION = 4
-DRIVER_NOT_LOADED = 9
-FUNCTION_NOT_FOUND = 13
-GPU_IS_LOST = 15
-LIB_RM_VERSION_MISMATCH = 18
-ANY_FUNCTION = "any"
-
-
-@dataclass(frozen=True)
-class PlayedGpu:
-    """One GPU of a played machine.
-
-    Attributes:
-        name: as NVML gives it.
-        pci_device_id: four hexadecimal digits.
-        memory_mib: total memory as the driver reports it, MiB.
-        uuid: ``GPU-…``; empty: made from the GPU's position.
-        utilization_pct: per cent from the beginning of time.
-        utilization_changes: (seconds since the epoch, per cent from then on).
-        failures: NVML function, or `ANY_FUNCTION` → the nvmlReturn_t it gives for this GPU.
-    """
-
-    name: str
-    pci_device_id: str
-    memory_mib: int
-    uuid: str = ""
-    utilization_pct: int = 0
-    utilization_changes: Sequence[tuple[float, int]] = ()
-    failures: Mapping[str, int] = field(default_factory=dict)
-
-
-V100 = PlayedGpu("Tesla V100-SXM2-16GB", "1db1", 16160)
-A100 = PlayedGpu("NVIDIA A100-SXM4-80GB", "20b2", 81251)
-B200 = PlayedGpu("NVIDIA B200", "2901", 183359)
-RTX_PRO_6000_SERVER = PlayedGpu("NVIDIA RTX PRO 6000 Blackwell Server Edition", "2bb5", 97280)
-
-
-def uuid_of(index: int) -> str:
-    """The UUID of the GPU at that position, where none is given: its first digits tell it from the others."""
-    return f"GPU-{index:08x}-1111-2222-3333-444455556666"
+DRIVER_LOADED_UNIX_S = 1_700_000_000.0
 
 
 def build_library(directory: Path) -> Path:
     """Compile the stand-in into `directory` with ``cc`` and return that directory, for LD_LIBRARY_PATH."""
-    command = ["cc", "-std=c11", "-Wall", "-Wextra", "-O1", "-shared", "-fPIC"]
-    subprocess.run([*command, "-o", str(directory / LIBRARY_NAME), str(SOURCE)], check=True, timeout=PROGRAM_TIMEOUT_S)
+    warnings = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
+    command = ["cc", *warnings, "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-o"]
+    command += [str(directory / LIBRARY_NAME), *map(str, SOURCES)]
+    subprocess.run(command, check=True, timeout=PROGRAM_TIMEOUT_S)
     return directory
 
 
-def machine_text(gpus: Sequence[PlayedGpu], failures: Mapping[str, int], driver_version: str) -> str:
-    """The machine file that nvml_stand_in.c reads."""
-    lines = [f"driver_version={driver_version}", *(f"fail.{name}={code}" for name, code in failures.items())]
-    for i, gpu in enumerate(gpus):
-        changes = "".join(f" {unix_s!r}:{percent}" for unix_s, percent in gpu.utilization_changes)
-        values = {
-            "name": gpu.name,
-            "uuid": gpu.uuid or uuid_of(i),
-            "pci_device_id": gpu.pci_device_id,
-            "memory_mib": gpu.memory_mib,
-            "utilization_pct": f"{gpu.utilization_pct}{changes}",
-            **{f"fail.{name}": code for name, code in gpu.failures.items()},
-        }
-        lines += [f"gpu.{i}.{key}={value}" for key, value in values.items()]
-    return "".join(f"{line}\n" for line in lines)
+@cache
+def played_functions() -> frozenset[str]:
+    """The names that a failure may have: a misspelt one would fail nothing, and its test prove nothing.
+
+    ``nvmlInit`` stands for all its versions; giving a GPM sample back asks no driver.
+    """
+    exported = re.compile(r"^(?:EXPORT nvmlReturn_t |GIVES_\w+\()(nvml\w+)", re.MULTILINE)
+    texts = [source.read_text(encoding="utf-8") for source in SOURCES]
+    names = {name for text in texts for name in exported.findall(text)}
+    return frozenset(names - {"nvmlInit_v2", "nvmlInitWithFlags", "nvmlGpmSampleFree"} | {"nvmlInit", ANY_FUNCTION})
+
+
+def machine_text(
+    gpus: Sequence[PlayedGpu], failures: Failures, driver_version: str, cuda_driver_version: int = 12080,
+    driver_loaded_unix_s: float = DRIVER_LOADED_UNIX_S,
+) -> str:  # fmt: skip
+    """The machine file, in JSON, that played.c reads.
+
+    Raises:
+        AssertionError: a failure of a function that the stand-in does not play.
+    """
+    unknown = {name for names in (failures, *(gpu.failures for gpu in gpus)) for name in names} - played_functions()
+    assert not unknown, f"no function of the stand-in: {sorted(unknown)}"
+    machine = {
+        "driver_version": driver_version,
+        "nvml_version": f"{cuda_driver_version // 1000}.{driver_version}",
+        "cuda_driver_version": cuda_driver_version,
+        "driver_loaded_unix_s": driver_loaded_unix_s,
+        "failures": failures,
+        "gpus": [_described(i, gpu) for i, gpu in enumerate(gpus)],
+    }
+    return json.dumps(machine, default=dataclasses.asdict, allow_nan=False)
+
+
+def _described(index: int, gpu: PlayedGpu) -> dict[str, Any]:
+    utilization = gpu.utilization_pct
+    if gpu.utilization_changes:
+        assert not isinstance(utilization, Changing), "utilization_changes belong to a plain utilization_pct"
+        utilization = Changing(utilization, gpu.utilization_changes)
+    described = dataclasses.asdict(
+        dataclasses.replace(gpu, uuid=gpu.uuid or uuid_of(index), utilization_pct=utilization)
+    )
+    return {name: value for name, value in described.items() if name not in ("work", "utilization_changes")}
 
 
 @dataclass(frozen=True)
@@ -95,11 +113,21 @@ class PlayedMachine:
     file: Path
 
     def play(
-        self, gpus: Sequence[PlayedGpu], failures: Mapping[str, int] | None = None, driver_version: str = "570.86.15"
-    ) -> PlayedMachine:
-        """Replace the machine, at once, also for programs that run on it already."""
+        self, gpus: Sequence[PlayedGpu], failures: Failures | None = None, driver_version: str = "570.86.15",
+        cuda_driver_version: int = 12080, driver_loaded_unix_s: float = DRIVER_LOADED_UNIX_S,
+    ) -> PlayedMachine:  # fmt: skip
+        """Replace the machine, at once, also for programs that run on it already.
+
+        Args:
+            gpus: what NVML lists.
+            failures: NVML function, or `ANY_FUNCTION` → the nvmlReturn_t it gives for every GPU, or when it begins to.
+            driver_version: as the driver writes it.
+            cuda_driver_version: 1000 × major + 10 × minor.
+            driver_loaded_unix_s: when counters of energy and traffic began, in seconds since the epoch.
+        """
         new = self.file.with_suffix(".new")
-        new.write_text(machine_text(gpus, failures or {}, driver_version), encoding="utf-8")
+        text = machine_text(gpus, failures or {}, driver_version, cuda_driver_version, driver_loaded_unix_s)
+        new.write_text(text, encoding="utf-8")
         new.replace(self.file)
         return self
 

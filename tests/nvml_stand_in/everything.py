@@ -1,0 +1,130 @@
+"""Reads everything that nvidia-ml-py can ask the stand-in, and prints it as JSON.
+
+What fails is given as the name of the error, without its prefix: ``NotSupported``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pynvml as n
+
+ALL_LINKS = 0xFFFFFFFF
+GPM_INTERVAL_S = 0.02
+
+
+def asked(question: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return question(*arguments)
+    except n.NVMLError as error:
+        return type(error).__name__.removeprefix("NVMLError_")
+
+
+def sample_of(gpu: Any, kind: int) -> Any:
+    """Value of the newest sample."""
+    answer = asked(n.nvmlDeviceGetSamples, gpu, kind, 0)
+    return answer if isinstance(answer, str) else answer[1][-1].sampleValue.uiVal
+
+
+def fields_of(gpu: Any, *fields: int | tuple[int, int]) -> Any:
+    """Values of fields; the number of its error for one that fails."""
+    answer = asked(n.nvmlDeviceGetFieldValues, gpu, fields)
+    if isinstance(answer, str):
+        return answer
+    return [field.value.ullVal if field.nvmlReturn == 0 else f"error {field.nvmlReturn}" for field in answer]
+
+
+def gpm_of(gpu: Any) -> Any:
+    """SM utilization and occupancy, tensor and memory-bandwidth utilization for a moment, and an unknown metric."""
+    support = asked(n.nvmlGpmQueryDeviceSupport, gpu)
+    if isinstance(support, str) or not support.isSupportedDevice:
+        return support if isinstance(support, str) else "no"
+    get = n.c_nvmlGpmMetricsGet_t()
+    get.version, get.numMetrics = n.NVML_GPM_METRICS_GET_VERSION, 5
+    get.sample1, get.sample2 = n.nvmlGpmSampleAlloc(), n.nvmlGpmSampleAlloc()
+    for i, metric in enumerate((2, 3, 5, 10, 199)):
+        get.metrics[i].metricId = metric
+    n.nvmlGpmSampleGet(gpu, get.sample1)
+    time.sleep(GPM_INTERVAL_S)
+    n.nvmlGpmSampleGet(gpu, get.sample2)
+    n.nvmlGpmMetricsGet(get)
+    n.nvmlGpmSampleFree(get.sample1)
+    n.nvmlGpmSampleFree(get.sample2)
+    return [m.value if m.nvmlReturn == 0 else f"error {m.nvmlReturn}" for m in get.metrics[:5]]
+
+
+def links_of(gpu: Any) -> list[Any]:
+    """State of each link, up to and including the answer for the first that there is not."""
+    states: list[Any] = []
+    while not states or not isinstance(states[-1], str):
+        states.append(asked(n.nvmlDeviceGetNvLinkState, gpu, len(states)))
+    return states
+
+
+def processes_of(gpu: Any) -> Any:
+    answer = asked(n.nvmlDeviceGetComputeRunningProcesses, gpu)
+    return answer if isinstance(answer, str) else [[process.pid, process.usedGpuMemory] for process in answer]
+
+
+def described(gpu: Any) -> dict[str, Any]:
+    memory = asked(n.nvmlDeviceGetMemoryInfo, gpu, n.nvmlMemory_v2)
+    use = asked(n.nvmlDeviceGetUtilizationRates, gpu)
+    return {
+        "name": asked(n.nvmlDeviceGetName, gpu),
+        "uuid": asked(n.nvmlDeviceGetUUID, gpu),
+        "capability": asked(n.nvmlDeviceGetCudaComputeCapability, gpu),
+        "memory": memory if isinstance(memory, str) else [memory.total, memory.reserved, memory.used, memory.free],
+        "utilization": use if isinstance(use, str) else [use.gpu, use.memory],
+        "samples": [sample_of(gpu, kind) for kind in (0, 1, 2, 5, 6, 3)],
+        "power_mw": asked(n.nvmlDeviceGetPowerUsage, gpu),
+        "power_limits_mw": [
+            asked(n.nvmlDeviceGetEnforcedPowerLimit, gpu), asked(n.nvmlDeviceGetPowerManagementDefaultLimit, gpu),
+        ],
+        "energy_mj": asked(n.nvmlDeviceGetTotalEnergyConsumption, gpu),
+        "clocks": [asked(n.nvmlDeviceGetClockInfo, gpu, clock) for clock in (0, 1, 2)],
+        "max_clocks": [asked(n.nvmlDeviceGetMaxClockInfo, gpu, clock) for clock in (0, 1, 2)],
+        "temperatures": [asked(n.nvmlDeviceGetTemperature, gpu, 0), asked(n.nvmlDeviceGetTemperatureV, gpu, 0)],
+        "reasons": [
+            asked(n.nvmlDeviceGetCurrentClocksEventReasons, gpu),
+            asked(n.nvmlDeviceGetCurrentClocksThrottleReasons, gpu),
+        ],
+        "ecc": asked(n.nvmlDeviceGetEccMode, gpu),
+        "ecc_errors": [asked(n.nvmlDeviceGetTotalEccErrors, gpu, e, c) for e in (0, 1) for c in (0, 1)],
+        "retired_pages": [
+            asked(n.nvmlDeviceGetRetiredPagesPendingStatus, gpu),
+            *(asked(n.nvmlDeviceGetRetiredPages, gpu, cause) for cause in (0, 1)),
+        ],
+        "remapped_rows": asked(n.nvmlDeviceGetRemappedRows, gpu),
+        "mig": asked(n.nvmlDeviceGetMigMode, gpu),
+        "processes": processes_of(gpu),
+        "pcie": [
+            asked(n.nvmlDeviceGetCurrPcieLinkGeneration, gpu), asked(n.nvmlDeviceGetCurrPcieLinkWidth, gpu),
+            asked(n.nvmlDeviceGetMaxPcieLinkGeneration, gpu), asked(n.nvmlDeviceGetMaxPcieLinkWidth, gpu),
+            asked(n.nvmlDeviceGetGpuMaxPcieLinkGeneration, gpu), asked(n.nvmlDeviceGetPcieReplayCounter, gpu),
+        ],
+        "pcie_bytes": fields_of(gpu, 197, 198),
+        "pcie_kb_s": [asked(n.nvmlDeviceGetPcieThroughput, gpu, counter) for counter in (0, 1)],
+        "nvlinks": links_of(gpu),
+        "nvlink_traffic_kib": fields_of(gpu, (138, ALL_LINKS), (139, ALL_LINKS), (138, 1)),
+        # Of all links: CRC of flits and of data, replays, recoveries; of link 1: replays, recoveries, CRC; of link 7.
+        "nvlink_errors": fields_of(gpu, 38, 45, 52, 59, (161, 1), (162, 1), (163, 1), 109),
+        # Of link 1, since Blackwell: received with errors, wrong beyond repair, recovered.
+        "nvlink_5_errors": fields_of(gpu, (208, 1), (211, 1), (215, 1)),
+        "persistence": asked(n.nvmlDeviceGetPersistenceMode, gpu),
+        "performance_state": asked(n.nvmlDeviceGetPerformanceState, gpu),
+        "gpm": gpm_of(gpu),
+    }  # fmt: skip
+
+
+def main() -> None:
+    n.nvmlInit()
+    gpus = [asked(n.nvmlDeviceGetHandleByIndex, i) for i in range(n.nvmlDeviceGetCount())]
+    print(json.dumps({
+        "driver": n.nvmlSystemGetDriverVersion(),
+        "nvml": n.nvmlSystemGetNVMLVersion(),
+        "cuda": [n.nvmlSystemGetCudaDriverVersion(), n.nvmlSystemGetCudaDriverVersion_v2()],
+        "gpus": [gpu if isinstance(gpu, str) else described(gpu) for gpu in gpus],
+    }))  # fmt: skip
