@@ -50,6 +50,13 @@ class ArmRound:
         return min(self.ranks, key=lambda rank: rank.utilization or 0.0)
 
     @property
+    def images_per_joule(self) -> float | None:
+        """Images that a rank trained over the energy its GPU took, the least of all ranks; None if any is unknown."""
+        taken = [(rank.batch_size * rank.steps, rank.energy_j) for rank in self.ranks]
+        known = [images / joules for images, joules in taken if joules]  # nobody trains for nothing
+        return min(known) if len(known) == len(taken) else None
+
+    @property
     def peak_memory_gib(self) -> float | None:
         """Most memory any rank held, in GiB; None if any rank's is unknown."""
         held = self._peak_memory_bytes

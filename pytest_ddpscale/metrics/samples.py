@@ -124,6 +124,11 @@ def memory_spread_samples(measured: Rounds) -> list[Sample]:
     return _known((r.memory_spread, _no_error(r.slowest)) for r in measured.values())
 
 
+def images_per_joule_samples(measured: Rounds) -> list[Sample]:
+    """Images per joule of the GPU that got fewest; rounds in which any GPU's energy is unknown are left out."""
+    return _known((r.images_per_joule, None) for r in measured.values())
+
+
 def agreement_samples(measured_ddp: Rounds, seeded: Mapping[int, str]) -> list[Sample]:
     """Share of ranks that agree bit for bit; rounds in which a rank's checksum is missing are left out.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Plan, Study
 
 # Measured on two CPU cores (benchmarks/gang_reuse.py) and rounded up.
@@ -13,6 +14,10 @@ STARTUP_S = 15.0
 OVERHEAD_PER_BLOCK_S = 0.4
 # After which most studies are decided: the mean of benchmarks/wrong_verdicts.py over margins from 2 to 10 %.
 TYPICAL_ROUNDS = 8
+# Of one probe: buffers made, the result verified, a communicator where it needs one.
+PROBE_SETUP_S = 2.0
+# The survey of all nodes at once: NVML, and torch imported to be asked what it was built for.
+SURVEY_S = 5.0
 UNKNOWN: Mapping[str, float] = MappingProxyType({})
 
 
@@ -56,11 +61,20 @@ def round_seconds(study: Study, arms: Sequence[Arm], img_per_s: Mapping[str, flo
     return blocks_s + OVERHEAD_PER_BLOCK_S * len(arms)
 
 
+def probes_seconds(study: ProbeStudy, rounds: int | None = TYPICAL_ROUNDS) -> float:
+    """Wall time of all probes, without the start-up of their gang; `rounds` as in `study_seconds`."""
+    times = min(study.rounds, rounds or study.rounds)
+    return sum(PROBE_SETUP_S + times * (study.block_s + OVERHEAD_PER_BLOCK_S) for _ in study.probes)
+
+
 def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float] = UNKNOWN) -> Estimate:
     """Wall time of the whole plan with one gang, or with one for each study."""
-    gangs = len(plan.studies) if isolate else min(1, len(plan.studies))
+    gangs = len(plan.study_ids) if isolate else min(1, len(plan.study_ids))
     typical, most = (
-        gangs * STARTUP_S + sum(study_seconds(study, img_per_s, rounds) for study in plan.studies)
+        gangs * STARTUP_S
+        + SURVEY_S * plan.survey
+        + (probes_seconds(plan.probes, rounds) if plan.probes else 0.0)
+        + sum(study_seconds(study, img_per_s, rounds) for study in plan.studies)
         for rounds in (TYPICAL_ROUNDS, None)
     )
     return Estimate(typical, most, typical * plan.world_size / 3600)

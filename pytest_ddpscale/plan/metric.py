@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pytest_ddpscale.plan.probe import COLLECTIVES, ProbeKind
 from pytest_ddpscale.plan.study import Arm, ArmKind, Placement, Scaling
 from pytest_ddpscale.plan.workload import Workload
 
-Unit = Literal["img/s", "fraction", "x", "GiB", "ms"]
+Unit = Literal["img/s", "fraction", "x", "GiB", "ms", "TFLOPS", "GB/s", "img/J"]
 # Rates and ratios err by factors; shares of time, memory and differences of times by differences.
 Scale = Literal["factors", "differences"]
+# What a requirement is about: the training of a workload, a probe, a check of the nodes, or all that a node reached.
+Subject = Literal["workload", "probe", "check", "node"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,9 @@ class Metric:
         scale: how its per-round values err.
         carries_acceptance: whether a machine may be accepted because a bound of it was kept. Not what says
             only that ranks are alike, or cost little: a machine on which everything is equally slow keeps that.
+            Nor what no model was trained for.
+        subject: what a requirement of it is about.
+        probes: kinds of probes that measure it.
     """
 
     name: str
@@ -47,6 +53,8 @@ class Metric:
     upper_bound: bool = False
     scale: Scale = "factors"
     carries_acceptance: bool = True
+    subject: Subject = "workload"
+    probes: tuple[ProbeKind, ...] = ()
 
 
 _ALL = (
@@ -123,9 +131,51 @@ _ALL = (
         "Share of ranks whose parameters, and own result of one seeded step, are bit for bit those of the others.",
         minimum_world_size=2, scale="differences", carries_acceptance=False,
     ),
+    Metric(
+        "images_per_joule", "img/J", "weak", "Images per joule",
+        "Images trained per joule that the GPUs take; the least efficient of them.",
+        carries_acceptance=False,
+    ),
+    Metric(
+        "node_check", "fraction", "weak", "Node checks",
+        "Share of nodes that are as they should be: their GPUs, memory errors, links, clocks and software.",
+        scale="differences", carries_acceptance=False, subject="check",
+    ),
+    Metric(
+        "matmul_tflops", "TFLOPS", "weak", "Matrix multiplication",
+        "Floating-point operations per second of one large matrix product; the slowest GPU.",
+        maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("matmul",),
+    ),
+    Metric(
+        "memory_bandwidth_gbps", "GB/s", "weak", "Device-memory bandwidth",
+        "What a GPU reads and writes per second when it copies within its own memory; the slowest GPU.",
+        maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("memory-copy",),
+    ),
+    Metric(
+        "host_bandwidth_gbps", "GB/s", "weak", "Host bandwidth",
+        "What a GPU copies per second from or to its host, all GPUs at once; the slowest GPU.",
+        maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("host-to-device", "device-to-host"),
+    ),
+    Metric(
+        "busbw_gbps", "GB/s", "weak", "Bus bandwidth",
+        "Bandwidth that a collective reaches on each GPU's links, by the formulas of nccl-tests.",
+        minimum_world_size=2, carries_acceptance=False, subject="probe", probes=COLLECTIVES,
+    ),
+    Metric(
+        "pair_bandwidth_gbps", "GB/s", "weak", "Bandwidth of pairs",
+        "What two GPUs of a node send each other per second, in each direction; the slowest pair.",
+        minimum_world_size=2, carries_acceptance=False, subject="probe", probes=("send-recv",),
+    ),
+    Metric(
+        "no_regression", "x", "weak", "No regression",
+        "What a node reaches relative to its own earlier runs; the value that fell most.",
+        carries_acceptance=False, subject="node",
+    ),
 )  # fmt: skip
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
+# Those that are told by training a workload.
+TRAINING_METRICS: dict[str, Metric] = {name: metric for name, metric in METRICS.items() if metric.subject == "workload"}
 
 
 def measured_arm(metric: Metric, workload: Workload, world_size: int, placement: Placement = "packed") -> Arm:

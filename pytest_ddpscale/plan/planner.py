@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import Metric, required_arms
 from pytest_ddpscale.plan.pairing import pair_study
+from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, DeviceType, Placement, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 
@@ -34,6 +35,8 @@ class Pace:
 # GPU up. CPU: blocks long enough to average over a scheduler's whims. At most 16 rounds, as many as a fixed design
 # would always take that decides when the truth is one standard deviation of a round away from the bound.
 PACES: dict[DeviceType, Pace] = {"cuda": Pace(16, 2.0, 10.0), "cpu": Pace(16, 1.2, 2.0)}
+# Of one probe in one round. Probes reach their pace at once, and there are many.
+PROBE_BLOCKS_S: dict[DeviceType, float] = {"cuda": 0.5, "cpu": 0.1}
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ def build_plan(
     *,
     nodes: int = 1,
     ranks_per_node: int | None = None,
+    probes: Iterable[Probe] = (),
+    survey: bool = False,
 ) -> Plan:
     """One study per kind of scaling and workload, with every arm that any question needs.
 
@@ -85,16 +90,21 @@ def build_plan(
         pace: how long and how often arms are timed.
         seed: of the random order of the arms.
         nodes: on which the gang runs.
-        ranks_per_node: how many a node can have. As many as the largest arm needs are used where every arm fits a node.
+        ranks_per_node: how many a node can have. As many as the largest arm needs are used where every arm fits a node;
+            all GPUs where they are probed or looked at, which is done to each of them.
+        probes: what is to be probed.
+        survey: whether it is found out what the nodes are.
 
     Raises:
         ValueError: as `pytest_ddpscale.plan.metric.required_arms`, which a loaded thresholds file never does; or an arm
-            needs more ranks than all nodes have.
+            or a probe needs more ranks than all nodes have.
     """
+    probed = tuple(dict.fromkeys(probes))
     arms: Wanted = {}
     for question in questions:
         arms.setdefault((question.metric.scaling, question.workload), set()).update(question.arms)
-    layout = _layout(arms, nodes, ranks_per_node) if nodes > 1 else None
+    takes_all = device_type == "cuda" and (survey or len(probed) > 0)
+    layout = _layout(arms, nodes, ranks_per_node, probed, takes_all=takes_all) if nodes > 1 else None
     if layout is not None:
         _add_whole_nodes(arms, layout)
     _add_each(arms, layout)
@@ -102,22 +112,38 @@ def build_plan(
         Study(scaling, workload, tuple(sorted(wanted, key=_by_size)), pace.rounds, pace.block_s, pace.warmup_s)
         for (scaling, workload), wanted in arms.items()
     )
-    pairs = pair_study(device_type) if layout is not None and _wants_pairs(studies, layout) else None
-    return Plan(sku, device_type, studies, seed, nodes, layout.ranks_per_node if layout else None, pairs)
+    pairs = pair_study(device_type) if layout is not None and _wants_pairs(studies, probed, layout) else None
+    if layout is not None:
+        ranks_per_node = layout.ranks_per_node
+    elif not takes_all:
+        ranks_per_node = None
+    probe_study = ProbeStudy(probed, pace.rounds, PROBE_BLOCKS_S[device_type]) if probed else None
+    return Plan(sku, device_type, studies, seed, nodes, ranks_per_node, pairs, probe_study, survey)
 
 
-def _wants_pairs(studies: Sequence[Study], layout: Layout) -> bool:
+def load_probes(device_type: DeviceType, ranks_per_node: int) -> tuple[Probe, ...]:
+    """What puts devices and links under load where nothing else is asked that would."""
+    matmul = Probe("matmul-fp16" if device_type == "cuda" else "matmul-fp32")
+    return (matmul, Probe("all-reduce-32mib", ranks_per_node)) if ranks_per_node > 1 else (matmul,)
+
+
+def _wants_pairs(studies: Sequence[Study], probes: Sequence[Probe], layout: Layout) -> bool:
     """Whether ranks of several nodes communicate, and there are nodes enough to tell which one is slow."""
-    return layout.nodes > 2 and not all(layout.fits_node(arm) for study in studies for arm in study.arms)
+    fit = all(layout.fits_node(arm) for study in studies for arm in study.arms)
+    return layout.nodes > 2 and not (fit and all(probe.world_size <= layout.ranks_per_node for probe in probes))
 
 
-def _layout(arms: Wanted, nodes: int, ranks_per_node: int | None) -> Layout:
+def _layout(
+    arms: Wanted, nodes: int, ranks_per_node: int | None, probes: Sequence[Probe], *, takes_all: bool
+) -> Layout:
     if ranks_per_node is None:
         raise ValueError(f"a plan for {nodes} nodes has to know how many ranks each has")
     whole = Layout(nodes, ranks_per_node)
-    if not all(whole.fits_node(arm) for wanted in arms.values() for arm in wanted):
+    largest_probe = max((probe.world_size for probe in probes), default=1)
+    fits = all(whole.fits_node(arm) for wanted in arms.values() for arm in wanted)
+    if takes_all or not fits or largest_probe > ranks_per_node:
         return whole
-    return Layout(nodes, _largest(arms))
+    return Layout(nodes, max(_largest(arms), largest_probe))
 
 
 def _add_whole_nodes(arms: Wanted, layout: Layout) -> None:

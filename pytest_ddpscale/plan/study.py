@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import PairStudy
+from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.workload import Workload
 
 Scaling = Literal["weak", "strong"]
@@ -118,6 +119,8 @@ class Plan:
         nodes: on which the gang runs.
         ranks_per_node: of the gang; None on one node, which has as many as the largest arm needs.
         pairs: how pairs of nodes are measured, if they are to be.
+        probes: what is probed without training a model, if anything is. It comes first.
+        survey: whether it is found out what each node is before anything is launched on it.
     """
 
     sku: str
@@ -127,6 +130,8 @@ class Plan:
     nodes: int = 1
     ranks_per_node: int | None = None
     pairs: PairStudy | None = None
+    probes: ProbeStudy | None = None
+    survey: bool = False
 
     def __post_init__(self) -> None:
         if self.device_type not in ("cuda", "cpu"):
@@ -135,14 +140,14 @@ class Plan:
             if self.nodes != 1:
                 raise ValueError(f"a plan for {self.nodes!r} nodes does not say how many ranks each has")
         elif self._most_ranks > Layout(self.nodes, self.ranks_per_node).world_size:
-            raise ValueError(f"a plan for {self.nodes} x {self.ranks_per_node} ranks has an arm of {self._most_ranks}")
+            raise ValueError(f"a plan for {self.nodes} x {self.ranks_per_node} ranks needs {self._most_ranks}")
         if self.layout.world_size > MOST_RANKS:
             raise ValueError(f"a plan is for {self.layout.world_size} ranks; expected at most {MOST_RANKS}")
 
     @property
     def world_size(self) -> int:
         """Ranks of one gang for all studies, on all nodes; 0 for an empty plan."""
-        return self.layout.world_size if self.studies or self.pairs else 0
+        return self.layout.world_size if self.study_ids else 0
 
     @property
     def layout(self) -> Layout:
@@ -151,23 +156,28 @@ class Plan:
 
     @property
     def _most_ranks(self) -> int:
-        return max((study.world_size for study in self.studies), default=0)
+        probed = self.probes.world_size if self.probes else 0
+        return max([probed, *(study.world_size for study in self.studies)])
 
     def joined(self, other: Plan) -> Plan:
         """This plan with the studies of another one on the same nodes, as measured by a further launch."""
         per_node = None
-        if self.ranks_per_node is not None and other.ranks_per_node is not None:
-            per_node = max(self.ranks_per_node, other.ranks_per_node)
+        if self.ranks_per_node is not None or other.ranks_per_node is not None:
+            per_node = max(self.layout.ranks_per_node, other.layout.ranks_per_node)
         studies, pairs = (*self.studies, *other.studies), self.pairs or other.pairs
-        return replace(self, studies=studies, ranks_per_node=per_node, pairs=pairs)
+        probes = self.probes or other.probes
+        return replace(self, studies=studies, ranks_per_node=per_node, pairs=pairs, probes=probes)
 
     @property
     def study_ids(self) -> tuple[str, ...]:
         """Of all studies, in the order in which a gang goes through them."""
-        return (*(study.id for study in self.studies), *([self.pairs.id] if self.pairs else []))
+        first, last = [self.probes.id] if self.probes else [], [self.pairs.id] if self.pairs else []
+        return (*first, *(study.id for study in self.studies), *last)
 
     def fits_nodes(self, study_id: str) -> bool:
         """Whether each node measures that study by itself, so that a lost node does not keep the others from it."""
+        if self.probes is not None and study_id == self.probes.id:
+            return self.probes.world_size <= self.layout.ranks_per_node
         study = self.study(study_id)
         return study is not None and all(self.layout.fits_node(arm) for arm in study.arms)
 
@@ -185,6 +195,8 @@ class Plan:
             "nodes": self.nodes,
             "ranks_per_node": self.ranks_per_node,
             "pairs": self.pairs.as_json() if self.pairs else None,
+            "probes": self.probes.as_json() if self.probes else None,
+            "survey": self.survey,
             "studies": [study.as_json() for study in self.studies],
         }
 
@@ -199,4 +211,6 @@ class Plan:
             nodes=data.get("nodes", 1),
             ranks_per_node=data.get("ranks_per_node"),
             pairs=PairStudy.from_json(data["pairs"]) if data.get("pairs") else None,
+            probes=ProbeStudy.from_json(data["probes"]) if data.get("probes") else None,
+            survey=data.get("survey", False) is True,
         )

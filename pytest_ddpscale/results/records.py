@@ -7,7 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # In place of a round's number, of the word on a study that has not begun.
 BEFORE_ROUNDS = -1
@@ -35,6 +38,7 @@ class Measurement:
         step_stdev_s: sample standard deviation of the step time, in seconds; None with one step.
         utilization: share of the block the device was busy, 0 … 1 (CPU: process CPU time per thread);
             None where it could not be read.
+        energy_j: that the GPU took in the block; None where it could not be read, and on a CPU.
         peak_memory_bytes: most memory held (GPU: allocated by torch in this block; CPU: the
             process's largest resident set so far).
         skipped_steps: optimizer steps that fp16's loss scaler left out in this block.
@@ -61,10 +65,13 @@ class Measurement:
     skipped_steps: int = 0
     parameters_checksum: str | None = None
     single_sample: bool = False
+    energy_j: float | None = None
 
     def __post_init__(self) -> None:
         if self.step_stdev_s is not None and not self.step_stdev_s >= 0:
             raise ValueError(f"step_stdev_s={self.step_stdev_s}; expected none or at least 0")
+        if self.energy_j is not None and not (math.isfinite(self.energy_j) and self.energy_j >= 0):
+            raise ValueError(f"energy_j={self.energy_j}; expected none or a finite number from 0 up")
         if self.steps < 1 or not (math.isfinite(self.block_s) and self.block_s > 0):
             raise ValueError(f"steps={self.steps}, block_s={self.block_s}; expected both positive and finite")
         if min(self.round, self.rank, self.local_rank) < 0 or not 0 <= self.skipped_steps <= self.steps:
@@ -98,7 +105,7 @@ class Measurement:
         fields = {key: value for key, value in data.items() if key != "kind"}
         fields["step_s"] = tuple(fields.get("step_s", ()))
         measurement = Measurement(**fields)
-        _refuse_other_types(measurement)
+        refuse_other_types(measurement)
         return measurement
 
 
@@ -106,23 +113,37 @@ _NUMBER = (int, float)
 _TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
-    "str | None": (str, type(None)),
     "float": _NUMBER,
-    "int | None": (int, type(None)),
-    "float | None": (*_NUMBER, type(None)),
 }
 
 
 def _fits(annotation: str, value: Any) -> bool:
     """Whether a value read from JSON is of a field's type: True is no number, and 1 is a float."""
+    if annotation.endswith(" | None"):
+        return value is None or _fits(annotation.removesuffix(" | None"), value)
     if annotation == "tuple[float, ...]":
         return all(type(number) in _NUMBER for number in value)
+    if annotation.startswith("tuple["):
+        return isinstance(value, tuple)  # of records, each of which was looked at by itself
+    if annotation.startswith("Mapping["):
+        inner = annotation.removeprefix("Mapping[str, ").removesuffix("]")
+        return isinstance(value, dict) and all(isinstance(key, str) and _fits(inner, one) for key, one in value.items())
     if isinstance(value, bool):
         return annotation == "bool"
-    return isinstance(value, _TYPES.get(annotation, ()))
+    if annotation not in _TYPES:
+        return type(value).__name__ == annotation
+    return isinstance(value, _TYPES[annotation])
 
 
-def _refuse_other_types(record: Measurement | SeededStep) -> None:
+def refuse_other_types(record: DataclassInstance) -> None:
+    """Check the fields of a record that was read from JSON against their annotations.
+
+    Args:
+        record: a dataclass of texts, numbers, truths, tuples, mappings from text and dataclasses, or None of these.
+
+    Raises:
+        TypeError: a field is of another type.
+    """
     wrong = [f.name for f in dataclass_fields(record) if not _fits(str(f.type), getattr(record, f.name))]
     if wrong:
         raise TypeError(f"{wrong[0]} is {getattr(record, wrong[0])!r}")
@@ -182,7 +203,7 @@ def seeded_steps_of(records: Sequence[dict[str, Any]]) -> dict[str, list[SeededS
     for record in records:
         if record.get("kind") == "seeded_step":
             step = SeededStep(**{key: value for key, value in record.items() if key != "kind"})
-            _refuse_other_types(step)
+            refuse_other_types(step)
             found.setdefault(step.study, {})[step.rank] = step
     return {study: [steps[rank] for rank in sorted(steps)] for study, steps in found.items()}
 

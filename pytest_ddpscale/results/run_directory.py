@@ -17,6 +17,7 @@ from typing import Any
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
 from pytest_ddpscale.results.records import Measurement, parse_strict_json, strict_json
+from pytest_ddpscale.results.telemetry_record import Telemetry
 
 RUN_SCHEMA_VERSION = 1
 LOCK_NAME = "run.lock"  # of the file by which a run keeps others out, see run_lock.py
@@ -46,6 +47,16 @@ class RunDirectory:
     def measurements_jsonl(self) -> Path:
         """What was measured, a line per rank, arm and round."""
         return self.path / "measurements.jsonl"
+
+    @property
+    def telemetry_jsonl(self) -> Path:
+        """What GPUs said of themselves meanwhile, a line per device, arm and round."""
+        return self.path / "telemetry.jsonl"
+
+    @property
+    def baseline_json(self) -> Path:
+        """What these nodes reached in earlier runs, as far as the site's history has it."""
+        return self.path / "baseline.json"
 
     @property
     def superseded_jsonl(self) -> Path:
@@ -182,6 +193,16 @@ class RunDirectory:
                 raise broken_file(self.measurements_jsonl, f"line {number} is no measurement ({error})") from None
         return found
 
+    def read_telemetry(self) -> list[Telemetry]:
+        """All of it, in order; nothing where none was taken. Raises RunDirectoryError."""
+        found = []
+        for number, record in enumerate(_records(self.telemetry_jsonl), start=1):
+            try:
+                found.append(Telemetry.from_json(record))
+            except (TypeError, ValueError) as error:
+                raise broken_file(self.telemetry_jsonl, f"line {number} is no telemetry ({error})") from None
+        return found
+
     def measurements_sha256(self) -> str:
         """Digest of measurements.jsonl, so that verdicts can be held against what they were made of."""
         content = self.measurements_jsonl.read_bytes() if self.measurements_jsonl.exists() else b""
@@ -195,6 +216,7 @@ class RunDirectory:
         """
         try:
             cut_torn_line(self.measurements_jsonl)
+            cut_torn_line(self.telemetry_jsonl)
         except OSError as error:
             raise self.unwritten(self.measurements_jsonl, error) from None
 
@@ -208,11 +230,18 @@ class RunDirectory:
         Raises:
             WritingError: the disk is full, read-only or broken; all records before stay, and no part of these.
         """
+        self._append(self.measurements_jsonl, records)
+
+    def append_telemetry(self, records: Sequence[dict[str, Any]]) -> None:
+        """Append records of what GPUs said of themselves. Raises as `append_records`."""
+        self._append(self.telemetry_jsonl, records)
+
+    def _append(self, path: Path, records: Sequence[dict[str, Any]]) -> None:
         lines = "".join(strict_json(record) + "\n" for record in records)
         try:
-            append_whole(self.measurements_jsonl, lines.encode())
+            append_whole(path, lines.encode())
         except OSError as error:
-            raise self.unwritten(self.measurements_jsonl, error) from None
+            raise self.unwritten(path, error) from None
 
     def unwritten(self, path: Path, error: OSError) -> WritingError:
         """The error for a file of the run that cannot be written: what is kept, and what to do."""

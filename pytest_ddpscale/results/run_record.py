@@ -71,6 +71,19 @@ def start_run(
     run.write_json(run.run_json, record)
 
 
+def note_left_out(run: RunDirectory, devices_present: int, unfit: Mapping[str, str]) -> None:
+    """Record that nodes were left out before anything was launched on them.
+
+    Args:
+        run: whose run.json is brought up to date.
+        devices_present: on the nodes that are left.
+        unfit: host → why.
+    """
+    record = run.read_run()
+    notes = [f"{host} was left out: {why}" for host, why in unfit.items()]
+    run.write_json(run.run_json, {**record, "devices_present": devices_present, "left_out": notes})
+
+
 def resume_run(
     run: RunDirectory, argv: Sequence[str], thresholds_sha256: str, measured_anew: Mapping[str, str]
 ) -> None:
@@ -97,6 +110,12 @@ def resume_run(
     record |= {"status": "running", "resumed": [*(earlier if isinstance(earlier, list) else ()), began]}
     record.pop("finished_at", None)
     run.write_json(run.run_json, record)
+
+
+def left_out_notes(record: dict[str, Any]) -> list[str]:
+    """Which nodes were left out before anything was launched on them, and why; `record` as in `resumption_notes`."""
+    notes = record.get("left_out")
+    return list(map(str, notes)) if isinstance(notes, list) else []
 
 
 def resumption_notes(record: dict[str, Any]) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
@@ -13,7 +16,7 @@ from pytest_ddpscale.thresholds.model import Requirement, Sku
 
 @dataclass(frozen=True)
 class Case:
-    """A requirement ready to be planned and judged.
+    """A requirement on the training of a workload, ready to be planned and judged.
 
     Attributes:
         requirement: the line of thresholds.yaml.
@@ -45,23 +48,79 @@ class Case:
         return Question(requirement.definition, self.workload, requirement.world_size, requirement.placement)
 
 
+@dataclass(frozen=True)
+class NodeCase:
+    """A requirement on something else than training: a probe, a check of the nodes, or what a node reached before.
+
+    Attributes:
+        requirement: the line of thresholds.yaml, or one of the SKU's `checks`.
+        name: ``all-reduce-32mib-8gpu``, ``ecc``: the bracketed part of the test's name, unique in a metric.
+        where: ``file:line`` of it.
+        sku: that it is asked of.
+        probe: what is probed; None for a metric that no probe measures.
+        peak: what the data sheet promises of the probe's metric, in its unit; None if it is not known.
+    """
+
+    requirement: Requirement
+    name: str
+    where: str
+    sku: Sku
+    probe: Probe | None = None
+    peak: float | None = None
+
+    @property
+    def id(self) -> str:
+        """``busbw_gbps[all-reduce-32mib-8gpu]``: unique in a run."""
+        return f"{self.requirement.metric}[{self.name}]"
+
+
+AnyCase: TypeAlias = Case | NodeCase
+
+
 def device_type(sku: Sku) -> DeviceType:
     """``cpu`` or ``cuda``."""
     return "cpu" if sku.detect.device == "cpu" else "cuda"
 
 
-def cases_for(file: ThresholdsFile, sku_name: str) -> list[Case]:
-    """All cases of a SKU, in the order of the file."""
+def cases_for(file: ThresholdsFile, sku_name: str) -> list[AnyCase]:
+    """All cases of a SKU: its checks, then its requirements in the order of the file."""
     sku = file.thresholds.skus[sku_name]
-    cases = []
-    for i, requirement in enumerate(sku.requirements):
-        reference = file.thresholds.reference_throughput(requirement)[0] if requirement.versus else None
-        where = file.where("skus", sku_name, "requirements", i)
-        workload = sku.workloads[requirement.workload]
-        peak_tflops = sku.peak_tflops(workload)
-        floor = _floor_img_per_s(sku, workload)
-        cases.append(Case(requirement, workload, _name(sku, requirement), where, reference, peak_tflops, floor))
-    return cases
+    paths: list[tuple[str | int, ...]] = [("checks", name) for name in sku.checks]
+    paths += [("requirements", i) for i in range(len(sku.requirements))]
+    wheres = [file.where("skus", sku_name, *path) for path in paths]
+    return [
+        _training_case(file, sku, requirement, where)
+        if requirement.definition.subject == "workload"
+        else _node_case(sku, requirement, where)
+        for requirement, where in zip(sku.all_requirements, wheres, strict=True)
+    ]
+
+
+def training_cases(cases: Iterable[AnyCase]) -> list[Case]:
+    """Those among cases that are about the training of a workload."""
+    return [case for case in cases if isinstance(case, Case)]
+
+
+def _training_case(file: ThresholdsFile, sku: Sku, requirement: Requirement, where: str) -> Case:
+    reference = file.thresholds.reference_throughput(requirement)[0] if requirement.versus else None
+    workload = sku.workloads[requirement.workload]
+    peak_tflops, floor = sku.peak_tflops(workload), _floor_img_per_s(sku, workload)
+    return Case(requirement, workload, _name(sku, requirement), where, reference, peak_tflops, floor)
+
+
+def _node_case(sku: Sku, requirement: Requirement, where: str) -> NodeCase:
+    probe = Probe(requirement.probe, requirement.world_size) if requirement.probe else None
+    return NodeCase(requirement, _name(sku, requirement), where, sku, probe, _peak_of(sku, probe))
+
+
+def _peak_of(sku: Sku, probe: Probe | None) -> float | None:
+    """What the data sheet promises; nothing of links, as what collectives reach on them depends on the algorithm."""
+    if sku.peak is None or probe is None:
+        return None
+    if probe.kind == "memory-copy":
+        return sku.peak.memory_bandwidth_gbps
+    precision = probe.precision
+    return sku.peak.tflops(precision) if precision is not None and precision != "fp8" else None
 
 
 def _floor_img_per_s(sku: Sku, workload: Workload) -> float | None:
@@ -75,10 +134,12 @@ def _floor_img_per_s(sku: Sku, workload: Workload) -> float | None:
 
 def _name(sku: Sku, requirement: Requirement) -> str:
     unit = "rank" if device_type(sku) == "cpu" else "gpu"
-    name = f"{requirement.workload}-{requirement.world_size}{unit}"
+    name = requirement.subject or "node"
+    if requirement.definition.subject == "workload" or requirement.world_size > 1:
+        name += f"-{requirement.world_size}{unit}"
     if requirement.placement == "spread":
         name += "-spread"
     if requirement.versus:
         name += f"-vs-{requirement.versus}"
-    twins = [other for other in sku.requirements if other.key() == requirement.key()]
+    twins = [other for other in sku.all_requirements if other.key() == requirement.key()]
     return f"{name}-{requirement.severity}" if len(twins) > 1 else name

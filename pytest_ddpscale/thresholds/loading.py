@@ -13,7 +13,8 @@ import yaml
 from pydantic import ValidationError
 
 from pytest_ddpscale.errors import SkuError, ThresholdsError
-from pytest_ddpscale.thresholds.model import Thresholds, contradictions
+from pytest_ddpscale.thresholds.contradictions import contradictions
+from pytest_ddpscale.thresholds.model import Thresholds
 
 YamlPath = tuple[str | int, ...]
 _NEWLINE = "\n"

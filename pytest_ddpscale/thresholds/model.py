@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from pytest_ddpscale.plan.metric import METRICS, Metric, measured_arm
+from pytest_ddpscale.plan.metric import METRICS, Metric
+from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Placement
-from pytest_ddpscale.plan.workload import Precision, Workload, incomparable_fields
+from pytest_ddpscale.plan.workload import Precision, Workload
 
 SCHEMA_VERSION = 1
 Severity = Literal["fail", "warn"]
@@ -29,6 +32,14 @@ MetricName = Literal[
     "peak_memory_gib",
     "memory_spread",
     "replica_agreement",
+    "images_per_joule",
+    "node_check",
+    "matmul_tflops",
+    "memory_bandwidth_gbps",
+    "host_bandwidth_gbps",
+    "busbw_gbps",
+    "pair_bandwidth_gbps",
+    "no_regression",
 ]
 # A bound typed as 95 where 0.95 is meant would fail every machine; 1.5 is impossible but clear.
 LARGEST_FRACTION_BOUND = 2.0
@@ -36,6 +47,9 @@ LARGEST_FRACTION_BOUND = 2.0
 LEAST_SENSELESS_UPPER_FRACTION_BOUND = 1.0
 # bound = measured less margin, compared at the precision people round bounds to.
 MARGIN_TOLERANCE = 0.006
+# Drivers reserve memory, more or less by version: an 80 GB A100 reports 79.3 or 80 GiB, a 16 GB V100
+# as little as 15.8. Wider would take an 84 GB RTX PRO 6000D for the 96 GB RTX PRO 6000.
+MEMORY_TOLERANCE = 0.10
 
 
 class _Strict(BaseModel):
@@ -62,7 +76,9 @@ class Requirement(_Strict):
     """One line of thresholds.yaml, one test item."""
 
     metric: MetricName
-    workload: str = Field(description="A name under this SKU's `workloads`.")
+    workload: str = Field("", description="A name under this SKU's `workloads`.")
+    probe: str = Field("", description="What is probed without training, such as `matmul-bf16` or `all-reduce-32mib`.")
+    check: str = Field("", description="A check of the nodes; `checks` of the SKU is the short form.")
     world_size: int = Field(1, ge=1, description="Ranks that train together.")
     placement: Placement = Field(
         "packed", description="`packed` fills a node before the next; `spread` deals the ranks to all nodes in turn."
@@ -87,6 +103,7 @@ class Requirement(_Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Requirement:
+        self._check_subject()
         self._check_bound()
         self._check_source()
         if self.definition.takes_versus != (self.versus is not None):
@@ -96,6 +113,24 @@ class Requirement(_Strict):
         if self.placement == "spread" and self.world_size == 1:
             raise ValueError("placement spread says nothing about world_size 1; expected at least 2")
         return self
+
+    def _check_subject(self) -> None:
+        wanted = self.definition.subject
+        for field in ("workload", "probe", "check"):
+            if (getattr(self, field) != "") != (field == wanted):
+                raise ValueError(f"{self.metric} {'needs' if field == wanted else 'takes no'} `{field}: NAME`")
+        if wanted == "probe" and Probe(self.probe, self.world_size).kind not in self.definition.probes:
+            raise ValueError(
+                f"{self.metric} is not what {self.probe} measures; expected {', '.join(self.definition.probes)}"
+            )
+        if wanted == "check":
+            _refuse_unknown_checks([self.check])
+            if self.at_least != 1:
+                raise ValueError(f"{self.metric} is kept by all nodes or it is not; expected `at_least: 1`")
+        if wanted != "workload" and self.placement == "spread":
+            raise ValueError(f"{self.metric} is not about where ranks are placed; expected no `placement: spread`")
+        if wanted in ("check", "node") and self.world_size != 1:
+            raise ValueError(f"{self.metric} is about whole nodes; expected no `world_size`")
 
     def _check_world_size(self) -> None:
         least, most = self.definition.minimum_world_size, self.definition.maximum_world_size
@@ -159,9 +194,25 @@ class Requirement(_Strict):
         assert value is not None  # _check_bound
         return value
 
+    @property
+    def subject(self) -> str:
+        """Name of the workload, the probe or the check that it is about; empty if it is about a node as a whole."""
+        return self.workload or self.probe or self.check
+
     def key(self) -> tuple[str, str, int, Placement, str | None]:
         """What is measured; two requirements may share it and differ in bound and severity."""
-        return (self.metric, self.workload, self.world_size, self.placement, self.versus)
+        return (self.metric, self.subject, self.world_size, self.placement, self.versus)
+
+
+def _known_checks(checks: dict[str, Severity]) -> dict[str, Severity]:
+    _refuse_unknown_checks(checks)
+    return checks
+
+
+def _refuse_unknown_checks(names: Iterable[str]) -> None:
+    unknown = [name for name in names if name not in NODE_CHECKS]
+    if unknown:
+        raise ValueError(f"there is no check {unknown[0]!r}; expected some of {', '.join(NODE_CHECKS)}")
 
 
 class Detect(_Strict):
@@ -175,6 +226,13 @@ class Detect(_Strict):
         [], description="PCI device ids, four lower-case hexadecimal digits."
     )
     memory_gib: float | None = Field(None, gt=0, description="Nominal device memory.")
+
+    @property
+    def memory_band_gib(self) -> tuple[float, float] | None:
+        """Least and most memory that a driver may report, in GiB; None where any will do."""
+        if self.memory_gib is None:
+            return None
+        return self.memory_gib * (1 - MEMORY_TOLERANCE), self.memory_gib * (1 + MEMORY_TOLERANCE)
 
     @model_validator(mode="after")
     def _check(self) -> Detect:
@@ -207,6 +265,18 @@ class Peak(_Strict):
         For fp32 that of the plain units: TF32 keeps fewer digits, and is no precision of a workload.
         """
         return {"fp16": self.fp16_tflops, "bf16": self.bf16_tflops, "fp32": self.fp32_tflops}[precision]
+
+
+class Node(_Strict):
+    """What a node with this SKU has to be."""
+
+    pcie_generation: int | None = Field(None, ge=1, le=9, description="That GPU and slot can have together.")
+    pcie_width: int | None = Field(None, ge=1, le=32, description="Lanes of each GPU.")
+    nvlinks: int | None = Field(None, ge=0, le=64, description="NVLinks of each GPU; 0 for none.")
+    ecc: bool | None = Field(None, description="Whether errors of device memory have to be corrected.")
+    free_disk_gib: float = Field(1.0, gt=0, description="Where the run is written.")
+    clock_skew_s: float = Field(1.0, gt=0, description="Most that clocks of nodes may differ.")
+    source: Source
 
 
 _SWITCHES = ("compile", "cudnn_benchmark")
@@ -245,12 +315,27 @@ class Sku(_Strict):
     aliases: list[str] = []
     detect: Detect
     peak: Peak | None = None
+    node: Node | None = None
+    checks: Annotated[dict[str, Severity], AfterValidator(_known_checks)] = Field(
+        default={}, description="Checks of the nodes, by name: what a node that does not pass means for the run."
+    )
     workloads: Annotated[dict[str, Workload], BeforeValidator(_with_name)] = {}
     requirements: list[Requirement] = []
+
+    @property
+    def all_requirements(self) -> list[Requirement]:
+        """Those of `checks` first, as they are found out first."""
+        return [*(_check_of_nodes(name, severity) for name, severity in self.checks.items()), *self.requirements]
 
     def peak_tflops(self, workload: Workload) -> float | None:
         """Dense peak of one GPU in the workload's precision, in TFLOPS; None if it is not known."""
         return None if self.peak is None else self.peak.tflops(workload.precision)
+
+
+def _check_of_nodes(name: str, severity: Severity) -> Requirement:
+    reasoning = f"no measured number: {NODE_CHECKS[name].meaning}"
+    line = {"metric": "node_check", "check": name, "at_least": 1.0, "severity": severity, "provisional": True}
+    return Requirement.model_validate({**line, "source": {"reasoning": reasoning}})
 
 
 class Thresholds(_Strict):
@@ -281,97 +366,3 @@ class Thresholds(_Strict):
             if candidate.key() == wanted and candidate.source.measured is not None:
                 return candidate.source.measured, candidate.source
         raise LookupError(f"{requirement.versus} publishes no throughput_per_gpu for {requirement.workload}")
-
-
-def contradictions(thresholds: Thresholds) -> list[tuple[tuple[str | int, ...], str]]:
-    """Everything wrong between parts of a file that are each well-formed.
-
-    Returns:
-        Pairs of a path into the file, for its line number, and a sentence.
-    """
-    return [*_clashing_names(thresholds), *_clashing_requirements(thresholds), *_unmeasurable(thresholds)]
-
-
-Found = list[tuple[tuple[str | int, ...], str]]
-
-
-def _clashing_names(thresholds: Thresholds) -> Found:
-    found: Found = []
-    owner = {name: name for name in thresholds.skus}
-    for name, sku in thresholds.skus.items():
-        for i, alias in enumerate(sku.aliases):
-            if alias in owner:
-                found.append((("skus", name, "aliases", i), f"alias {alias!r} already names {owner[alias]}"))
-            owner[alias] = name
-    return found
-
-
-def _clashing_requirements(thresholds: Thresholds) -> Found:
-    found: Found = []
-    for name, sku in thresholds.skus.items():
-        seen: dict[tuple[Any, ...], Requirement] = {}
-        for i, requirement in enumerate(sku.requirements):
-            path, label = ("skus", name, "requirements", i), _label(requirement)
-            key = (*requirement.key(), requirement.severity)
-            twin = seen.get(key)
-            if twin is not None:
-                found.append((path, f"{label} is required twice: {twin.bound:g} and {requirement.bound:g}"))
-            seen[key] = requirement
-            other = seen.get((*requirement.key(), "warn" if requirement.severity == "fail" else "fail"))
-            if other is not None and _warns_later_than_it_fails(requirement, other):
-                found.append((path, f"{label}: the warn bound is looser than the fail bound, so it never warns"))
-    return found
-
-
-def _warns_later_than_it_fails(one: Requirement, other: Requirement) -> bool:
-    warn, fail = (one, other) if one.severity == "warn" else (other, one)
-    return warn.bound >= fail.bound if warn.definition.upper_bound else warn.bound <= fail.bound
-
-
-def _unmeasurable(thresholds: Thresholds) -> Found:
-    found: Found = []
-    for name, sku in thresholds.skus.items():
-        for i, requirement in enumerate(sku.requirements):
-            reason = _why_unmeasurable(thresholds, sku, requirement)
-            if reason is not None:
-                found.append((("skus", name, "requirements", i), reason))
-    return found
-
-
-def _why_unmeasurable(thresholds: Thresholds, sku: Sku, requirement: Requirement) -> str | None:
-    workload = sku.workloads.get(requirement.workload)
-    if workload is None:
-        known = ", ".join(sku.workloads) or "none"
-        return f"workload {requirement.workload!r} is not defined for this SKU; its workloads: {known}"
-    try:
-        measured_arm(requirement.definition, workload, requirement.world_size)
-    except ValueError as error:
-        return str(error)
-    if requirement.metric == "model_flops_utilization" and sku.peak_tflops(workload) is None:
-        tf32 = ", that of the plain fp32 units, for TF32 is not used" if workload.precision == "fp32" else ""
-        key = f"{workload.precision}_tflops"
-        return f"{requirement.metric} of {workload.name} needs `{key}: NUMBER` under this SKU's `peak`{tf32}"
-    return _why_incomparable(thresholds, workload, requirement) if requirement.versus else None
-
-
-def _why_incomparable(thresholds: Thresholds, workload: Workload, requirement: Requirement) -> str | None:
-    reference = thresholds.skus.get(requirement.versus or "")
-    if reference is None:
-        return f"versus {requirement.versus!r} is no SKU of this file (an alias will not do)"
-    theirs = reference.workloads.get(requirement.workload)
-    if theirs is None:
-        return f"versus {requirement.versus}: it has no workload {requirement.workload!r} to compare with"
-    different = incomparable_fields(workload, theirs)
-    if different:
-        fields = ", ".join(different)
-        return f"versus {requirement.versus}: {requirement.workload} differs in {fields}, so no ratio is meaningful"
-    try:
-        thresholds.reference_throughput(requirement)
-    except LookupError as error:
-        return f"{error}: add one with `source: {{measured: …}}`"
-    return None
-
-
-def _label(requirement: Requirement) -> str:
-    placed = ", spread" if requirement.placement == "spread" else ""
-    return f"{requirement.metric} of {requirement.workload} at world size {requirement.world_size}{placed}"

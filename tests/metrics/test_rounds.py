@@ -56,6 +56,18 @@ def test_nobody_is_least_busy_while_one_rank_is_unread(unread: float | None, ran
     assert ArmRound(0, ranks).least_busy is None
 
 
+def test_images_per_joule_are_those_of_the_gpu_that_got_fewest() -> None:
+    ranks = tuple(block(rank, energy_j=energy_j) for rank, energy_j in enumerate((40.0, 50.0, 20.0)))
+    assert ArmRound(0, ranks).images_per_joule == pytest.approx(8 * 10 / 50.0)
+
+
+@pytest.mark.parametrize("unread", [None, 0.0])  # nobody trains for nothing
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_images_per_joule_are_unknown_while_the_energy_of_one_gpu_is(unread: float | None, rank: int) -> None:
+    ranks = tuple(block(r, energy_j=unread if r == rank else 40.0) for r in range(3))
+    assert ArmRound(0, ranks).images_per_joule is None
+
+
 def test_peak_memory_is_the_fullest_ranks() -> None:
     ranks = tuple(block(rank, peak_memory_bytes=amount * GIB) for rank, amount in enumerate((1, 3, 2)))
     assert ArmRound(0, ranks).peak_memory_gib == 3.0

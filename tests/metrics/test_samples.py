@@ -19,6 +19,7 @@ from pytest_ddpscale.metrics.samples import (
     efficiency_samples,
     exposed_communication_samples,
     generation_ratio_samples,
+    images_per_joule_samples,
     memory_spread_samples,
     model_flops_utilization_samples,
     peak_memory_samples,
@@ -53,6 +54,14 @@ def values(samples: list[Sample]) -> list[float]:
 
 def test_throughput_per_gpu_is_at_the_slowest_ranks_pace() -> None:
     assert values(throughput_samples(rounds([100, 80], [90, 120]))) == pytest.approx([80.0, 90.0])
+
+
+def test_images_per_joule_leave_out_rounds_in_which_the_energy_of_a_gpu_is_unknown() -> None:
+    measured = rounds([100, 80], [90, 120], energy_j=40.0)
+    first = measured[0].ranks
+    measured[0] = replace(measured[0], ranks=(first[0], replace(first[1], energy_j=None)))
+    assert values(images_per_joule_samples(measured)) == pytest.approx([8 * 10 / 40.0])
+    assert images_per_joule_samples(rounds([100, 80])) == []
 
 
 def test_weak_efficiency_is_all_gpus_together_over_as_many_alone() -> None:

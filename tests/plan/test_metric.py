@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.metric import METRICS, Metric, baseline_arm, measured_arm, required_arms
+from pytest_ddpscale.plan.metric import (
+    METRICS,
+    TRAINING_METRICS,
+    Metric,
+    baseline_arm,
+    measured_arm,
+    required_arms,
+)
+from pytest_ddpscale.plan.probe import COLLECTIVES, SINGLE_DEVICE, ProbeKind
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.model import MetricName
@@ -81,16 +89,38 @@ def test_costs_and_differences_are_bounded_from_above() -> None:
 
 def test_what_compares_ranks_needs_at_least_two() -> None:
     alone = {"throughput_per_gpu", "generation_ratio", "device_utilization", "peak_memory_gib", "ddp_overhead",
-             "step_time_p95", "step_time_cv", "model_flops_utilization"}  # fmt: skip
-    for name, metric in METRICS.items():
+             "step_time_p95", "step_time_cv", "model_flops_utilization", "images_per_joule"}  # fmt: skip
+    for name, metric in TRAINING_METRICS.items():
         assert metric.minimum_world_size == (1 if name in alone else 2), name
 
 
 def test_only_the_overhead_of_ddp_is_of_one_rank_alone() -> None:
-    assert {n: m.maximum_world_size for n, m in METRICS.items() if m.maximum_world_size} == {"ddp_overhead": 1}
+    assert {n: m.maximum_world_size for n, m in TRAINING_METRICS.items() if m.maximum_world_size} == {"ddp_overhead": 1}
 
 
-@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+def test_what_is_no_training_is_about_a_probe_a_check_or_a_node() -> None:
+    assert {name: metric.subject for name, metric in METRICS.items() if name not in TRAINING_METRICS} == {
+        "node_check": "check", "no_regression": "node", "matmul_tflops": "probe", "memory_bandwidth_gbps": "probe",
+        "host_bandwidth_gbps": "probe", "busbw_gbps": "probe", "pair_bandwidth_gbps": "probe",
+    }  # fmt: skip
+
+
+def test_each_probe_is_measured_by_one_metric_of_as_many_ranks_as_it_takes() -> None:
+    measured_by = {kind: metric for metric in METRICS.values() for kind in metric.probes}
+    assert sorted(measured_by) == sorted(typing.get_args(ProbeKind))
+    assert sum(len(metric.probes) for metric in METRICS.values()) == len(measured_by)
+    for kind, metric in measured_by.items():
+        single = (metric.minimum_world_size, metric.maximum_world_size) == (1, 1)
+        assert single == (kind in SINGLE_DEVICE), kind
+        assert single or metric.minimum_world_size == 2, kind
+    assert {measured_by[kind].name for kind in COLLECTIVES} == {"busbw_gbps"}
+
+
+def test_what_is_no_training_accepts_no_machine() -> None:
+    assert not any(metric.carries_acceptance for name, metric in METRICS.items() if name not in TRAINING_METRICS)
+
+
+@pytest.mark.parametrize("metric", TRAINING_METRICS.values(), ids=TRAINING_METRICS)
 def test_a_metric_compares_different_arms_of_the_same_batch_or_global_batch(metric: Metric) -> None:
     for world_size in range(metric.minimum_world_size, (metric.maximum_world_size or 4) + 1):
         if WORKLOAD.global_batch_size is not None and WORKLOAD.global_batch_size % world_size == 0:
@@ -102,14 +132,21 @@ def test_a_metric_compares_different_arms_of_the_same_batch_or_global_batch(metr
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 def test_what_can_be_zero_or_less_does_not_err_by_factors(metric: Metric) -> None:
-    can_be_zero = {"exposed_communication", "ddp_overhead", "step_time_cv", "memory_spread", "device_utilization"}
+    can_be_zero = {
+        "exposed_communication",
+        "ddp_overhead",
+        "step_time_cv",
+        "memory_spread",
+        "device_utilization",
+        "node_check",
+    }
     assert not (metric.name in can_be_zero and metric.scale == "factors")
-    assert metric.unit not in ("img/s", "x", "ms") or metric.scale == "factors"
+    assert metric.unit not in ("img/s", "x", "ms", "TFLOPS", "GB/s", "img/J") or metric.scale == "factors"
 
 
 def test_a_machine_that_is_evenly_slow_is_not_accepted_for_being_even() -> None:
     """What a machine keeps on which every step takes twice as long."""
-    assert {name for name, metric in METRICS.items() if not metric.carries_acceptance} == {
+    assert {name for name, metric in TRAINING_METRICS.items() if not metric.carries_acceptance} == {
         "rank_uniformity", "exposed_communication", "ddp_overhead", "step_time_cv", "memory_spread",
-        "replica_agreement",
+        "replica_agreement", "images_per_joule",
     }  # fmt: skip

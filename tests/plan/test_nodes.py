@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.metric import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
+from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Arm, Placement, Plan
 from pytest_ddpscale.plan.workload import Workload
 
@@ -20,7 +21,7 @@ TWO = replace(ONE, name="two", precision="bf16")
 PACE = Pace(rounds=6, block_s=1.5, warmup_s=2.0)
 QUESTIONS = st.builds(
     Question,
-    st.sampled_from([metric for metric in METRICS.values() if not metric.maximum_world_size]),
+    st.sampled_from([metric for metric in TRAINING_METRICS.values() if not metric.maximum_world_size]),
     st.sampled_from([ONE, TWO]),
     st.sampled_from([2, 4, 8, 16, 24]),
     st.sampled_from(["packed", "spread"]),
@@ -126,7 +127,7 @@ def test_what_a_further_launch_measures_joins_the_plan() -> None:
     ("fields", "complaint"),
     [
         ({"nodes": 2, "ranks_per_node": None}, "does not say how many ranks each has"),
-        ({"nodes": 2, "ranks_per_node": 1}, "2 x 1 ranks has an arm of 4"),
+        ({"nodes": 2, "ranks_per_node": 1}, "2 x 1 ranks needs 4"),
         ({"nodes": 0, "ranks_per_node": 4}, "expected a whole number from 1 up"),
         ({"nodes": "2", "ranks_per_node": 4}, "expected a whole number from 1 up"),
         ({"nodes": 10**12, "ranks_per_node": 8}, "a plan is for 8000000000000 ranks; expected at most 10000000"),
@@ -149,3 +150,31 @@ def test_a_plan_for_nodes_has_to_know_their_size() -> None:
 def test_an_arm_placed_anyhow_is_refused() -> None:
     with pytest.raises(ValueError, match="expected packed or spread"):
         Arm("ddp", 2, 2, "anyhow")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("probe", "nodes", "has_pairs"),
+    [
+        (Probe("all-reduce-1gib", 24), 3, True),
+        (Probe("all-reduce-1gib", 16), 3, True),
+        (Probe("all-reduce-1gib", 8), 3, False),
+        (Probe("matmul-fp16"), 3, False),
+        (Probe("all-reduce-1gib", 16), 2, False),
+    ],
+)
+def test_a_probe_over_several_nodes_plans_pairs_of_them_where_they_can_tell_who_is_slow(
+    probe: Probe, nodes: int, has_pairs: bool
+) -> None:
+    plan = build_plan("a100", "cuda", [], PACE, nodes=nodes, ranks_per_node=8, probes=[probe])
+    assert plan.study_ids == (("probes", "pairs") if has_pairs else ("probes",))
+    assert plan.layout == Layout(nodes, 8)
+
+
+def test_a_plan_with_probes_and_a_survey_comes_back_from_json() -> None:
+    probes = [Probe("all-reduce-1gib", 24), Probe("matmul-fp16")]
+    plan = build_plan(
+        "a100", "cuda", [question("weak_scaling_efficiency", 8)], PACE,
+        nodes=3, ranks_per_node=8, probes=probes, survey=True,
+    )  # fmt: skip
+    assert Plan.from_json(json.loads(json.dumps(plan.as_json()))) == plan
+    assert plan.study_ids == ("probes", "weak/one", "pairs")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.metric import METRICS, required_arms
+from pytest_ddpscale.plan.metric import METRICS, TRAINING_METRICS, required_arms
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question, build_plan
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.plan.workload import Workload
@@ -18,7 +18,10 @@ ONE = Workload("one", "resnet18", "fp32", 8, global_batch_size=16)
 TWO = replace(ONE, name="two", precision="bf16")
 PACE = Pace(rounds=6, block_s=1.5, warmup_s=2.0)
 QUESTIONS = st.builds(
-    Question, st.sampled_from(list(METRICS.values())), st.sampled_from([ONE, TWO]), st.sampled_from([2, 4, 8, 16])
+    Question,
+    st.sampled_from(list(TRAINING_METRICS.values())),
+    st.sampled_from([ONE, TWO]),
+    st.sampled_from([2, 4, 8, 16]),
 )
 
 

@@ -36,6 +36,7 @@ MEASUREMENTS = st.builds(
     step_stdev_s=st.none() | POSITIVE,
     utilization=st.none() | st.floats(0, 1),
     peak_memory_bytes=st.none() | st.integers(0, 1 << 40),
+    energy_j=st.none() | st.floats(0, 1e12),
     single_sample=st.booleans(),
 )
 
@@ -74,6 +75,24 @@ def test_a_record_says_its_kind() -> None:
 def test_an_impossible_block_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected both positive and finite"):
         measurement(**change)
+
+
+@pytest.mark.parametrize("energy_j", [-0.5, math.nan, math.inf, -math.inf])
+def test_an_impossible_energy_is_refused(energy_j: float) -> None:
+    with pytest.raises(ValueError, match=r"^energy_j=.*; expected none or a finite number from 0 up$"):
+        measurement(energy_j=energy_j)
+
+
+@pytest.mark.parametrize("energy_j", ["12", True, [1.0]])
+def test_energy_of_another_type_is_refused(energy_j: Any) -> None:
+    with pytest.raises(TypeError):
+        Measurement.from_json(measurement().as_json() | {"energy_j": energy_j})
+
+
+def test_a_measurement_of_an_earlier_version_has_no_energy() -> None:
+    data = measurement(energy_j=3.0).as_json()
+    del data["energy_j"]
+    assert Measurement.from_json(data).energy_j is None
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from pytest_ddpscale.results.run_record import (
     errors_of,
     finish_run,
     interruptions_of,
+    left_out_notes,
+    note_left_out,
     now_iso,
     resume_run,
     resumption_notes,
@@ -86,6 +88,18 @@ class TestRunJson:
             run.append_record({"kind": "warm_up", "study": "weak/r", "arm": "alone", "first_block_s": first_block_s})
         finish_run(run, "finished")
         assert run.read_run()["startup"]["first_step_s"] == 2.5
+
+    def test_nodes_that_were_left_out_are_recorded_with_the_devices_of_the_others(self, run: RunDirectory) -> None:
+        before = run.read_run()
+        assert left_out_notes(before) == []
+        note_left_out(run, 8, {"n2": "gpus: GPU 3: lost", "n4": "disk: full"})
+        record = run.read_run()
+        assert left_out_notes(record) == ["n2 was left out: gpus: GPU 3: lost", "n4 was left out: disk: full"]
+        assert record == {**before, "devices_present": 8, "left_out": left_out_notes(record)}
+
+    @pytest.mark.parametrize("broken", [None, "n2", 3, {"n2": "lost"}])
+    def test_notes_that_are_none_are_passed_over(self, broken: object) -> None:
+        assert left_out_notes({"left_out": broken}) == []
 
 
 class TestErrorsOf:

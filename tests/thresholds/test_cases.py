@@ -9,7 +9,7 @@ import pytest
 
 from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.plan.metric import METRICS
-from pytest_ddpscale.thresholds.cases import cases_for, device_type
+from pytest_ddpscale.thresholds.cases import cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from tests.thresholds.conftest import RATIO_LINE, VALID, WEAK, WEAK_LINE, changed
 
@@ -33,41 +33,44 @@ def test_a_case_says_the_line_of_its_requirement(load: Load, tmp_path: Path) -> 
 
 
 def test_spread_ranks_are_in_the_name_and_in_the_question(load: Load) -> None:
-    spread = cases_for(load(changed(WEAK, WEAK.replace("world_size: 8", "world_size: 8, placement: spread"))), "new")[0]
+    text = changed(WEAK, WEAK.replace("world_size: 8", "world_size: 8, placement: spread"))
+    spread = training_cases(cases_for(load(text), "new"))[0]
     assert spread.id == "weak_scaling_efficiency[r-8gpu-spread]"
     assert [arm.name for arm in spread.question.arms] == ["alone", "ddp@8-spread"]
 
 
 def test_a_case_asks_its_requirements_question(load: Load) -> None:
-    weak = cases_for(load(VALID), "new")[0]
+    weak = training_cases(cases_for(load(VALID), "new"))[0]
     assert (weak.question.metric, weak.question.world_size) == (METRICS["weak_scaling_efficiency"], 8)
     assert weak.question.workload == weak.workload == load(VALID).thresholds.skus["new"].workloads["r"]
 
 
 def test_only_a_ratio_has_a_reference_which_is_what_was_published(load: Load) -> None:
-    weak, ratio = cases_for(load(VALID), "new")
+    weak, ratio = training_cases(cases_for(load(VALID), "new"))
     assert (weak.reference_img_per_s, ratio.reference_img_per_s) == (None, 100.0)
 
 
 def test_a_case_knows_the_peak_in_its_workloads_precision(shipped: ThresholdsFile) -> None:
-    peaks = {(case.workload.precision, case.peak_tflops) for case in cases_for(shipped, "a100-sxm4-80gb")}
+    peaks = {
+        (case.workload.precision, case.peak_tflops) for case in training_cases(cases_for(shipped, "a100-sxm4-80gb"))
+    }
     assert peaks == {("fp16", 312.0), ("bf16", 312.0)}
-    assert {case.peak_tflops for case in cases_for(shipped, "v100-sxm2-16gb")} == {125.0}
-    assert {case.peak_tflops for case in cases_for(shipped, "cpu")} == {None}
+    assert {case.peak_tflops for case in training_cases(cases_for(shipped, "v100-sxm2-16gb"))} == {125.0}
+    assert {case.peak_tflops for case in training_cases(cases_for(shipped, "cpu"))} == {None}
 
 
 def test_a_case_knows_what_one_gpu_alone_has_to_reach_if_anything_says_so(shipped: ThresholdsFile) -> None:
-    floors = {case.workload.name: case.floor_img_per_s for case in cases_for(shipped, "a100-sxm4-80gb")}
+    floors = {case.workload.name: case.floor_img_per_s for case in training_cases(cases_for(shipped, "a100-sxm4-80gb"))}
     assert floors["resnet152-fp16"] == 1130
-    assert {case.floor_img_per_s for case in cases_for(shipped, "cpu")} == {10.2}
+    assert {case.floor_img_per_s for case in training_cases(cases_for(shipped, "cpu"))} == {10.2}
 
 
 def test_of_two_bounds_for_one_gpu_alone_the_floor_is_the_lower(load: Load) -> None:
     floor = VALID.splitlines()[9]
     warning = floor.replace("at_least: 95", "at_least: 98, severity: warn").replace("margin_pct: 5", "margin_pct: 2")
     text = VALID.replace(floor, f"{warning}\n{floor}")
-    assert {case.floor_img_per_s for case in cases_for(load(text), "old")} == {95.0}
-    assert {case.floor_img_per_s for case in cases_for(load(VALID), "new")} == {None}
+    assert {case.floor_img_per_s for case in training_cases(cases_for(load(text), "old"))} == {95.0}
+    assert {case.floor_img_per_s for case in training_cases(cases_for(load(VALID), "new"))} == {None}
 
 
 def test_a_warning_beside_a_failure_is_told_apart_by_its_severity(load: Load) -> None:

@@ -1,0 +1,233 @@
+"""What a node is, found out before anything is launched on it: records of kind ``survey`` in measurements.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pytest_ddpscale.results.records import refuse_other_types
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+STUDY_ID = "survey"
+Record = TypeVar("Record", bound="DataclassInstance")
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that had a compute context on a GPU before ours began.
+
+    Attributes:
+        pid: as NVML gives it: of the host, not of a container.
+        name: its command, or empty if it cannot be seen from here.
+        memory_bytes: device memory it holds; None if unknown.
+    """
+
+    pid: int
+    name: str
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class RemappedRows:
+    """Rows of device memory that were replaced by spare ones (Ampere and later).
+
+    Attributes:
+        correctable: because of correctable errors.
+        uncorrectable: because of uncorrectable ones.
+        pending: whether one waits for a reset of the GPU.
+        failed: whether one could not be replaced: the GPU has to go.
+    """
+
+    correctable: int
+    uncorrectable: int
+    pending: bool
+    failed: bool
+
+
+@dataclass(frozen=True)
+class SurveyedGpu:
+    """One GPU. None is what the driver does not say, whatever the reason; `unreadable` has that.
+
+    Attributes:
+        index: NVML's, in PCI bus order.
+        uuid: ``GPU-…``; empty if it does not answer.
+        name: as the driver gives it.
+        pci_bus_id: ``00000000:17:00.0``.
+        pci_device_id: four lower-case hexadecimal digits.
+        is_visible: whether CUDA_VISIBLE_DEVICES lets ranks use it.
+        problem: why the GPU as a whole does not answer, such as ``GPU is lost``; empty if it does.
+        compute_capability: ``9.0``.
+        memory_bytes: in all.
+        memory_used_bytes: before anything of ours ran.
+        mig_enabled: whether it is cut into MIG slices.
+        ecc_enabled: whether memory errors are corrected.
+        ecc_corrected: errors since the driver was loaded.
+        ecc_uncorrected: likewise.
+        ecc_uncorrected_ever: over the GPU's life.
+        retired_pages_pending: whether a page waits for a reset to be retired (before Ampere).
+        remapped_rows: from Ampere on.
+        throttle_reasons: why its clocks are held down now, as `telemetry.throttle` names them:
+            ``hw_thermal_slowdown`` …; also what is no fault, such as ``gpu_idle``.
+        power_limit_w: as enforced.
+        power_limit_default_w: as built.
+        temperature_c: of the GPU.
+        sm_clock_max_mhz: that it can reach.
+        pcie_generation: now; an idle GPU saves power and falls to 1.
+        pcie_generation_max: that GPU and slot can have together.
+        pcie_generation_gpu_max: that the GPU can have.
+        pcie_width: lanes now.
+        pcie_width_max: lanes that it has.
+        nvlinks_active: links that are up.
+        nvlinks: links that there are, up or down; 0 without NVLink.
+        processes: of others.
+        unreadable: reading → reason.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    pci_bus_id: str
+    pci_device_id: str
+    is_visible: bool = True
+    problem: str = ""
+    compute_capability: str | None = None
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    mig_enabled: bool | None = None
+    ecc_enabled: bool | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    ecc_uncorrected_ever: int | None = None
+    retired_pages_pending: bool | None = None
+    remapped_rows: RemappedRows | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    power_limit_w: float | None = None
+    power_limit_default_w: float | None = None
+    temperature_c: int | None = None
+    sm_clock_max_mhz: int | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_generation_gpu_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    nvlinks_active: int | None = None
+    nvlinks: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> SurveyedGpu:
+        """Read what `dataclasses.asdict` made. Raises TypeError if it did not."""
+        fields = dict(data)
+        if fields.get("remapped_rows") is not None:
+            fields["remapped_rows"] = _typed(RemappedRows(**fields["remapped_rows"]))
+        if fields.get("processes") is not None:
+            fields["processes"] = tuple(_typed(GpuProcess(**one)) for one in fields["processes"])
+        if fields.get("throttle_reasons") is not None:
+            fields["throttle_reasons"] = tuple(map(str, fields["throttle_reasons"]))
+        return _typed(SurveyedGpu(**fields))
+
+
+@dataclass(frozen=True)
+class InfiniBandPort:
+    """One port of an adapter under /sys/class/infiniband.
+
+    Attributes:
+        device: ``mlx5_0``.
+        port: its number.
+        state: ``ACTIVE``, ``DOWN`` …
+        link_layer: ``InfiniBand``, or ``Ethernet`` (RoCE).
+        rate_gbit_per_s: of the link, gigabits per second; None if unknown.
+    """
+
+    device: str
+    port: int
+    state: str
+    link_layer: str
+    rate_gbit_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class ClockSkew:
+    """Bounds of what a node's clock shows more than the supervisor's, in seconds.
+
+    The node read its clock at some moment between the question and the arrival of its answer.
+
+    Attributes:
+        earliest_skew_s: if it did when the answer arrived.
+        latest_skew_s: if it did when it was asked.
+    """
+
+    earliest_skew_s: float
+    latest_skew_s: float
+
+
+@dataclass(frozen=True)
+class Survey:
+    """One node.
+
+    Attributes:
+        host: its name, as measurements have it.
+        unix_s: when this was found out, on the node's own clock.
+        problem: why the node could not be looked at at all; empty if it could.
+        has_driver: whether an NVIDIA driver is loaded; False where nobody asked, on a CPU SKU.
+        driver_problem: what NVML says where the driver is there and does not work; empty if all is well.
+        gpus: of the node, in NVML's order, whether visible or not.
+        cores: CPU cores that ranks may use.
+        versions: ``driver``, ``cuda_driver``, ``torch``, ``cuda``, ``nccl``, ``python``, ``pytest_ddpscale``,
+            ``kernel``; None is what is not there.
+        torch_problem: why torch cannot be imported; empty if it can.
+        arch_list: GPU architectures that this torch build has kernels for: ``sm_90``, ``compute_120`` …
+        free_bytes: on the file system of ``run_directory``, ``shared_memory`` and ``temporary``.
+        infiniband: ports of the node's adapters.
+        topology: what ``nvidia-smi topo -m`` prints; empty where there is no such command, or it fails.
+        clock: of the node, beside the supervisor's; None if it was not asked, or did not answer.
+    """
+
+    host: str
+    unix_s: float
+    problem: str = ""
+    has_driver: bool = False
+    driver_problem: str = ""
+    gpus: tuple[SurveyedGpu, ...] = ()
+    cores: int | None = None
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    torch_problem: str = ""
+    arch_list: tuple[str, ...] = ()
+    free_bytes: Mapping[str, int] = field(default_factory=dict)
+    infiniband: tuple[InfiniBandPort, ...] = ()
+    topology: str = ""
+    clock: ClockSkew | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The survey as JSON types, with its ``kind``."""
+        return {"kind": "survey", "study": STUDY_ID, **asdict(self)}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Survey:
+        """Read what `as_json` wrote.
+
+        Raises:
+            TypeError: a key is missing or unknown, or its value of another type.
+        """
+        fields = {key: value for key, value in data.items() if key not in ("kind", "study")}
+        fields["gpus"] = tuple(SurveyedGpu.from_json(gpu) for gpu in fields.get("gpus", ()))
+        fields["infiniband"] = tuple(_typed(InfiniBandPort(**port)) for port in fields.get("infiniband", ()))
+        fields["arch_list"] = tuple(map(str, fields.get("arch_list", ())))
+        if fields.get("clock") is not None:
+            fields["clock"] = _typed(ClockSkew(**fields["clock"]))
+        return _typed(Survey(**fields))
+
+
+def surveys_of(records: Sequence[dict[str, Any]]) -> dict[str, Survey]:
+    """The surveys among records, by host; a node's last one counts. Raises as `Survey.from_json`."""
+    found = [Survey.from_json(record) for record in records if record.get("kind") == "survey"]
+    return {survey.host: survey for survey in found}
+
+
+def _typed(record: Record) -> Record:
+    refuse_other_types(record)
+    return record

@@ -1,0 +1,90 @@
+"""A probe's name says all that it does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_ddpscale.plan.probe import Probe, ProbeKind, ProbeStudy
+
+STUDY = ProbeStudy((Probe("matmul-bf16"), Probe("all-reduce-32mib", 8), Probe("all-reduce-32mib", 4)), 16, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size", "kind", "precision", "message_bytes"),
+    [
+        ("matmul-fp32", 1, "matmul", "fp32", None),
+        ("matmul-fp8", 1, "matmul", "fp8", None),
+        ("memory-copy", 1, "memory-copy", None, None),
+        ("host-to-device", 1, "host-to-device", None, None),
+        ("device-to-host", 1, "device-to-host", None, None),
+        ("all-reduce-32mib", 8, "all-reduce", None, 32 * 2**20),
+        ("all-gather-1gib", 2, "all-gather", None, 2**30),
+        ("reduce-scatter-25mib", 4, "reduce-scatter", None, 25 * 2**20),
+        ("send-recv-9999kib", 2, "send-recv", None, 9999 * 2**10),
+    ],
+)
+def test_a_name_tells_kind_precision_and_size(
+    name: str, world_size: int, kind: ProbeKind, precision: str | None, message_bytes: int | None
+) -> None:
+    probe = Probe(name, world_size)
+    assert (probe.kind, probe.precision, probe.message_bytes) == (kind, precision, message_bytes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "matmul", "matmul-int8", "memory-copy-1gib", "all-reduce", "all-reduce-0mib", "all-reduce-032mib",
+     "all-reduce-10000mib", "all-reduce-1.5mib", "all-reduce-32mb", "All-Reduce-32mib", "send-recv-1mib\n"],
+)  # fmt: skip
+def test_another_name_is_refused_with_those_that_there_are(name: str) -> None:
+    with pytest.raises(ValueError, match=r"is not known; expected matmul-.*send-recv with a message size"):
+        Probe(name, 2)
+
+
+@pytest.mark.parametrize("world_size", [0, -1, 2.0, True, "2"])
+def test_a_world_size_is_a_whole_number_from_1_up(world_size: int) -> None:
+    with pytest.raises(ValueError, match="expected a whole number from 1 up"):
+        Probe("all-reduce-1mib", world_size)
+
+
+def test_one_device_does_not_communicate() -> None:
+    with pytest.raises(ValueError, match="done by one device"):
+        Probe("matmul-bf16", 2)
+
+
+def test_who_communicates_is_not_alone() -> None:
+    with pytest.raises(ValueError, match="takes at least 2 ranks"):
+        Probe("send-recv-1mib")
+
+
+def test_an_id_tells_world_sizes_apart() -> None:
+    assert [probe.id for probe in STUDY.probes] == ["matmul-bf16", "all-reduce-32mib@8", "all-reduce-32mib@4"]
+
+
+def test_a_study_needs_the_ranks_of_its_largest_probe() -> None:
+    assert STUDY.world_size == 8
+    assert ProbeStudy((), 1, 1.0).world_size == 0
+
+
+def test_a_study_survives_json() -> None:
+    data = json.loads(json.dumps(STUDY.as_json()))
+    assert data["id"] == "probes"
+    assert ProbeStudy.from_json(data) == STUDY
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("rounds", 0, "rounds"),
+        ("rounds", 1.0, "rounds"),
+        ("block_s", 0, "block_s"),
+        ("block_s", "1", "block_s"),
+        ("block_s", float("nan"), "block_s"),
+        ("probes", [{"name": "matmul-bf16", "world_size": 1}] * 2, "twice"),
+        ("probes", [{"name": "sleep", "world_size": 1}], "not known"),
+    ],
+)
+def test_an_impossible_study_is_refused(key: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ProbeStudy.from_json(STUDY.as_json() | {key: value})

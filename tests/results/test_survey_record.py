@@ -1,0 +1,71 @@
+"""A survey is written and read as it is, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.results.records import parse_strict_json, strict_json
+from pytest_ddpscale.results.survey_record import (
+    ClockSkew,
+    GpuProcess,
+    InfiniBandPort,
+    RemappedRows,
+    Survey,
+    SurveyedGpu,
+    surveys_of,
+)
+
+GPU = SurveyedGpu(
+    index=3, uuid="GPU-1", name="NVIDIA A100-SXM4-80GB", pci_bus_id="00000000:17:00.0", pci_device_id="20b2",
+    compute_capability="8.0", memory_bytes=8 * 10**10, remapped_rows=RemappedRows(1, 0, pending=True, failed=False),
+    throttle_reasons=("gpu_idle",), power_limit_w=400.0, processes=(GpuProcess(7, "python", None),),
+    unreadable={"retired_pages_pending": "Not Supported"},
+)  # fmt: skip
+SURVEY = Survey(
+    "n1", 1.5, has_driver=True, gpus=(GPU, SurveyedGpu(4, "", "", "", "", problem="GPU is lost")), cores=8,
+    versions={"driver": "570.86.15", "nccl": None}, arch_list=("sm_80",), free_bytes={"temporary": 5},
+    infiniband=(InfiniBandPort("mlx5_0", 1, "ACTIVE", "InfiniBand", 200.0),), topology="GPU0",
+    clock=ClockSkew(-0.5, 0.25),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("survey", [SURVEY, Survey("n1", 1.0, "the survey was not done within 60 s")])
+def test_what_is_written_is_read(survey: Survey) -> None:
+    line = strict_json(survey.as_json())
+    assert Survey.from_json(parse_strict_json(line)) == survey
+    assert parse_strict_json(line)["kind"] == "survey"
+
+
+def without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in SURVEY.as_json().items() if name != key}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"host": 3}, {"unix_s": "now"}, {"problem": None}, {"has_driver": 1}, {"cores": "8"}, {"mood": "good"},
+        {"versions": {"driver": 570}}, {"versions": []}, {"free_bytes": {"temporary": None}}, {"gpus": [{"index": 1}]},
+        {"gpus": 3}, {"clock": {"earliest_skew_s": 1.0}}, {"clock": {"earliest_skew_s": "0", "latest_skew_s": 0.0}},
+        {"clock": 3.0}, {"infiniband": [{"device": "mlx5_0"}]},
+        {"gpus": [GPU.__dict__ | {"ecc_uncorrected": "0", "remapped_rows": None, "processes": None}]},
+        {"gpus": [GPU.__dict__ | {"ecc_enabled": 1, "remapped_rows": None, "processes": None}]},
+    ],
+)  # fmt: skip
+def test_a_value_of_another_type_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        Survey.from_json({**SURVEY.as_json(), **changes})
+
+
+@pytest.mark.parametrize("key", ["host", "unix_s"])
+def test_one_without_a_name_or_a_time_is_refused(key: str) -> None:
+    with pytest.raises(TypeError):
+        Survey.from_json(without(key))
+
+
+def test_a_nodes_last_survey_counts() -> None:
+    early, late = Survey("n1", 1.0).as_json(), Survey("n1", 2.0).as_json()
+    other = Survey("n2", 1.0).as_json()
+    found = surveys_of([early, {"kind": "study_end", "study": "survey"}, other, late])
+    assert {host: survey.unix_s for host, survey in found.items()} == {"n1": 2.0, "n2": 1.0}

@@ -1,0 +1,176 @@
+"""Checks, probes and history in a thresholds file: what they become, and what is refused with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, training_cases
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from tests.thresholds.conftest import RATIO_LINE, VALID, Refusal, changed
+
+Load = Callable[[str], ThresholdsFile]
+
+CHECKS_LINE, PROBE_LINE = 15, RATIO_LINE + 3
+NODE = """\
+    node: {pcie_generation: 4, nvlinks: 0, source: {reference: a data sheet}}
+    checks: {gpus: fail, clock: warn}
+"""
+PROBE = (
+    "      - {metric: busbw_gbps, probe: all-reduce-32mib, world_size: 8, at_least: 95, "
+    "source: {measured: 100, margin_pct: 5, reference: a paper}}\n"
+)
+SUBJECT_AND_BOUND = "busbw_gbps, probe: all-reduce-32mib, world_size: 8, at_least: 95"
+HISTORY = "      - {metric: no_regression, at_least: 0.95, provisional: true, source: {reasoning: it repeats itself}}\n"
+HEAD = "    detect: {name: '^New$'}\n"
+FULL = changed(HEAD, HEAD + NODE) + PROBE + HISTORY
+
+
+def probe_changed(old: str, new: str) -> str:
+    """`FULL` with the probe's line changed."""
+    assert PROBE.count(old) == 1
+    return FULL.replace(PROBE, PROBE.replace(old, new))
+
+
+def node_cases(file: ThresholdsFile) -> list[NodeCase]:
+    return [case for case in cases_for(file, "new") if isinstance(case, NodeCase)]
+
+
+def test_checks_come_first_then_the_lines_of_the_file(load: Load) -> None:
+    assert [case.id for case in cases_for(load(FULL), "new")] == [
+        "node_check[gpus]", "node_check[clock]", "weak_scaling_efficiency[r-8gpu]", "generation_ratio[r-1gpu-vs-old]",
+        "busbw_gbps[all-reduce-32mib-8gpu]", "no_regression[node]",
+    ]  # fmt: skip
+
+
+def test_what_trains_is_told_from_what_does_not(load: Load) -> None:
+    cases = cases_for(load(FULL), "new")
+    assert [case.requirement.workload for case in training_cases(cases)] == ["r", "r"]
+    assert [case.probe for case in node_cases(load(FULL))] == [None, None, Probe("all-reduce-32mib", 8), None]
+
+
+def test_each_says_its_own_line(load: Load, tmp_path: Path) -> None:
+    path = tmp_path / "thresholds.yaml"
+    lines = [CHECKS_LINE + 1, CHECKS_LINE + 1, PROBE_LINE, PROBE_LINE + 1]
+    assert [case.where for case in node_cases(load(FULL))] == [f"{path}:{line}" for line in lines]
+
+
+def test_a_check_has_its_severity_and_its_meaning_and_is_kept_by_all_nodes(load: Load) -> None:
+    gpus, clock = (case.requirement for case in node_cases(load(FULL))[:2])
+    assert (gpus.severity, clock.severity) == ("fail", "warn")
+    assert (gpus.bound, gpus.provisional) == (1, True), "nobody publishes that; nothing is accepted for it"
+    assert NODE_CHECKS["gpus"].meaning in (gpus.source.reasoning or "")
+
+
+def test_a_check_may_be_a_line_of_its_own(load: Load) -> None:
+    line = PROBE.replace(SUBJECT_AND_BOUND, "node_check, check: ecc, at_least: 1")
+    line = line.replace("measured: 100, margin_pct: 5", "measured: 1, margin_pct: 0")
+    assert node_cases(load(FULL + line))[-1].id == "node_check[ecc]"
+
+
+@pytest.mark.parametrize(
+    ("peak", "probe", "expected"),
+    [
+        ("bf16_tflops: 300", "matmul_tflops, probe: matmul-bf16", 300),
+        ("bf16_tflops: 300", "matmul_tflops, probe: matmul-fp16", None),
+        ("bf16_tflops: 300", "matmul_tflops, probe: matmul-fp8", None),
+        ("memory_bandwidth_gbps: 2000", "memory_bandwidth_gbps, probe: memory-copy", 2000),
+        ("link_bandwidth_gbps: 300", "busbw_gbps, world_size: 8, probe: all-reduce-1gib", None),
+    ],
+)
+def test_a_probe_knows_the_peak_of_what_it_measures(peak: str, probe: str, expected: float | None, load: Load) -> None:
+    sheet = f"    peak: {{{peak}, source: {{reference: a data sheet}}}}\n"
+    text = probe_changed("busbw_gbps, probe: all-reduce-32mib, world_size: 8", probe).replace(HEAD, HEAD + sheet)
+    assert [case.peak for case in node_cases(load(text)) if case.probe] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("probe: all-reduce-32mib, ", "", "busbw_gbps needs `probe: NAME`"),
+        ("probe: all-reduce-32mib", "workload: r", "busbw_gbps takes no `workload: NAME`"),
+        ("probe: all-reduce-32mib", "probe: all-reduce-32mib, workload: r", "busbw_gbps takes no `workload: NAME`"),
+        ("probe: all-reduce-32mib", "check: ecc, probe: all-reduce-32mib", "busbw_gbps takes no `check: NAME`"),
+        ("all-reduce-32mib", "all-reduce", "probe 'all-reduce' is not known; expected matmul-fp32|fp16|bf16|fp8, "
+         "memory-copy, host-to-device, device-to-host, or all-reduce|all-gather|reduce-scatter|send-recv with a "
+         "message size such as -32mib"),
+        ("all-reduce-32mib", "send-recv-32mib", "busbw_gbps is not what send-recv-32mib measures; "
+         "expected all-reduce, all-gather, reduce-scatter"),
+        ("busbw_gbps, probe: all-reduce-32mib, world_size: 8", "matmul_tflops, probe: memory-copy",
+         "matmul_tflops is not what memory-copy measures; expected matmul"),
+        ("all-reduce-32mib", "matmul-bf16", "matmul-bf16 is done by one device; expected world_size 1"),
+        ("world_size: 8", "world_size: 1", "all-reduce-32mib takes at least 2 ranks"),
+        ("world_size: 8", "world_size: 8, placement: spread", "busbw_gbps is not about where ranks are placed; "
+         "expected no `placement: spread`"),
+        ("world_size: 8", "world_size: 8, versus: old", "busbw_gbps takes no `versus: SKU`"),
+        ("at_least: 95", "at_most: 95", "busbw_gbps needs exactly one bound, `at_least: NUMBER`"),
+        ("at_least: 95", "at_least: 99", "bound 99 contradicts its source: 100 with a margin of 5 % is 95"),
+        ("busbw_gbps, probe: all-reduce-32mib", "weak_scaling_efficiency, probe: all-reduce-32mib",
+         "weak_scaling_efficiency needs `workload: NAME`"),
+        ("busbw_gbps, probe: all-reduce-32mib", "node_check", "node_check needs `check: NAME`"),
+        ("busbw_gbps, probe: all-reduce-32mib", "node_check, check: ram", "there is no check 'ram'; expected some of "
+         "gpus, processes, mig, ecc, throttling, pcie, nvlink, versions, kernels, bf16, disk, clock, transport, "
+         "ecc_under_load, throttling_under_load, pcie_under_load"),
+        ("busbw_gbps, probe: all-reduce-32mib, world_size: 8, at_least: 95", "node_check, check: ecc, at_least: 0.5",
+         "node_check is kept by all nodes or it is not; expected `at_least: 1`"),
+        ("busbw_gbps, probe: all-reduce-32mib, world_size: 8, at_least: 95, source: {measured: 100, margin_pct: 5",
+         "node_check, check: ecc, world_size: 8, at_least: 1, source: {measured: 1, margin_pct: 0",
+         "node_check is about whole nodes; expected no `world_size`"),
+        ("busbw_gbps, probe: all-reduce-32mib, world_size: 8, at_least: 95, source: {measured: 100, margin_pct: 5",
+         "node_check, check: gpus, at_least: 1, source: {measured: 1, margin_pct: 0",
+         "node_check of gpus is required twice: see `checks`"),
+        ("busbw_gbps, probe: all-reduce-32mib", "no_regression, workload: r", "no_regression takes no `workload:"),
+        ("busbw_gbps, probe: all-reduce-32mib", "no_regression", "no_regression is about whole nodes"),
+    ],
+)  # fmt: skip
+def test_a_line_that_asks_for_nothing_sound_is_refused(old: str, new: str, complaint: str, refusal: Refusal) -> None:
+    line, message = refusal(probe_changed(old, new))
+    assert complaint in message
+    assert line == PROBE_LINE
+    assert "ddpscale thresholds check" in message, "what to do"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "complaint"),
+    [
+        (
+            "gpus: fail",
+            "gpu: fail",
+            CHECKS_LINE + 1,
+            "skus.new.checks: there is no check 'gpu'; expected some of gpus,",
+        ),
+        ("gpus: fail", "gpus: error", CHECKS_LINE + 1, "skus.new.checks.gpus is 'error'; expected 'fail' or 'warn'"),
+        ("gpus: fail", "gpus: true", CHECKS_LINE + 1, "skus.new.checks.gpus is True; expected 'fail' or 'warn'"),
+        ("checks: {gpus: fail, clock: warn}", "checks: [gpus]", CHECKS_LINE + 1, "skus.new.checks is ['gpus']"),
+        ("pcie_generation: 4", "pcie_gen: 4", CHECKS_LINE, "unknown key skus.new.node.pcie_gen"),
+        ("pcie_generation: 4", "pcie_generation: 40", CHECKS_LINE, "skus.new.node.pcie_generation is 40"),
+        ("nvlinks: 0", "nvlinks: many", CHECKS_LINE, "skus.new.node.nvlinks is 'many'"),
+        ("nvlinks: 0, source: {reference: a data sheet}", "nvlinks: 0", CHECKS_LINE, "skus.new.node.source is missing"),
+    ],
+)
+def test_a_node_or_a_check_that_is_not_understood_is_refused(
+    old: str, new: str, line: int, complaint: str, refusal: Refusal
+) -> None:
+    assert FULL.count(old) == 1
+    named, message = refusal(FULL.replace(old, new))
+    assert complaint in message
+    assert named == line
+
+
+def test_a_probe_that_is_required_twice_is_refused(refusal: Refusal) -> None:
+    line, message = refusal(FULL + PROBE.replace("95", "90").replace("margin_pct: 5", "margin_pct: 10"))
+    assert line == PROBE_LINE + 2
+    assert "busbw_gbps of all-reduce-32mib at world size 8 is required twice: 95 and 90" in message
+
+
+def test_a_probe_of_another_size_is_another_requirement(load: Load) -> None:
+    names = [case.name for case in node_cases(load(FULL + PROBE.replace("32mib", "1gib"))) if case.probe]
+    assert names == ["all-reduce-32mib-8gpu", "all-reduce-1gib-8gpu"]
+
+
+def test_a_file_without_checks_asks_for_none(load: Load) -> None:
+    assert node_cases(load(VALID)) == []

@@ -1,0 +1,194 @@
+"""The shipped file: what it asks of nodes, what it probes, where the numbers come from, and how long that takes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.plan.estimate import Estimate, estimate
+from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.plan.planner import PACES, build_plan
+from pytest_ddpscale.plan.probe import COLLECTIVES, Probe
+from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, device_type, training_cases
+from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.thresholds.model import Requirement, Sku
+
+FILE = load_thresholds(Path(__file__).parents[2] / "thresholds.yaml")
+MEASURED = {name: sku for name, sku in FILE.thresholds.skus.items() if sku.detect.device != "none"}
+GPUS = {name: sku for name, sku in MEASURED.items() if sku.detect.device == "cuda"}
+PROBES = [(name, r) for name, sku in GPUS.items() for r in sku.requirements if r.probe]
+WITH_NVSWITCH = ("a100-sxm4-80gb", "a100-sxm4-40gb", "h100", "h200", "b200")
+ALWAYS_WARN = {"clock", "pcie_under_load"}
+MINUTES_5 = 300.0
+MOST_PROBES = 12
+PUBLISHERS = r"^(Azure/azurehpc-health-checks|Azure/AI-benchmarking-guide|stas00/ml-engineering|zzc0721/\S+)\b"
+# Sent in by users: enough to look at, not to reject a machine.
+CROWD = "zzc0721/"
+# What was sent and what came of it are held at most, and checked in parts.
+LARGEST_SHARE_OF_MEMORY = 1 / 4
+
+
+@pytest.mark.parametrize("sku", MEASURED.values(), ids=MEASURED)
+def test_every_sku_says_what_a_node_has_to_be_and_who_says_so(sku: Sku) -> None:
+    assert sku.checks
+    assert sku.node is not None
+    assert sku.node.source.reference or sku.node.source.reasoning
+
+
+@pytest.mark.parametrize("sku", MEASURED.values(), ids=MEASURED)
+def test_checks_reject_except_those_that_can_be_wrong_without_harm(sku: Sku) -> None:
+    for name, severity in sku.checks.items():
+        assert severity == ("warn" if name in ALWAYS_WARN else "fail"), name
+
+
+@pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
+def test_every_gpu_is_checked_for_all_that_it_has(sku: Sku) -> None:
+    assert sku.node is not None
+    lacks = set() if sku.node.nvlinks else {"nvlink"}
+    if not any(workload.precision == "bf16" for workload in sku.workloads.values()):
+        lacks.add("bf16")
+    assert set(sku.checks) == set(NODE_CHECKS) - lacks
+
+
+def test_a_cpu_is_checked_for_what_means_something_there() -> None:
+    assert set(MEASURED["cpu"].checks) == {name for name, check in NODE_CHECKS.items() if check.on_cpu}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "generation", "nvlinks", "ecc"),
+    [
+        ("v100-sxm2", 3, 6, True), ("a100-sxm4", 4, 12, True), ("a100-pcie", 4, None, True),
+        ("h100-pcie", 5, None, True), ("h200", 5, 18, True), ("b200", 5, 18, True), ("rtx-pro-6000", 5, 0, None),
+        ("a6000", 4, None, None),
+    ],
+)  # fmt: skip
+def test_nodes_are_those_of_the_data_sheets(
+    prefix: str, generation: int, nvlinks: int | None, ecc: bool | None
+) -> None:
+    nodes = [sku.node for name, sku in GPUS.items() if name.startswith(prefix)]
+    assert nodes
+    for node in nodes:
+        assert node is not None
+        assert (node.pcie_generation, node.pcie_width, node.nvlinks, node.ecc) == (generation, 16, nvlinks, ecc)
+
+
+@pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
+def test_every_gpu_is_probed_for_computing_memory_host_and_links(sku: Sku) -> None:
+    probes = [Probe(r.probe, r.world_size) for r in sku.requirements if r.probe]
+    assert len(probes) == len(set(probes)) <= MOST_PROBES
+    precisions = {workload.precision for workload in sku.workloads.values()}
+    assert {p.precision for p in probes if p.kind == "matmul"} - {"fp8"} == precisions
+    assert {p.kind for p in probes} >= {"memory-copy", "host-to-device", "device-to-host", *COLLECTIVES, "send-recv"}
+    assert Probe("all-reduce-32mib", 8) in probes, "the size of DDP's buckets"
+
+
+@pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
+def test_messages_fit_the_memory(sku: Sku) -> None:
+    assert sku.detect.memory_gib is not None
+    sizes = [Probe(r.probe, r.world_size).message_bytes for r in sku.requirements if r.probe]
+    assert max(size or 0 for size in sizes) <= LARGEST_SHARE_OF_MEMORY * sku.detect.memory_gib * 2**30
+
+
+def test_only_the_newest_have_fp8_and_no_v100_bf16() -> None:
+    fp8 = {name for name, r in PROBES if r.probe == "matmul-fp8"}
+    assert fp8 == {"h100", "h200", "b200"}
+    assert not any(r.probe == "matmul-bf16" for name, r in PROBES if name.startswith("v100"))
+
+
+@pytest.mark.parametrize(("sku", "requirement"), PROBES, ids=[f"{sku}-{r.probe}@{r.world_size}" for sku, r in PROBES])
+def test_every_probe_says_where_its_number_comes_from(sku: str, requirement: Requirement) -> None:
+    source, published = requirement.source, requirement.source.reference or ""
+    if requirement.provisional:
+        assert requirement.severity == "warn"
+        assert source.reasoning
+        assert source.measured is None, "a measured value has a reference"
+    else:
+        assert re.match(PUBLISHERS, published)
+        assert source.margin_pct is not None
+        assert source.margin_pct > 0 or "has a node reach to pass" in published, "only what is a bound already"
+        assert requirement.severity == "warn" or not published.startswith(CROWD)
+
+
+def test_a_published_probe_is_cited_by_the_sku_it_was_measured_on_and_no_other() -> None:
+    cited_by: dict[str, set[str]] = {}
+    for sku, requirement in PROBES:
+        if requirement.source.reference:
+            cited_by.setdefault(requirement.source.reference, set()).add(sku)
+    assert {reference: skus for reference, skus in cited_by.items() if len(skus) > 1} == {}
+
+
+def test_a_bound_lies_below_what_the_data_sheet_promises() -> None:
+    for sku in GPUS:
+        for case in cases_for(FILE, sku):
+            if isinstance(case, NodeCase) and case.peak is not None:
+                assert 0.4 * case.peak < case.requirement.bound < case.peak, case.id
+
+
+@pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
+def test_a_large_message_has_to_be_faster_than_a_bucket(sku: Sku) -> None:
+    bounds = {Probe(r.probe, 8).message_bytes: r.bound for r in sku.requirements if "all-reduce" in r.probe}
+    assert [bound for _, bound in sorted(bounds.items(), key=lambda item: item[0] or 0)] == sorted(bounds.values())
+
+
+@pytest.mark.parametrize(
+    ("sku", "large", "bucket"),
+    [
+        ("v100-sxm2-32gb", 110, None), ("a100-sxm4-80gb", 228, 132.77), ("a100-sxm4-40gb", 228, None),
+        ("h100", 460, 295.53), ("h200", 431, 275.84), ("b200", 838.97, 326),
+    ],
+)  # fmt: skip
+def test_published_bandwidths_stand_behind_the_bounds_and_reject(sku: str, large: float, bucket: float | None) -> None:
+    lines = {r.probe: r for r in GPUS[sku].requirements if r.metric == "busbw_gbps"}
+    for name, measured in (("all-reduce-8gib", large), ("all-reduce-32mib", bucket)):
+        if measured is not None:
+            assert (lines[name].source.measured, lines[name].severity) == (measured, "fail")
+
+
+@pytest.mark.parametrize("sku", WITH_NVSWITCH)
+def test_links_that_fell_back_to_pcie_keep_no_bound(sku: str) -> None:
+    """8x A100 that had lost NVLink reached 20 GB/s; PCIe 5.0 carries 63."""
+    pcie_gbps = 20 if sku.startswith("a100") else 63
+    for requirement in GPUS[sku].requirements:
+        if requirement.metric in ("busbw_gbps", "pair_bandwidth_gbps"):
+            assert requirement.bound > 1.5 * pcie_gbps, requirement.probe
+
+
+@pytest.mark.parametrize("sku", MEASURED.values(), ids=MEASURED)
+def test_every_sku_is_compared_with_its_own_past_which_only_warns(sku: Sku) -> None:
+    [line] = [r for r in sku.requirements if r.metric == "no_regression"]
+    assert (line.severity, line.provisional) == ("warn", True)
+
+
+def node_health(name: str, ranks_per_node: int) -> Estimate:
+    """Of `pytest -m node_health` on one node: all checks, all probes, and what compares ranks."""
+    cases, device = cases_for(FILE, name), device_type(FILE.thresholds.skus[name])
+    training = training_cases(cases)
+    asked = [c.question for c in training if c.requirement.metric in ("rank_uniformity", "replica_agreement")]
+    probes = [case.probe for case in cases if isinstance(case, NodeCase) and case.probe]
+    plan = build_plan(name, device, asked, PACES[device], ranks_per_node=ranks_per_node, probes=probes, survey=True)
+    assert plan.probes is not None
+    alone = [c.requirement for c in training if c.id.startswith("throughput_per_gpu") and c.requirement.world_size == 1]
+    return estimate(plan, img_per_s={r.workload: r.source.measured or r.bound for r in alone})
+
+
+@pytest.mark.parametrize("sku", GPUS)
+def test_a_node_of_8_gpus_is_decided_in_less_than_5_minutes(sku: str) -> None:
+    assert node_health(sku, 8).seconds <= MINUTES_5
+
+
+def test_any_machine_keeps_the_bounds_of_a_cpu() -> None:
+    probes = [r for r in MEASURED["cpu"].requirements if r.probe]
+    assert {Probe(r.probe, r.world_size).kind for r in probes} == {
+        "matmul", "memory-copy", "host-to-device", *COLLECTIVES, "send-recv",
+    }  # fmt: skip
+    for requirement in probes:
+        assert requirement.source.measured is not None
+        assert requirement.bound <= requirement.source.measured / 20, requirement.probe
+
+
+def test_energy_is_asked_where_it_was_published_and_only_warns() -> None:
+    found = {name: r for name, sku in MEASURED.items() for r in sku.requirements if r.metric == "images_per_joule"}
+    assert {name: r.source.measured for name, r in found.items()} == {"v100-sxm2-16gb": 1.77, "a100-sxm4-80gb": 2.964}
+    assert {r.severity for r in found.values()} == {"warn"}
