@@ -6,6 +6,7 @@ import contextlib
 import queue
 import subprocess
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import IO, Any
@@ -108,6 +109,8 @@ class Channel:
                 message = decode(line)
                 if message is not None:
                     self._somebody_spoke.set()
+                    if message["say"] == "clock":  # before it lies in the queue
+                        message["heard_unix_s"] = time.time()
                     self._messages.put(message)
                     continue
                 with self._log_lock:

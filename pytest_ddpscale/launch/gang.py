@@ -28,6 +28,9 @@ GRACE_S = 10.0
 COLLECT_S = 3.0
 # For agents to end their ranks, stacks written, and to say so.
 FAREWELL_S = 15.0
+# For agents, which only listen then, to say what their clocks show.
+CLOCK_S = 10.0
+Admit = Callable[[list[dict[str, Any]]], str]
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class GangEnd:
         lost_hosts: nodes that fell silent.
         failures: reports that ranks left of themselves.
         was_started: whether any process of it ran.
+        refused: why its nodes were not admitted, so that no rank was started; empty if they were.
     """
 
     exit_code: int | None
@@ -49,6 +53,7 @@ class GangEnd:
     lost_hosts: tuple[str, ...] = ()
     failures: tuple[dict[str, Any], ...] = ()
     was_started: bool = True
+    refused: str = ""
 
 
 class Gang:
@@ -63,6 +68,7 @@ class Gang:
         tail: of measurements.jsonl.
         hear: takes every record as it is written, and ``{}`` or a kind ``waiting`` meanwhile.
         deadline_unix_s: asked when all nodes are there: after which time no round may start; None for no limit.
+        admit: given the surveys of all nodes, before any rank starts: says why none shall, or nothing.
     """
 
     def __init__(
@@ -75,6 +81,7 @@ class Gang:
         tail: Tail,
         hear: Callable[[dict[str, Any]], None],
         deadline_unix_s: Callable[[], float | None] = lambda: None,
+        admit: Admit = lambda records: "",
     ) -> None:
         self._spec = spec
         self._command = launcher.command(spec)
@@ -85,6 +92,8 @@ class Gang:
         self._tail = tail
         self._hear = hear
         self._deadline_unix_s = deadline_unix_s
+        self._admit = admit
+        self._refused = ""
         self._roll = Roll()
         self._silent: tuple[str, ...] = ()
         self._heard_s = self._began_s = time.monotonic()
@@ -108,6 +117,8 @@ class Gang:
 
     def _end(self, exit_code: int | None, why: str | None, interrupted: str, channel: Channel) -> GangEnd:
         roll = self._roll
+        if self._refused:
+            return GangEnd(None, refused=self._refused)
         given_up = failed_nodes(channel.slurm_lines)
         still_silent = roll.silent_hosts(time.monotonic(), self._limits.silence_s)
         lost = given_up or tuple(host for host in self._silent if host in still_silent)
@@ -145,10 +156,17 @@ class Gang:
 
     def _assemble(self, process: subprocess.Popen[bytes], channel: Channel) -> str | None:
         """Wait for the agents of all nodes, and let them start. Returns why not, or None to go on."""
-        nodes = self._spec.nodes
-        while (there := len(self._roll.nodes)) < nodes:
-            if process.poll() is not None:
-                return None
+        why = self._await_nodes(process, channel) or self._odd_version()
+        if not why and self._spec.survey and process.poll() is None:
+            why = self._survey(process, channel)
+        if why or process.poll() is not None:
+            return why or None
+        self._start(channel)
+        return None
+
+    def _await_nodes(self, process: subprocess.Popen[bytes], channel: Channel) -> str:
+        """Until all agents are there, or the launcher has ended. Returns why they are waited for no longer."""
+        while (there := len(self._roll.nodes)) < self._spec.nodes and process.poll() is None:
             self._take_messages(channel)
             if self._roll.nodes and not there:
                 self._heard_s = time.monotonic()  # from now on the others are due
@@ -157,11 +175,45 @@ class Gang:
             state = "" if there else queue_state(channel.slurm_lines)
             self._hear({"kind": "waiting", "for": state} if state else {})
             time.sleep(POLL_S)
+        return ""
+
+    def _odd_version(self) -> str:
+        """Why agents of another version are no use; empty if there are none."""
         others = {version: hosts for version, hosts in self._roll.versions.items() if version != __version__}
-        if others:
-            version, hosts = next(iter(others.items()))
-            who = ", ".join(hosts[:5])
-            return f"{who} runs pytest-ddpscale {version}, its supervisor {__version__}: install the same version"
+        if not others:
+            return ""
+        version, hosts = next(iter(others.items()))
+        who = ", ".join(hosts[:5])
+        return f"{who} runs pytest-ddpscale {version}, its supervisor {__version__}: install the same version"
+
+    def _survey(self, process: subprocess.Popen[bytes], channel: Channel) -> str:
+        """Have it recorded what the nodes are. Returns why they are not admitted; empty if they are."""
+        surveys = self._roll.surveys
+        self._await_all(process, channel, surveys.found, self._limits.survey_s)
+        asked_unix_s = time.time()
+        channel.say("clock")
+        self._await_all(process, channel, surveys.clocks, min(CLOCK_S, self._limits.survey_s))
+        if process.poll() is not None:
+            return ""  # whatever it was that ended it
+        hosts = {index: node.host for index, node in self._roll.nodes.items()}
+        self._refused = self._admit(surveys.records(hosts, asked_unix_s))
+        self._pass_records_on()
+        return self._refused
+
+    def _await_all(
+        self, process: subprocess.Popen[bytes], channel: Channel, answers: Mapping[int, Any], limit_s: float
+    ) -> None:
+        """Until all nodes have answered, or cannot any more, or the time is over."""
+        ends_s = time.monotonic() + limit_s
+        while process.poll() is None and time.monotonic() < ends_s:
+            self._take_messages(channel)
+            if all(index in answers or node.exit is not None for index, node in self._roll.nodes.items()):
+                return
+            self._hear({})
+            time.sleep(POLL_S)
+
+    def _start(self, channel: Channel) -> None:
+        nodes = self._spec.nodes
         endpoint = f"{self._roll.nodes[0].host}:{self._roll.port}" if nodes > 1 else None
         deadline_unix_s = self._deadline_unix_s()
         deadline = {} if deadline_unix_s is None else {"deadline_unix_s": deadline_unix_s}
@@ -169,7 +221,6 @@ class Gang:
         # Neither limit nor budget is spent in Slurm's queue.
         self._heard_s = self._began_s = time.monotonic()
         self._roll.expect_beats(self._heard_s)
-        return None
 
     def _late_nodes(self) -> str:
         """Why nodes that have not come up are waited for no longer; empty while they are."""
@@ -209,7 +260,7 @@ class Gang:
         self._silent = tuple(self._roll.silent_hosts(now_s, limits.silence_s))
         if self._silent or failed_nodes(slurm_lines):
             return _LOST
-        limit_s = limits.inactivity_s if self._tail.records else limits.startup_s
+        limit_s = limits.inactivity_s if self._has_recorded else limits.startup_s
         if now_s - max(self._heard_s, self._roll.moved_s or 0.0) > limit_s:
             return f"nothing was recorded for {limit_s:g} s, so the gang was ended."
         if limits.total_s is not None and now_s - self._began_s > limits.total_s:
@@ -228,6 +279,11 @@ class Gang:
     def _take_messages(self, channel: Channel) -> None:
         for message in channel.messages():
             self._roll.hear(message, time.monotonic())
+
+    @property
+    def _has_recorded(self) -> bool:
+        """Whether a rank has recorded anything; surveys are records of the supervisor's."""
+        return any(record["kind"] != "survey" for record in self._tail.records)
 
     def _pass_records_on(self) -> bool:
         """Returns whether there were any."""

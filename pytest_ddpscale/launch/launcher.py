@@ -22,6 +22,8 @@ class GangSpec:
         worker_arguments: command line of ``pytest_ddpscale.worker``.
         hosts: names of the nodes, in rank order; empty where Slurm is still to choose them.
         beat_s: seconds between two words of a node's agent on every rank.
+        survey: whether agents first say what their nodes are.
+        has_gpus: whether that asks for GPUs.
     """
 
     gang_id: str
@@ -31,6 +33,8 @@ class GangSpec:
     worker_arguments: Sequence[str]
     hosts: tuple[str, ...] = ()
     beat_s: float = 2.0
+    survey: bool = False
+    has_gpus: bool = True
 
 
 class Launcher(Protocol):
@@ -46,4 +50,5 @@ def agent_command(gang: GangSpec, container: Container, *further: str) -> list[s
     """``python -m pytest_ddpscale.node …``: what runs on every node, in a container if there is one."""
     agent = [container.python, "-m", "pytest_ddpscale.node", f"--gang={gang.gang_id}"]
     size = [f"--ranks-per-node={gang.ranks_per_node}", f"--log-dir={gang.log_dir}", f"--beat-s={gang.beat_s:g}"]
-    return [*container.command, *agent, *size, *further, "--", *gang.worker_arguments]
+    survey = [] if not gang.survey else ["--survey"] if gang.has_gpus else ["--survey", "--no-gpu"]
+    return [*container.command, *agent, *size, *survey, *further, "--", *gang.worker_arguments]

@@ -18,6 +18,7 @@ class Limits:
             where they come from a shared disk.
         total_s: a gang is ended after this long, whatever it does. None: never.
         queue_s: longest wait for Slurm to give nodes.
+        survey_s: longest wait for agents to say what their nodes are.
         silence_s: a node whose agent is not heard of for this long is taken for lost.
     """
 
@@ -26,4 +27,5 @@ class Limits:
     startup_s: float = 600.0
     total_s: float | None = None
     queue_s: float = 3600.0
+    survey_s: float = 90.0
     silence_s: float = SILENCE_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_ddpscale.launch.surveying import Surveys
 from pytest_ddpscale.results.rank_status import FINISHED
 
 _NUMBERS = ("local_rank", "rank", "pid", "entered", "steps", "oom_kills")
@@ -82,6 +83,7 @@ class Roll:
         versions: of the package on the nodes, with the hosts that have it.
         port: for the rendezvous, free on the first node; None before that came up.
         moved_s: when any rank last did something, on the supervisor's clock; None before all began.
+        surveys: what the nodes are, as far as their agents said so.
     """
 
     nodes: dict[int, NodeNews] = field(default_factory=dict)
@@ -92,6 +94,7 @@ class Roll:
     versions: dict[str, list[str]] = field(default_factory=dict)
     port: int | None = None
     moved_s: float | None = None
+    surveys: Surveys = field(default_factory=Surveys)
 
     def hear(self, message: dict[str, Any], now_s: float) -> None:
         """Take note of a message; one that is not as agents make them is passed over.
@@ -107,7 +110,7 @@ class Roll:
         news.heard_s = now_s
         handler = {
             "up": self._up, "rank": self._rank, "failed": self._failed, "gone": self._gone, "words": self._words,
-            "exit": self._exit,
+            "exit": self._exit, "survey": self._survey, "clock": self._clock,
         }.get(str(message["say"]))  # fmt: skip
         if handler is not None:
             handler(message, node, now_s)
@@ -154,6 +157,12 @@ class Roll:
 
     def _exit(self, message: dict[str, Any], node: int, now_s: float) -> None:
         self.nodes[node].exit = message
+
+    def _survey(self, message: dict[str, Any], node: int, now_s: float) -> None:
+        self.surveys.hear_piece(message)
+
+    def _clock(self, message: dict[str, Any], node: int, now_s: float) -> None:
+        self.surveys.hear_clock(message)
 
     def _news_of(self, message: dict[str, Any], node: int) -> RankNews:
         known = RankNews.__dataclass_fields__

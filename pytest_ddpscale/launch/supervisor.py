@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import WritingError
-from pytest_ddpscale.launch.gang import Gang, GangEnd
+from pytest_ddpscale.launch.gang import Admit, Gang, GangEnd
 from pytest_ddpscale.launch.interruption import interrupted_by_termination
 from pytest_ddpscale.launch.launcher import GangSpec
 from pytest_ddpscale.launch.limits import Limits
@@ -25,10 +25,23 @@ from pytest_ddpscale.launch.tail import Tail
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.survey_record import STUDY_ID as SURVEY
 
 Listener = Callable[[dict[str, Any]], None]
 # At most so many messages a second reach the supervisor from all nodes together.
 _NODES_PER_BEAT_S = 200.0
+
+
+class NotAdmitted(Exception):
+    """The nodes are not fit to be measured, so that no rank was started; their surveys are recorded.
+
+    Args:
+        reason: what `Supervisor`'s `admit` said.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class Supervisor:
@@ -41,6 +54,8 @@ class Supervisor:
         listener: called with every record as it is written, and with ``{}`` or a kind ``waiting`` meanwhile.
         isolate: a fresh gang for each study instead of one for all.
         judge: asked after each round whether the study has told enough; None measures all rounds.
+        admit: given the surveys of all nodes, as records, where the plan wants a survey and once they are written:
+            says why nothing shall be measured on these nodes, or nothing.
     """
 
     def __init__(
@@ -52,6 +67,7 @@ class Supervisor:
         *,
         isolate: bool = False,
         judge: Judge | None = None,
+        admit: Admit = lambda records: "",
     ) -> None:
         self._place = place
         self._run = run
@@ -59,6 +75,9 @@ class Supervisor:
         self._listener = listener
         self._isolate = isolate
         self._steering = Steering(judge, run) if judge else None
+        self._admit = admit
+        self._is_surveyed = False
+        self._has_nothing_to_run = False
         self._gangs = 0
         self._deadline_unix_s: float | None = None
         self._lost: set[str] = set()
@@ -79,10 +98,13 @@ class Supervisor:
 
         Raises:
             KeyboardInterrupt: Ctrl-C, or a signal that ends the job.
+            NotAdmitted: the nodes were not admitted; no study has an end.
         """
         pending = list(plan.study_ids)
         try:
             with interrupted_by_termination():
+                if plan.survey and not pending:
+                    self._only_survey(plan)
                 while pending:
                     batch = pending[:1] if self._isolate else pending
                     ended = self._run_gang(plan, batch)
@@ -90,6 +112,15 @@ class Supervisor:
         except KeyboardInterrupt as interrupt:
             self._record_interruption(plan, _why_interrupted(interrupt))
             raise
+
+    def _only_survey(self, plan: Plan) -> None:
+        """Find out what the nodes are, and launch nothing on them."""
+        self._has_nothing_to_run = True
+        log = self._run.logs / f"gang-{len(list(self._run.logs.glob('gang-*.log')))}.log"
+        end = self._gang(plan, [], log, Tail(self._run.measurements_jsonl)).run()
+        self._gangs += end.was_started
+        if not end.refused:
+            self._end([SURVEY], "interrupted" if end.interrupted else "error", end.interrupted or end.why)
 
     def _run_gang(self, plan: Plan, studies: list[str]) -> set[str]:
         """One launch. Returns the studies that are settled by it, well or badly; none if it is to be tried again."""
@@ -100,6 +131,8 @@ class Supervisor:
         tail = Tail(self._run.measurements_jsonl)
         end = self._gang(plan, studies, log, tail).run()
         self._gangs += end.was_started
+        if end.refused:
+            raise NotAdmitted(end.refused)
         self._lost.update(end.lost_hosts)
         seen = _Progress(tail.records)
         self._has_begun = self._has_begun or seen.begun
@@ -142,9 +175,17 @@ class Supervisor:
             worker_arguments=self._worker_arguments(studies),
             hosts=hosts,
             beat_s=max(1.0, nodes * plan.layout.ranks_per_node / _NODES_PER_BEAT_S),
+            survey=plan.survey and not self._is_surveyed,
+            has_gpus=plan.device_type == "cuda",
         )
-        place = self._place
-        return Gang(spec, place.launcher, place.environment, self._limits, log, tail, self._hear, self._deadline)
+        place, hear, deadline = self._place, self._hear, self._deadline
+        return Gang(spec, place.launcher, place.environment, self._limits, log, tail, hear, deadline, self._take)
+
+    def _take(self, surveys: list[dict[str, Any]]) -> str:
+        """Write down what the nodes are: once, since it is found out before anything runs on them."""
+        self._is_surveyed = True
+        self._run.append_records(surveys)
+        return self._admit(surveys) or ("nothing is to be run" if self._has_nothing_to_run else "")
 
     def _deadline(self) -> float | None:
         """When the budget is spent: counted from when the first gang's nodes were there."""

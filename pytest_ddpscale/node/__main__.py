@@ -18,6 +18,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--log-dir", type=Path, required=True)
     parser.add_argument("--slurm", action="store_true", help="Slurm says which node this is")
     parser.add_argument("--beat-s", type=float, default=2.0, help="seconds between two words on every rank")
+    parser.add_argument("--survey", action="store_true", help="say first what this node is")
+    parser.add_argument("--no-gpu", action="store_true", help="ask for no GPU in that")
     parser.add_argument("worker_arguments", nargs=argparse.REMAINDER, help="after --: of pytest_ddpscale.worker")
     return parser.parse_args(argv)
 
@@ -35,6 +37,8 @@ def main() -> int:
         log_dir=arguments.log_dir,
         worker_arguments=arguments.worker_arguments[1:],
         beat_s=arguments.beat_s,
+        survey=arguments.survey,
+        has_gpus=not arguments.no_gpu,
     )
     return NodeAgent(task).run()
 

@@ -20,9 +20,11 @@ from typing import Any
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node.messages import SILENCE_S, decode, encode
+from pytest_ddpscale.node.pieces import pieces_of
 from pytest_ddpscale.node.ports import free_port
 from pytest_ddpscale.node.processes import GANG_VARIABLE, members, stop_gang
 from pytest_ddpscale.node.ranks import LocalRanks, oom_kills
+from pytest_ddpscale.node.survey_process import SurveyProcess, survey_command
 from pytest_ddpscale.node.torchrun import Place, RankExit, ended_pids, rank_exits, rank_log, torchrun_command
 from pytest_ddpscale.node.words import last_words
 from pytest_ddpscale.orphans import die_with_parent
@@ -47,6 +49,8 @@ class Task:
         log_dir: where torchrun keeps each rank's output.
         worker_arguments: command line of ``pytest_ddpscale.worker``.
         beat_s: seconds between two words on every rank.
+        survey: whether to say first what this node is.
+        has_gpus: whether that asks for GPUs.
     """
 
     gang_id: str
@@ -56,6 +60,8 @@ class Task:
     log_dir: Path
     worker_arguments: Sequence[str]
     beat_s: float
+    survey: bool = False
+    has_gpus: bool = True
 
 
 class NodeAgent:
@@ -80,7 +86,12 @@ class NodeAgent:
         signal.signal(signal.SIGTERM, _exit_on_signal)
         port = free_port(self._task.gang_id, os.environ) if self._task.node == 0 else None
         self._say("up", version=__version__, pid=os.getpid(), port=port)
-        order = self._await_start()
+        survey = self._start_survey() if self._task.survey else None
+        try:
+            order = self._await_start(survey)
+        finally:
+            if survey is not None:
+                survey.stop()
         if order is None:
             self._say("exit", code=0)
             return 0
@@ -92,13 +103,22 @@ class NodeAgent:
         finally:
             shutil.rmtree(status, ignore_errors=True)
 
-    def _await_start(self) -> dict[str, Any] | None:
-        """The order to start; None if the supervisor wants none, or is gone."""
+    def _start_survey(self) -> SurveyProcess:
+        task = self._task
+        # Ranks' logs lie in a folder of the run directory's, and are not there yet.
+        command = survey_command(task.host, task.log_dir.parent, gpus=task.has_gpus)
+        return SurveyProcess(command, task.host)
+
+    def _await_start(self, survey: SurveyProcess | None) -> dict[str, Any] | None:
+        """The order to start; None if the supervisor wants none, or is gone. Meanwhile the survey is passed on."""
         with selectors.DefaultSelector() as selector:
             selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
             while not self._is_unwanted():
                 for _ in selector.select(POLL_S):
                     self._read_orders(selector)
+                if survey is not None and (found := survey.poll()) is not None:
+                    survey = None
+                    self._tell_survey(found)
                 start = next((order for order in self._orders if order["say"] == "start"), None)
                 if start is not None and not self._is_unwanted():  # a "stop" may have come with it
                     return start
@@ -201,8 +221,12 @@ class NodeAgent:
             return
         self._heard = time.monotonic()
         *lines, self._half_line = (self._half_line + data).split(b"\n")
-        orders = (decode(line.decode("utf-8", errors="replace")) for line in lines)
-        self._orders.extend(order for order in orders if order is not None and order["say"] != "stay")
+        for line in lines:
+            order = decode(line.decode("utf-8", errors="replace"))
+            if order is not None and order["say"] == "clock":
+                self._say("clock", unix_s=time.time())
+            elif order is not None and order["say"] != "stay":
+                self._orders.append(order)
 
     def _pass_on(self, output: int, selector: selectors.BaseSelector) -> None:
         """torchrun's own output goes to the launcher's log; its end is remembered."""
@@ -228,6 +252,11 @@ class NodeAgent:
         for local_rank in speaking:
             for text in last_words(rank_log(log_dir, local_rank)):
                 self._say("words", local_rank=local_rank, text=text)
+
+    def _tell_survey(self, survey: dict[str, Any]) -> None:
+        pieces = pieces_of(survey)
+        for part, data in enumerate(pieces):
+            self._say("survey", part=part, parts=len(pieces), data=data)
 
     def _say(self, word: str, **fields: Any) -> None:
         self._tell({"say": word, **fields})

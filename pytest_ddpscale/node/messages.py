@@ -4,10 +4,12 @@ srun carries both for a whole cluster: what an agent prints reaches the pytest p
 writes reaches every agent. So there is no port to open and no file to poll, and an end of file says
 that the other side is gone. A mark tells our lines from whatever else a site's scripts print.
 
-An agent says ``up``, then every few seconds ``beat`` or one ``rank`` per local rank, then what
+An agent says ``up``, then ``survey`` if it was started with that: what its node is, in several pieces.
+Once told to start it says every few seconds ``beat`` or one ``rank`` per local rank, then what
 happens: ``failed`` (a rank's own report), ``gone`` (a rank's process ended before its work did),
 ``words`` (last lines of a rank's output) and finally ``exit``. The supervisor says ``start``, then
-``stay`` every few seconds, and ``stop``.
+``stay`` every few seconds, and ``stop``; and ``clock``, which every agent answers at once with
+``clock`` and what its own shows.
 """
 
 from __future__ import annotations

@@ -52,6 +52,18 @@ def test_messages_are_heard_and_the_rest_is_logged(open_channel: Open, tmp_path:
     assert sorted((tmp_path / "gang-0.log").read_text().splitlines()) == ["last", "module load: ok"]
 
 
+def test_what_a_clock_shows_is_stamped_as_it_arrives_and_not_as_it_is_fetched(open_channel: Open) -> None:
+    """Judging a large cluster may keep the supervisor busy meanwhile."""
+    source = """print('@ddpscale {"say":"clock","node":0,"unix_s":1.5}')"""
+    channel, process = open_channel(source)
+    process.wait(timeout=30)
+    channel.close()
+    ended_s = time.time()
+    [answer] = channel.messages()
+    assert answer.pop("heard_unix_s") <= ended_s
+    assert answer == {"say": "clock", "node": 0, "unix_s": 1.5}
+
+
 def test_a_message_may_come_behind_what_others_left_on_the_line_and_on_either_stream(open_channel: Open) -> None:
     source = (
         f"print('0: ' + {BEAT!r}); print('no end of line', end=''); print({BEAT!r}); print({BEAT!r}, file=sys.stderr)"

@@ -67,7 +67,7 @@ class Stage:
         return {end["study"]: (end["reason"], end["message"]) for end in ends}
 
     def gang(
-        self, spec: GangSpec, launcher: Any, env: Any, limits: Any, log: Path, tail: Tail, hear: Any, deadline: Any
+        self, spec: GangSpec, launcher: Any, env: Any, limits: Any, log: Path, tail: Tail, hear: Any, *further: Any
     ) -> Any:
         """In place of `Gang`."""
         stage = self

@@ -21,6 +21,14 @@ def test_the_agent_is_started_with_the_running_interpreter() -> None:
     assert launcher.command(gang()) == [sys.executable, *AGENT]
 
 
+def test_agents_are_told_to_survey_their_nodes_and_whether_for_gpus() -> None:
+    options: list[list[str]] = [[], ["--survey"], ["--survey", "--no-gpu"]]
+    gangs = (gang(has_gpus=False), gang(survey=True), gang(survey=True, has_gpus=False))
+    for spec, expected in zip(gangs, options, strict=True):
+        command = TorchrunLauncher().command(spec)
+        assert command[command.index("--beat-s=2") + 1 : command.index("--")] == expected
+
+
 def test_in_a_container_with_its_own_interpreter() -> None:
     container = Container(command=("apptainer", "exec", "--nv", "image.sif"), python="python3")
     command = TorchrunLauncher(container).command(gang())

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from pytest_ddpscale.node import agent as agent_module
 from pytest_ddpscale.node.__main__ import parse_arguments
 from pytest_ddpscale.node.agent import NodeAgent, Task, host_of
 from pytest_ddpscale.node.messages import decode, encode
+from pytest_ddpscale.node.pieces import joined
+from pytest_ddpscale.results.survey_record import Survey
+from tests.node.fake_torch import CPU_BUILD, write_torch
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 TASK = Task("g1", 0, "n1", 2, Path("logs"), ("--x",), 2.0)
@@ -101,6 +105,40 @@ def test_an_order_may_come_in_pieces(start: Start) -> None:
         process.stdin.flush()
     assert next_message(process)["say"] == "exit"
     assert process.wait(timeout=60) == 0
+
+
+def test_it_says_what_its_node_is_before_it_is_asked(start: Start, tmp_path_factory: pytest.TempPathFactory) -> None:
+    torch = write_torch(tmp_path_factory.mktemp("site"), CPU_BUILD)
+    process = start("--survey", "--no-gpu", PYTHONPATH=str(torch), PYTHONDONTWRITEBYTECODE="1", SLURMD_NODENAME="n4")
+    assert next_message(process)["say"] == "up"
+    pieces = [next_message(process)]
+    while len(pieces) < pieces[0]["parts"]:
+        pieces.append(next_message(process))
+    assert [(piece["say"], piece["part"]) for piece in pieces] == [("survey", part) for part in range(len(pieces))]
+    survey = Survey.from_json(joined([piece["data"] for piece in pieces]))
+    assert (survey.host, survey.problem, survey.versions["torch"], survey.has_driver) == ("n4", "", "2.8.0+cpu", False)
+    assert set(survey.free_bytes) == {"run_directory", "shared_memory", "temporary"}
+    assert [message and message["say"] for message in rest(process, encode({"say": "stop"}))] == ["exit"]
+
+
+def test_while_its_node_is_surveyed_it_tells_its_clock_and_can_be_stopped(
+    start: Start, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    torch = write_torch(tmp_path_factory.mktemp("site"), "import time\ntime.sleep(60)")
+    process = start("--survey", "--no-gpu", PYTHONPATH=str(torch), PYTHONDONTWRITEBYTECODE="1")
+    next_message(process)
+    assert process.stdin is not None
+    before_s = time.time()
+    process.stdin.write(encode({"say": "clock"}))
+    process.stdin.flush()
+    answer = next_message(process)
+    assert answer["say"] == "clock"
+    assert before_s <= answer["unix_s"] <= time.time()
+    asking = psutil.Process(process.pid).children(recursive=True)
+    assert asking
+    assert [message and message["say"] for message in rest(process, encode({"say": "stop"}))] == ["exit"]
+    _, alive = psutil.wait_procs(asking, timeout=30)
+    assert alive == []
 
 
 def test_sigterm_from_slurm_ends_it(start: Start) -> None:

@@ -1,0 +1,162 @@
+"""``python -m pytest_ddpscale.node.survey``: what this node is, as one line of JSON. It changes nothing.
+
+A process of its own, because a driver or a file system that hangs can be left behind in it. What it is
+about to do it says on its standard error, so that whoever has to give it up can tell what hung.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_ddpscale import __version__
+from pytest_ddpscale.node.commands import Command
+from pytest_ddpscale.node.torch_facts import TorchFacts, ask_torch
+from pytest_ddpscale.results.records import strict_json
+from pytest_ddpscale.results.survey_record import InfiniBandPort, Survey, SurveyedGpu
+from pytest_ddpscale.sku.detection import visible_ordinals
+from pytest_ddpscale.telemetry.gpu_state import DriverState, read_gpus
+
+_TOPOLOGY_LIMIT_S = 20.0
+_ADAPTERS = Path("/sys/class/infiniband")
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (nothing is written to it)
+_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def survey(run_directory: Path, host: str, *, gpus: bool) -> Survey:
+    """Find out what this node is.
+
+    Args:
+        run_directory: where measurements will go.
+        host: the node's name.
+        gpus: whether to ask for GPUs.
+    """
+    _about_to("start torch and nvidia-smi")
+    torch_answer = ask_torch()
+    topology = Command(["nvidia-smi", "topo", "-m"], _TOPOLOGY_LIMIT_S) if gpus else None
+    _about_to("ask the NVIDIA driver")
+    driver = read_gpus() if gpus else DriverState(is_loaded=False)
+    _about_to("look for InfiniBand")
+    ports = infiniband_ports()
+    _about_to("look for free space")
+    free = free_bytes(run_directory)
+    _about_to("wait for torch and nvidia-smi")
+    torch = torch_answer()
+    return Survey(
+        host=host,
+        unix_s=time.time(),
+        has_driver=driver.is_loaded,
+        driver_problem=driver.problem,
+        gpus=with_visibility(driver.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")),
+        cores=len(os.sched_getaffinity(0)),
+        versions=_versions(driver, torch),
+        torch_problem=torch.problem,
+        arch_list=torch.arch_list,
+        free_bytes=free,
+        infiniband=ports,
+        topology=_TERMINAL_CODES.sub("", topology.output()[0]).strip() if topology else "",
+    )
+
+
+def with_visibility(gpus: tuple[SurveyedGpu, ...], visible_devices: str | None) -> tuple[SurveyedGpu, ...]:
+    """Say which of the GPUs ranks may use: CUDA's rules, over those that no cgroup withholds.
+
+    A GPU that does not even tell its UUID cannot be ruled out by a list of UUIDs, and counts as visible.
+
+    Args:
+        gpus: all of the node, in PCI bus order.
+        visible_devices: CUDA_VISIBLE_DEVICES; None if it is not set.
+    """
+    accessible = [gpu for gpu in gpus if gpu.is_visible]
+    visible = {accessible[i].index for i in visible_ordinals(visible_devices, [gpu.uuid for gpu in accessible])}
+    if visible_devices is not None and visible_devices.startswith("GPU-"):
+        visible |= {gpu.index for gpu in accessible if not gpu.uuid}
+    return tuple(replace(gpu, is_visible=gpu.index in visible) for gpu in gpus)
+
+
+def infiniband_ports(adapters: Path = _ADAPTERS) -> tuple[InfiniBandPort, ...]:
+    """Ports of InfiniBand and RoCE adapters, as the kernel describes them.
+
+    Args:
+        adapters: ``/sys/class/infiniband``; need not be there.
+    """
+    return tuple(map(_port, sorted(adapters.glob("*/ports/[0-9]*"))))
+
+
+def _port(folder: Path) -> InfiniBandPort:
+    state, rate = _read(folder / "state"), _read(folder / "rate")  # "4: ACTIVE", "200 Gb/sec (4X HDR)"
+    number = re.match(r"\d+(\.\d+)?", rate)
+    return InfiniBandPort(
+        device=folder.parent.parent.name,
+        port=int(folder.name),
+        state=state.rpartition(":")[2].strip(),
+        link_layer=_read(folder / "link_layer"),
+        rate_gbit_per_s=float(number[0]) if number else None,
+    )
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def free_bytes(run_directory: Path) -> dict[str, int]:
+    """What this user may still write to each file system. One that cannot be asked, or is not there, is left out."""
+    places = {"run_directory": run_directory, "shared_memory": _SHARED_MEMORY, "temporary": _temporary()}
+    found: dict[str, int] = {}
+    for name, place in places.items():
+        try:
+            system = os.statvfs(place)
+        except OSError:
+            continue
+        found[name] = system.f_bavail * system.f_frsize
+    return found
+
+
+def _temporary() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:  # none that can be written
+        return Path(os.devnull, "none")
+
+
+def _versions(driver: DriverState, torch: TorchFacts) -> Mapping[str, str | None]:
+    return {
+        **driver.versions,
+        "torch": torch.torch,
+        "cuda": torch.cuda,
+        "nccl": torch.nccl,
+        "python": platform.python_version(),
+        "pytest_ddpscale": __version__,
+        "kernel": platform.release(),
+    }
+
+
+def _about_to(step: str) -> None:
+    print(f"about to {step}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Print the survey of this node."""
+    parser = argparse.ArgumentParser(prog="python -m pytest_ddpscale.node.survey", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True, help="where measurements will go")
+    parser.add_argument("--host", default=socket.gethostname(), help="the node's name; default: the host's")
+    parser.add_argument("--no-gpu", action="store_true", help="ask for no GPU")
+    arguments = parser.parse_args()
+    found = survey(arguments.run_dir, arguments.host, gpus=not arguments.no_gpu)
+    print(strict_json(found.as_json()))
+
+
+if __name__ == "__main__":
+    main()

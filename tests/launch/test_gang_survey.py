@@ -1,0 +1,218 @@
+"""Before any rank starts it is written down what the nodes are, and they may be refused.
+
+The launcher is a small program that says what agents say.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.launch import gang as gang_module
+from pytest_ddpscale.launch.gang import Admit
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.place import Place
+from pytest_ddpscale.launch.supervisor import NotAdmitted, Supervisor
+from pytest_ddpscale.node.pieces import pieces_of
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.survey_record import Survey, surveys_of
+from pytest_ddpscale.verdict.evaluation import judge
+from pytest_ddpscale.verdict.evidence import evidence_of
+from tests.launch.test_gang import ScriptedLauncher
+from tests.test_admission import check_case
+
+STUDIES = tuple(
+    Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("ddp", 2, 4),), 5, 1.0, 1.0) for name in ("r", "v")
+)
+IDS = [study.id for study in STUDIES]
+PLAN = Plan("cpu", "cpu", STUDIES, nodes=2, ranks_per_node=2, survey=True)
+SURVEYS = [Survey(host, 1.0, cores=2).as_json() for host in ("n1", "n2")]
+AGENTS = f"""
+SURVEYS = {[pieces_of(survey) for survey in SURVEYS]!r}
+def survey(*nodes):
+    for node in nodes:
+        for part, data in enumerate(SURVEYS[node]):
+            say("survey", node, part=part, parts=len(SURVEYS[node]), data=data)
+def clock(*skews):
+    assert order()["say"] == "clock"
+    for node, skew in enumerate(skews):
+        say("clock", node, unix_s=time.time() + skew)
+def measure(*studies):
+    for study in studies:
+        print(json.dumps({{"kind": "study_end", "study": study, "reason": "rounds", "message": ""}}), file=RECORDS)
+    RECORDS.flush()
+"""
+
+
+class Stage:
+    """Supervises gangs whose agents play a program."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self.heard: list[dict[str, Any]] = []
+        self.admitted: list[list[dict[str, Any]]] = []
+
+    def measure(self, source: str, reason: str = "", **limits: float) -> None:
+        """Measure the plan, of nodes that are refused for this reason."""
+
+        def admit(records: list[dict[str, Any]]) -> str:
+            assert self.surveys, "they are written before anybody is asked"
+            self.admitted.append(records)
+            return reason
+
+        self.supervise(source, admit, PLAN, **limits)
+
+    def supervise(self, source: str, admit: Admit, plan: Plan, **limits: float) -> None:
+        records = f"RECORDS = open({str(self.run.measurements_jsonl)!r}, 'a')"
+        launcher = ScriptedLauncher(f"{AGENTS}\n{records}\n{source}", "slurm")
+        place = Place(launcher, ("n1", "n2"), {})
+        Supervisor(place, self.run, Limits(**limits), self.heard.append, admit=admit).measure(plan)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Of the run, as written."""
+        return self.run.read_records()
+
+    @property
+    def surveys(self) -> dict[str, Survey]:
+        return surveys_of(self.records)
+
+    @property
+    def ends(self) -> list[tuple[str, str]]:
+        return [(record["study"], record["reason"]) for record in self.records if record["kind"] == "study_end"]
+
+    def orders(self, gang: int = 0) -> list[str]:
+        """What the agents of a gang were told, in order."""
+        lines = (self.run.logs / f"gang-{gang}.log").read_text().splitlines()
+        return [json.loads(line.removeprefix("was told "))["say"] for line in lines]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    seconds = {"POLL_S": 0.02, "GRACE_S": 3.0, "COLLECT_S": 0.1, "FAREWELL_S": 5.0, "CLOCK_S": 0.3}
+    for name, value in seconds.items():
+        monkeypatch.setattr(gang_module, name, value)
+    return Stage(RunDirectory.create(tmp_path / "run"))
+
+
+def test_nodes_are_surveyed_and_asked_for_their_clocks_before_they_start(stage: Stage) -> None:
+    stage.measure(f"up(2); survey(0, 1); clock(0.0, -30.0); order(); measure(*{IDS})")
+    assert stage.orders() == ["clock", "start"]
+    assert [(record["host"], record["cores"], record["problem"]) for record in stage.records[:2]] == [
+        ("n1", 2, ""), ("n2", 2, ""),
+    ]  # fmt: skip
+    first, second = (survey.clock for survey in stage.surveys.values())
+    assert first is not None
+    assert second is not None
+    assert first.earliest_skew_s <= 0.0 <= first.latest_skew_s
+    assert second.earliest_skew_s <= -30.0 <= second.latest_skew_s < -20.0
+    assert [surveys_of(records) for records in stage.admitted] == [stage.surveys]
+    assert [record for record in stage.heard if record.get("kind") == "survey"] == stage.records[:2]
+    assert stage.ends == [(study, "rounds") for study in IDS]
+
+
+def test_nodes_that_are_refused_start_nothing(stage: Stage) -> None:
+    with pytest.raises(NotAdmitted, match=r"n2: GPU 3 is lost") as refusal:
+        stage.measure("up(2); survey(0, 1); clock(0.0, 0.0); order()", "n2: GPU 3 is lost")
+    assert refusal.value.reason == "n2: GPU 3 is lost"
+    assert stage.orders() == ["clock", "stop"]
+    assert set(stage.surveys) == {"n1", "n2"}
+    assert stage.ends == []
+    assert [record["host"] for record in stage.heard if record.get("kind") == "survey"] == ["n1", "n2"]
+
+
+def test_a_node_that_does_not_answer_is_written_down_as_that(stage: Stage) -> None:
+    stage.measure(f"up(2); survey(0); clock(0.0); order(); measure(*{IDS})", survey_s=0.5)
+    problems = {host: (survey.problem, survey.clock is None) for host, survey in stage.surveys.items()}
+    assert problems == {"n1": ("", False), "n2": ("its agent sent no survey in time", True)}
+    assert stage.orders() == ["clock", "start"]
+
+
+def test_an_agent_that_has_ended_is_not_waited_for(stage: Stage) -> None:
+    begun_s = time.monotonic()
+    with pytest.raises(NotAdmitted):
+        stage.measure("up(2); survey(0); say('exit', 1, code=3); clock(0.0); order()", "no", survey_s=20.0)
+    assert time.monotonic() - begun_s < 15
+
+
+def test_a_launcher_that_ends_meanwhile_is_an_error_and_nobody_is_asked(stage: Stage) -> None:
+    stage.measure("up(2); survey(0); print('srun: error: oh', file=sys.stderr); sys.exit(1)", survey_s=20.0)
+    assert stage.admitted == []
+    assert stage.surveys == {}
+    assert stage.ends == [(study, "error") for study in IDS]
+
+
+def test_only_the_first_gang_that_comes_so_far_is_surveyed(stage: Stage) -> None:
+    first = f"""
+if not any("survey" in line for line in open({str(stage.run.measurements_jsonl)!r})):
+    up(2); survey(0, 1); clock(0.0, 0.0); order()
+    print(json.dumps({{"kind": "study_start", "study": {IDS[0]!r}, "unix_s": 1.0}}), file=RECORDS, flush=True)
+    sys.exit(1)
+up(2); order(); measure({IDS[1]!r})"""
+    stage.measure(first)
+    assert stage.orders(1) == ["start"]
+    assert len(stage.admitted) == 1
+    assert stage.ends == [(IDS[0], "error"), (IDS[1], "rounds")]
+
+
+def test_a_plan_without_a_survey_has_none(stage: Stage) -> None:
+    plan = Plan("cpu", "cpu", STUDIES, nodes=2, ranks_per_node=2)
+    refuse: Admit = lambda records: "nobody asks"  # noqa: E731
+    stage.supervise(f"up(2); order(); measure(*{IDS})", refuse, plan)
+    assert stage.orders() == ["start"]
+    assert [record["kind"] for record in stage.records] == ["study_end", "study_end"]
+
+
+def test_imports_have_the_limit_for_the_start_although_surveys_are_recorded(stage: Stage) -> None:
+    source = f"""up(2); survey(0, 1); clock(0.0, 0.0); order()
+for _ in range(40): say("beat"); time.sleep(0.02)
+measure(*{IDS})"""
+    stage.measure(source, inactivity_s=0.2, startup_s=30.0)
+    assert stage.ends == [(study, "rounds") for study in IDS]
+
+
+class TestOnlyASurvey:
+    """A plan of checks that need nothing to run."""
+
+    PLAN = Plan("cpu", "cpu", (), nodes=2, ranks_per_node=2, survey=True)
+    SOURCE = "up(2); survey(0, 1); clock(0.0, 0.0); order()"
+
+    @pytest.mark.parametrize("reason", ["", "n2: GPU 3 is lost"])
+    def test_is_recorded_and_starts_no_rank_whether_nodes_are_fit_or_not(self, stage: Stage, reason: str) -> None:
+        asked: list[dict[str, Survey]] = []
+
+        def admit(records: list[dict[str, Any]]) -> str:
+            asked.append(surveys_of(records))
+            return reason
+
+        stage.supervise(self.SOURCE, admit, self.PLAN)
+        assert stage.orders() == ["clock", "stop"]
+        assert list(stage.surveys) == ["n1", "n2"]
+        assert [record["kind"] for record in stage.records] == ["survey", "survey"]
+        assert asked == [stage.surveys], "who is unfit is told, and only once"
+
+    def test_that_nobody_answers_says_why(self, stage: Stage) -> None:
+        source = "up(2); survey(0); print('srun: error: oh', file=sys.stderr); sys.exit(1)"
+        stage.supervise(source, lambda records: "", self.PLAN, survey_s=20.0)
+        (end,) = stage.records
+        assert (end["kind"], end["study"], end["reason"]) == ("study_end", "survey", "error")
+        assert "srun: error: oh" in end["message"]
+        assert [record for record in stage.heard if record.get("kind") == "study_end"] == [end]
+        verdict = judge(check_case("gpus"), evidence_of(self.PLAN, (), stage.records), 0.95)
+        assert verdict.outcome == "not_measured"
+        assert end["message"] in verdict.reason
+
+    def test_that_slurm_ends_says_so_and_is_no_error(self, stage: Stage) -> None:
+        line = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***"
+        stage.supervise(f"up(2); print({line!r}, file=sys.stderr); sys.exit(1)", lambda records: "", self.PLAN)
+        (end,) = stage.records
+        assert (end["study"], end["reason"]) == ("survey", "interrupted")
+        verdict = judge(check_case("gpus"), evidence_of(self.PLAN, (), stage.records), 0.95)
+        assert verdict.outcome == "not_measured"
+        assert end["message"] in verdict.reason

@@ -1,0 +1,190 @@
+"""A node is described as it is, played GPUs included, and what hangs is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale import __version__
+from pytest_ddpscale.node import survey_process as survey_process_module
+from pytest_ddpscale.node.survey import free_bytes, infiniband_ports, with_visibility
+from pytest_ddpscale.node.survey_process import SurveyProcess, survey_command
+from pytest_ddpscale.results.survey_record import InfiniBandPort, Survey, SurveyedGpu
+from tests.node.fake_torch import CUDA_BUILD, write_torch
+from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
+from tests.nvml_stand_in.machine import A100, HANG, UNKNOWN_ERROR, PlayedMachine, node_of, uuid_of
+
+__all__ = ["machine", "nvml_library_directory"]
+TOPOLOGY = "\tGPU0\tGPU1\nGPU0\t X \tNV12"
+
+
+@pytest.fixture
+def node(machine: PlayedMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlayedMachine:
+    """A node with a torch, an ``nvidia-smi`` that writes colours, and whatever GPUs are played."""
+    tool = tmp_path / "nvidia-smi"
+    colourful = TOPOLOGY.replace("GPU0\tGPU1", "\x1b[4mGPU0\tGPU1\x1b[0m")
+    tool.write_text(f"#!{sys.executable}\nimport sys\nassert sys.argv[1:] == ['topo', '-m']\nprint({colourful!r})\n")
+    tool.chmod(0o755)
+    for name, value in machine.environment(PATH=f"{tmp_path}:{os.environ['PATH']}").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", f"{write_torch(tmp_path, CUDA_BUILD)}:{os.environ['PYTHONPATH']}")
+    return machine
+
+
+def survey(run_directory: Path, *, gpus: bool = True) -> Survey:
+    """Of this node, as its agent has it made."""
+    command = survey_command("n7", run_directory, gpus=gpus)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    [line] = done.stdout.splitlines()
+    return Survey.from_json(json.loads(line))
+
+
+def test_a_node_with_eight_gpus(node: PlayedMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.play(node_of(A100, 8))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    began_s = time.time()
+    found = survey(tmp_path)
+    assert (found.host, found.problem, found.has_driver, found.driver_problem) == ("n7", "", True, "")
+    assert began_s - 1 <= found.unix_s <= time.time() + 1
+    assert [gpu.uuid for gpu in found.gpus] == [uuid_of(i) for i in range(8)]
+    assert [gpu.index for gpu in found.gpus if gpu.is_visible] == [0, 2]
+    assert found.versions == {
+        "driver": "570.86.15", "cuda_driver": "12.8", "torch": "2.8.0+cu128", "cuda": "12.8", "nccl": "2.27.3",
+        "python": platform.python_version(), "pytest_ddpscale": __version__, "kernel": platform.release(),
+    }  # fmt: skip
+    assert (found.torch_problem, found.arch_list) == ("", ("sm_80", "sm_90", "compute_120"))
+    assert found.cores == len(os.sched_getaffinity(0))
+    assert found.topology == TOPOLOGY.strip()
+    assert set(found.free_bytes) == {"run_directory", "shared_memory", "temporary"}
+
+
+def test_on_a_cpu_sku_no_driver_is_asked(node: PlayedMachine, tmp_path: Path) -> None:
+    node.play([A100], {"nvmlInit": HANG})
+    found = survey(tmp_path, gpus=False)
+    assert (found.has_driver, found.gpus, found.topology, found.problem) == (False, (), "", "")
+    assert (found.versions["driver"], found.versions["torch"]) == (None, "2.8.0+cu128")
+
+
+def test_a_driver_that_does_not_work_leaves_the_rest_of_the_survey(node: PlayedMachine, tmp_path: Path) -> None:
+    node.play([A100], {"nvmlInit": UNKNOWN_ERROR})
+    found = survey(tmp_path / "not mounted here")
+    assert (found.has_driver, found.driver_problem, found.problem) == (True, "Unknown Error", "")
+    assert found.versions["torch"] == "2.8.0+cu128"
+    assert set(found.free_bytes) == {"shared_memory", "temporary"}, "unknown, and not that of another file system"
+
+
+def outcome(process: SurveyProcess) -> dict[str, Any]:
+    """What comes of it."""
+    deadline_s = time.monotonic() + 30
+    while (found := process.poll()) is None:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    return found
+
+
+class TestProcess:
+    def test_a_driver_that_hangs_is_named_and_left_behind(self, node: PlayedMachine, tmp_path: Path) -> None:
+        node.play([A100], {"nvmlInit": HANG})
+        process = SurveyProcess(survey_command("n7", tmp_path, gpus=True), "n7", limit_s=1.5)
+        found = Survey.from_json(outcome(process))
+        assert (found.host, found.has_driver, found.versions) == ("n7", False, {})
+        assert found.problem == ("the survey was not done within 1.5 s; it said last: about to ask the NVIDIA driver")
+        assert process._process is not None
+        assert process._process.wait(timeout=30) == -9
+
+    def test_it_is_not_waited_for_even_if_it_cannot_be_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As inside a driver."""
+        left: list[Any] = []
+        monkeypatch.setattr(survey_process_module, "kill_session", left.append)
+        process = SurveyProcess([sys.executable, "-S", "-c", "import time; time.sleep(60)"], "n7", limit_s=0.1)
+        begun_s = time.monotonic()
+        assert outcome(process)["problem"].startswith("the survey was not done within 0.1 s")
+        process.stop()
+        assert time.monotonic() - begun_s < 10
+        assert left[0].poll() is None
+        left[0].kill()
+        left[0].wait()
+
+    @pytest.mark.parametrize(
+        ("source", "problem"),
+        [
+            ("import sys; sys.exit('oh')", "the survey ended with code 1; it said last: oh"),
+            ("print('[]')", "the survey printed what is none"),
+            ("print('{\"host\": 3}')", "the survey printed what is none"),
+            ("print('hello')", "the survey printed what is none"),
+            ("", "the survey printed what is none"),
+        ],
+    )  # fmt: skip
+    def test_one_that_prints_no_survey_is_told(self, source: str, problem: str) -> None:
+        found = Survey.from_json(outcome(SurveyProcess([sys.executable, "-S", "-c", source], "n7")))
+        assert (found.host, found.problem[: len(problem)]) == ("n7", problem)
+
+    def test_one_that_is_longer_than_a_pipe_holds_comes_in_whole(self) -> None:
+        whole = Survey("n7", 1.0, topology="x" * 300_000).as_json()
+        source = f"import json; print('a site says hello'); print(json.dumps({whole!r}))".replace("x" * 300_000, "x")
+        source = source.replace("'topology': 'x'", "'topology': 'x' * 300_000")
+        assert outcome(SurveyProcess([sys.executable, "-S", "-c", source], "n7")) == whole
+
+    def test_a_program_that_is_not_there(self) -> None:
+        found = outcome(SurveyProcess(["/no/such/python"], "n7"))
+        assert found["problem"] == "the survey could not be started (No such file or directory)"
+
+
+def gpu(index: int, uuid: str | None = None, **fields: Any) -> SurveyedGpu:
+    return SurveyedGpu(index, uuid_of(index) if uuid is None else uuid, A100.name, "", "20b2", **fields)
+
+
+@pytest.mark.parametrize(
+    ("visible_devices", "visible"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("1", [1]),
+        ("2,0", [0, 2]),
+        (uuid_of(1), [1, 2]),  # the third says no UUID, so that it cannot be ruled out
+        ("MIG-1", []),
+    ],
+)
+def test_what_cuda_visible_devices_lets_ranks_use(visible_devices: str | None, visible: list[int]) -> None:
+    gpus = (gpu(0), gpu(1), gpu(2, uuid="", problem="GPU is lost"))
+    assert [found.index for found in with_visibility(gpus, visible_devices) if found.is_visible] == visible
+
+
+def test_a_gpu_that_a_cgroup_withholds_has_no_number_of_cudas() -> None:
+    gpus = (gpu(0, uuid="", is_visible=False), gpu(1), gpu(2))
+    for visible_devices, visible in ((None, [1, 2]), ("0", [1]), ("0,1", [1, 2]), (uuid_of(2), [2])):
+        found = with_visibility(gpus, visible_devices)
+        assert [one.index for one in found if one.is_visible] == visible
+        assert [replace(one, is_visible=True) for one in found] == [replace(one, is_visible=True) for one in gpus]
+
+
+def test_ports_of_adapters_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
+    def port(device: str, number: str, **files: str) -> None:
+        folder = tmp_path / device / "ports" / number
+        folder.mkdir(parents=True)
+        for name, text in files.items():
+            (folder / name).write_text(f"{text}\n")
+
+    port("mlx5_0", "1", state="4: ACTIVE", link_layer="InfiniBand", rate="200 Gb/sec (4X HDR)")
+    port("mlx5_1", "1", state="1: DOWN", link_layer="Ethernet", rate="2.5 Gb/sec (1X SDR)")
+    port("mlx5_1", "2", state="4: ACTIVE")
+    assert infiniband_ports(tmp_path) == (
+        InfiniBandPort("mlx5_0", 1, "ACTIVE", "InfiniBand", 200.0),
+        InfiniBandPort("mlx5_1", 1, "DOWN", "Ethernet", 2.5),
+        InfiniBandPort("mlx5_1", 2, "ACTIVE", "", None),
+    )
+    assert infiniband_ports(tmp_path / "none") == ()
+
+
+def test_free_space_is_what_df_says(tmp_path: Path) -> None:
+    df = subprocess.run(["df", "-B1", "--output=avail", tmp_path], capture_output=True, text=True, check=True).stdout
+    assert free_bytes(tmp_path)["run_directory"] == pytest.approx(int(df.splitlines()[1]), rel=0.05)
