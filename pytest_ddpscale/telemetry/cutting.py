@@ -1,0 +1,196 @@
+"""From what was read of a GPU to the readings of one window of time. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from pytest_ddpscale.telemetry.log import GpuLog
+from pytest_ddpscale.telemetry.throttle import reasons_of
+
+_SAMPLED = ("utilization", "memory_utilization", "power_w", "sm_clock_mhz", "memory_clock_mhz")
+_POLLED = ("memory_used_bytes", "temperature_c")
+_LOWEST = ("pcie_generation", "pcie_width")
+_ERRORS = ("ecc_corrected", "ecc_uncorrected", "pcie_replays", "nvlink_errors")
+_RATES = ("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s")
+_GPM = ("sm_activity", "sm_occupancy", "tensor_activity", "dram_activity")
+# By what names `GpuLog.reasons` knows what a reading is taken from, if not by its own; the first that it has counts.
+_BEHIND = {
+    **{reading: (f"{reading} samples",) for reading in _SAMPLED},
+    **dict.fromkeys((*_RATES, "nvlink_errors"), ("fields",)),
+    **dict.fromkeys(_GPM, ("gpm",)),
+}
+# Idle power is looked for where nothing ran for this long before, as power samples lag by up to a second …
+SETTLED_S = 2.0
+# … and after: a sample of the utilization describes up to a second.
+SAMPLE_S = 1.0
+# Between two values of power: no driver, and no poll, is rarer than once a second.
+MOST_GAP_S = 1.5
+
+
+class Cut:
+    """One window of one GPU.
+
+    Args:
+        log: of the GPU.
+        start_s: the window's begin, seconds since the epoch.
+        end_s: its end.
+    """
+
+    def __init__(self, log: GpuLog, start_s: float, end_s: float) -> None:
+        self._log, self._start_s, self._end_s = log, start_s, end_s
+        self._found: dict[str, Any] = {}
+        self._sources: dict[str, str] = {}
+        self._unreadable: dict[str, str] = {}
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of a telemetry record, less study, arm, round, rank and host."""
+        if self._log.problem:
+            self._unreadable["device"] = self._log.problem
+        else:
+            self._cut()
+        return {
+            "device": self._log.uuid,
+            "started_unix_s": self._start_s,
+            "ended_unix_s": self._end_s,
+            "polls": len(self._log.polls.within(self._start_s, self._end_s)),
+            **self._found,
+            "sources": self._sources,
+            "unreadable": self._unreadable,
+        }
+
+    def _cut(self) -> None:
+        for reading in _SAMPLED:
+            items, source = self._log.samples(reading, self._start_s, self._end_s)
+            self._keep(reading, spread([value for _, value in items]), source)
+        for reading in _POLLED:
+            self._keep(reading, spread(self._polled(reading)), "poll")
+        for reading in _LOWEST:
+            values = self._polled(reading)
+            self._keep(reading, int(min(values)) if values else None, "poll")
+        for reading in _ERRORS:
+            self._keep(reading, self._new(reading), "counter")
+        for reading in _RATES:
+            self._keep_rate(reading)
+        for reading in _GPM:
+            self._keep(reading, weighted_spread(self._intervals(reading)), "gpm")
+        for reading in ("power_limit_w", "sm_clock_max_mhz"):
+            self._keep(reading, self._log.limits.get(reading), "poll")
+        self._keep("throttle_reasons", shares_of_reasons(self._polled("throttle_reasons")), "poll")
+        self._keep_energy()
+        if self._log.idle_power_w is None:
+            self._unreadable["idle_power_w"] = "never seen idle before the first window"
+        self._found["idle_power_w"] = self._log.idle_power_w
+
+    def _keep(self, reading: str, value: Any, source: str) -> None:
+        self._found[reading] = value
+        if value is not None:
+            self._sources[reading] = source
+            return
+        names = [name for name in (reading, *_BEHIND.get(reading, ())) if name in self._log.reasons]
+        self._unreadable[reading] = self._log.reasons[names[0]] if names else "nothing was read in the window"
+
+    def _polled(self, reading: str) -> list[float]:
+        return self._log.polled[reading].within(self._start_s, self._end_s)
+
+    def _intervals(self, reading: str) -> list[tuple[float, float]]:
+        return self._log.intervals[reading].within(self._start_s, self._end_s)
+
+    def _new(self, reading: str) -> int | None:
+        """Growth of a counter from the poll before the window to the one after it: nothing in between is missed."""
+        totals = self._log.counters[reading].around(self._start_s, self._end_s)
+        return None if totals is None or not _is_ascending(totals) else round(totals[-1] - totals[0])
+
+    def _growth(self, reading: str) -> float | None:
+        """Growth of a counter within the window, in a straight line between polls."""
+        counter = self._log.counters[reading]
+        totals = counter.around(self._start_s, self._end_s)
+        first, last = counter.at(self._start_s), counter.at(self._end_s)
+        if totals is None or first is None or last is None or not _is_ascending(totals):
+            return None
+        return last - first
+
+    def _keep_rate(self, reading: str) -> None:
+        growth = self._growth(reading)
+        if growth is not None:
+            self._keep(reading, growth / (self._end_s - self._start_s), "counter")
+            return
+        means = weighted_spread(self._intervals(reading))
+        self._keep(reading, None if means is None else means["mean"], "gpm")
+
+    def _keep_energy(self) -> None:
+        energy_j, source = self._growth("energy_j"), "counter"
+        if energy_j is None:
+            power, _ = self._log.samples("power_w", self._start_s, self._end_s)
+            energy_j, source = integral(power, self._start_s, self._end_s), "power"
+        self._keep("energy_j", energy_j, source)
+
+
+def cut(log: GpuLog, start_s: float, end_s: float) -> dict[str, Any]:
+    """The readings of one GPU in start < time <= end, as JSON types.
+
+    The first window of a GPU also settles its idle power, which is looked for before it.
+    """
+    if not log.is_idle_power_known:
+        log.idle_power_w, log.is_idle_power_known = idle_power_w(log, start_s), True
+    return Cut(log, start_s, end_s).as_json()
+
+
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    """Mean, minimum, maximum and number of samples; None without one."""
+    return weighted_spread([(1.0, value) for value in values])
+
+
+def weighted_spread(items: Sequence[tuple[float, float]]) -> dict[str, float] | None:
+    """The same of (weight, value), the mean by the weights."""
+    if not items:
+        return None
+    values = [value for _, value in items]
+    low, high = min(values), max(values)
+    mean = math.fsum(weight * value for weight, value in items) / math.fsum(weight for weight, _ in items)
+    # Rounding may carry the mean of equal values past them.
+    return {"mean": min(max(mean, low), high), "minimum": low, "maximum": high, "samples": len(values)}
+
+
+def shares_of_reasons(masks: Sequence[float]) -> dict[str, float] | None:
+    """Reason → share of the masks that have it; None without a mask: that is not the same as no reason."""
+    if not masks:
+        return None
+    named = [reasons_of(int(mask)) for mask in masks]
+    reasons = sorted({reason for names in named for reason in names})
+    return {reason: sum(reason in names for names in named) / len(named) for reason in reasons}
+
+
+def integral(items: Sequence[tuple[float, float]], start_s: float, end_s: float) -> float | None:
+    """Value x seconds over a window, each (time, value) standing for the time since the one before it.
+
+    Behind the newest value it goes on as that. None where more than `MOST_GAP_S` would rest on one value: a GPU
+    that died in the window is not made up for.
+    """
+    edges = [start_s, *(time_s for time_s, _ in items), end_s]
+    if not items or max(later - earlier for earlier, later in pairwise(edges)) > MOST_GAP_S:
+        return None
+    stretches = pairwise([*edges[:-2], end_s])
+    return math.fsum((end - begin) * value for (begin, end), (_, value) in zip(stretches, items, strict=True))
+
+
+def idle_power_w(log: GpuLog, before_s: float) -> float | None:
+    """Median power, in watts, of the samples before a time around which nothing ran on the GPU.
+
+    None if there is none: something always ran, or utilization or power cannot be read.
+    """
+    power, _ = log.samples("power_w", -math.inf, before_s)
+    idle = []
+    for time_s, value in power:
+        busy, _ = log.samples("utilization", time_s - SETTLED_S, min(time_s + SAMPLE_S, before_s))
+        if busy and all(share == 0 for _, share in busy):
+            idle.append(value)
+    return statistics.median(idle) if idle else None
+
+
+def _is_ascending(totals: Sequence[float]) -> bool:
+    """Whether a counter only grew: one that was set back in the window says nothing."""
+    return all(later >= earlier for earlier, later in pairwise(totals))

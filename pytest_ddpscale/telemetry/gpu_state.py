@@ -1,0 +1,267 @@
+"""What the driver says of all GPUs of a machine before they work: no CUDA context, nothing changed, nothing sampled.
+
+A reading that the driver does not give is None, with the reason beside it: an old driver, a GPU that
+has no such thing and a GPU that is broken must not look like a zero. A GPU that is lost is described
+as lost, and the others are read all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpscale.results.survey_record import GpuProcess, RemappedRows, SurveyedGpu
+from pytest_ddpscale.telemetry.throttle import reasons_of
+
+Question = Callable[..., Any]
+_PROC = Path("/proc")
+# Inode of the namespace in which a kernel starts (PROC_PID_INIT_INO, linux/proc_ns.h): there NVML's pids are ours.
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+
+
+@dataclass(frozen=True)
+class DriverState:
+    """The driver, and the GPUs that it knows.
+
+    Attributes:
+        is_loaded: whether there is an NVIDIA driver.
+        problem: what NVML says where the driver is there and does not work; empty if all is well.
+        versions: ``driver`` and ``cuda_driver``, the newest CUDA that it can run; None if unknown.
+        gpus: in NVML's order, which is that of the PCI bus. Of one that a cgroup withholds from this process
+            `SurveyedGpu.is_visible` is False.
+    """
+
+    is_loaded: bool
+    problem: str = ""
+    versions: Mapping[str, str | None] = field(default_factory=lambda: {"driver": None, "cuda_driver": None})
+    gpus: tuple[SurveyedGpu, ...] = ()
+
+
+def read_gpus() -> DriverState:
+    """Ask NVML for all GPUs, whatever CUDA_VISIBLE_DEVICES says.
+
+    Every error of NVML becomes part of what is returned. A driver that hangs hangs the caller.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return DriverState(is_loaded=False)
+    except pynvml.NVMLError as error:
+        return DriverState(is_loaded=True, problem=str(error))
+    try:
+        return _driver(pynvml)
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):  # it may have died meanwhile
+            pynvml.nvmlShutdown()
+
+
+def _driver(nvml: Any) -> DriverState:
+    system = _Questions(nvml)
+    older = nvml.nvmlSystemGetCudaDriverVersion
+    cuda = system.ask("cuda_driver", nvml.nvmlSystemGetCudaDriverVersion_v2, older=older)
+    versions = {
+        "driver": system.ask("driver", nvml.nvmlSystemGetDriverVersion),
+        "cuda_driver": None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",  # 12080 is 12.8
+    }
+    count = system.ask("count", nvml.nvmlDeviceGetCount)
+    if count is None:
+        return DriverState(is_loaded=True, problem=system.unreadable["count"], versions=versions)
+    return DriverState(is_loaded=True, versions=versions, gpus=tuple(_gpu(nvml, index) for index in range(count)))
+
+
+def _gpu(nvml: Any, index: int) -> SurveyedGpu:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError_NoPermission as error:  # NVML counts it, CUDA does not see it
+        return SurveyedGpu(index, "", "", "", "", is_visible=False, unreadable={"handle": str(error)})
+    except nvml.NVMLError as error:
+        return SurveyedGpu(index, "", "", "", "", problem=str(error))
+    gpu = _Questions(nvml, handle)
+    uuid = gpu.ask("uuid", nvml.nvmlDeviceGetUUID)
+    name = gpu.ask("name", nvml.nvmlDeviceGetName)
+    pci = gpu.ask("pci", nvml.nvmlDeviceGetPciInfo)
+    unnamed = next(iter(gpu.unreadable.values()), "")  # whom nobody can name, nobody can use
+    memory = _memory(gpu, nvml)
+    links, links_up = _nvlinks(gpu, nvml)
+    readings: dict[str, Any] = {reading: gpu.ask(reading, *asked) for reading, asked in _numbers(nvml).items()}
+    readings |= {reading: _truth(gpu.ask(reading, question)) for reading, question in _modes(nvml).items()}
+    readings |= {reading: _watts(gpu.ask(reading, question)) for reading, question in _power_limits(nvml).items()}
+    return SurveyedGpu(
+        index=index,
+        uuid=uuid or "",
+        name=name or "",
+        pci_bus_id=_text(pci.busId) if pci else "",
+        pci_device_id=f"{pci.pciDeviceId >> 16:04x}" if pci else "",  # the low half is the vendor, 10de
+        compute_capability=_capability(gpu.ask("compute_capability", nvml.nvmlDeviceGetCudaComputeCapability)),
+        memory_bytes=int(memory.total) if memory else None,
+        memory_used_bytes=int(memory.used) if memory else None,
+        remapped_rows=_remapped_rows(gpu.ask("remapped_rows", nvml.nvmlDeviceGetRemappedRows)),
+        throttle_reasons=_throttle_reasons(gpu, nvml),
+        nvlinks=links,
+        nvlinks_active=links_up,
+        processes=_processes(gpu.ask("processes", nvml.nvmlDeviceGetComputeRunningProcesses)),
+        **readings,
+        problem=gpu.lost or unnamed,
+        unreadable=gpu.unreadable,
+    )
+
+
+class _Questions:
+    """Asks NVML about one GPU, or about the system, and keeps what it did not answer.
+
+    Args:
+        nvml: the module pynvml.
+        subject: the handle that each question is about; none for the system.
+
+    Attributes:
+        unreadable: reading → reason.
+        lost: why the whole GPU does not answer; empty while it does.
+    """
+
+    def __init__(self, nvml: Any, *subject: Any) -> None:
+        self._nvml = nvml
+        self._subject = subject
+        self.unreadable: dict[str, str] = {}
+        self.lost = ""
+
+    def ask(self, reading: str, question: Question, *arguments: Any, older: Question | None = None) -> Any:
+        """The answer; None if there is none.
+
+        Args:
+            reading: what the answer is called.
+            question: the NVML function.
+            arguments: further ones of it.
+            older: what to ask a driver that does not have that function.
+        """
+        if self.lost:  # each call may take long to fail
+            self.unreadable[reading] = self.lost
+            return None
+        try:
+            return question(*self._subject, *arguments)
+        except self._nvml.NVMLError as error:
+            if older is not None and isinstance(error, self._nvml.NVMLError_FunctionNotFound):
+                return self.ask(reading, older, *arguments)
+            self.unreadable[reading] = str(error)
+            if error.value in (self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_RESET_REQUIRED):
+                self.lost = str(error)
+            return None
+
+
+def _numbers(nvml: Any) -> dict[str, tuple[Any, ...]]:
+    """Fields of SurveyedGpu that are what NVML gives: the function and its arguments after the handle."""
+    corrected, uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+    errors = nvml.nvmlDeviceGetTotalEccErrors
+    return {
+        "ecc_corrected": (errors, corrected, nvml.NVML_VOLATILE_ECC),
+        "ecc_uncorrected": (errors, uncorrected, nvml.NVML_VOLATILE_ECC),
+        "ecc_uncorrected_ever": (errors, uncorrected, nvml.NVML_AGGREGATE_ECC),
+        "temperature_c": (nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+        "sm_clock_max_mhz": (nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM),
+        "pcie_generation": (nvml.nvmlDeviceGetCurrPcieLinkGeneration,),
+        "pcie_generation_max": (nvml.nvmlDeviceGetMaxPcieLinkGeneration,),
+        "pcie_generation_gpu_max": (nvml.nvmlDeviceGetGpuMaxPcieLinkGeneration,),
+        "pcie_width": (nvml.nvmlDeviceGetCurrPcieLinkWidth,),
+        "pcie_width_max": (nvml.nvmlDeviceGetMaxPcieLinkWidth,),
+    }
+
+
+def _modes(nvml: Any) -> dict[str, Question]:
+    """Fields that are on or off."""
+    return {
+        "mig_enabled": nvml.nvmlDeviceGetMigMode,
+        "ecc_enabled": nvml.nvmlDeviceGetEccMode,
+        "retired_pages_pending": nvml.nvmlDeviceGetRetiredPagesPendingStatus,
+    }
+
+
+def _power_limits(nvml: Any) -> dict[str, Question]:
+    return {
+        "power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit,
+        "power_limit_default_w": nvml.nvmlDeviceGetPowerManagementDefaultLimit,
+    }
+
+
+def _truth(found: Any) -> bool | None:
+    present = found[0] if isinstance(found, list) else found  # of modes: now, and after the next reset
+    return None if present is None else bool(present)
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def _capability(found: tuple[int, int] | None) -> str | None:
+    return None if found is None else f"{found[0]}.{found[1]}"
+
+
+def _memory(gpu: _Questions, nvml: Any) -> Any:
+    """Total and used bytes. The older function counts what the driver keeps for itself as used."""
+
+    def ask(handle: Any) -> Any:
+        return nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+
+    return gpu.ask("memory", ask, older=nvml.nvmlDeviceGetMemoryInfo)
+
+
+def _remapped_rows(found: tuple[int, int, int, int] | None) -> RemappedRows | None:
+    if found is None:
+        return None
+    correctable, uncorrectable, is_pending, has_failed = found
+    return RemappedRows(correctable, uncorrectable, pending=bool(is_pending), failed=bool(has_failed))
+
+
+def _throttle_reasons(gpu: _Questions, nvml: Any) -> tuple[str, ...] | None:
+    older = nvml.nvmlDeviceGetCurrentClocksThrottleReasons  # the same, before NVIDIA renamed it in driver 535
+    bits = gpu.ask("throttle_reasons", nvml.nvmlDeviceGetCurrentClocksEventReasons, older=older)
+    return None if bits is None else reasons_of(bits)
+
+
+def _nvlinks(gpu: _Questions, nvml: Any) -> tuple[int | None, int | None]:
+    """How many links there are, and how many of them are up.
+
+    A GPU without NVLink answers "Not Supported" for each, and one with fewer links than NVML knows
+    "Invalid Argument" or "Not Supported" for those that it does not have. A link that is down is there.
+    """
+    absent = (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument)
+
+    def state_of(handle: Any, link: int) -> int | None:
+        try:
+            return int(nvml.nvmlDeviceGetNvLinkState(handle, link))
+        except absent:
+            return None
+
+    answers = [gpu.ask("nvlinks", state_of, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
+    if "nvlinks" in gpu.unreadable:
+        return None, None
+    states = [state for state in answers if state is not None]
+    return len(states), sum(map(bool, states))
+
+
+def _processes(found: list[Any] | None) -> tuple[GpuProcess, ...] | None:
+    if found is None:
+        return None
+    return tuple(GpuProcess(one.pid, command_of(one.pid), one.usedGpuMemory) for one in found)
+
+
+def command_of(pid: int, proc: Path = _PROC) -> str:
+    """The command of a process of this host; empty if it cannot be seen, as in a container, whose pids are others.
+
+    Args:
+        pid: as the host counts.
+        proc: where the kernel describes processes.
+    """
+    try:
+        if (proc / "self/ns/pid").readlink() != Path(_FIRST_PID_NAMESPACE):
+            return ""
+        return (proc / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("ascii", errors="replace")

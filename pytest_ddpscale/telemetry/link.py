@@ -1,0 +1,156 @@
+"""The asking side of the sampler, for a rank: no NVML in this process, and no thread beside the training."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+POLL_S = 1.0
+_GRACE_S = 1.0
+
+
+class Sampler:
+    """Starts the sampler of this node and asks it. Nothing here raises: telemetry that fails costs no run.
+
+    To be made in a thread that lives as long as the sampler shall: it ends with that thread.
+
+    Args:
+        uuids: of the GPUs, ``GPU-…`` as NVML writes them.
+        poll_s: seconds between two polls.
+        environment: of the process; this one's if None.
+
+    Attributes:
+        problem: why nothing was answered the last time; empty while all is well.
+    """
+
+    def __init__(self, uuids: Sequence[str], poll_s: float = POLL_S, environment: dict[str, str] | None = None) -> None:
+        self.problem = ""
+        self._owes_answer = False
+        self._rest = b""
+        self._process: subprocess.Popen[bytes] | None = None
+        command = [sys.executable, "-m", "pytest_ddpscale.telemetry", "--uuids", ",".join(uuids)]
+        try:
+            self._process = subprocess.Popen(
+                [*command, "--poll-s", str(poll_s)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment,
+            )  # fmt: skip
+        except OSError as error:
+            self.problem = f"the sampler did not start: {error}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the sampler's process; None if it was not started, or closed."""
+        return None if self._process is None else self._process.pid
+
+    def mark(self) -> None:
+        """Tell that a window begins: running totals are read now, which makes its edge sharp. Waits for nothing."""
+        if not self._owes_answer:  # a sampler that is late is not given more to do
+            self._send({"ask": "mark"})
+
+    def cut(self, windows: Sequence[tuple[str, float, float]], timeout_s: float = 5.0) -> list[dict[str, Any]]:
+        """What the GPUs were like in some windows of time.
+
+        Args:
+            windows: (UUID, begin, end) in seconds since the epoch.
+            timeout_s: how long to wait, in seconds. A sampler that let one call wait so long is not waited for
+                again before it has answered that one.
+
+        Returns:
+            For each window, the fields of a `results.telemetry_record.Telemetry`, less study, arm, round, rank and
+            host; nothing if the sampler is dead or too late: `problem` says so.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        if self._owes_answer and self._receive(time.monotonic()) is None:
+            return []
+        if not self._send({"ask": "cut", "windows": [list(window) for window in windows]}):
+            return []
+        self._owes_answer = True
+        answer = self._receive(deadline_s)
+        if answer is None:
+            return []
+        devices = answer.get("devices")
+        if not isinstance(devices, list) or len(devices) != len(windows):
+            self.problem = f"the sampler answered {str(answer)[:200]}; expected {len(windows)} devices"
+            return []
+        self.problem = ""
+        return devices
+
+    def close(self) -> None:
+        """End the sampler. Asking afterwards gives nothing."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self.problem = "the sampler was closed"
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]  # both are pipes of ours
+        try:
+            process.wait(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:  # it hangs in the driver
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_GRACE_S)
+
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _send(self, message: dict[str, Any]) -> bool:
+        """Whether it could be sent."""
+        if self._process is None or self._process.stdin is None:
+            return False
+        try:
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        except (OSError, ValueError) as error:
+            self.problem = self._words_on_end(error)
+            return False
+        return True
+
+    def _receive(self, deadline_s: float) -> dict[str, Any] | None:
+        """The answer that is owed; None, and `problem` says why, if it does not come in time or makes no sense."""
+        line = self._line(deadline_s)
+        if line is None:
+            return None
+        self._owes_answer = False
+        with contextlib.suppress(ValueError):
+            answer = json.loads(line)
+            if isinstance(answer, dict):
+                return answer
+        self.problem = f"the sampler wrote {line[:200]!r}; expected JSON"
+        return None
+
+    def _line(self, deadline_s: float) -> bytes | None:
+        """The next line of the sampler; None, and `problem` says why, if there is none in time."""
+        if self._process is None or self._process.stdout is None:
+            return None
+        file = self._process.stdout.fileno()
+        waiting = select.poll()
+        waiting.register(file, select.POLLIN | select.POLLHUP)
+        while b"\n" not in self._rest:
+            if not waiting.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
+                self.problem = "the sampler does not answer in time: its driver may hang"
+                return None
+            data = os.read(file, 65536)
+            if not data:
+                self.problem = self._words_on_end(None)
+                return None
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def _words_on_end(self, error: Exception | None) -> str:
+        code = None if self._process is None else self._process.poll()
+        ended = "the sampler ended" if code is None else f"the sampler ended with exit code {code}"
+        return ended if error is None else f"{ended}: {error}"

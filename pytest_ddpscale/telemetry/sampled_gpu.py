@@ -1,0 +1,125 @@
+"""One GPU that is read again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+
+from pytest_ddpscale.telemetry.asking import Asker, words
+from pytest_ddpscale.telemetry.buffers import KEPT, Buffer
+from pytest_ddpscale.telemetry.fields import FieldCounters
+from pytest_ddpscale.telemetry.gpm import Gpm
+from pytest_ddpscale.telemetry.log import GpuLog
+
+Reading = Callable[[Any], float]
+_UUID_PREFIXES = ("GPU-", "MIG-")
+
+
+def _ecc_errors(kind: int) -> Reading:
+    return lambda handle: float(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, pynvml.NVML_VOLATILE_ECC))
+
+
+def _throttle_mask(handle: Any) -> int:
+    """Why the clocks are held down now. Drivers before 535 know the call by its old name only."""
+    try:
+        return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    except pynvml.NVMLError_FunctionNotFound:
+        return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+
+# The state at the moment of a poll.
+_STATES: dict[str, Reading] = {
+    "throttle_reasons": lambda handle: float(_throttle_mask(handle)),
+    "memory_used_bytes": lambda handle: float(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
+    "temperature_c": lambda handle: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+    "pcie_generation": lambda handle: float(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
+    "pcie_width": lambda handle: float(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
+}
+# Running totals: what is consumed, whose growth is wanted between any two moments …
+_CONSUMPTION: dict[str, Reading] = {
+    "energy_j": lambda handle: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,  # mJ
+}
+# … and errors, whose growth is counted from poll to poll.
+_ERRORS: dict[str, Reading] = {
+    "ecc_corrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+    "ecc_uncorrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+    "pcie_replays": lambda handle: float(pynvml.nvmlDeviceGetPcieReplayCounter(handle)),
+}
+# What hardly changes.
+_LIMITS: dict[str, Reading] = {
+    "power_limit_w": lambda handle: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,  # mW
+    "sm_clock_max_mhz": lambda handle: float(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+}
+
+
+class SampledGpu:
+    """Reads one GPU into a log. Nothing here ever raises: what fails is noted in the log.
+
+    NVML ignores CUDA_VISIBLE_DEVICES, so its indices are not CUDA's: a GPU is found by its UUID.
+
+    Args:
+        uuid: ``GPU-…`` as NVML writes it, or bare as torch's ``get_device_properties(i).uuid``.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        self._asker = Asker()
+        self.log = GpuLog(uuid, reasons=self._asker.reasons)
+        try:
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(_UUID_PREFIXES) else f"GPU-{uuid}")
+        except Exception as error:  # no such GPU, or one that fell off the bus
+            self.log.problem = words(error)
+            return
+        self._buffers = [Buffer(kept, self._handle, self._asker, self.log) for kept in KEPT]
+        self._fields = FieldCounters(self._handle, self._asker)
+        self._gpm: Gpm | None = None
+
+    def mark(self) -> None:
+        """Read what is wanted between two moments, of which this is one: energy, traffic and GPM."""
+        if not self.log.problem:
+            self._read_totals(is_edge=True)
+
+    def _read_totals(self, is_edge: bool) -> None:
+        self._read_gpm(time.time(), is_edge)
+        for reading, ask in (_CONSUMPTION if is_edge else {**_CONSUMPTION, **_ERRORS}).items():
+            self._keep_total(reading, time.time(), self._ask(reading, ask))
+        now_s = time.time()
+        for reading, total in self._fields.read(only_traffic=is_edge).items():
+            self._keep_total(reading, now_s, total)
+
+    def poll(self) -> None:
+        """Read everything, the driver's samples included."""
+        if self.log.problem:
+            return
+        self._read_totals(is_edge=False)
+        now_s = time.time()
+        for buffer in self._buffers:
+            buffer.update(now_s, may_poll=True)
+        for reading, ask in _STATES.items():
+            value = self._ask(reading, ask)
+            if value is not None:
+                self.log.polled[reading].append(now_s, value)
+        for reading, ask in _LIMITS.items():
+            value = self._ask(reading, ask)
+            if value is not None:
+                self.log.limits[reading] = value
+        self.log.polls.append(now_s, 1.0)
+
+    def _ask(self, reading: str, ask: Reading) -> float | None:
+        return self._asker.ask(reading, lambda: ask(self._handle))
+
+    def _keep_total(self, reading: str, now_s: float, total: float | None) -> None:
+        if total is not None:
+            self.log.counters[reading].append(now_s, total)
+
+    def _read_gpm(self, now_s: float, is_edge: bool) -> None:
+        if self._gpm is None:
+            self._gpm = self._asker.ask("gpm", lambda: Gpm(self._handle))
+        gpm = self._gpm
+        found = None if gpm is None else self._asker.ask("gpm", lambda: gpm.read(now_s, is_edge))
+        if found is not None:
+            since_s, means = found
+            for reading, mean in means.items():
+                self.log.intervals[reading].append(since_s, now_s, mean)
