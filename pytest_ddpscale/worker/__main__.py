@@ -12,6 +12,7 @@ import json  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
+import tempfile  # noqa: E402
 import traceback  # noqa: E402
 from datetime import timedelta  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -21,13 +22,14 @@ import torchvision  # noqa: E402
 
 from pytest_ddpscale import __version__  # noqa: E402
 from pytest_ddpscale.orphans import die_with_parent  # noqa: E402
-from pytest_ddpscale.results.rank_status import FINISHED  # noqa: E402
+from pytest_ddpscale.results.rank_status import FINISHED, STATUS_VARIABLE  # noqa: E402
 from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically  # noqa: E402
 from pytest_ddpscale.worker.control import Control, connect  # noqa: E402
 from pytest_ddpscale.worker.device import open_device  # noqa: E402
 from pytest_ddpscale.worker.gang import Gang  # noqa: E402
 from pytest_ddpscale.worker.host import host_name  # noqa: E402
 from pytest_ddpscale.worker.pinning import pin_to_cores  # noqa: E402
+from pytest_ddpscale.worker.transport import transport_environment  # noqa: E402
 from pytest_ddpscale.worker.whereabouts import Whereabouts, whereabouts_of  # noqa: E402
 
 IMPORTED_UNIX_S = time.time()
@@ -100,6 +102,8 @@ def run(arguments: argparse.Namespace, whereabouts: Whereabouts) -> None:
     whereabouts.phase = "joining the gang"
     if plan.device_type == "cpu":
         pin_to_cores(control.local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
+    else:  # before NCCL starts, which reads it once
+        os.environ.update(transport_environment(_nccl_logs(), directory.logs, control.rank, os.environ))
     device = open_device(plan.device_type, control.local_rank)
     device.on_step = whereabouts.count_step
     gang = Gang(plan, control, device, directory, whereabouts, arguments.deadline_unix_s, steered=arguments.steered)
@@ -110,10 +114,19 @@ def run(arguments: argparse.Namespace, whereabouts: Whereabouts) -> None:
             if plan.pairs is not None and study_id == plan.pairs.id:
                 gang.run_pairs(plan.pairs, timeout)
                 continue
+            if plan.probes is not None and study_id == plan.probes.id:
+                gang.run_probes(plan.probes, timeout)
+                continue
             study = plan.study(study_id)
             if study is None:
                 raise RuntimeError(f"plan.json has no study {study_id}")
             gang.run_study(study)
+
+
+def _nccl_logs() -> Path:
+    """Where NCCL's messages go: to the node's memory, as nobody reads them but this process."""
+    agents = os.environ.get(STATUS_VARIABLE)
+    return Path(agents) if agents else Path(tempfile.gettempdir())
 
 
 def report_failure(run_dir: Path, error: BaseException, whereabouts: Whereabouts) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -113,14 +112,3 @@ class StudyArms:
 def steps_for_block(step_s: float, block_s: float) -> int:
     """How many steps fill a block of `block_s` seconds."""
     return max(FEWEST_STEPS_PER_BLOCK, math.ceil(block_s / step_s))
-
-
-def arm_order(arms: tuple[Arm, ...], seed: int, study_id: str, round_number: int) -> list[Arm]:
-    """The arms in the random order of this round, the same on every rank.
-
-    Random, so that what comes in waves (a neighbour's job, the room's cooling) falls on no arm more
-    than on another.
-    """
-    shuffled = list(arms)
-    random.Random(f"{seed}/{study_id}/{round_number}").shuffle(shuffled)  # noqa: S311 (an order, no secret)
-    return shuffled

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import torch
 
+from pytest_ddpscale.plan.architectures import has_kernels
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.plan.workload import Precision
-from pytest_ddpscale.telemetry.nvml import UtilizationReader
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,6 @@ class CudaDevice:
         self.name = properties.name
         self.id = f"GPU-{properties.uuid}".replace("GPU-GPU-", "GPU-")
         self._capability = (properties.major, properties.minor)
-        self._utilization = UtilizationReader(self.id)
 
     @property
     def torch_device(self) -> torch.device:
@@ -138,7 +137,7 @@ class CudaDevice:
     def check(self, precision: Precision) -> None:
         """Refuse a torch build without kernels for this GPU, and bf16 that is only emulated."""
         architectures = torch.cuda.get_arch_list()
-        if not _has_kernels(architectures, self._capability):
+        if not has_kernels(architectures, self._capability):
             major, minor = self._capability
             raise RuntimeError(
                 f"this torch build ({torch.__version__}) has no kernels for {self.name} "
@@ -159,12 +158,11 @@ class CudaDevice:
             event.record()
             self.on_step()
         torch.cuda.synchronize(self._device)
-        ended_unix_s = time.time()
         pairs = itertools.pairwise(events)
         step_s = tuple(begin.elapsed_time(end) / 1000 for begin, end in pairs)
-        busy, _ = self._utilization.read(started_unix_s, ended_unix_s)
         block_s = events[0].elapsed_time(events[-1]) / 1000
-        return Timing(started_unix_s, step_s, block_s, busy, torch.cuda.max_memory_allocated(self._device))
+        # How busy it was the node's sampler knows, for all its GPUs.
+        return Timing(started_unix_s, step_s, block_s, None, torch.cuda.max_memory_allocated(self._device))
 
     def allocated_bytes(self) -> int:
         """What torch's allocator has handed out."""
@@ -182,19 +180,6 @@ def open_device(device_type: DeviceType, local_rank: int) -> Device:
 
 def _nothing() -> None:
     """Nobody listens to steps."""
-
-
-def _has_kernels(architectures: list[str], capability: tuple[int, int]) -> bool:
-    """Whether a build has code for this GPU: binaries run on later minors, PTX on anything later."""
-    for architecture in architectures:
-        kind, _, digits = architecture.partition("_")
-        digits = digits.rstrip("af")
-        built = (int(digits[:-1]), int(digits[-1]))
-        if kind == "sm" and built[0] == capability[0] and built[1] <= capability[1]:
-            return True
-        if kind == "compute" and built <= capability:
-            return True
-    return False
 
 
 def _largest_resident_set_bytes() -> int:

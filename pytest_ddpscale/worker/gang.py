@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -15,17 +16,23 @@ from torch.distributed import PrefixStore
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm, Plan, Study
 from pytest_ddpscale.results.records import BEFORE_ROUNDS, Measurement, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.worker.arms import StudyArms, arm_order, steps_for_block
+from pytest_ddpscale.worker.arms import StudyArms, steps_for_block
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.flops import workload_flops_record
 from pytest_ddpscale.worker.host import host_name
+from pytest_ddpscale.worker.node_telemetry import GangTelemetry, with_telemetry
+from pytest_ddpscale.worker.order import arm_order
 from pytest_ddpscale.worker.pairs import PairSearch
+from pytest_ddpscale.worker.probes.groups import crews
+from pytest_ddpscale.worker.probes.running import ProbeRounds
 from pytest_ddpscale.worker.seeded import seeded_step
 from pytest_ddpscale.worker.steering import needed_arms
+from pytest_ddpscale.worker.transport import Seat, read_transport
 from pytest_ddpscale.worker.whereabouts import Whereabouts
 
 # Judging takes a tenth of a second; more than this, and another round is the better use of the time.
@@ -65,6 +72,8 @@ class Gang:
         self._steered = steered
         self._host = host_name()
         self._layout = control.layout
+        self._groups: list[Sequence[int]] = []  # process groups that this rank was in
+        self._telemetry = GangTelemetry(control, plan.device_type, directory.append_telemetry)
 
     @contextmanager
     def process_group(self, timeout: timedelta) -> Iterator[None]:
@@ -78,12 +87,17 @@ class Gang:
             timeout=timeout,
         )
         yield
+        self._telemetry.close()  # else it ends with this process
         # Not in a finally: after a failure in a collective, destroying the group may hang.
         dist.destroy_process_group()
 
     def announce(self, startup: dict[str, object]) -> None:
-        """Record who all ranks are."""
-        self._gather_and_write("startup", range(self._control.world_size), startup)
+        """Record who all ranks are, and have their GPUs sampled from now on."""
+        ranks = range(self._control.world_size)
+        self._control.say(f"startup/{self._control.rank}", startup)
+        self._telemetry.start("startup")
+        self._write_said("startup", ranks, is_timed=False)
+        self._control.forget(f"startup/{self._control.rank}")
 
     def run_study(self, study: Study) -> None:
         """Time every arm in every round, until all rounds are done or time is up."""
@@ -97,6 +111,7 @@ class Gang:
         steps = self._warm_up(study, arms)
         reason = self._run_rounds(study, arms, steps)
         here.arm, here.phase = None, "cleaning up"
+        self._tell_transports(study.id, [group for arm in study.arms for group in self._layout.groups(arm)])
         arms.close()
         if self._is_first:
             self._directory.append_record(StudyEnd(study.id, reason).as_json())
@@ -118,6 +133,50 @@ class Gang:
             reason = search.run()
         if self._is_first:
             self._directory.append_record(StudyEnd(study.id, reason).as_json())
+
+    def run_probes(self, study: ProbeStudy, timeout: timedelta) -> None:
+        """Time every probe in every round, until all rounds are done, time is up or all is known."""
+        here = self._whereabouts
+        here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
+        if self._is_first:
+            self._directory.append_record({"kind": "study_start", "study": study.id, "unix_s": time.time()})
+
+        def needed(number: int) -> list[str] | None:
+            return needed_arms(self._directory, study.id, number, STEERING_PATIENCE_S) if self._steered else None
+
+        rounds = ProbeRounds(
+            study,
+            self._device,
+            self._control,
+            self._directory.append_records,
+            self._telemetry,
+            needed,
+            here,
+            timeout,
+            seed=self._plan.seed,
+            deadline_unix_s=self._deadline_unix_s,
+        )
+        reason = rounds.run()
+        self._tell_transports(study.id, [crew for probe in study.probes for crew in crews(probe, self._layout)])
+        if self._is_first:
+            self._directory.append_record(StudyEnd(study.id, reason).as_json())
+
+    def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:
+        """Record by which ways NCCL has connected the ranks so far: communicators are made when first used."""
+        if self._plan.device_type == "cpu":
+            return
+        control = self._control
+        self._groups += [group for group in groups if control.rank in group and group not in self._groups]
+        seat = Seat(
+            self._host,
+            control.rank,
+            control.local_rank,
+            self._device.id,
+            control.world_size,
+            self._layout.ranks_per_node,
+        )
+        record = read_transport(seat, self._device.backend, os.environ, self._groups).as_json()
+        self._gather_and_write(f"{study_id}/transport", range(control.world_size), record)
 
     def _write(self, records: list[dict[str, Any]]) -> None:
         for record in records:
@@ -166,23 +225,35 @@ class Gang:
         here.arm, here.round, here.phase = arm.name, number, "timed block"
         key = f"{study.id}/{number}/{arm.name}"
         record, ranks = None, self._layout.ranks([arm])
+        self._telemetry.mark()
         if self._control.rank in ranks:
             record = self._measurement(study, arm, number, arms.time_block(arm, steps)).as_json()
         here.phase = "gathering"
-        self._gather_and_write(key, ranks, record)
+        self._gather_and_write(key, ranks, record, is_timed=True)
 
-    def _gather_and_write(self, key: str, ranks: Sequence[int], record: dict[str, Any] | None) -> None:
-        """Rank 0 writes the records of `ranks`; nobody goes on before they are on disk."""
+    def _gather_and_write(
+        self, key: str, ranks: Sequence[int], record: dict[str, Any] | None, *, is_timed: bool = False
+    ) -> None:
+        """Rank 0 writes the records of `ranks`, if they are timed with what GPUs said; nobody goes on before."""
         if record is not None:
             self._control.say(f"{key}/{self._control.rank}", record)
-        if self._is_first:
-            self._directory.append_records(self._control.hear_all([f"{key}/{rank}" for rank in ranks]))
-            self._control.say(f"{key}/done", True)
-        else:
-            self._control.wait_for(f"{key}/done")
+        self._write_said(key, ranks, is_timed=is_timed)
         if record is not None:
             # Each its own, so that nobody waits for rank 0 to do it for all.
             self._control.forget(f"{key}/{self._control.rank}")
+
+    def _write_said(self, key: str, ranks: Sequence[int], *, is_timed: bool) -> None:
+        if is_timed:
+            self._telemetry.tell(key, ranks)
+        if self._is_first:
+            records = self._control.hear_all([f"{key}/{rank}" for rank in ranks])
+            telemetry = self._telemetry.collect(key, ranks) if is_timed else []
+            self._directory.append_records(with_telemetry(records, telemetry))
+            self._control.say(f"{key}/done", True)
+        else:
+            self._control.wait_for(f"{key}/done")
+        if is_timed:
+            self._telemetry.forget(key, ranks)
 
     def _examine(self, study: Study, arms: StudyArms) -> None:
         """Before anything has trained: what every rank computes by itself, and what an image costs."""

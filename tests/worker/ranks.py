@@ -1,4 +1,4 @@
-"""Two real ranks over gloo, for what one process cannot show."""
+"""Two or more real ranks over gloo, for what one process cannot show."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ _LIMIT_S = 120
 
 
 def on_two_ranks(program: Callable[[int], Any], folder: Path) -> list[Any]:
+    """As `on_ranks`, on the least that communicates."""
+    return on_ranks(program, folder, RANKS)
+
+
+def on_ranks(program: Callable[[int], Any], folder: Path, count: int) -> list[Any]:
     """Run a module-level function with each rank as its argument; what each returned, by rank.
 
     Ranks are joined by gloo. A rank that waits for one that will not come ends the test.
@@ -25,12 +30,12 @@ def on_two_ranks(program: Callable[[int], Any], folder: Path) -> list[Any]:
     spawn = multiprocessing.get_context("spawn")
     answers = spawn.Queue()
     rendezvous = str(folder / "rendezvous")
-    ranks = [spawn.Process(target=_run, args=(program, rank, rendezvous, answers)) for rank in range(RANKS)]
+    ranks = [spawn.Process(target=_run, args=(program, rank, count, rendezvous, answers)) for rank in range(count)]
     results: dict[int, Any] = {}
     try:
         for process in ranks:
             process.start()
-        while len(results) < RANKS:
+        while len(results) < count:
             rank, result, failure = answers.get(timeout=_LIMIT_S)
             assert not failure, f"rank {rank} failed\n{failure}"
             results[rank] = result
@@ -38,17 +43,17 @@ def on_two_ranks(program: Callable[[int], Any], folder: Path) -> list[Any]:
         raise AssertionError(f"only ranks {sorted(results)} answered within {_LIMIT_S} s") from None
     finally:
         for process in ranks:
-            if len(results) < RANKS:
+            if len(results) < count:
                 process.kill()
             process.join(_LIMIT_S)
-    return [results[rank] for rank in range(RANKS)]
+    return [results[rank] for rank in range(count)]
 
 
-def _run(program: Callable[[int], Any], rank: int, rendezvous: str, answers: Any) -> None:
+def _run(program: Callable[[int], Any], rank: int, count: int, rendezvous: str, answers: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
+        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=count)
         result = program(rank)
         dist.barrier()
         dist.destroy_process_group()

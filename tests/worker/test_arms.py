@@ -18,8 +18,9 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import arms as arms_module
-from pytest_ddpscale.worker.arms import StudyArms, arm_order, steps_for_block
+from pytest_ddpscale.worker.arms import StudyArms, steps_for_block
 from pytest_ddpscale.worker.device import CpuDevice, Timing
+from pytest_ddpscale.worker.order import arm_order
 
 from .ranks import on_two_ranks
 from .sample import study

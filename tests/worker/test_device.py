@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pytest_ddpscale.worker.device import CpuDevice, _has_kernels, open_device
+from pytest_ddpscale.worker.device import CpuDevice, open_device
 
 
 def test_cpu_steps_are_timed_by_the_wall_clock() -> None:
@@ -46,22 +46,3 @@ def test_a_rank_without_a_gpu_is_refused_in_words() -> None:
 
     with pytest.raises(RuntimeError, match="has no GPU: torch sees"):
         open_device("cuda", torch.cuda.device_count())
-
-
-@pytest.mark.parametrize(
-    ("architectures", "capability", "expected"),
-    [
-        (["sm_70", "sm_80"], (7, 0), True),  # V100 on an old build
-        (["sm_75", "sm_80", "sm_90"], (7, 0), False),  # V100 on a build that dropped it
-        (["sm_80"], (8, 6), True),  # A6000 runs A100's binaries
-        (["sm_86"], (8, 0), False),  # not the other way round
-        (["sm_90", "compute_90"], (10, 0), True),  # B200 from PTX
-        (["sm_90"], (10, 0), False),
-        (["sm_90a", "sm_100", "sm_120"], (12, 0), True),
-        (["sm_100f", "compute_120"], (10, 0), True),
-    ],
-)
-def test_a_build_is_accepted_only_if_it_has_kernels_for_the_gpu(
-    architectures: list[str], capability: tuple[int, int], expected: bool
-) -> None:
-    assert _has_kernels(architectures, capability) is expected

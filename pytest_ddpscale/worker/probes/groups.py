@@ -1,0 +1,86 @@
+"""Which ranks do a probe at once, and in which process group."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
+from pytest_ddpscale.plan.study import Arm
+
+Ranks = tuple[int, ...]
+
+
+def crews(probe: Probe, layout: Layout) -> tuple[Ranks, ...]:
+    """The sets of ranks that begin a probe together, in order.
+
+    Those that communicate with each other: one such group on every node, or a single one over the first nodes if it
+    is larger than a node. Of a probe of single devices, all ranks of a node: devices are measured all at once, as they
+    share power and links.
+
+    Raises:
+        RuntimeError: the gang has too few ranks.
+    """
+    if probe.world_size > layout.world_size:
+        raise RuntimeError(f"probe {probe.id} needs {probe.world_size} ranks; this gang has {layout.world_size}")
+    if probe.kind in SINGLE_DEVICE:
+        firsts = range(0, layout.world_size, layout.ranks_per_node)
+        return tuple(tuple(range(first, first + layout.ranks_per_node)) for first in firsts)
+    return layout.groups(Arm("ddp", probe.world_size, 1))
+
+
+class ProbeGroups:
+    """Process groups of probes: made when first needed, shared by probes of the same ranks.
+
+    Each NCCL communicator holds device memory, so that `close` belongs to the study's end.
+
+    Args:
+        layout: of the gang.
+        rank: of this process.
+        device: where tensors go.
+        timeout: limit for one collective.
+    """
+
+    def __init__(self, layout: Layout, rank: int, device: torch.device, timeout: timedelta) -> None:
+        self._layout = layout
+        self._rank = rank
+        self._device = device
+        self._timeout = timeout
+        self._made: dict[Ranks, dist.ProcessGroup | None] = {}
+
+    def crew(self, probe: Probe) -> Ranks:
+        """The ranks that this one begins a probe with, itself among them; none if it takes no part."""
+        return next((crew for crew in crews(probe, self._layout) if self._rank in crew), ())
+
+    def group(self, probe: Probe) -> dist.ProcessGroup | None:
+        """The process group in which this rank does a probe, connected; None if it does it alone or not at all.
+
+        All ranks of the gang call this for the same probes in the same order: torch names groups by how many a rank
+        has made, and members have to agree on the name.
+        """
+        if probe.kind in SINGLE_DEVICE:
+            return None
+        mine = None
+        for ranks in crews(probe, self._layout):
+            if ranks not in self._made:
+                self._made[ranks] = self._make(ranks)
+            mine = mine or self._made[ranks]
+        return mine
+
+    def close(self) -> None:
+        """Destroy all groups. Not after a failure in a collective: it may then hang."""
+        for group in self._made.values():
+            if group is not None:
+                dist.destroy_process_group(group)
+        self._made.clear()
+
+    def _make(self, ranks: Ranks) -> dist.ProcessGroup | None:
+        group = dist.new_group(ranks=list(ranks), timeout=self._timeout)
+        if not isinstance(group, dist.ProcessGroup):
+            return None  # a rank outside gets a placeholder
+        # NCCL connects with the first collective; were that a send-recv, each pair got a communicator of its own.
+        dist.all_reduce(torch.zeros(1, device=self._device), group=group)
+        return group

@@ -1,0 +1,57 @@
+"""Values that every rank knows of every other, so that each can tell by itself whether what it got is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+# Primes, so that no share of a message begins where another does. Sums over 48,000 ranks stay below 2^24: whole
+# numbers that fp32 adds exactly in any order.
+_PERIOD = 251
+_RANKS_APART = 97
+_NUMBERS_AT_ONCE = _PERIOD * 2**16
+
+
+class KnownValues:
+    """Element i of the message of member m of a group is i mod 251 + m mod 97.
+
+    It works through long tensors in parts of 63 MiB, to hold little memory besides them.
+
+    Args:
+        device: of the tensors to fill and compare.
+        numbers: the longest tensor's length.
+    """
+
+    def __init__(self, device: torch.device, numbers: int) -> None:
+        length = min(numbers, _NUMBERS_AT_ONCE) + _PERIOD
+        period = torch.arange(_PERIOD, dtype=torch.float32, device=device)
+        self._pattern = period.repeat(-(-length // _PERIOD))
+
+    def fill(self, tensor: torch.Tensor, member: int) -> None:
+        """Write a member's message."""
+        for first, part in _parts(tensor):
+            torch.add(self._from(first, len(part)), member % _RANKS_APART, out=part)
+
+    def is_message(self, tensor: torch.Tensor, member: int) -> bool:
+        """Whether a tensor is that member's message."""
+        return all(
+            torch.equal(part, self._from(first, len(part)) + member % _RANKS_APART) for first, part in _parts(tensor)
+        )
+
+    def is_sum(self, tensor: torch.Tensor, members: int, begin: int = 0) -> bool:
+        """Whether a tensor is the sum of all members' messages, from their element `begin` on."""
+        constant = sum(member % _RANKS_APART for member in range(members))
+        return all(
+            torch.equal(part, members * self._from(begin + first, len(part)) + constant)
+            for first, part in _parts(tensor)
+        )
+
+    def _from(self, index: int, length: int) -> torch.Tensor:
+        return self._pattern[index % _PERIOD :][:length]
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Where each part of a tensor begins, and the part."""
+    for first in range(0, len(tensor), _NUMBERS_AT_ONCE):
+        yield first, tensor[first : first + _NUMBERS_AT_ONCE]

@@ -1,0 +1,215 @@
+"""How many floating-point operations a second a device multiplies matrices with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_ddpscale.plan.probe import MatmulPrecision
+from pytest_ddpscale.worker.probes.work import CannotProbeError, memory_permitting
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.worker.device import Device
+
+# Rows and columns. On a GPU large enough to be bound by computation and to fill all multiprocessors almost evenly:
+# 16384 is 8192 tiles of 128 x 256, 62.06 waves on 132 of them. Four matrices are 2 GiB there. A CPU without matrix
+# units takes tens of milliseconds.
+SIZES: dict[str, dict[MatmulPrecision, int]] = {
+    "cuda": {"fp32": 8192, "fp16": 16384, "bf16": 16384, "fp8": 16384},
+    "cpu": {"fp32": 1024, "fp16": 512, "bf16": 512},
+}
+_OPERANDS: dict[MatmulPrecision, torch.dtype] = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+}
+_FP8_SINCE = (8, 9)  # Ada; Hopper is 9.0
+# Of each row of the left operand when the product has to be exact: sums of so many ±1 are whole numbers up to that,
+# which bf16 (8 bits of mantissa) holds, as do partial sums, and Hopper's fp8 accumulators of 14 bits.
+_EXACT_TERMS = 128
+_LARGEST_FACTOR = 2**20  # times 2^14 columns and 128 terms is 2^41: exact in fp64
+_ELEMENTS_AT_ONCE = 2**24
+# By which products may differ whose terms were added in another order; the largest of 2^28 elements is 6 sigma.
+_ROUNDINGS = 16
+
+
+class Matmul:
+    """A square matrix product C = A·B, B stored by columns as the weights of a linear layer are.
+
+    2·n³ floating-point operations: the convention of mamf-finder and of the vendors' figures. Operands are fresh random
+    normal numbers: power, and with it the clock, depends on how many bits change, and zeros are multiplied faster.
+
+    Attributes:
+        product: of the last call.
+
+    Args:
+        precision: of the operands. fp8 is e4m3, with bf16 as result. fp32 is not TF32.
+        device: where.
+        size: rows and columns of each matrix; a multiple of 128.
+    """
+
+    peer_rank: int | None = None
+
+    def __init__(self, precision: MatmulPrecision, device: torch.device, size: int) -> None:
+        dtype = _OPERANDS[precision]
+        self.work = 2.0 * size**3
+        self._left = torch.randn(size, size, device=device).to(dtype)
+        self._right = torch.randn(size, size, device=device).to(dtype).t()
+        self._multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any] = _product
+        result = dtype
+        if precision == "fp8":
+            result, self._multiply = torch.bfloat16, _ScaledProduct(device)
+        self.product = torch.empty(size, size, dtype=result, device=device)
+
+    def __call__(self) -> None:
+        """Multiply once."""
+        with _fp32_in_full():
+            self._multiply(self._left, self._right, self.product)
+
+    def is_correct(self) -> bool:
+        """Whether the product comes out as before, and that of other operands is exact.
+
+        The first finds what went wrong under load, the second what goes wrong always.
+        """
+        return self._is_repeated() and self._is_exact()
+
+    def _is_repeated(self) -> bool:
+        """Whether the last product is that of its operands, by the same kernel's word.
+
+        Of one stream, cuBLAS promises the same bits for the same operands. Should a kernel not keep that, two further
+        products differ from each other as well, and rounding is all that may tell them apart; if those two are equal,
+        it was the first that went wrong.
+        """
+        timed = self.product
+        self.product = torch.empty_like(timed)
+        self()
+        if torch.equal(timed, self.product):
+            return True
+        again, self.product = self.product, torch.empty_like(timed)
+        self()
+        if torch.equal(again, self.product):
+            return False
+        # Elements are sums of `size` products of normal numbers, so about sqrt(size) large.
+        most = _ROUNDINGS * torch.finfo(timed.dtype).eps * math.sqrt(len(timed))
+        return _differ_by(timed, again) <= most and _differ_by(again, self.product) <= most
+
+    def _is_exact(self) -> bool:
+        """Freivalds' check: C·x = A·(B·x) for random x, here in whole numbers that every precision holds exactly.
+
+        What is no whole number is looked for before: fp64 would not see 2^-126 in a sum of 2^40.
+        """
+        size = len(self.product)
+        _sparse_signs(self._left)
+        _signs(self._right)
+        self.product.fill_(float("nan"))
+        self()
+        factors = torch.randint(1, _LARGEST_FACTOR, (size,), device=self.product.device).double()
+        expected = _times(self._left, _times(self._right, factors))
+        return _is_whole(self.product) and torch.equal(_times(self.product, factors), expected)
+
+
+def open_matmul(precision: MatmulPrecision, device: Device) -> Matmul:
+    """The probe on a device, done once, so that what it needs is there.
+
+    Raises:
+        CannotProbeError: the device or this build of torch has no such precision, or too little memory.
+    """
+    where = device.torch_device
+    size = SIZES[where.type].get(precision)
+    if size is None:
+        raise CannotProbeError(f"{precision} needs a GPU with units for it; this is a {where.type.upper()}")
+    if where.type == "cuda":
+        _refuse_what_gpu_lacks(precision, device)
+    with memory_permitting(f"matrices of {size} x {size}"):
+        matmul = Matmul(precision, where, size)
+        try:
+            matmul()
+        except RuntimeError as error:
+            if precision != "fp8" or isinstance(error, torch.OutOfMemoryError):
+                raise
+            # cuBLASLt says so only when asked: older builds have fp8 for fewer GPUs.
+            raise CannotProbeError(
+                f"this torch build ({torch.__version__}) cannot multiply fp8 here: {error}"
+            ) from error
+    return matmul
+
+
+def _refuse_what_gpu_lacks(precision: MatmulPrecision, device: Device) -> None:
+    try:
+        device.check("bf16" if precision == "bf16" else "fp32")
+    except RuntimeError as error:
+        raise CannotProbeError(str(error)) from error
+    capability = torch.cuda.get_device_capability(device.torch_device)
+    if precision == "fp8" and capability < _FP8_SINCE:
+        raise CannotProbeError(f"{device.name} (compute capability {capability[0]}.{capability[1]}) has no fp8")
+
+
+def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    torch.mm(left, right, out=out)
+
+
+class _ScaledProduct:
+    """fp8 as training multiplies it: scales of 1, fast accumulation."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._one = torch.ones((), device=device)
+
+    def __call__(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+        torch._scaled_mm(
+            left, right, scale_a=self._one, scale_b=self._one, out_dtype=out.dtype, use_fast_accum=True, out=out
+        )
+
+
+@contextmanager
+def _fp32_in_full() -> Iterator[None]:
+    """Neither TF32 nor bf16 in the place of fp32, whatever the environment says."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _signs(matrix: torch.Tensor) -> None:
+    """Fill a matrix with random ±1."""
+    for part in matrix.split(_rows_at_once(matrix)):
+        part.copy_(_random_signs(part))
+
+
+def _sparse_signs(matrix: torch.Tensor) -> None:
+    """Fill a square matrix so that each row has `_EXACT_TERMS` random ±1, in other columns than its neighbours."""
+    stride = max(1, len(matrix) // _EXACT_TERMS)
+    matrix.zero_()
+    for offset in range(stride):
+        part = matrix[offset::stride, -offset % stride :: stride]
+        part.copy_(_random_signs(part))
+
+
+def _random_signs(like: torch.Tensor) -> torch.Tensor:
+    return 2.0 * torch.randint(0, 2, like.shape, device=like.device) - 1
+
+
+def _times(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    """Their product in fp64, of a few rows at a time to save memory."""
+    return torch.cat([part.float().double() @ vector for part in matrix.split(_rows_at_once(matrix))])
+
+
+def _is_whole(matrix: torch.Tensor) -> bool:
+    return all(torch.equal(part, part.round()) for part in matrix.split(_rows_at_once(matrix)))
+
+
+def _differ_by(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference of two elements; infinite if one is no number."""
+    rows = _rows_at_once(one)
+    most = [float((a.float() - b.float()).abs().max()) for a, b in zip(one.split(rows), other.split(rows), strict=True)]
+    return max(most) if all(map(math.isfinite, most)) else math.inf
+
+
+def _rows_at_once(matrix: torch.Tensor) -> int:
+    return max(1, _ELEMENTS_AT_ONCE // matrix.shape[1])

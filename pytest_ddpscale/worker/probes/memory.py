@@ -1,0 +1,60 @@
+"""How fast bytes are copied: within a device's memory, and between it and the host's."""
+
+from __future__ import annotations
+
+import torch
+
+from pytest_ddpscale.plan.probe import ProbeKind
+from pytest_ddpscale.worker.probes.work import memory_permitting
+
+# Far beyond any cache (B200: 126 MB of L2), except for the largest ones of CPUs.
+SIZES_BYTES: dict[str, dict[ProbeKind, int]] = {
+    "cuda": {"memory-copy": 2**30, "host-to-device": 2**28, "device-to-host": 2**28},
+    "cpu": {"memory-copy": 2**26, "host-to-device": 2**26, "device-to-host": 2**26},
+}
+_BYTES_PER_NUMBER = 8
+
+
+class Copy:
+    """A copy of random bytes from one tensor to another.
+
+    Within a device's memory each byte counts twice, read and written, as STREAM's copy and nvbandwidth count; between
+    device and host once. Host memory is pinned. On a CPU, two tensors of the host stand for both.
+
+    Attributes:
+        destination: what was copied, as 64-bit integers.
+
+    Args:
+        kind: ``memory-copy``, ``host-to-device`` or ``device-to-host``.
+        device: whose memory.
+        size_bytes: a multiple of 8.
+    """
+
+    peer_rank: int | None = None
+
+    def __init__(self, kind: ProbeKind, device: torch.device, size_bytes: int) -> None:
+        numbers = size_bytes // _BYTES_PER_NUMBER
+        self.work = float(size_bytes) * (2 if kind == "memory-copy" else 1)
+        self._source = _numbers(numbers, device, on_host=kind == "host-to-device").random_()
+        self.destination = _numbers(numbers, device, on_host=kind == "device-to-host").zero_()
+
+    def __call__(self) -> None:
+        """Copy once."""
+        self.destination.copy_(self._source, non_blocking=True)
+
+    def is_correct(self) -> bool:
+        """Whether both hold the same bytes."""
+        return torch.equal(self.destination.to(self._source.device), self._source)
+
+
+def open_copy(kind: ProbeKind, device: torch.device) -> Copy:
+    """The probe on a device. Raises CannotProbeError if there is too little memory."""
+    size_bytes = SIZES_BYTES[device.type][kind]
+    with memory_permitting(f"copies of {size_bytes >> 20} MiB"):
+        return Copy(kind, device, size_bytes)
+
+
+def _numbers(count: int, device: torch.device, *, on_host: bool) -> torch.Tensor:
+    if on_host and device.type == "cuda":
+        return torch.empty(count, dtype=torch.int64, pin_memory=True)
+    return torch.empty(count, dtype=torch.int64, device=device)

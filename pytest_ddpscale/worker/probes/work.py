@@ -1,0 +1,83 @@
+"""What all kinds of probes have in common: something to repeat, whose result can be checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+_MEMINFO = Path("/proc/meminfo")
+_CPU_OUT_OF_MEMORY = "can't allocate memory"
+_CUDA_OUT_OF_MEMORY = "out of memory"  # of pinned host memory, which is no torch.OutOfMemoryError
+
+
+class CannotProbeError(Exception):
+    """This rank cannot do a probe, for a reason that is no failure of the gang: told in a record instead."""
+
+
+class Work(Protocol):
+    """One iteration of a probe, ready to be repeated. All ranks of a group have one each.
+
+    Attributes:
+        work: of one iteration: floating-point operations, or bytes.
+        peer_rank: who is at the other end; None where nobody in particular is.
+    """
+
+    work: float
+    peer_rank: int | None
+
+    def __call__(self) -> None:
+        """Do it once. On a GPU it is only queued."""
+
+    def is_correct(self) -> bool:
+        """Whether what comes out is what has to come out. The last call: it may use the operands up.
+
+        Where ranks communicate, all of them call it at the same time.
+        """
+
+
+@contextmanager
+def memory_permitting(what: str) -> Iterator[None]:
+    """Raise CannotProbeError if memory does not suffice."""
+    try:
+        yield
+    except RuntimeError as error:
+        is_memory = isinstance(error, torch.OutOfMemoryError)
+        if is_memory or _CPU_OUT_OF_MEMORY in str(error) or _CUDA_OUT_OF_MEMORY in str(error):
+            raise CannotProbeError(f"not enough memory for {what}: {_first_line(error)}") from error
+        raise
+
+
+def refuse_more_than_is_free(needed_bytes: int, sharers: int, device: torch.device) -> None:
+    """Refuse what would get ranks killed: Linux promises host memory that it does not have.
+
+    Args:
+        needed_bytes: by this rank.
+        sharers: ranks on this host, which all need as much.
+        device: where; GPUs say themselves when their memory is used up.
+
+    Raises:
+        CannotProbeError: the host has less.
+    """
+    free_bytes = _available_host_bytes() if device.type == "cpu" else None
+    if free_bytes is not None and needed_bytes * sharers > free_bytes:
+        raise CannotProbeError(
+            f"{sharers} ranks on this host need {needed_bytes / 2**20:.0f} MiB each; "
+            f"{free_bytes / 2**20:.0f} MiB are available. Choose a smaller message"
+        )
+
+
+def _available_host_bytes() -> int | None:
+    try:
+        lines = _MEMINFO.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None  # not Linux
+    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return int(kib) * 1024 if kib else None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,230 @@
+"""By which ways NCCL connected this rank with others, read from what NCCL writes when it starts.
+
+NCCL says it nowhere else. In its sources all of it (``Channel … via …``, ``Using network …``, ``… nvls channels``) is
+tagged INIT: written when a communicator is made or first used, and never for each collective, so that it costs no
+throughput.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_ddpscale.results.transport_record import Transport
+
+_LEVEL, _SUBSYSTEMS, _FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
+_TALKATIVE = ("INFO", "ABORT", "TRACE")
+# A log that somebody asks for himself may be as long as he likes.
+_MOST_CHARACTERS = 64 * 2**20
+_MOST_UNREADABLE, _LONGEST_UNREADABLE = 5, 200
+
+_LINE = re.compile(r":(?P<pid>\d+):\d+ \[\d+\] NCCL INFO (?P<text>.*)")
+_VERSION = re.compile(r"NCCL version (\d\S*)")
+_NETWORK = re.compile(r"Using network (\S.*)")
+_NVLS = re.compile(r"\b([1-9]\d*) nvls channels\b")
+_CHANNEL = re.compile(
+    r"(?:Channel|Ring) \d+(?:/\d+)? : (?P<sender>\d+)(?:\[[0-9a-f]+\])? -> (?P<receiver>\d+)(?:\[[0-9a-f]+\])? "
+    r"(?:\[(?P<direction>send|receive)\] )?via (?P<via>.+)"
+)
+_COLLNET = re.compile(r"Coll(?:Net)? \d+(?:/\d+)? : \d+ \[(?P<direction>send|receive)\] via (?P<via>COLLNET/.+)")
+_CONNECTION = re.compile(r"(?:Channel|Ring|Coll|CollNet) .* via ")
+# Number of the adapter, and in parentheses the rank whose adapter it is.
+_NET = re.compile(r"(?P<name>(?:NET|COLLNET)/.+?)/\d+(?:\(\d+\))?(?P<flags>(?:/\S+)?)")
+_SUFFIX = re.compile(r" comm 0x[0-9a-f]+.*")
+_INDIRECT = re.compile(r"(P2P/indirect)/.*")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Which rank this is.
+
+    Attributes:
+        host: host name.
+        rank: global rank in the gang.
+        local_rank: rank on its host.
+        device: GPU UUID, or ``cpu``.
+        world_size: ranks of the gang.
+        ranks_per_node: of the gang, whose ranks are numbered node by node.
+    """
+
+    host: str
+    rank: int
+    local_rank: int
+    device: str
+    world_size: int
+    ranks_per_node: int
+
+
+def transport_environment(directory: Path, kept: Path, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """What to set before NCCL starts, so that it says how it connects.
+
+    Args:
+        directory: where the rank's file goes; best one of the node itself.
+        kept: where it goes if the user wants NCCL's messages himself, and did not say where: a folder that stays.
+        rank: global rank.
+        environ: the rank's environment.
+
+    Returns:
+        Variables to set; none if the user has NCCL's messages go to a file of his own.
+    """
+    if _FILE in environ:
+        return {}
+    asked = environ.get(_LEVEL)
+    path = str((directory if asked is None else kept) / f"nccl-rank-{rank}.log").replace("%", "%%")
+    if asked is None:
+        return {_LEVEL: "INFO", _SUBSYSTEMS: "INIT", _FILE: path}
+    level = asked if asked.upper() in _TALKATIVE else "INFO"
+    subsystems = {_SUBSYSTEMS: f"INIT,{environ[_SUBSYSTEMS]}"} if _SUBSYSTEMS in environ else {}
+    return {_LEVEL: level, **subsystems, _FILE: path}
+
+
+def read_transport(
+    seat: Seat, backend: str, environ: Mapping[str, str], groups: Iterable[Sequence[int]] = ()
+) -> Transport:
+    """How this process's NCCL connected it with other ranks. Never raises.
+
+    Args:
+        seat: which rank it is.
+        backend: of torch.distributed: ``nccl`` or ``gloo``.
+        environ: that NCCL started in.
+        groups: the global ranks of every process group that it has been in, each in the order of its own ranks: NCCL
+            numbers ranks within a communicator. The group of all ranks goes without saying.
+
+    Returns:
+        What it says; with `problem` if it says nothing.
+    """
+    if backend != "nccl":
+        return Transport(seat.host, seat.rank, seat.local_rank, seat.device, network=backend)
+    heard = _Heard(seat, (range(seat.world_size), *groups))
+    problem = _read(environ, heard)
+    return Transport(
+        seat.host,
+        seat.rank,
+        seat.local_rank,
+        seat.device,
+        network=heard.network,
+        channels=dict(heard.channels),
+        channels_within_node=dict(heard.within_node),
+        channels_between_nodes=dict(heard.between_nodes),
+        nvls=heard.nvls,
+        nccl_version=heard.version,
+        problem=problem,
+        unreadable=tuple(heard.unreadable),
+    )
+
+
+@dataclass
+class _Heard:
+    """What lines said so far."""
+
+    seat: Seat
+    groups: Sequence[Sequence[int]]
+    network: str | None = None
+    version: str | None = None
+    nvls: bool = False
+    channels: Counter[str] = field(default_factory=Counter)
+    within_node: Counter[str] = field(default_factory=Counter)
+    between_nodes: Counter[str] = field(default_factory=Counter)
+    unreadable: list[str] = field(default_factory=list)
+
+    def hear(self, text: str) -> None:
+        """One message, without its prefix."""
+        if match := _VERSION.match(text):
+            self.version = match[1]
+        elif match := _NETWORK.match(text):
+            self.network = match[1].strip()
+        elif _NVLS.search(text):
+            self.nvls = True
+        elif _CONNECTION.match(text):
+            self._connect(text)
+
+    def _connect(self, text: str) -> None:
+        match = _CHANNEL.fullmatch(text) or _COLLNET.fullmatch(text)
+        transport = None if match is None else _name_of(match["via"])
+        if match is None or transport is None:
+            if len(self.unreadable) < _MOST_UNREADABLE:
+                self.unreadable.append(text[:_LONGEST_UNREADABLE])
+            return
+        if match["direction"] == "receive":
+            return  # the rank at the other end says the same
+        self.channels[transport] += 1
+        ends = match.groupdict()
+        stays = self._stays(transport, ends.get("sender"), ends.get("receiver"))
+        if stays is not None:
+            (self.within_node if stays else self.between_nodes)[transport] += 1
+
+    def _stays(self, transport: str, sender: str | None, receiver: str | None) -> bool | None:
+        """Whether a connection stays on the node; None if groups that it may belong to tell different things."""
+        if sender is None or receiver is None:
+            return False  # COLLNET joins nodes
+        if transport.startswith(("P2P/", "SHM")) and "MNNVL" not in transport:
+            return True
+        own, peer, per_node = int(sender), int(receiver), self.seat.ranks_per_node
+        here = self.seat.rank // per_node
+        found = {
+            group[peer] // per_node == here
+            for group in self.groups
+            if max(own, peer) < len(group) and group[own] == self.seat.rank
+        }
+        return found.pop() if len(found) == 1 else None
+
+
+def _name_of(via: str) -> str | None:
+    """``NET/IB/GDRDMA`` of ``NET/IB/3(9)/GDRDMA``; None of what nobody knows."""
+    via = _SUFFIX.sub("", via).strip()
+    if via == "direct shared memory":  # before 2.11
+        return "SHM"
+    if match := _NET.fullmatch(via):
+        return match["name"] + match["flags"]
+    if match := _INDIRECT.fullmatch(via):
+        return match[1]
+    return via if via.startswith(("P2P/", "SHM/")) else None
+
+
+def _read(environ: Mapping[str, str], heard: _Heard) -> str:
+    """Hear what the log says. Returns why nothing is known, or nothing."""
+    level = environ.get(_LEVEL, "")
+    if level.upper() not in _TALKATIVE:
+        return f"{_LEVEL} is {level!r}, so that NCCL says nothing; leave it unset, or set it to INFO"
+    path = _log_file(environ)
+    if path is None:
+        return f"{_LEVEL} is set and {_FILE} is not, so that NCCL talks to standard output only; unset it, or set both"
+    try:
+        count = 0
+        for text in _own_messages(path):
+            count += 1
+            heard.hear(text)
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror or error}"
+    if not (heard.network or heard.channels or heard.nvls):
+        return f"{path} says nothing of how NCCL connects ({count} messages of this process)"
+    return ""
+
+
+def _log_file(environ: Mapping[str, str]) -> Path | None:
+    """The file that NCCL writes to: ``%h`` stands for the host, ``%p`` for the process, ``%%`` for ``%``."""
+    meanings = {"%h": socket.gethostname().partition(".")[0], "%p": str(os.getpid()), "%%": "%"}
+    name = re.sub("%[hp%]", lambda match: meanings[match[0]], environ.get(_FILE, ""))
+    return Path(name) if name else None
+
+
+def _own_messages(path: Path) -> Iterator[str]:
+    """Messages of this process: the file may be that of several. The version may come without a prefix."""
+    if not path.is_file():
+        raise FileNotFoundError(2, "there is no such file")
+    pid, left = str(os.getpid()), _MOST_CHARACTERS
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            left -= len(line)
+            if left < 0:
+                return
+            match = _LINE.search(line)
+            if match is None and _VERSION.match(line):
+                yield line
+            elif match is not None and match["pid"] == pid:
+                yield match["text"].rstrip()

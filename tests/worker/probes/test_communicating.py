@@ -1,0 +1,179 @@
+"""Probes that communicate, on three real ranks over gloo."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore
+
+from pytest_ddpscale.plan.probe import Probe, ProbeStudy
+from pytest_ddpscale.results.probe_record import ProbeMeasurement, probes_of
+from pytest_ddpscale.worker.control import Control
+from pytest_ddpscale.worker.device import CpuDevice
+from pytest_ddpscale.worker.node_telemetry import GangTelemetry
+from pytest_ddpscale.worker.probes import blocks, collectives, memory, send_recv
+from pytest_ddpscale.worker.probes.collectives import AllReduce, ReduceScatter, open_collective
+from pytest_ddpscale.worker.probes.opening import open_work
+from pytest_ddpscale.worker.probes.running import ProbeRounds
+from pytest_ddpscale.worker.probes.send_recv import SendReceive
+from pytest_ddpscale.worker.probes.work import CannotProbeError
+from pytest_ddpscale.worker.whereabouts import Whereabouts
+
+from ..ranks import on_ranks
+
+RANKS, KIB = 3, 2**10
+COPY = Probe("memory-copy")
+REDUCE = Probe("all-reduce-48kib", RANKS)
+BY_TWO = Probe("all-reduce-64kib", 2)
+GATHER = Probe("all-gather-48kib", RANKS)
+SCATTER = Probe("reduce-scatter-48kib", RANKS)
+UNEVEN = Probe("all-reduce-1kib", RANKS)  # 256 numbers, which three ranks do not share evenly
+PAIRS = Probe("send-recv-16kib", RANKS)
+# What goes wrong where: rank 1 gathers one wrong number, rank 2 receives one and has no memory for two probes.
+SPOILED = Probe("all-gather-6kib", RANKS)
+SPOILED_PAIRS = Probe("send-recv-6kib", RANKS)
+REFUSED = Probe("all-reduce-4kib", RANKS)
+REFUSED_COPY = Probe("host-to-device")
+SPOILED_NUMBERS = 6 * KIB // 4
+PROBES = (COPY, REDUCE, BY_TWO, GATHER, SCATTER, UNEVEN, PAIRS, SPOILED, SPOILED_PAIRS, REFUSED, REFUSED_COPY)
+
+
+class SpoiledGather(collectives.AllGather):
+    def run(self) -> None:
+        super().run()
+        if len(self.message) == SPOILED_NUMBERS and dist.get_rank() == 1:
+            self.message[-1] += 1
+
+
+class SpoiledReceive(SendReceive):
+    def run(self) -> None:
+        super().run()
+        if len(self.received) == SPOILED_NUMBERS and dist.get_rank() == 2:
+            self.received[0] += 1
+
+
+def _open_work(probe: Probe, turn: int, *rest: Any) -> Any:
+    if probe in (REFUSED, REFUSED_COPY) and dist.get_rank() == 2:
+        raise CannotProbeError("not enough memory")
+    return open_work(probe, turn, *rest)
+
+
+def _probe(rank: int) -> tuple[str, list[dict[str, Any]]]:
+    memory.SIZES_BYTES["cpu"].update({"memory-copy": 24 * KIB, "host-to-device": 24 * KIB})
+    collectives._KINDS["all-gather"] = SpoiledGather
+    send_recv.SendReceive = SpoiledReceive  # type: ignore[misc]
+    setattr(blocks, "open_work", _open_work)  # noqa: B010 (which mypy lets pass)
+    store = PrefixStore("gang", dist.distributed_c10d._get_default_store())
+    control = Control(store, rank, rank, RANKS)
+    records: list[dict[str, Any]] = []
+    study = ProbeStudy(PROBES, rounds=2, block_s=0.01)
+    telemetry = GangTelemetry(control, "cpu", records.extend)
+    here, limit = Whereabouts(), timedelta(seconds=30)
+    rounds = ProbeRounds(study, CpuDevice(), control, records.extend, telemetry, lambda number: None, here, limit)
+    return rounds.run(), records
+
+
+Told = tuple[list[str], list[list[dict[str, Any]]]]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """Why each rank ended, and what it wrote."""
+    answers = on_ranks(_probe, tmp_path_factory.mktemp("probes"), RANKS)
+    return [ended for ended, _ in answers], [records for _, records in answers]
+
+
+def of(told: Told, probe: Probe) -> list[ProbeMeasurement]:
+    found = [one for one in probes_of(told[1][0]) if (one.probe, one.world_size) == (probe.name, probe.world_size)]
+    return sorted(found, key=lambda one: (one.round, one.rank, one.peer_rank or 0))
+
+
+def ranks_of(measured: Sequence[ProbeMeasurement]) -> list[int]:
+    return [one.rank for one in measured]
+
+
+def test_all_ranks_come_to_the_end_and_the_first_one_writes(told: Told) -> None:
+    ended, records = told
+    assert ended == ["rounds"] * RANKS
+    assert [len(one) > 0 for one in records] == [True, False, False]
+
+
+def test_single_devices_are_measured_by_all_ranks(told: Told) -> None:
+    assert ranks_of(of(told, COPY)) == [0, 1, 2] * 2
+
+
+@pytest.mark.parametrize("probe", [REDUCE, GATHER, SCATTER, COPY])
+def test_what_comes_out_is_correct_on_every_rank(told: Told, probe: Probe) -> None:
+    measured = of(told, probe)
+    assert ranks_of(measured) == [0, 1, 2] * 2
+    assert all(one.is_correct for one in measured)
+    assert {one.work for one in measured} == {48.0 * KIB}
+
+
+def test_a_smaller_group_is_of_the_first_ranks_and_the_others_sit_out(told: Told) -> None:
+    measured = of(told, BY_TWO)
+    assert ranks_of(measured) == [0, 1] * 2
+    assert all(one.is_correct for one in measured)
+
+
+def test_a_message_is_rounded_down_to_what_ranks_share_evenly(told: Told) -> None:
+    assert {one.work for one in of(told, UNEVEN)} == {3 * 85 * 4}
+
+
+def test_all_ranks_of_a_probe_do_it_equally_often(told: Told) -> None:
+    for probe in PROBES:
+        assert len({one.iterations for one in of(told, probe)}) <= 1
+
+
+def test_each_pair_sends_and_receives_once_a_round_and_both_ends_tell(told: Told) -> None:
+    measured = of(told, PAIRS)
+    pairs = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+    assert Counter((one.round, one.rank, one.peer_rank) for one in measured) == Counter(
+        (number, *pair) for number in range(2) for pair in pairs
+    )
+    assert {one.work for one in measured} == {16 * KIB}
+    assert all(one.is_correct for one in measured)
+
+
+def test_a_wrong_number_is_told_by_the_rank_that_has_it(told: Told) -> None:
+    assert [one.is_correct for one in of(told, SPOILED)] == [True, False, True] * 2
+    assert {(one.rank, one.is_correct) for one in of(told, SPOILED_PAIRS)} == {(0, True), (1, True), (2, False)}
+
+
+def test_ranks_do_not_wait_for_one_that_cannot_take_part(told: Told) -> None:
+    assert of(told, REFUSED) == []
+    unsupported = [record for record in told[1][0] if record["kind"] == "probe_unsupported"]
+    assert [(record["probe"], record["rank"], record["reason"]) for record in unsupported] == [
+        (probe.id, 2, "not enough memory") for probe in (REFUSED, REFUSED_COPY)
+    ], "each once"
+    assert all(REFUSED.id not in record["arms"] for record in told[1][0] if record["kind"] == "round_end")
+
+
+def test_a_device_that_cannot_keeps_no_other_from_being_measured(told: Told) -> None:
+    assert ranks_of(of(told, REFUSED_COPY)) == [0, 1] * 2
+
+
+def test_one_wrong_number_of_a_sum_is_found(gloo_of_one: None) -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    cpu = torch.device("cpu")
+    summed, scattered = AllReduce(group, cpu, 300), ReduceScatter(group, cpu, 300)
+    for collective, output in ((summed, summed.message), (scattered, scattered.share)):
+        collective.fill()
+        collective.run()
+        assert collective.is_expected()
+        output[299] += 1
+        assert not collective.is_expected()
+
+
+def test_a_message_without_a_number_for_each_rank_is_refused(gloo_of_one: None) -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    with pytest.raises(CannotProbeError, match="a message of 3 bytes has no number for each of 1 ranks"):
+        open_collective("all-reduce", 3, group, torch.device("cpu"))

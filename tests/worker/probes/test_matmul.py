@@ -1,0 +1,143 @@
+"""A matrix product is timed in full precision, and a wrong number in it is found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytest_ddpscale.plan.probe import MatmulPrecision
+from pytest_ddpscale.worker.device import CpuDevice
+from pytest_ddpscale.worker.probes import matmul as matmul_module
+from pytest_ddpscale.worker.probes.matmul import Matmul, open_matmul
+from pytest_ddpscale.worker.probes.work import CannotProbeError
+
+CPU = torch.device("cpu")
+# torch multiplies fp8 on CPUs too, slowly: good enough to see it come out right.
+PRECISIONS: tuple[MatmulPrecision, ...] = ("fp32", "fp16", "bf16", "fp8")
+SIZE = 256
+
+
+def multiplied(precision: MatmulPrecision, size: int = SIZE) -> Matmul:
+    matmul = Matmul(precision, CPU, size)
+    matmul()
+    return matmul
+
+
+def flip(numbers: torch.Tensor, place: tuple[int, int], bit: int) -> None:
+    """Flip one bit of one number."""
+    words = numbers.view(torch.int32 if numbers.element_size() == 4 else torch.int16)
+    words[place] ^= 1 << bit
+
+
+def lowest_exponent_bit(numbers: torch.Tensor) -> int:
+    return {torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}[numbers.dtype]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_sound_product_is_correct(precision: MatmulPrecision) -> None:
+    assert multiplied(precision).is_correct()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_what_is_timed_is_the_product_of_random_operands(precision: MatmulPrecision) -> None:
+    matmul = multiplied(precision)
+    exact = matmul._left.float() @ matmul._right.float()
+    assert torch.allclose(matmul.product.float(), exact, rtol=0.02, atol=0.3)
+    assert 0.9 < matmul.product.float().std().item() / SIZE**0.5 < 1.1, "of normal numbers"
+
+
+def test_work_is_two_operations_for_each_of_n_cubed() -> None:
+    assert Matmul("fp32", CPU, SIZE).work == 2 * SIZE**3
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("place", [(0, 0), (17, 200), (SIZE - 1, SIZE - 1)])
+def test_one_flipped_bit_of_the_timed_product_is_found(precision: MatmulPrecision, place: tuple[int, int]) -> None:
+    for bit in (0, lowest_exponent_bit(multiplied(precision).product)):
+        matmul = multiplied(precision)
+        flip(matmul.product, place, bit)
+        assert not matmul.is_correct()
+
+
+class FaultyUnit:
+    """Gets one number wrong each time, so that repeating it shows nothing."""
+
+    def __init__(self, place: tuple[int, int], bit: int) -> None:
+        self.place, self.bit = place, bit
+
+    def __call__(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+        torch.mm(left, right, out=out)
+        flip(out, self.place, self.bit)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_a_unit_that_is_always_wrong_is_found(precision: MatmulPrecision) -> None:
+    matmul = Matmul(precision, CPU, SIZE)
+    matmul._multiply = FaultyUnit((3, 99), lowest_exponent_bit(matmul.product))
+    matmul()
+    assert not matmul.is_correct()
+
+
+def test_a_result_that_is_no_number_is_wrong() -> None:
+    matmul = Matmul("fp32", CPU, SIZE)
+    matmul._multiply = lambda left, right, out: out.fill_(float("nan"))
+    matmul()
+    assert not matmul.is_correct()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_exact_product_is_whole_numbers_that_every_precision_holds(precision: MatmulPrecision) -> None:
+    matmul = multiplied(precision, size=512)
+    assert matmul.is_correct()
+    product = matmul.product.double()
+    assert torch.equal(product, product.round())
+    assert 0 < product.abs().max().item() <= 128
+    assert (matmul._left.float() != 0).sum(dim=1).tolist() == [128] * 512
+
+
+def test_fp32_is_not_replaced_by_a_shorter_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    matmul = Matmul("fp32", CPU, SIZE)
+    matmul._multiply = lambda left, right, out: seen.append(torch.get_float32_matmul_precision())
+    torch.set_float32_matmul_precision("high")
+    try:
+        matmul()
+        assert torch.get_float32_matmul_precision() == "high", "left as it was"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen == ["highest"]
+
+
+def test_a_precision_that_the_device_lacks_is_refused_in_words() -> None:
+    with pytest.raises(CannotProbeError, match="fp8 needs a GPU with units for it; this is a CPU"):
+        open_matmul("fp8", CpuDevice())
+
+
+def test_matrices_beyond_memory_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(matmul_module.SIZES["cpu"], "fp32", 2**24)  # more than any address space
+    with pytest.raises(CannotProbeError, match="not enough memory for matrices of 16777216 x 16777216: "):
+        open_matmul("fp32", CpuDevice())
+
+
+class Restless:
+    """A kernel that never gives the same bits twice."""
+
+    def __init__(self, relative: float) -> None:
+        self._relative = relative
+
+    def __call__(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+        torch.mm(left, right, out=out)
+        if not torch.equal(out, out.round()):  # exact products are not rounded
+            out += self._relative * torch.randn_like(out) * len(out) ** 0.5
+
+
+def test_a_kernel_that_adds_in_another_order_each_time_is_no_fault() -> None:
+    matmul = multiplied("fp32")
+    matmul._multiply = Restless(1e-7)
+    assert matmul.is_correct()
+
+
+def test_a_kernel_that_is_wrong_in_another_way_each_time_is_one() -> None:
+    matmul = multiplied("fp32")
+    matmul._multiply = Restless(1e-2)
+    assert not matmul.is_correct()

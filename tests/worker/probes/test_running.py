@@ -1,0 +1,183 @@
+"""Rounds of probes on one rank: how many, of which, and what is told of them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.probe import Probe, ProbeStudy
+from pytest_ddpscale.results.probe_record import ProbeMeasurement, probes_of
+from pytest_ddpscale.worker.control import Control
+from pytest_ddpscale.worker.device import CpuDevice, Timing
+from pytest_ddpscale.worker.node_telemetry import GangTelemetry
+from pytest_ddpscale.worker.probes import memory
+from pytest_ddpscale.worker.probes.memory import Copy
+from pytest_ddpscale.worker.probes.running import ProbeRounds
+from pytest_ddpscale.worker.whereabouts import Whereabouts
+
+TIMEOUT = timedelta(seconds=20)
+COPIES = (Probe("memory-copy"), Probe("host-to-device"), Probe("device-to-host"))
+Needed = Callable[[int], Sequence[str] | None]
+
+
+class SteadyCpu(CpuDevice):
+    """Says that each iteration took a given time: a shared machine's own is no test."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.steps = 0
+        self.on_step = self.count
+
+    def count(self) -> None:
+        self.steps += 1
+
+    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
+        assert steps == 1
+        before = self.steps
+        step()
+        block_s = (self.steps - before) * self.seconds
+        return Timing(time.time(), (block_s,), block_s, None, None)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(memory.SIZES_BYTES, "cpu", {probe.kind: 4096 for probe in COPIES})
+
+
+class Session:
+    """A gang of one rank."""
+
+    def __init__(self, iteration_s: float = 0.01) -> None:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+        self.control = Control(store, rank=0, local_rank=0, world_size=1)
+        self.device = SteadyCpu(iteration_s)
+        self.records: list[dict[str, Any]] = []
+        self.whereabouts = Whereabouts()
+
+    def run(
+        self,
+        probes: tuple[Probe, ...],
+        rounds: int,
+        needed: Needed = lambda number: None,
+        deadline: float | None = None,
+    ) -> str:
+        study = ProbeStudy(probes, rounds, block_s=0.2)
+        write, here = self.records.extend, self.whereabouts
+        telemetry = GangTelemetry(self.control, "cpu", write)
+        return ProbeRounds(
+            study, self.device, self.control, write, telemetry, needed, here, TIMEOUT, seed=1, deadline_unix_s=deadline
+        ).run()
+
+    @property
+    def measured(self) -> list[ProbeMeasurement]:
+        return probes_of(self.records)
+
+    def round_ends(self) -> list[tuple[int, list[str]]]:
+        return [(record["round"], record["arms"]) for record in self.records if record["kind"] == "round_end"]
+
+
+def test_each_round_has_each_probe_once_and_says_so() -> None:
+    session = Session()
+    assert session.run(COPIES, rounds=3) == "rounds"
+    assert Counter((one.round, one.probe) for one in session.measured) == Counter(
+        (number, probe.name) for number in range(3) for probe in COPIES
+    )
+    assert session.round_ends() == [(number, [probe.id for probe in COPIES]) for number in range(3)]
+
+
+def test_the_order_differs_between_rounds() -> None:
+    session = Session()
+    session.run(COPIES, rounds=8)
+    orders = {tuple(one.probe for one in session.measured if one.round == number) for number in range(8)}
+    assert len(orders) > 2
+
+
+@pytest.mark.parametrize(("iteration_s", "iterations"), [(0.01, 20), (0.001, 200), (0.15, 1), (3.0, 1)])
+def test_iterations_fill_a_block_and_are_at_least_one(iteration_s: float, iterations: int) -> None:
+    session = Session(iteration_s)
+    session.run(COPIES[:1], rounds=2)
+    assert [one.iterations for one in session.measured] == [iterations] * 2
+    assert session.measured[0].seconds == pytest.approx(iterations * iteration_s)
+
+
+def test_a_record_says_who_measured_what() -> None:
+    session = Session()
+    session.run(COPIES[:1], rounds=1)
+    (one,) = session.measured
+    assert (one.study, one.probe, one.world_size, one.round, one.rank) == ("probes", "memory-copy", 1, 0, 0)
+    assert (one.device, one.work, one.is_correct, one.peer_rank) == ("cpu", 2 * 4096, True, None)
+    assert one.per_second == pytest.approx(2 * 4096 / 0.01)
+
+
+def test_a_wrong_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Copy.__call__
+
+    def corrupt(copy: Copy) -> None:
+        sound(copy)
+        copy.destination[7] += 1
+
+    monkeypatch.setattr(Copy, "__call__", corrupt)
+    session = Session()
+    session.run(COPIES[:1], rounds=2)
+    assert [one.is_correct for one in session.measured] == [False, False]
+
+
+def test_probes_that_nobody_needs_any_more_are_left_out_and_the_last_one_ends_it() -> None:
+    asked: list[int] = []
+
+    def needed(number: int) -> list[str]:
+        asked.append(number)
+        return ["memory-copy"] if number < FEWEST_ROUNDS else []
+
+    session = Session()
+    assert session.run(COPIES, rounds=20, needed=needed) == "decided"
+    ends = session.round_ends()
+    assert [len(arms) for _, arms in ends] == [3] * FEWEST_ROUNDS + [1]
+    assert ends[-1] == (FEWEST_ROUNDS, ["memory-copy"])
+    assert asked == [FEWEST_ROUNDS - 1, FEWEST_ROUNDS], "not before there are enough rounds to decide"
+
+
+def test_no_round_starts_after_the_deadline() -> None:
+    session = Session()
+    assert session.run(COPIES, rounds=3, deadline=time.time() - 1) == "budget"
+    assert session.records == []
+    assert session.device.steps == 0
+
+
+def test_a_probe_that_no_rank_can_do_is_told_and_left_out() -> None:
+    session = Session()
+    assert session.run((Probe("matmul-fp8"), COPIES[0]), rounds=2) == "rounds"
+    (told,) = [record for record in session.records if record["kind"] == "probe_unsupported"]
+    assert (told["study"], told["probe"], told["rank"], told["device"]) == ("probes", "matmul-fp8", 0, "cpu")
+    assert "fp8 needs a GPU" in told["reason"]
+    assert session.round_ends() == [(0, ["memory-copy"]), (1, ["memory-copy"])]
+
+
+def test_without_any_probe_that_can_be_done_there_are_no_rounds() -> None:
+    session = Session()
+    assert session.run((Probe("matmul-fp8"),), rounds=3) == "rounds"
+    assert [record["kind"] for record in session.records] == ["probe_unsupported"]
+
+
+def test_steps_are_counted_and_the_last_word_is_that_of_the_study() -> None:
+    session = Session()
+    session.run(COPIES, rounds=1)
+    assert session.device.steps >= sum(one.iterations for one in session.measured)
+    assert (session.whereabouts.arm, session.whereabouts.phase) == (None, "cleaning up")
+
+
+def test_the_store_keeps_what_ranks_meet_by_for_one_block_only() -> None:
+    session = Session()
+    session.run(COPIES, rounds=3)
+    store = session.control.store
+    said = [f"control/probes/{number}/{probe.id}" for number in range(3) for probe in COPIES]
+    assert not any(store.check([f"{key}/said/0"]) for key in said)
+    assert sum(store.check([f"{key}/0/0/ready"]) for key in said) == 1

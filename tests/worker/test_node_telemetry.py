@@ -1,0 +1,273 @@
+"""Telemetry of a gang of two nodes with two ranks each, over real stores, one thread a rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+
+from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.results.telemetry_record import Telemetry
+from pytest_ddpscale.telemetry.link import Sampler
+from pytest_ddpscale.worker.control import Control
+from pytest_ddpscale.worker.node_telemetry import GangTelemetry, Record, with_telemetry
+from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
+from tests.nvml_stand_in.machine import A100, PlayedMachine, at_work, uuid_of
+from tests.telemetry.sampled import GENEROUS_S
+
+__all__ = ["machine", "nvml_library_directory"]
+
+NODES, PER_NODE = 2, 2
+RANKS = range(NODES * PER_NODE)
+TIMEOUT = timedelta(seconds=20)
+KEY = "weak/r/0/ddp@4"
+BEGAN_UNIX_S = 1.7e9
+Window = tuple[str, float, float]
+
+
+class ToldSampler(Sampler):
+    """Answers by heart: a GPU draws as many joules as its number and is half busy; a dead one says nothing."""
+
+    def __init__(self, uuids: Sequence[str], *, is_dead: bool = False) -> None:
+        self.uuids, self.is_dead, self.is_closed = list(uuids), is_dead, False
+        self.problem = "the sampler ended" if is_dead else ""
+        self.problem = "it ended" if is_dead else ""
+        self.marks = 0
+        self.asked: list[list[Window]] = []
+
+    def mark(self) -> None:
+        self.marks += 1
+
+    def cut(self, windows: Sequence[Window], timeout_s: float = 5.0) -> list[dict[str, Any]]:
+        self.asked.append(list(windows))
+        half = {"mean": 0.5, "minimum": 0.5, "maximum": 0.5, "samples": 3}
+        return [] if self.is_dead else [
+            {"device": uuid, "started_unix_s": begin, "ended_unix_s": end, "polls": 3, "utilization": half,
+             "energy_j": float(uuid.removeprefix("GPU-"))}
+            for uuid, begin, end in windows
+        ]  # fmt: skip
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Rank:
+    """One rank of the gang, with what rank 0 writes."""
+
+    def __init__(
+        self, rank: int, store: TCPStore, device_type: DeviceType, sampler: Callable[[Sequence[str]], Sampler]
+    ) -> None:
+        self.rank = rank
+        self.control = Control(store, rank, rank % PER_NODE, len(RANKS), NODES)
+        self.written: list[Record] = []
+        self.samplers: list[Sampler] = []
+
+        def started(uuids: Sequence[str]) -> Sampler:
+            self.samplers.append(sampler(uuids))
+            return self.samplers[-1]
+
+        self.telemetry = GangTelemetry(self.control, device_type, self.written.extend, started)
+
+    def begin(self, device: str) -> None:
+        self.control.say(f"startup/{self.rank}", {"kind": "startup", "device": device})
+        self.telemetry.start("startup")
+
+    def block(self, key: str, ranks: Sequence[int], said: Record | list[Record]) -> list[Record]:
+        """As ranks do it around a timed block. Returns what rank 0 writes of it, telemetry first."""
+        self.telemetry.mark()
+        if self.rank in ranks:
+            self.control.say(f"{key}/{self.rank}", said)
+        self.telemetry.tell(key, ranks)
+        if self.rank == 0:
+            heard = self.control.hear_all([f"{key}/{rank}" for rank in ranks])
+            found = self.telemetry.collect(key, ranks)
+            assert self.written[-len(found) :] == found or not found, "written before the measurements are"
+            self.written += with_telemetry(heard, found) if isinstance(heard[0], dict) else []
+            self.control.say(f"{key}/done", True)
+        else:
+            self.control.wait_for(f"{key}/done")
+        if self.rank in ranks:
+            self.control.forget(f"{key}/{self.rank}")
+        self.telemetry.forget(key, ranks)
+        return self.written
+
+
+def measured(rank: int, began_unix_s: float = BEGAN_UNIX_S, **changes: Any) -> Record:
+    return {
+        "kind": "measurement", "study": "weak/r", "arm": "ddp@4", "round": 0, "rank": rank,
+        "local_rank": rank % PER_NODE, "host": f"n{rank // PER_NODE + 1}", "device": f"GPU-{rank}", "block_s": 2.0,
+        "started_unix_s": began_unix_s + rank, "utilization": None, "energy_j": None,
+    } | changes  # fmt: skip
+
+
+def probed(rank: int, began_unix_s: float = BEGAN_UNIX_S, **changes: Any) -> Record:
+    one = measured(rank, began_unix_s, study="probes", kind="probe", probe="send-recv-1mib", seconds=0.5) | changes
+    return {key: value for key, value in one.items() if key not in ("arm", "block_s", "utilization", "energy_j")}
+
+
+class Gang:
+    """All ranks, each in a thread of its own."""
+
+    def __init__(
+        self, device_type: DeviceType = "cuda", sampler: Callable[[Sequence[str]], Sampler] = ToldSampler
+    ) -> None:
+        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+        clients = [
+            TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+            for _ in RANKS[1:]
+        ]
+        self.ranks = [Rank(rank, store, device_type, sampler) for rank, store in enumerate([server, *clients])]
+
+    def all(self, do: Callable[[Rank], Any]) -> list[Any]:
+        """What each rank returns, by rank."""
+        with ThreadPoolExecutor(len(self.ranks)) as pool:
+            return [done.result(timeout=60) for done in [pool.submit(do, rank) for rank in self.ranks]]
+
+    def begin(self, devices: Sequence[str] = tuple(f"GPU-{rank}" for rank in RANKS)) -> Gang:
+        self.all(lambda rank: rank.begin(devices[rank.rank]))
+        return self
+
+    def block(
+        self, said: Callable[[int], Record | list[Record]] = measured, ranks: Sequence[int] = RANKS, key: str = KEY
+    ) -> list[Record]:
+        """What rank 0 has written after a block."""
+        self.all(lambda rank: rank.block(key, ranks, said(rank.rank)))
+        assert [rank.written for rank in self.ranks[1:]] == [[]] * len(RANKS[1:]), "only rank 0 writes"
+        return self.ranks[0].written
+
+    @property
+    def samplers(self) -> list[ToldSampler]:
+        return [one for rank in self.ranks for one in rank.samplers if isinstance(one, ToldSampler)]
+
+    @property
+    def keys(self) -> int:
+        return int(self.ranks[0].control.store.num_keys())
+
+
+def who(records: Sequence[Record], kind: str) -> list[tuple[str, int, int]]:
+    return [(one["host"], one["local_rank"], one["rank"]) for one in records if one["kind"] == kind]
+
+
+def test_each_node_has_one_sampler_for_its_gpus() -> None:
+    gang = Gang().begin()
+    assert [len(rank.samplers) for rank in gang.ranks] == [1, 0, 1, 0]
+    assert [sampler.uuids for sampler in gang.samplers] == [["GPU-0", "GPU-1"], ["GPU-2", "GPU-3"]]
+    gang.all(lambda rank: rank.telemetry.close())
+    assert [sampler.is_closed for sampler in gang.samplers] == [True, True]
+
+
+def test_all_of_a_block_is_written_before_its_measurements_which_have_the_essence() -> None:
+    records = Gang().begin().block()
+    assert [one["kind"] for one in records] == ["telemetry"] * 4 + ["measurement"] * 4
+    places = [("n1", 0, 0), ("n1", 1, 1), ("n2", 0, 2), ("n2", 1, 3)]
+    assert who(records, "telemetry") == who(records, "measurement") == places
+    found = [Telemetry.from_json(one) for one in records[:4]]
+    assert {(one.study, one.arm, one.round) for one in found} == {("weak/r", "ddp@4", 0)}
+    assert [(one.device, one.started_unix_s, one.ended_unix_s) for one in found] == [
+        (f"GPU-{rank}", BEGAN_UNIX_S + rank, BEGAN_UNIX_S + rank + 2.0) for rank in RANKS
+    ]
+    assert [(one["utilization"], one["energy_j"]) for one in records[4:]] == [(0.5, float(rank)) for rank in RANKS]
+
+
+def test_a_blocks_beginning_is_marked_on_every_node() -> None:
+    gang = Gang().begin()
+    gang.block()
+    gang.block(key="weak/r/1/ddp@4")
+    assert [sampler.marks for sampler in gang.samplers] == [2, 2]
+
+
+@pytest.mark.parametrize("ranks", [(0,), (0, 1), (0, 2), (1, 2, 3)])
+def test_only_ranks_that_timed_a_block_are_told_of(ranks: tuple[int, ...]) -> None:
+    gang = Gang().begin()
+    assert [rank for _, _, rank in who(gang.block(ranks=ranks), "telemetry")] == list(ranks)
+    windows = [[uuid for asked in sampler.asked for uuid, _, _ in asked] for sampler in gang.samplers]
+    assert windows == [[f"GPU-{rank}" for rank in ranks if rank // PER_NODE == node] for node in range(NODES)]
+
+
+def test_a_dead_sampler_leaves_measurements_without_says_so_and_keeps_nobody_waiting() -> None:
+    def dies_on_n2(uuids: Sequence[str]) -> ToldSampler:
+        return ToldSampler(uuids, is_dead="GPU-2" in uuids)
+
+    gang = Gang(sampler=dies_on_n2).begin()
+    began_s = time.monotonic()
+    records = gang.block()
+    assert time.monotonic() - began_s < 10
+    found = [Telemetry.from_json(one) for one in records if one["kind"] == "telemetry"]
+    assert [(one.rank, one.polls, dict(one.unreadable)) for one in found] == [
+        (0, 3, {}), (1, 3, {}), (2, 0, {"device": "the sampler ended"}), (3, 0, {"device": "the sampler ended"}),
+    ]  # fmt: skip
+    measurements = [(one["utilization"], one["energy_j"]) for one in records if one["kind"] == "measurement"]
+    assert measurements == [(0.5, 0.0), (0.5, 1.0), (None, None), (None, None)]
+
+
+def test_what_was_told_is_forgotten() -> None:
+    gang = Gang().begin()
+    gang.block()
+    before = gang.keys
+    for number in (1, 2):
+        gang.block(key=f"weak/r/{number}/ddp@4")
+        gang.block(lambda rank: [probed(rank)], ranks=(0, 2), key=f"probes/{number}")
+    assert gang.keys - before == 4, "of each block, that it is done"
+
+
+def test_a_probe_has_a_window_for_each_of_its_turns() -> None:
+    gang = Gang().begin()
+
+    def turns(rank: int) -> list[Record]:
+        return [probed(rank), probed(rank, BEGAN_UNIX_S + 10)] if rank else [probed(rank)]
+
+    found = [Telemetry.from_json(one) for one in gang.block(turns, ranks=(0, 3), key="probes/0/send-recv")]
+    assert [(one.rank, one.arm, one.started_unix_s, one.ended_unix_s) for one in found] == [
+        (0, "send-recv-1mib", BEGAN_UNIX_S, BEGAN_UNIX_S + 0.5),
+        (3, "send-recv-1mib", BEGAN_UNIX_S + 3, BEGAN_UNIX_S + 3.5),
+        (3, "send-recv-1mib", BEGAN_UNIX_S + 13, BEGAN_UNIX_S + 13.5),
+    ]
+
+
+def test_a_probe_that_could_not_be_done_has_none() -> None:
+    unsupported = {"kind": "probe_unsupported", "study": "probes", "probe": "matmul-fp8", "reason": "no such cores"}
+    gang = Gang().begin()
+    records = gang.block(lambda rank: [unsupported] if rank else [probed(rank), unsupported], key="probes/0/matmul-fp8")
+    assert who(records, "telemetry") == [("n1", 0, 0)]
+    gang.block(lambda rank: [], key="probes/1/matmul-fp8")
+    assert len(records) == 1
+
+
+def test_cpus_are_not_sampled() -> None:
+    gang = Gang("cpu").begin()
+    records = gang.block(lambda rank: measured(rank, utilization=0.9))
+    assert (gang.samplers, who(records, "telemetry")) == ([], [])
+    assert [one["utilization"] for one in records] == [0.9] * 4
+
+
+def test_records_that_are_no_measurements_stay_as_they_are() -> None:
+    step = {"kind": "seeded_step", "rank": 0}
+    assert with_telemetry([step], [{"rank": 0, "utilization": None, "energy_j": 3.0}]) == [step]
+    (found,) = with_telemetry([measured(0)], [{"rank": 0, "utilization": None, "energy_j": 3.0}])
+    assert (found["utilization"], found["energy_j"]) == (None, 3.0)
+
+
+def test_the_real_sampler_finds_the_gpus_of_its_ranks(machine: PlayedMachine) -> None:
+    """By UUID: ranks have the machine's GPUs in another order than NVML, and the last one is of another machine."""
+    machine.play([at_work(A100), A100, A100])
+    uuids = [uuid_of(1), uuid_of(2), uuid_of(0), "GPU-of-nowhere"]
+
+    def sampler(uuids: Sequence[str]) -> Sampler:
+        return Sampler(uuids, 0.1, machine.environment())
+
+    gang = Gang(sampler=sampler).begin(uuids)
+    now = time.time()
+    for rank in (0, 2):  # the first answer takes an interpreter's start
+        assert gang.ranks[rank].samplers[0].cut([(uuids[rank], now - 1, now)], GENEROUS_S)
+    records = gang.block(lambda rank: measured(rank, time.time() - 3 - rank, device=uuids[rank], block_s=1.0))
+    gang.all(lambda rank: rank.telemetry.close())
+    found = [Telemetry.from_json(one) for one in records if one["kind"] == "telemetry"]
+    assert [one.device for one in found] == uuids
+    assert list(found[3].unreadable) == ["device"]
+    busy = A100.work.utilization_pct / 100
+    assert [one["utilization"] for one in records[4:]] == [0.0, 0.0, pytest.approx(busy), None]

@@ -1,0 +1,261 @@
+"""What NCCL's log says of a rank's connections.
+
+The excerpts are lines of real logs, as people posted them, of NCCL 2.4 to 2.27 and of AMD's RCCL; only process ids are
+made this process's own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.results.transport_record import Transport
+from pytest_ddpscale.worker.transport import Seat, read_transport, transport_environment
+
+# NCCL 2.27, four nodes, AWS's libfabric plugin; connected when it was first used, by another thread.
+LIBFABRIC = """\
+llama-3-8b-node-0-0:188:188 [0] NCCL INFO NCCL version 2.27.3+cuda12.9
+llama-3-8b-node-0-0:188:585 [0] NCCL INFO NET/Plugin: Failed to find ncclCollNetPlugin_v10 symbol.
+llama-3-8b-node-0-0:188:585 [0] NCCL INFO Initialized NET plugin Libfabric
+llama-3-8b-node-0-0:188:585 [0] NCCL INFO Using network Libfabric
+llama-3-8b-node-0-0:188:585 [0] NCCL INFO comm 0x556d504b7460 rank 0 nRanks 4 nNodes 4 localRanks 1 localRank 0 MNNVL 0
+llama-3-8b-node-0-0:188:585 [0] NCCL INFO Channel 00/02 : 0 1 2 3
+llama-3-8b-node-0-0:188:585 [0] NCCL INFO 2 coll channels, 2 collnet channels, 0 nvls channels, 2 p2p channels, 2 p2p \
+channels per peer
+llama-3-8b-node-0-0:188:709 [0] NCCL INFO Channel 00/0 : 3[0] -> 0[0] [receive] via NET/Libfabric/0/GDRDMA
+llama-3-8b-node-0-0:188:709 [0] NCCL INFO Channel 01/0 : 3[0] -> 0[0] [receive] via NET/Libfabric/0/GDRDMA
+llama-3-8b-node-0-0:188:709 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Libfabric/0/GDRDMA
+llama-3-8b-node-0-0:188:709 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/Libfabric/0/GDRDMA
+"""
+# Two nodes of four GPUs with InfiniBand and NVIDIA's plugin.
+IB_PLUGIN = """\
+kolyoz1:27225:27907 [3] NCCL INFO Using network IBext_v8
+kolyoz1:27225:27907 [3] NCCL INFO Channel 03/0 : 7[3] -> 3[3] [receive] via NET/IBext_v8/3/GDRDMA
+kolyoz1:27225:27907 [3] NCCL INFO Channel 03/0 : 3[3] -> 7[3] [send] via NET/IBext_v8/3/GDRDMA
+kolyoz1:27225:27907 [3] NCCL INFO Channel 07/0 : 3[3] -> 7[3] [send] via NET/IBext_v8/3/GDRDMA
+kolyoz1:27225:27907 [3] NCCL INFO Channel 07/0 : 3[3] -> 1[1] via P2P/CUMEM
+kolyoz1:27225:27907 [3] NCCL INFO Channel 01/0 : 3[3] -> 2[2] via P2P/CUMEM
+kolyoz1:27225:27907 [3] NCCL INFO Channel 05/0 : 3[3] -> 2[2] via P2P/CUMEM
+"""
+# Eight nodes of eight GPUs whose switches reduce.
+IN_THE_SWITCH = """\
+hostname-test:983:1261 [3] NCCL INFO Channel 00/0 : 35[3] -> 34[2] via P2P/CUMEM
+hostname-test:983:1261 [3] NCCL INFO Connected NVLS tree
+hostname-test:983:1261 [3] NCCL INFO threadThresholds 8/8/64 | 512/8/64 | 512 | 512
+hostname-test:983:1261 [3] NCCL INFO 16 coll channels, 0 collnet channels, 16 nvls channels, 16 p2p channels, 1 p2p \
+channels per peer
+"""
+# One rank sends by another one's adapter.
+BY_ANOTHERS_ADAPTER = """\
+tpgds-aihub0008:181412:181412 [1] NCCL INFO Channel 00/0 : 9[1] -> 0[0] [send] via NET/IB/0(8)/GDRDMA
+tpgds-aihub0008:181412:181412 [1] NCCL INFO Channel 01/0 : 9[1] -> 0[0] [send] via NET/IB/0(8)/GDRDMA
+"""
+# NCCL 2.7: devices by PCI address, and shared memory in other words.
+SHARED_MEMORY = """\
+tesla-105:1477:2150 [1] NCCL INFO Channel 00 : 1[1a000] -> 2[af000] via direct shared memory
+tesla-105:1477:2150 [1] NCCL INFO Channel 00 : 4[1a000] -> 1[1a000] [receive] via NET/Socket/0
+tesla-105:1477:2150 [1] NCCL INFO Channel 00 : 1[1a000] -> 0[18000] via P2P/IPC
+"""
+# Four GPUs of which pairs have NVLink.
+PAIRS = """\
+dbaaa2700fd2:1891:1891 [1] NCCL INFO Channel 02 : 1[1] -> 2[2] via SHM/direct/direct
+dbaaa2700fd2:1891:1891 [1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via P2P/CUMEM/read
+"""
+# NCCL 2.4, with rings, and the version without a prefix.
+RING = """\
+node01:2771:2771 [0] NCCL INFO NET/Socket : Using [0]eno1:192.168.50.11<0>
+NCCL version 2.4.8+cuda10.0
+node01:2771:2801 [0] NCCL INFO Channel 00 :    0   1
+node01:2771:2801 [0] NCCL INFO Ring 00 : 1 -> 0 [receive] via NET/Socket/0
+node01:2771:2801 [0] NCCL INFO Ring 00 : 0 -> 1 [send] via NET/Socket/0
+"""
+# RCCL 2.26 names the communicator after the transport.
+RCCL = """\
+corona:927:927 [0] NCCL INFO Using network Socket
+corona:927:927 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0 comm 0x2083dd50 nRanks 02
+corona:927:927 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0 comm 0x2083dd50 nRanks 02
+corona:927:927 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/Socket/0 comm 0x2083dd50 nRanks 02
+"""
+
+
+def of_this_process(log: str) -> str:
+    return re.sub(r"^([^:\n]+):\d+:", rf"\1:{os.getpid()}:", log, flags=re.MULTILINE)
+
+
+def heard(
+    path: Path, log: str, rank: int, world_size: int, per_node: int, groups: Sequence[Sequence[int]] = ()
+) -> Transport:
+    """What is read of a log that NCCL wrote in this process."""
+    environ = transport_environment(path, path, rank, {})
+    (path / f"nccl-rank-{rank}.log").write_text(of_this_process(log), encoding="utf-8")
+    seat = Seat("n1", rank, rank % per_node, "GPU-a", world_size, per_node)
+    return read_transport(seat, "nccl", environ, groups)
+
+
+@pytest.mark.parametrize(
+    ("log", "gang", "network", "within", "between"),
+    [
+        (LIBFABRIC, (0, 4, 1), "Libfabric", {}, {"NET/Libfabric/GDRDMA": 2}),
+        (IB_PLUGIN, (3, 8, 4), "IBext_v8", {"P2P/CUMEM": 3}, {"NET/IBext_v8/GDRDMA": 2}),
+        (IN_THE_SWITCH, (35, 64, 8), None, {"P2P/CUMEM": 1}, {}),
+        (BY_ANOTHERS_ADAPTER, (9, 16, 8), None, {}, {"NET/IB/GDRDMA": 2}),
+        (SHARED_MEMORY, (1, 8, 4), None, {"SHM": 1, "P2P/IPC": 1}, {}),
+        (PAIRS, (1, 4, 4), None, {"SHM/direct/direct": 1, "P2P/CUMEM/read": 1}, {}),
+        (RING, (0, 2, 1), None, {}, {"NET/Socket": 1}),
+        (RCCL, (0, 2, 1), "Socket", {}, {"NET/Socket": 2}),
+    ],
+    ids=["libfabric", "ib-plugin", "nvls", "pxn", "2.7", "pairs", "2.4", "rccl"],
+)
+def test_connections_are_counted_by_transport_and_where_they_lead(
+    tmp_path: Path,
+    log: str,
+    gang: tuple[int, int, int],
+    network: str | None,
+    within: dict[str, int],
+    between: dict[str, int],
+) -> None:
+    transport = heard(tmp_path, log, *gang)
+    assert transport.network == network
+    assert transport.channels == within | between
+    assert (transport.channels_within_node, transport.channels_between_nodes) == (within, between)
+    assert (transport.problem, transport.unreadable) == ("", ())
+    assert transport.nvls is (log is IN_THE_SWITCH)
+
+
+@pytest.mark.parametrize(("log", "version"), [(LIBFABRIC, "2.27.3+cuda12.9"), (RING, "2.4.8+cuda10.0"), (RCCL, None)])
+def test_the_version_is_read_where_it_is_told(tmp_path: Path, log: str, version: str | None) -> None:
+    assert heard(tmp_path, log, 0, 4, 1).nccl_version == version
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0/Shared", "NET/Socket/Shared"),
+        ("Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA(PCI)", "NET/IB/GDRDMA(PCI)"),
+        ("Channel 00/0 : 0[0] -> 1[0] [send] via NET/AWS Libfabric/11/GDRDMA", "NET/AWS Libfabric/GDRDMA"),
+        ("Channel 00/0 : 0[0] -> 1[1] via P2P/direct pointer", "P2P/direct pointer"),
+        ("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/CE", "P2P/CUMEM/CE"),
+        ("Channel 00/0 : 0[0] -> 1[1] via P2P/MNNVL", "P2P/MNNVL"),
+        ("Channel 00/0 : 0[0] -> 2[2] via P2P/indirect/1[1]", "P2P/indirect"),
+        ("CollNet 00/0 : 0 [send] via COLLNET/SHARP/0/GDRDMA", "COLLNET/SHARP/GDRDMA"),
+        ("Coll 00 : 0 [send] via COLLNET/SHARP/0", "COLLNET/SHARP"),
+    ],
+)
+def test_a_transport_is_called_as_nccl_does_less_the_number_of_the_adapter(
+    tmp_path: Path, text: str, name: str
+) -> None:
+    transport = heard(tmp_path, f"n1:7:9 [0] NCCL INFO {text}\n", 0, 4, 1)
+    assert transport.channels == {name: 1}
+    leaves = not name.startswith("P2P") or "MNNVL" in name
+    assert transport.channels_between_nodes == ({name: 1} if leaves else {})
+
+
+def test_a_communicators_ranks_are_those_of_its_group(tmp_path: Path) -> None:
+    log = "n2:7:9 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via NET/IB/0\n"
+    spread_over_nodes = heard(tmp_path, log, 8, 16, 8, groups=[(0, 8)])
+    assert spread_over_nodes.channels_between_nodes == {"NET/IB": 1}
+    within_a_node = heard(tmp_path, log, 9, 16, 8, groups=[(8, 9)])
+    assert within_a_node.channels_within_node == {"NET/IB": 1}
+
+
+@pytest.mark.parametrize("groups", [[], [(0, 8), (7, 8)]])
+def test_where_groups_tell_nothing_or_different_things_it_is_not_known(
+    tmp_path: Path, groups: Sequence[Sequence[int]]
+) -> None:
+    log = "n2:7:9 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via NET/IB/0\n"
+    others = [] if not groups else [*groups, (9, 8)]
+    transport = heard(tmp_path, log, 8, 16, 8, groups=others)
+    assert transport.channels_somewhere == {"NET/IB": 1}
+    assert (transport.channels_within_node, transport.channels_between_nodes) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    "text", ["Channel 00/0 : 0[0] -> 1[1] via TELEPATHY/0", "Channel 00/0 : here -> there via P2P/CUMEM"]
+)
+def test_a_connection_that_cannot_be_read_is_kept_as_it_is(tmp_path: Path, text: str) -> None:
+    transport = heard(tmp_path, f"n1:7:9 [0] NCCL INFO Using network IB\nn1:7:9 [0] NCCL INFO {text}\n", 0, 2, 2)
+    assert transport.unreadable == (text,)
+    assert transport.channels == {}
+
+
+def test_lines_of_other_processes_in_the_same_file_are_passed_over(tmp_path: Path) -> None:
+    log = of_this_process(IB_PLUGIN) + IB_PLUGIN.replace("27225:", "1:").replace("P2P/CUMEM", "SHM/direct/direct")
+    path = tmp_path / "all.log"
+    path.write_text(log, encoding="utf-8")
+    environ = {"NCCL_DEBUG": "info", "NCCL_DEBUG_FILE": str(path)}
+    assert "SHM/direct/direct" not in read_transport(Seat("n1", 3, 3, "GPU-a", 8, 4), "nccl", environ).channels
+
+
+def test_the_file_of_the_user_is_found_as_nccl_names_it(tmp_path: Path) -> None:
+    host = socket.gethostname().partition(".")[0]
+    (tmp_path / f"100%-{host}-{os.getpid()}.txt").write_text(of_this_process(RCCL), encoding="utf-8")
+    environ = {"NCCL_DEBUG": "TRACE", "NCCL_DEBUG_FILE": str(tmp_path / "100%%-%h-%p.txt")}
+    assert read_transport(Seat("n1", 0, 0, "GPU-a", 2, 1), "nccl", environ).network == "Socket"
+
+
+@pytest.mark.parametrize(
+    ("environ", "problem"),
+    [
+        ({}, "NCCL_DEBUG is '', so that NCCL says nothing"),
+        ({"NCCL_DEBUG": "WARN"}, "NCCL_DEBUG is 'WARN', so that NCCL says nothing"),
+        ({"NCCL_DEBUG": "INFO"}, "NCCL_DEBUG_FILE is not, so that NCCL talks to standard output only"),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "{path}/none"}, "none cannot be read: there is no such file"),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "{path}"}, "cannot be read: there is no such file"),
+        (
+            {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "{path}/mute"},
+            "mute says nothing of how NCCL connects (1 messages",
+        ),
+    ],
+)
+def test_a_log_that_says_nothing_is_a_problem_in_words(tmp_path: Path, environ: dict[str, str], problem: str) -> None:
+    (tmp_path / "mute").write_text(
+        f"n1:{os.getpid()}:9 [0] NCCL INFO cudaDriverVersion 13000\nnoise\n", encoding="utf-8"
+    )
+    given = {name: value.format(path=tmp_path) for name, value in environ.items()}
+    transport = read_transport(Seat("n1", 0, 0, "GPU-a", 2, 1), "nccl", given)
+    assert problem in transport.problem
+    assert transport.channels == {}
+
+
+def test_gloo_has_no_channels(tmp_path: Path) -> None:
+    transport = read_transport(Seat("n1", 1, 1, "cpu", 2, 2), "gloo", {})
+    assert transport == Transport("n1", 1, 1, "cpu", network="gloo")
+
+
+def test_a_file_of_the_users_own_is_left_alone() -> None:
+    environ = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/var/log/nccl.%h"}
+    assert transport_environment(Path("/shm"), Path("/run/logs"), 0, environ) == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ({"NCCL_DEBUG": "TRACE"}, {"NCCL_DEBUG": "TRACE"}),
+        ({"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "INFO"}),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "NET"}, {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}),
+    ],
+)
+def test_messages_that_the_user_asked_for_are_kept_with_the_run(asked: dict[str, str], given: dict[str, str]) -> None:
+    found = transport_environment(Path("/shm"), Path("/run/logs"), 3, asked)
+    assert found == given | {"NCCL_DEBUG_FILE": "/run/logs/nccl-rank-3.log"}
+
+
+def test_nccl_is_asked_for_its_start_only_in_a_file_for_each_rank() -> None:
+    found = transport_environment(Path("/run/100%"), Path("/run/logs"), 11, {"NCCL_IB_HCA": "mlx5"})
+    assert found == {
+        "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": "/run/100%%/nccl-rank-11.log"
+    }  # fmt: skip
+
+
+@given(text=st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=80))
+def test_no_message_is_too_odd_to_be_read(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.mktemp("log", numbered=True)
+    transport = heard(path, f"n1:7:9 [0] NCCL INFO Channel 00/0 : {text} via {text}\n", 0, 2, 2)
+    assert sum(transport.channels.values()) + len(transport.unreadable) <= 1
