@@ -8,14 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.results.records import Measurement
-from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, training_cases
 from pytest_ddpscale.verdict.by_node import UNDECIDED
 from pytest_ddpscale.verdict.caveats import HOST_BOUND
 from pytest_ddpscale.verdict.evaluation import judge
 from pytest_ddpscale.verdict.evidence import Evidence, evidence_of
 from pytest_ddpscale.verdict.matching import arms_of, matching_study
+from pytest_ddpscale.verdict.probing import probes_needed
 from pytest_ddpscale.verdict.verdict import Verdict
 
 # Of a study that no requirement is about, made for a test of the site's own.
@@ -31,10 +33,11 @@ class Decider:
         confidence: of the intervals, 0 … 1.
     """
 
-    def __init__(self, plan: Plan, cases: Sequence[Case], confidence: float) -> None:
+    def __init__(self, plan: Plan, cases: Sequence[AnyCase], confidence: float) -> None:
         self._plan = plan
         self._cases: dict[str, list[Case]] = defaultdict(list)
-        for case in cases:
+        self._probed = [case for case in cases if isinstance(case, NodeCase) and case.probe is not None]
+        for case in training_cases(cases):
             study = matching_study(plan, case.question)
             if study is not None:
                 self._cases[study.id].append(case)
@@ -55,6 +58,9 @@ class Decider:
         """Names of the arms of which further rounds may decide something; none once the study has told enough."""
         if self._plan.pairs is not None and study_id == self._plan.pairs.id:
             return [study_id] if self._is_any_link_in_question() else []
+        if self._plan.probes is not None and study_id == self._plan.probes.id:
+            evidence = evidence_of(self._plan, (), self._records[study_id])
+            return probes_needed(self._plan.probes, self._probed, evidence, self._confidence)
         study = self._plan.study(study_id)
         if study is None:
             return []
@@ -74,7 +80,14 @@ class Decider:
             evidence = evidence_of(self._plan, self._measurements[study_id], self._records[study_id])
             if not all(judge(case, evidence, self._confidence).passed for case in apart):
                 return True
-        return False
+        return self._is_any_probe_in_question()
+
+    def _is_any_probe_in_question(self) -> bool:
+        """Whether a requirement on a probe over several nodes is not met."""
+        per_node = self._plan.layout.ranks_per_node
+        evidence = evidence_of(self._plan, (), self._records[PROBES])
+        apart = [case for case in self._probed if case.requirement.world_size > per_node]
+        return not all(judge(case, evidence, self._confidence).passed for case in apart)
 
     def _fits_node(self, case: Case) -> bool:
         return all(self._plan.layout.fits_node(arm) for arm in arms_of(case.question))

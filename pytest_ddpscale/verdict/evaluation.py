@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +14,7 @@ from pytest_ddpscale.metrics.samples import (
     efficiency_samples,
     exposed_communication_samples,
     generation_ratio_samples,
+    images_per_joule_samples,
     memory_spread_samples,
     model_flops_utilization_samples,
     peak_memory_samples,
@@ -29,19 +29,21 @@ from pytest_ddpscale.plan.metric import baseline_arm, measured_arm
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.results.records import Measurement
-from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.thresholds.model import Source
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
+from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
 from pytest_ddpscale.verdict.by_node import NodeVerdict, combined, judge_nodes, with_failed_nodes, worst_per_round
 from pytest_ddpscale.verdict.caveats import with_host_bound, with_missing_rounds, with_plausibility, with_skipped_steps
+from pytest_ddpscale.verdict.checking import judge_check
+from pytest_ddpscale.verdict.conspicuous import with_stalled_devices
 from pytest_ddpscale.verdict.culprits import Comparison, with_culprits, with_slow_baseline
-from pytest_ddpscale.verdict.estimating import estimate_of
 from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.matching import arms_of, matching_study, why_no_study
+from pytest_ddpscale.verdict.probing import judge_probe
 from pytest_ddpscale.verdict.replicas import with_agreement
 from pytest_ddpscale.verdict.verdict import Verdict
 
 
-def judge(case: Case, evidence: Evidence, confidence: float) -> Verdict:
+def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
     """The verdict on one requirement.
 
     Args:
@@ -55,7 +57,9 @@ def judge(case: Case, evidence: Evidence, confidence: float) -> Verdict:
         rounds, ``not_measured`` without data, ``error`` if the study broke. What fits one node of several is
         judged on each of them (`pytest_ddpscale.verdict.by_node`).
     """
-    blank = _blank(case, confidence)
+    blank = blank_verdict(case, confidence)
+    if isinstance(case, NodeCase):
+        return _judge_node(blank, case, evidence, confidence)
     question = case.question
     study = matching_study(evidence.plan, question)
     if study is None:
@@ -77,6 +81,16 @@ def judge(case: Case, evidence: Evidence, confidence: float) -> Verdict:
     verdict = with_slow_baseline(verdict, case, peers, rounds.baseline)
     verdict = with_agreement(verdict, study, evidence)
     return with_culprits(verdict, case, peers, rounds.measured)
+
+
+def _judge_node(blank: Verdict, case: NodeCase, evidence: Evidence, confidence: float) -> Verdict:
+    """On something else than training; what nodes reached before is judged where their history is."""
+    subject = case.requirement.definition.subject
+    if subject == "probe":
+        return judge_probe(blank, case, evidence, confidence, peak=case.peak)
+    if subject == "check":
+        return judge_check(blank, case, evidence)
+    return blank
 
 
 def _judge_by_node(blank: Verdict, case: Case, study: Study, evidence: Evidence, confidence: float) -> Verdict:
@@ -102,10 +116,12 @@ def _judge_rounds(
     samples = _samples(case, study, rounds, evidence)
     if not samples:
         return replace(blank, reason=_why_no_samples(case.question, study, rounds))
-    verdict = _against_bound(blank, case, samples, confidence)
+    verdict = against_bound(blank, case.requirement, samples, confidence)
     verdict = with_missing_rounds(verdict, due)
     verdict = with_plausibility(verdict, evidence.plan)
     verdict = with_host_bound(verdict, case, evidence.plan, rounds.measured)
+    if verdict.metric == "device_utilization":
+        verdict = with_stalled_devices(verdict, rounds.measured, evidence.telemetry)
     return with_skipped_steps(verdict, rounds.measured)
 
 
@@ -138,9 +154,12 @@ class Rounds:
 def rounds_of(question: Question, study: Study, evidence: Evidence) -> Rounds:
     """The complete rounds that answer a question: on several nodes those of the group with rank 0."""
     layout = evidence.plan.layout
-    return _rounds(
-        question, study, evidence.measurements, lambda arm: None if layout.nodes == 1 else layout.groups(arm)[0]
-    )
+
+    def ranks(arm: Arm) -> Sequence[int] | None:
+        is_planned = arm.world_size <= layout.world_size  # else no rank can have measured it
+        return layout.groups(arm)[0] if layout.nodes > 1 and is_planned else None
+
+    return _rounds(question, study, evidence.measurements, ranks)
 
 
 def rounds_by_node(question: Question, study: Study, evidence: Evidence) -> dict[str, Rounds]:
@@ -197,6 +216,7 @@ def _plain_samples(question: Question, study: Study, rounds: Rounds, evidence: E
         "device_utilization": lambda: utilization_samples(measured),
         "peak_memory_gib": lambda: peak_memory_samples(measured),
         "memory_spread": lambda: memory_spread_samples(measured),
+        "images_per_joule": lambda: images_per_joule_samples(measured),
         "replica_agreement": lambda: agreement_samples(measured, evidence.seeded_checksums(study.id)),
     }
     if question.metric.name not in samples:
@@ -210,55 +230,3 @@ def _why_no_samples(question: Question, study: Study, rounds: Rounds) -> str:
     if question.metric.baseline and not rounds.baseline:
         return f"{study.id} has no complete round of the arm {question.metric.baseline} to compare with"
     return f"{question.metric.name} could not be read on every rank"
-
-
-def _against_bound(blank: Verdict, case: Case, samples: list[Sample], confidence: float) -> Verdict:
-    values = [sample.value for sample in samples]
-    definition = case.requirement.definition
-    if not all(_is_possible(value, case) for value in values):
-        return replace(blank, outcome="error", rounds=len(values), reason=f"an impossible value was measured: {values}")
-    found = estimate_of(samples, definition.scale, confidence)
-    notes = (found.note,) if found.note else ()
-    if found.estimate is None:
-        return replace(blank, outcome="inconclusive", value=found.value, rounds=len(values), reason=found.too_few)
-    low, high = found.estimate.interval
-    bound, upper = case.requirement.bound, definition.upper_bound
-    good, bad = (high <= bound, low > bound) if upper else (low >= bound, high < bound)
-    verdict = replace(blank, value=found.value, interval=(low, high), rounds=len(values), notes=notes)
-    if good:
-        return replace(verdict, outcome="passed", reason="the whole interval keeps the bound")
-    if bad:
-        return replace(verdict, outcome="failed", reason="the whole interval misses the bound")
-    return replace(verdict, outcome="inconclusive", reason="the bound lies inside the interval")
-
-
-def _is_possible(value: float, case: Case) -> bool:
-    """Rates and ratios are positive; a share may be nothing at all, and a difference of two arms less than that."""
-    definition = case.requirement.definition
-    may_be_nothing = definition.scale == "differences"
-    may_be_negative = may_be_nothing and definition.baseline is not None
-    return math.isfinite(value) and (value > 0 or may_be_negative or (may_be_nothing and value == 0))
-
-
-def _blank(case: Case, confidence: float) -> Verdict:
-    requirement = case.requirement
-    key = "at_most" if requirement.definition.upper_bound else "at_least"
-    return Verdict(
-        id=case.id,
-        metric=requirement.metric,
-        workload=requirement.workload,
-        world_size=requirement.world_size,
-        severity=requirement.severity,
-        bound={key: requirement.bound},
-        outcome="not_measured",
-        confidence=confidence,
-        provisional=requirement.provisional,
-        source=_source_text(requirement.source),
-    )
-
-
-def _source_text(source: Source) -> str:
-    measured = f"measured {source.measured:g}" if source.measured is not None else ""
-    margin = f"margin {source.margin_pct:g} %" if source.margin_pct is not None else ""
-    parts = [part for part in (measured, margin, source.reference, source.reasoning) if part]
-    return "; ".join(parts)

@@ -10,9 +10,13 @@ from typing import Any
 from pytest_ddpscale.metrics.rounds import by_host
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.pair_record import PairMeasurement, pairs_of
+from pytest_ddpscale.results.probe_record import ProbeMeasurement, probes_of
 from pytest_ddpscale.results.records import Measurement, SeededStep, flops_of, seeded_steps_of, timed_arms_of
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.results.run_record import IMPORTED, errors_of, interruptions_of, studies_that_ended
+from pytest_ddpscale.results.survey_record import Survey, surveys_of
+from pytest_ddpscale.results.telemetry_record import Telemetry
+from pytest_ddpscale.results.transport_record import Transport, transports_of
 from pytest_ddpscale.verdict.contradictions import refuse_contradictions
 
 
@@ -30,6 +34,11 @@ class Evidence:
         timed_arms: names of the arms that a round timed, by study and number of the round: once a requirement is
             decided, arms that only it needed are left out. Empty where all arms were timed in every round.
         pairs: what pairs of nodes reached, if they were measured to find a slow node or link.
+        probes: what was probed without training.
+        unsupported: why a probe could not be done, by its id, where it could not.
+        surveys: what each node was before anything was launched, by host.
+        telemetry: what GPUs said of themselves while they were measured.
+        transports: how each rank's NCCL talks to the others.
         hosts: names of all hosts that ever took part, measured or not, where they are known.
     """
 
@@ -42,6 +51,11 @@ class Evidence:
     interrupted: Mapping[str, str] = field(default_factory=dict)
     hosts: Collection[str] = ()
     pairs: Sequence[PairMeasurement] = ()
+    probes: Sequence[ProbeMeasurement] = ()
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+    surveys: Mapping[str, Survey] = field(default_factory=dict)
+    telemetry: Sequence[Telemetry] = ()
+    transports: Sequence[Transport] = ()
 
     @cached_property
     def by_node(self) -> Mapping[str, Mapping[str, Sequence[Measurement]]]:
@@ -81,7 +95,17 @@ def evidence_of(plan: Plan, measurements: Sequence[Measurement], records: Sequen
         interruptions_of(records),
         sorted({str(record["host"]) for record in records if record.get("kind") == "startup" and "host" in record}),
         pairs_of(records),
+        probes_of(records),
+        unsupported_of(records),
+        surveys_of(records),
+        transports=transports_of(records),
     )
+
+
+def unsupported_of(records: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Why probes could not be done on some rank, by the probe's id. Raises KeyError if a record lacks a key."""
+    found = [record for record in records if record.get("kind") == "probe_unsupported"]
+    return {str(record["probe"]): f"{record['host']}: {record['reason']}" for record in found}
 
 
 DIED = "the run died while measuring this, or before: no end of it was recorded"
@@ -103,11 +127,12 @@ def read_evidence(run: RunDirectory, died: str = DIED) -> Evidence:
     record, plan, records = run.read_run(), run.read_plan(), run.read_records()
     if plan.sku != record.get("sku"):
         raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.get('sku')}")
-    ids = [study.id for study in plan.studies]
+    ids = [study.id for study in plan.studies] + ([plan.probes.id] if plan.probes else [])
     if len(set(ids)) != len(ids):
         raise broken_file(run.plan_json, "has two studies of one id")
     try:
         evidence = evidence_of(plan, run.read_measurements(), records)
+        evidence = replace(evidence, telemetry=run.read_telemetry())
     except (KeyError, TypeError, ValueError) as error:
         raise broken_file(run.measurements_jsonl, f"holds a record that is none of its kind ({error})") from None
     is_imported = record.get("status") == IMPORTED

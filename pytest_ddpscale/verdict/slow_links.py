@@ -20,10 +20,13 @@ def with_slow_links(verdict: Verdict, evidence: Evidence, measured: Rounds) -> V
         evidence: with the node pairs that were measured.
         measured: complete rounds of the arm in question.
     """
-    if not evidence.pairs or not _spans_nodes(measured):
-        return verdict
+    return with_slow_node_pairs(verdict, evidence) if _spans_nodes(measured) else verdict
+
+
+def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
+    """The same of a verdict that is on ranks of several nodes."""
     slow = {culprit.host for culprit in verdict.culprits if culprit.is_certain}
-    faults = find_link_faults(evidence.pairs, evidence.plan.device_type, slow)
+    faults = find_link_faults(evidence.pairs, evidence.plan.device_type, slow) if evidence.pairs else []
     if not faults:
         return verdict
     culprits = tuple(_culprit(fault) for fault in faults)

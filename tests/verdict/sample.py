@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_ddpscale.plan.metric import METRICS, measured_arm, required_arms
+from pytest_ddpscale.plan.metric import METRICS, TRAINING_METRICS, measured_arm, required_arms
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -28,6 +28,7 @@ FLOPS_PER_IMAGE = PEAK_TFLOPS * 1e12 / ALONE_IMG_PER_S
 STEPS = 10
 CONFIDENCE = 0.95
 GIB = 2**30
+ENERGY_J = 300.0
 CHECKSUM, OTHER_CHECKSUM = "c0ffee", "decade"
 # No drift, and far enough apart for an interval of some width.
 SPREAD = (0.84, 0.88, 0.82, 0.90, 0.80, 0.86)
@@ -37,9 +38,9 @@ SHARES_OF_RANKS = ("replica_agreement",)
 # The slowest relative to its peers is never below 1.
 FROM_ONE_UP = ("rank_uniformity",)
 # Metrics that can be made to have any value, from `least_value` up.
-VALUED = tuple(name for name in METRICS if name not in SHARES_OF_RANKS)
-RELATIVE = tuple(name for name, metric in METRICS.items() if metric.baseline)
-READINGS = ("device_utilization", "peak_memory_gib", "memory_spread")
+VALUED = tuple(name for name in TRAINING_METRICS if name not in SHARES_OF_RANKS)
+RELATIVE = tuple(name for name, metric in TRAINING_METRICS.items() if metric.baseline)
+READINGS = ("device_utilization", "peak_memory_gib", "memory_spread", "images_per_joule")
 FACTORS = tuple(name for name in VALUED if METRICS[name].scale == "factors")
 DIFFERENCES = tuple(name for name in VALUED if METRICS[name].scale == "differences")
 # Those of a pace alone: batch, steps and duration of a block.
@@ -104,7 +105,7 @@ def make_measurement(
     """One rank's block at a given pace."""
     measured = Measurement(
         study, arm.name, round_, rank, rank, f"node{rank}", f"GPU-{rank}", arm.batch_size, STEPS,
-        block_s=1.0, started_unix_s=1.7e9 + round_, utilization=0.99, peak_memory_bytes=GIB,
+        block_s=1.0, started_unix_s=1.7e9 + round_, utilization=0.99, peak_memory_bytes=GIB, energy_j=ENERGY_J,
         parameters_checksum=CHECKSUM if arm.kind == "ddp" else None,
     )  # fmt: skip
     return replace(at_pace(measured, img_per_s), **changes)
@@ -130,8 +131,8 @@ def make_study(case: Case, rounds: int = 5) -> Study:
 def make_measurements(case: Case, values: Sequence[float]) -> list[Measurement]:
     """Measurements of which the case's metric has these values, one a round.
 
-    Rank 0 sets the pace, is the least busy, the least steady and the fullest one, and the one that disagrees; the
-    other ranks are faster, busier, steadier and smaller, and agree.
+    Rank 0 sets the pace, is the least busy, the least steady, the fullest and the hungriest one, and the one that
+    disagrees; the other ranks are faster, busier, steadier, smaller and thriftier, and agree.
     """
     study = make_study(case)
     measured = measured_arm(case.requirement.definition, case.workload, case.requirement.world_size)
@@ -151,6 +152,8 @@ def _with_value(one: Measurement, case: Case, value: float) -> Measurement:
         return replace(one, peak_memory_bytes=round(value * GIB) if first else 1)
     if metric == "memory_spread":
         return replace(one, peak_memory_bytes=GIB if first else round((1 - value) * GIB))
+    if metric == "images_per_joule":
+        return replace(one, energy_j=one.batch_size * one.steps / (value if first else 1.25 * value))
     if metric == "step_time_p95":
         return with_steps(one, [value / 1000 * (1.0 if first else 0.8)] * STEPS)
     if metric == "step_time_cv":

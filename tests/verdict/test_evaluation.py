@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.metric import METRICS, baseline_arm
+from pytest_ddpscale.plan.metric import METRICS, TRAINING_METRICS, baseline_arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Question
 from pytest_ddpscale.results.records import Measurement, strict_json
 from pytest_ddpscale.verdict.evaluation import judge, samples_of
@@ -48,7 +48,7 @@ from tests.verdict.sample import (
 )
 
 STEADY = (0.9, 0.9, 0.9, 0.9, 0.9)
-ALL = tuple(METRICS)
+ALL = tuple(TRAINING_METRICS)
 
 
 class TestBound:
@@ -185,7 +185,8 @@ class TestTooLittle:
         def forget(one: Measurement) -> Measurement:
             if one.rank == 0:
                 return one
-            return replace(one, utilization=None, peak_memory_bytes=None, step_s=(), parameters_checksum=None)
+            unread = replace(one, utilization=None, peak_memory_bytes=None, energy_j=None)
+            return replace(unread, step_s=(), parameters_checksum=None)
 
         verdict = judge_changed(metric, forget)
         assert (verdict.outcome, verdict.reason) == ("not_measured", f"{metric} could not be read on every rank")

@@ -41,8 +41,9 @@ def judge_single(metric: str, bound: float, stdev: float | None) -> Verdict:
 def as_import(one: Measurement, stdev: float | None) -> Measurement:
     """100 steps at the same pace, whose standard deviation is a share of their mean; their times were not kept."""
     stdev_s = None if stdev is None else stdev * one.block_s / one.steps
-    block_s = one.block_s * 100 / one.steps
-    return replace(one, steps=100, block_s=block_s, step_s=(), step_stdev_s=stdev_s, single_sample=True)
+    times = 100 / one.steps
+    longer = replace(one, steps=100, block_s=one.block_s * times, energy_j=(one.energy_j or 0.0) * times)
+    return replace(longer, step_s=(), step_stdev_s=stdev_s, single_sample=True)
 
 
 def test_one_sample_has_the_interval_of_its_steps_and_says_so() -> None:
@@ -72,12 +73,20 @@ def test_without_a_standard_deviation_one_sample_never_decides(metric: str) -> N
         assert (verdict.outcome, verdict.interval) == ("inconclusive", None)
 
 
-@pytest.mark.parametrize("metric", READINGS)
+@pytest.mark.parametrize("metric", [name for name in READINGS if name != "images_per_joule"])
 def test_an_imported_reading_stands_for_itself_and_says_so(metric: str) -> None:
     verdict = judge_single(metric, 0.91 if METRICS[metric].upper_bound else 0.89, stdev=0.05)
     assert verdict.notes == (SINGLE_VALUE_NOTE,)
     assert verdict.interval == pytest.approx((0.9, 0.9))
     assert verdict.outcome == "passed"
+
+
+@pytest.mark.parametrize("stdev", [None, 0.05])
+def test_the_energy_of_one_block_never_decides(stdev: float | None) -> None:
+    for bound in (0.01, 0.89, 2.0):
+        verdict = judge_single("images_per_joule", bound, stdev)
+        assert (verdict.outcome, verdict.interval) == ("inconclusive", None)
+        assert verdict.value == pytest.approx(0.9)
 
 
 def test_the_spread_of_imported_steps_is_the_one_that_was_published() -> None:

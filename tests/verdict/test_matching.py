@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.metric import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.verdict.evaluation import judge
@@ -104,7 +104,7 @@ class TestStudiesThatBroke:
         assert (verdict.outcome, verdict.reason) == ("error", errors["weak/r"])
         assert not verdict.passed
 
-    @pytest.mark.parametrize("metric", sorted(METRICS))
+    @pytest.mark.parametrize("metric", sorted(TRAINING_METRICS))
     def test_are_errors_for_every_metric(self, metric: str) -> None:
         case = make_case(metric, easy_bound(metric))
         evidence = make_evidence(case, make_measurements(case, STEADY), errors={make_study(case).id: "broke"})
@@ -135,7 +135,7 @@ class TestMatchingStudy:
 
 
 class TestCovers:
-    @pytest.mark.parametrize("metric", sorted(METRICS))
+    @pytest.mark.parametrize("metric", sorted(TRAINING_METRICS))
     def test_needs_every_arm(self, metric: str) -> None:
         case = make_case(metric, easy_bound(metric))
         study = make_study(case)
@@ -144,7 +144,7 @@ class TestCovers:
             rest = tuple(other for other in study.arms if other != arm)
             assert not covers(Plan("a100", "cuda", (replace(study, arms=rest),)), case.question)
 
-    @pytest.mark.parametrize("metric", sorted(METRICS))
+    @pytest.mark.parametrize("metric", sorted(TRAINING_METRICS))
     def test_is_not_so_without_a_study(self, metric: str) -> None:
         assert not covers(Plan("a100", "cuda", ()), make_case(metric, easy_bound(metric)).question)
 

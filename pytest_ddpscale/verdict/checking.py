@@ -1,0 +1,60 @@
+"""A check of the nodes against what was found out about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.survey_record import STUDY_ID, Survey
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
+from pytest_ddpscale.thresholds.expectation import node_expectation
+from pytest_ddpscale.verdict.evidence import Evidence
+from pytest_ddpscale.verdict.node_checks.catalogue import check, unfit_hosts
+from pytest_ddpscale.verdict.verdict import Verdict
+
+
+def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
+    """The verdict on one check; its value is the share of nodes that pass, which has no error.
+
+    Args:
+        blank: on the requirement, ``not_measured``.
+        case: the requirement, with its check.
+        evidence: what was found out, before the launch and under load.
+    """
+    plan, name = evidence.plan, case.requirement.check
+    expectation = node_expectation(case.sku, plan)
+    found = check(name, expectation, evidence.surveys, plan.nodes, evidence.telemetry, evidence.transports)
+    reason = found.reason
+    why_no_survey = evidence.errors.get(STUDY_ID) or evidence.interrupted.get(STUDY_ID)
+    if found.outcome == "not_measured" and why_no_survey:
+        reason = f"{reason}: {why_no_survey}"
+    # Of nodes of which only some could be looked at no share is known.
+    share = None if found.outcome == "not_measured" else found.share
+    interval = None if share is None else (share, share)
+    return replace(
+        blank,
+        outcome=found.outcome,
+        value=share,
+        interval=interval,
+        rounds=1 if share is not None else 0,
+        reason=reason,
+        notes=found.notes,
+        culprits=found.culprits,
+    )
+
+
+def unfit_nodes(cases: Iterable[AnyCase], plan: Plan, surveys: dict[str, Survey]) -> dict[str, str]:
+    """Nodes that fail a check of severity ``fail`` before anything is launched on them.
+
+    Args:
+        cases: that were selected.
+        plan: of what is to be launched.
+        surveys: host → what it is.
+
+    Returns:
+        Host → why.
+    """
+    checks = [case for case in cases if isinstance(case, NodeCase) and case.requirement.check]
+    names = [case.requirement.check for case in checks if case.requirement.severity == "fail"]
+    return unfit_hosts(names, node_expectation(checks[0].sku, plan), surveys, plan.nodes) if checks else {}

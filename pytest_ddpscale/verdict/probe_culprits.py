@@ -1,0 +1,149 @@
+"""Who is to blame for a probe that is too slow: a GPU, a node, or the link between two GPUs.
+
+All places do the same thing at the same time, so that one that misses the bound stands out by its number beside the
+others'. If more than half of them miss it alike, nobody is certain to be at fault: a bound that is wrong must not drain
+a cluster. Of several nodes, one all of whose places fail is named as a whole.
+
+A pair that fails blames its link, unless a GPU explains it: one that keeps the bound with nobody, and misses it with
+most of the others, is at fault itself and its links are not named. If all pairs that fail share one GPU, that GPU is
+named even if it keeps the bound with some, but not as certain. Where groups of GPUs cannot reach each other at speed,
+such as the two halves of a node, no GPU explains it and the links are named.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from pytest_ddpscale.metrics.probes import Place
+from pytest_ddpscale.verdict.by_place import NOUNS, PlaceVerdict
+from pytest_ddpscale.verdict.evidence import Evidence
+from pytest_ddpscale.verdict.slow_links import with_slow_node_pairs
+from pytest_ddpscale.verdict.verdict import Culprit, Verdict
+
+End = tuple[str, int | None, str | None]  # host, local rank and UUID
+
+
+def with_probe_culprits(verdict: Verdict, judged: Sequence[PlaceVerdict], planned: int, evidence: Evidence) -> Verdict:
+    """The verdict with everybody named who is to blame, if it failed.
+
+    Args:
+        verdict: of all places.
+        judged: what each of them comes to.
+        planned: how many there should be.
+        evidence: with the node pairs that were measured, which tell whose links are slow in a group over several nodes.
+    """
+    failed = [place for place in judged if place.is_failed]
+    if verdict.outcome != "failed" or not failed:
+        return verdict
+    if failed[0].place.kind == "gang":
+        return with_slow_node_pairs(verdict, evidence)
+    culprits = tuple(_culprits(judged))
+    if 2 * len(failed) <= planned:
+        return replace(verdict, culprits=culprits)
+    uncertain = tuple(replace(culprit, is_certain=False) for culprit in culprits)
+    return replace(verdict, culprits=uncertain, notes=(*verdict.notes, *_notes_on_all(failed, planned)))
+
+
+def ends_of(place: Place) -> tuple[End, End]:
+    """Both ends of a link."""
+    assert place.peer_host is not None
+    return (place.host, place.gpu_index, place.gpu_uuid), (place.peer_host, place.peer_gpu_index, place.peer_gpu_uuid)
+
+
+def link_culprit(place: Place, evidence: str, *, is_certain: bool = True) -> Culprit:
+    """The link itself."""
+    return Culprit(
+        "link", place.host, place.gpu_index, place.gpu_uuid, evidence,
+        place.peer_host, place.peer_gpu_index, place.peer_gpu_uuid, is_certain=is_certain,
+    )  # fmt: skip
+
+
+def shared_end(links: Sequence[Place]) -> End | None:
+    """The one GPU that is an end of each of two links or more; None if there is none."""
+    common = set.intersection(*(set(ends_of(link)) for link in links)) if len(links) > 1 else set()
+    return common.pop() if len(common) == 1 else None
+
+
+def _notes_on_all(failed: Sequence[PlaceVerdict], planned: int) -> list[str]:
+    if planned == 1:
+        return []
+    noun = NOUNS[failed[0].place.kind]
+    return [f"{len(failed)} of {planned} {noun} fail alike: is the bound right? Nobody is certain to be at fault"]
+
+
+def _culprits(judged: Sequence[PlaceVerdict]) -> Iterable[Culprit]:
+    by_host: dict[str, list[PlaceVerdict]] = defaultdict(list)
+    for place in judged:
+        by_host[place.place.host].append(place)
+    for host, theirs in by_host.items():
+        failed = [place for place in theirs if place.is_failed]
+        if len(by_host) > 1 and len(failed) == len(theirs) > 1:
+            yield _whole_node(host, theirs, judged)
+        elif theirs[0].place.kind == "link":
+            yield from _of_links(theirs, judged)
+        else:
+            yield from (_of_place(place, judged) for place in failed)
+
+
+def _whole_node(host: str, theirs: Sequence[PlaceVerdict], judged: Sequence[PlaceVerdict]) -> Culprit:
+    what = f"all {len(theirs)} {NOUNS[theirs[0].place.kind]} fail, the worst with {_worst(theirs)}"
+    return Culprit("node", host, None, None, f"{what}{_beside(theirs, judged)}")
+
+
+def _of_place(place: PlaceVerdict, judged: Sequence[PlaceVerdict]) -> Culprit:
+    where, evidence = place.place, f"{_worst([place])}{_beside([place], judged)}"
+    kind: Literal["gpu", "node"] = "node" if where.kind == "node" else "gpu"
+    return Culprit(kind, where.host, where.gpu_index, where.gpu_uuid, evidence)
+
+
+def _of_links(pairs: Sequence[PlaceVerdict], judged: Sequence[PlaceVerdict]) -> Iterable[Culprit]:
+    """Those at fault among the pairs of one node, by the rule of this module."""
+    by_end: dict[End, list[PlaceVerdict]] = defaultdict(list)
+    for pair in pairs:
+        for end in ends_of(pair.place):
+            by_end[end].append(pair)
+    slow = [end for end, own in by_end.items() if _explains_its_pairs(own)]
+    for end in slow:
+        yield _of_end(end, by_end, judged, is_certain=True)
+    left = [pair for pair in pairs if pair.is_failed and not set(slow) & set(ends_of(pair.place))]
+    shared = shared_end([pair.place for pair in left])
+    if shared is not None:
+        yield _of_end(shared, by_end, judged, is_certain=False)
+        return
+    yield from (link_culprit(pair.place, f"{_worst([pair])}{_beside([pair], judged)}") for pair in left)
+
+
+def _explains_its_pairs(own: Sequence[PlaceVerdict]) -> bool:
+    """Whether a GPU keeps the bound with nobody, and misses it with most others of several."""
+    failed = sum(pair.is_failed for pair in own)
+    return failed > 1 and 2 * failed > len(own) and all(pair.verdict.outcome != "passed" for pair in own)
+
+
+def _of_end(
+    end: End, by_end: Mapping[End, Sequence[PlaceVerdict]], judged: Sequence[PlaceVerdict], *, is_certain: bool
+) -> Culprit:
+    own = by_end[end]
+    failed = [pair for pair in own if pair.is_failed]
+    evidence = f"{len(failed)} of its {len(own)} pairs fail, the worst with {_worst(failed)}{_beside(own, judged)}"
+    evidence += ": it is this GPU, not its links" if is_certain else ": it, or its links to those"
+    return Culprit("gpu", *end, evidence, is_certain=is_certain)
+
+
+def _worst(places: Iterable[PlaceVerdict]) -> str:
+    """``612 TFLOPS``."""
+    worst = min(places, key=lambda place: place.verdict.margin or 0.0).verdict
+    return f"{worst.value:.4g} {worst.unit}"
+
+
+def _beside(mine: Sequence[PlaceVerdict], judged: Sequence[PlaceVerdict]) -> str:
+    """``, 790 is the median of 7 others``."""
+    own = {place.place for place in mine}
+    others = [p.verdict.value for p in judged if p.place not in own and p.verdict.value is not None]
+    if not others:
+        return ", and no other to compare with"
+    whom = "the other one" if len(others) == 1 else f"the median of {len(others)} others"
+    return f", {statistics.median(others):.4g} is {whom}"

@@ -1,0 +1,152 @@
+"""A requirement on a probe against what was probed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pytest_ddpscale.metrics.probes import Place, Ranks, expected_ranks, of_probe, places
+from pytest_ddpscale.plan.probe import STUDY_ID, Probe, ProbeStudy
+from pytest_ddpscale.thresholds.cases import NodeCase
+from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
+from pytest_ddpscale.verdict.by_node import UNDECIDED
+from pytest_ddpscale.verdict.by_place import IMPLAUSIBLE, NOUNS, PlaceVerdict, combined, judge_places, listed
+from pytest_ddpscale.verdict.caveats import with_missing_rounds
+from pytest_ddpscale.verdict.evidence import Evidence
+from pytest_ddpscale.verdict.probe_culprits import with_probe_culprits
+from pytest_ddpscale.verdict.verdict import Verdict
+from pytest_ddpscale.verdict.wrong_data import with_wrong_data
+
+# Clocks and data sheets are a few per cent off; more than this above the peak is a measurement of something else.
+MOST_OF_PEAK = 1.05
+
+
+def judge_probe(
+    blank: Verdict, case: NodeCase, evidence: Evidence, confidence: float, peak: float | None = None
+) -> Verdict:
+    """The verdict on one requirement: every place that was planned has to keep the bound.
+
+    Args:
+        blank: on the requirement, ``not_measured``.
+        case: the requirement, with its probe.
+        evidence: what was measured, in any order.
+        confidence: of the interval at all rounds together, 0 … 1.
+        peak: what the data sheet promises, in the metric's unit, if that is known and limits the metric. Not of
+            collectives: in-network reduction (NVLS) takes an all-reduce's bus bandwidth beyond that of the links.
+
+    Returns:
+        ``failed`` if any place misses the bound, at the confidence that holds for all places together, or if any
+        result was wrong, whatever the speed; else ``not_measured`` if a place is missing or cannot do it, and
+        ``passed`` if each place passes by its own interval. Value and interval are those of the worst place.
+        Whoever is to blame is named as far as places can be compared.
+
+    Raises:
+        ValueError: the case has no probe.
+    """
+    probe = _probe_of(case)
+    verdict = _on_speed(blank, case, probe, evidence, confidence, peak)
+    return with_wrong_data(verdict, probe, of_probe(evidence.probes, probe))
+
+
+def probes_needed(study: ProbeStudy, cases: Sequence[NodeCase], evidence: Evidence, confidence: float) -> list[str]:
+    """Ids of the probes of which further rounds may decide a requirement, in the study's order.
+
+    What is decided stays decided: without its probe it gets no new rounds, and the judge sees the same again.
+
+    Args:
+        study: that is being measured.
+        cases: requirements that it answers.
+        evidence: what it told so far.
+        confidence: of the intervals.
+    """
+    needed = {
+        _probe_of(case).id
+        for case in cases
+        if _may_be_decided(judge_probe(blank_verdict(case, confidence), case, evidence, confidence, case.peak))
+    }
+    return [probe.id for probe in study.probes if probe.id in needed]
+
+
+def _may_be_decided(verdict: Verdict) -> bool:
+    """Whether a verdict is open only because there are too few rounds, on any place."""
+    if any(note.startswith(UNDECIDED) for note in verdict.notes):
+        return True
+    return verdict.outcome == "inconclusive" and IMPLAUSIBLE not in verdict.notes
+
+
+def _probe_of(case: NodeCase) -> Probe:
+    if case.probe is None:
+        raise ValueError(f"{case.id} is about no probe")
+    return case.probe
+
+
+def _on_speed(
+    blank: Verdict, case: NodeCase, probe: Probe, evidence: Evidence, confidence: float, peak: float | None
+) -> Verdict:
+    """The verdict if all results are right."""
+    study = evidence.plan.probes
+    if study is None or probe not in study.probes:
+        return replace(blank, reason=f"{probe.id} was not probed in this run")
+    if study.id in evidence.errors:
+        return replace(blank, outcome="error", reason=evidence.errors[study.id])
+    if study.id in evidence.interrupted:
+        return replace(blank, reason=evidence.interrupted[study.id])
+    samples = places(evidence.probes, probe, evidence.plan.layout)
+    expected, due = expected_ranks(probe, evidence.plan.layout), _rounds_due(probe, evidence)
+
+    def judge_place(place: Place, confidence: float) -> Verdict:
+        verdict = against_bound(blank, case.requirement, samples[place], confidence)
+        return _with_peak(with_missing_rounds(verdict, due), peak)
+
+    judged = judge_places(judge_place, samples, len(expected), confidence)
+    missing = _why_incomplete(probe, expected, judged, evidence)
+    verdict = combined(judged, len(expected), blank, missing)
+    return with_probe_culprits(verdict, judged, len(expected), evidence)
+
+
+def _rounds_due(probe: Probe, evidence: Evidence) -> int:
+    """How many rounds there should be: all that were begun, but those that left the probe out."""
+    timed = evidence.timed_arms.get(STUDY_ID, {})
+    begun = {one.round for one in evidence.probes} | set(timed)
+    return sum(number not in timed or probe.id in timed[number] for number in begun)
+
+
+def _with_peak(verdict: Verdict, peak: float | None) -> Verdict:
+    """Nothing is faster than its hardware: then something else was measured."""
+    if peak is None or verdict.value is None or verdict.value <= MOST_OF_PEAK * peak:
+        return verdict
+    reason = f"{IMPLAUSIBLE}: {verdict.value:.4g} {verdict.unit} is more than the {peak:.4g} of the data sheet"
+    return replace(verdict, outcome="inconclusive", reason=reason, notes=(*verdict.notes, IMPLAUSIBLE))
+
+
+def _why_incomplete(probe: Probe, expected: Sequence[Ranks], judged: Sequence[PlaceVerdict], evidence: Evidence) -> str:
+    """What keeps a probe from passing although nothing fails: it cannot be done, or places are missing."""
+    if probe.id in evidence.unsupported:
+        return f"{probe.id} could not be done: {evidence.unsupported[probe.id]}"
+    there = {place.place.ranks for place in judged}
+    absent = [ranks for ranks in expected if ranks not in there]
+    if not absent:
+        return ""
+    if not there:
+        return f"no complete round of {probe.id}"
+    names = list(dict.fromkeys(_name_of_ranks(ranks, evidence) for ranks in absent))
+    noun = NOUNS[judged[0].place.kind]
+    text = f"measured on {len(there)} of {len(expected)} {noun}; {listed(names)} {_is(names)} missing"
+    unseen = sorted(set(evidence.hosts) - {one.host for one in evidence.probes})
+    return f"{text} ({listed(unseen)} took no part)" if unseen else text
+
+
+def _name_of_ranks(ranks: Ranks, evidence: Evidence) -> str:
+    """Of a place that was not measured: ``rank 3 of n1``, or the node's number where its name is not known."""
+    layout = evidence.plan.layout
+    numbers = sorted({rank // layout.ranks_per_node for rank in ranks})
+    hosts = {one.rank // layout.ranks_per_node: one.host for one in evidence.probes}
+    where = " and ".join(hosts.get(number, f"node {number + 1} of {layout.nodes}") for number in numbers)
+    if len(ranks) > 2 or not set(numbers) <= set(hosts):
+        return where
+    local = " and ".join(str(rank % layout.ranks_per_node) for rank in ranks)
+    return f"local rank{'s' if len(ranks) > 1 else ''} {local} of {where}"
+
+
+def _is(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"

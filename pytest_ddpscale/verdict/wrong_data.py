@@ -1,0 +1,124 @@
+"""Probes whose result is not what it has to be: no speed makes up for that."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from pytest_ddpscale.metrics.probes import Place, place_of
+from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
+from pytest_ddpscale.results.probe_record import ProbeMeasurement
+from pytest_ddpscale.verdict.by_place import listed
+from pytest_ddpscale.verdict.probe_culprits import link_culprit, shared_end
+from pytest_ddpscale.verdict.verdict import Culprit, Verdict
+
+
+def with_wrong_data(verdict: Verdict, probe: Probe, measured: Sequence[ProbeMeasurement]) -> Verdict:
+    """The verdict, failed if any result was wrong: one is enough, because nothing about it is random.
+
+    What one device did by itself, it did wrong. Of what several did together a rank that sees it is a witness: the
+    others may have sent it. Then the node that all of them are on is certain to be at fault, and none of its GPUs.
+
+    Args:
+        verdict: on speed.
+        probe: in question.
+        measured: everything measured of it, in complete rounds or not.
+    """
+    wrong = [one for one in measured if not one.is_correct]
+    if not wrong:
+        return verdict
+    culprits = tuple(_culprits(probe, wrong, measured))
+    accused = {_who(culprit) for culprit in culprits}
+    others = tuple(culprit for culprit in verdict.culprits if _who(culprit) not in accused)
+    names = list(dict.fromkeys(f"local rank {one.local_rank} of {one.host}" for one in wrong))
+    reason = f"{_did(probe)} wrong data, as seen by {listed(names)} ({_rounds(wrong, measured)})"
+    if verdict.outcome in ("failed", "error"):
+        reason += f"; besides: {verdict.reason}"
+    return replace(verdict, outcome="failed", reason=reason, culprits=(*culprits, *others))
+
+
+def _culprits(
+    probe: Probe, wrong: Sequence[ProbeMeasurement], measured: Sequence[ProbeMeasurement]
+) -> Iterable[Culprit]:
+    if probe.kind == "send-recv":
+        return _of_pairs(probe, wrong, measured)
+    if probe.kind in SINGLE_DEVICE:
+        return _of_witnesses(probe, wrong, measured, is_certain=True)
+    return _of_group(probe, wrong, measured)
+
+
+def _of_witnesses(
+    probe: Probe, wrong: Sequence[ProbeMeasurement], measured: Sequence[ProbeMeasurement], *, is_certain: bool
+) -> Iterable[Culprit]:
+    for where in dict.fromkeys(map(_device, wrong)):
+        own = [one for one in wrong if _device(one) == where]
+        rounds = _rounds(own, [one for one in measured if _device(one) == where])
+        verb = _did(probe) if is_certain else "saw"
+        yield Culprit("gpu", *where, f"{verb} wrong data in {rounds}", is_certain=is_certain)
+
+
+def _of_group(
+    probe: Probe, wrong: Sequence[ProbeMeasurement], measured: Sequence[ProbeMeasurement]
+) -> Iterable[Culprit]:
+    """Everybody who saw it; before them the node, if the group that it happened in is on one."""
+    is_within_hosts = _fits_hosts(probe, measured)
+    for host in dict.fromkeys(one.host for one in wrong) if is_within_hosts else ():
+        own = [one for one in wrong if one.host == host]
+        there = [one for one in measured if one.host == host]
+        saw, ranks = len(set(map(_device, own))), len(set(map(_device, there)))
+        evidence = f"{_did(probe)} wrong data in {_rounds(own, there)}, as {saw} of {ranks} ranks saw"
+        yield Culprit("node", host, None, None, evidence)
+    yield from _of_witnesses(probe, wrong, measured, is_certain=False)
+
+
+def _of_pairs(
+    probe: Probe, wrong: Sequence[ProbeMeasurement], measured: Sequence[ProbeMeasurement]
+) -> Iterable[Culprit]:
+    """The links of a host, or the GPU that they have in common."""
+    links: dict[str, dict[Place, list[ProbeMeasurement]]] = defaultdict(lambda: defaultdict(list))
+    for one in wrong:
+        link = _link_of(probe, one, measured)
+        if link is None:  # the other end never said where it is
+            yield Culprit("gpu", *_device(one), f"saw wrong data in round {one.round}", is_certain=False)
+        else:
+            links[link.host][link].append(one)
+    for theirs in links.values():
+        shared = shared_end(list(theirs))
+        if shared is not None:
+            yield Culprit("gpu", *shared, f"{_did(probe)} wrong data with {len(theirs)} others: not its links")
+            continue
+        for link, own in theirs.items():
+            both = [one for one in measured if {one.rank, one.peer_rank} == set(link.ranks)]
+            evidence = f"{_did(probe)} wrong data in {_rounds(own, both)}"
+            yield link_culprit(link, evidence, is_certain=link.host == link.peer_host)
+
+
+def _link_of(probe: Probe, one: ProbeMeasurement, measured: Sequence[ProbeMeasurement]) -> Place | None:
+    peer = next((other for other in measured if other.rank == one.peer_rank), None)
+    return None if peer is None else place_of(probe, sorted((one, peer), key=lambda end: end.rank))
+
+
+def _fits_hosts(probe: Probe, measured: Sequence[ProbeMeasurement]) -> bool:
+    """Whether each group of the probe is on one host: then every host has a whole one."""
+    ranks: dict[str, set[int]] = defaultdict(set)
+    for one in measured:
+        ranks[one.host].add(one.rank)
+    return all(len(own) >= probe.world_size for own in ranks.values())
+
+
+def _device(measurement: ProbeMeasurement) -> tuple[str, int, str]:
+    return measurement.host, measurement.local_rank, measurement.device
+
+
+def _who(culprit: Culprit) -> tuple[object, ...]:
+    return culprit.kind, culprit.host, culprit.gpu_index, culprit.peer_host, culprit.peer_gpu_index
+
+
+def _did(probe: Probe) -> str:
+    return "computed" if probe.kind == "matmul" else "moved"
+
+
+def _rounds(some: Iterable[ProbeMeasurement], of: Iterable[ProbeMeasurement]) -> str:
+    """``2 of 8 rounds``."""
+    return f"{len({one.round for one in some})} of {len({one.round for one in of})} rounds"

@@ -1,0 +1,88 @@
+"""Several nodes: when it is worth knowing which link is slow, and that what nobody can measure stops nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from pytest_ddpscale.plan.planner import Pace, build_plan
+from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
+from pytest_ddpscale.verdict.deciding import Decider
+from pytest_ddpscale.verdict.evaluation import judge
+from tests.verdict.nodes import measure_nodes, nodes_evidence, plan_of_nodes
+from tests.verdict.probed import CONFIDENCE, MATMUL, measure_probe, probe_case, steady
+from tests.verdict.sample import make_case
+
+PAIRS = "pairs"
+NODES, PER_NODE = 3, 8
+WIDE, NARROW = Probe("all-reduce-1gib", NODES * PER_NODE), Probe("all-reduce-1gib", PER_NODE)
+FAST, SLOW = 100.0, 10.0
+
+
+def plan_of(cases: Sequence[AnyCase]) -> Plan:
+    questions = [case.question for case in training_cases(cases)]
+    probes = [case.probe for case in cases if isinstance(case, NodeCase) and case.probe]
+    pace = Pace(16, 1.0, 1.0)
+    return build_plan("a100", "cuda", questions, pace, nodes=NODES, ranks_per_node=PER_NODE, probes=probes)
+
+
+def probed(value: float, *cases: NodeCase, rounds: int = 8) -> Decider:
+    """Who has heard what was probed, which was as fast everywhere."""
+    plan = plan_of(cases)
+    assert plan.probes is not None
+    assert plan.pairs is not None
+    decider = Decider(plan, cases, CONFIDENCE)
+    for probe in plan.probes.probes:
+        for one in measure_probe(plan, probe, steady(value), rounds):
+            decider.hear(one.as_json())
+    return decider
+
+
+class TestLinksAreInQuestion:
+    def test_if_a_probe_over_several_nodes_misses_its_bound(self) -> None:
+        assert probed(SLOW, probe_case(WIDE, 50.0)).needed_arms(PAIRS) == [PAIRS]
+
+    def test_not_if_it_keeps_it(self) -> None:
+        assert probed(FAST, probe_case(WIDE, 50.0)).needed_arms(PAIRS) == []
+
+    def test_if_one_of_two_bounds_on_it_is_missed(self) -> None:
+        assert probed(70.0, probe_case(WIDE, 50.0), probe_case(WIDE, 90.0)).needed_arms(PAIRS) == [PAIRS]
+
+    def test_not_if_only_probes_within_nodes_miss_theirs(self) -> None:
+        cases = probe_case(WIDE, 5.0), probe_case(NARROW, 50.0), probe_case(MATMUL, 500.0)
+        assert probed(SLOW, *cases).needed_arms(PAIRS) == []
+
+    def test_if_the_probe_broke_or_told_too_little(self) -> None:
+        assert probed(FAST, probe_case(WIDE, 50.0), rounds=2).needed_arms(PAIRS) == [PAIRS]
+        broken = probed(FAST, probe_case(WIDE, 50.0))
+        broken.hear(StudyEnd("probes", "error", "rank 3 died").as_json())
+        assert broken.needed_arms(PAIRS) == [PAIRS]
+
+    @pytest.mark.parametrize(("bound", "expected"), [(50.0, []), (500.0, [PAIRS])])
+    def test_of_training_whatever_else_was_probed(self, bound: float, expected: list[str]) -> None:
+        cases = make_case("throughput_per_gpu", bound, NODES * PER_NODE), probe_case(MATMUL, 50.0)
+        plan = plan_of(cases)
+        decider = Decider(plan, cases, CONFIDENCE)
+        for one in (*measure_nodes(plan), *measure_probe(plan, MATMUL, steady(SLOW))):
+            decider.hear(one.as_json())
+        assert decider.needed_arms(PAIRS) == expected
+
+
+class TestWhatNeedsMoreRanksThanThereAre:
+    CASES = make_case("throughput_per_gpu", 50.0, 6), make_case("throughput_per_gpu", 50.0, 4)
+
+    def test_is_not_measured(self) -> None:
+        plan = plan_of_nodes(self.CASES[1:], nodes=2, ranks_per_node=2)
+        verdict = judge(self.CASES[0], nodes_evidence(plan, measure_nodes(plan)), CONFIDENCE)
+        assert (verdict.outcome, verdict.reason) == ("not_measured", "no complete round of 6 ranks in weak/r")
+
+    def test_keeps_the_study_from_nothing(self) -> None:
+        plan = plan_of_nodes(self.CASES[1:], nodes=2, ranks_per_node=2)
+        decider = Decider(plan, self.CASES, CONFIDENCE)
+        for one in measure_nodes(plan):
+            decider.hear(one.as_json())
+        assert decider.needed_arms("weak/r") == []
