@@ -1,0 +1,146 @@
+"""The SQLite file of a site: opened, checked, written in one transaction, and refused in words.
+
+Many nodes may end a run in the same second, and the file may lie on NFS. So there is no write-ahead log, which needs
+shared memory, but SQLite's rollback journal under POSIX locks (https://www.sqlite.org/wal.html, "Disadvantages");
+writers take their turn from the first statement on (BEGIN IMMEDIATE) and wait for it for up to a minute.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from pytest_ddpscale.errors import HistoryError
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x64647073  # "ddps": by which SQLite's header knows whose file this is
+BUSY_S = 60.0
+
+_SCHEMA = (
+    """CREATE TABLE runs (
+        id TEXT PRIMARY KEY, run_path TEXT NOT NULL, sku TEXT NOT NULL, started_at TEXT NOT NULL,
+        judged_at TEXT NOT NULL, outcome TEXT NOT NULL, measurements_sha256 TEXT NOT NULL)""",
+    """CREATE TABLE hosts (
+        host TEXT NOT NULL, run TEXT NOT NULL REFERENCES runs (id), versions TEXT NOT NULL, PRIMARY KEY (host, run))""",
+    """CREATE TABLE verdicts (
+        run TEXT NOT NULL REFERENCES runs (id), id TEXT NOT NULL, metric TEXT NOT NULL, subject TEXT NOT NULL,
+        world_size INTEGER NOT NULL, outcome TEXT NOT NULL, value REAL, low REAL, high REAL, unit TEXT NOT NULL,
+        severity TEXT NOT NULL)""",
+    """CREATE TABLE key_values (
+        run TEXT NOT NULL REFERENCES runs (id), host TEXT NOT NULL, gpu_index INTEGER, gpu_uuid TEXT,
+        metric TEXT NOT NULL, subject TEXT NOT NULL, world_size INTEGER NOT NULL, arm TEXT NOT NULL,
+        definition TEXT NOT NULL, value REAL NOT NULL, unit TEXT NOT NULL)""",
+    "CREATE INDEX runs_by_time ON runs (sku, started_at)",
+    "CREATE INDEX verdicts_of_run ON verdicts (run)",
+    "CREATE INDEX key_values_of_host ON key_values (host, run)",
+    "CREATE INDEX key_values_of_run ON key_values (run)",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
+)
+_BROKEN = ("not a database", "malformed", "no such table", "no such column", "encrypted")
+_BUSY = ("locked", "busy")
+
+
+@contextmanager
+def writing(file: Path, busy_s: float = BUSY_S) -> Iterator[sqlite3.Connection]:
+    """One transaction, committed at the end and rolled back if anything is raised. Makes the file if there is none.
+
+    Args:
+        file: the history.
+        busy_s: how long to wait for other writers, in seconds.
+
+    Raises:
+        HistoryError: the file is not ours, broken, newer than this version, locked, or cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(file, error.strerror or str(error)) from None
+    with _in_words(file), closing(_connect(file, "rwc", busy_s)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        if not _is_ours(connection, file):
+            for statement in _SCHEMA:
+                connection.execute(statement)
+        yield connection
+        connection.execute("COMMIT")
+
+
+@contextmanager
+def reading(file: Path, busy_s: float = BUSY_S) -> Iterator[sqlite3.Connection]:
+    """The history, to be read statement by statement: between them nothing is locked, so that no writer has to wait.
+
+    Raises:
+        HistoryError: there is none, it is empty, or as `writing`.
+    """
+    if not file.exists():
+        raise HistoryError(
+            str(file), "is not there", "a history file",
+            "Name it with --history or DDPSCALE_HISTORY, or begin one: `ddpscale history --add RUN_DIR`.",
+        )  # fmt: skip
+    # Not read-only: what a killed writer left has to be rolled back first. Without permission SQLite only reads.
+    with _in_words(file), closing(_connect(file, "rw", busy_s)) as connection:
+        if not _is_ours(connection, file):
+            raise HistoryError(str(file), "is empty", "a history file", "`ddpscale history --add RUN_DIR` fills it.")
+        try:
+            yield connection
+        except (TypeError, ValueError) as error:  # of rows that this package did not write so
+            raise _not_ours(file, f"is damaged ({error})") from None
+
+
+def _connect(file: Path, mode: str, busy_s: float) -> sqlite3.Connection:
+    return sqlite3.connect(f"{file.absolute().as_uri()}?mode={mode}", uri=True, timeout=busy_s, isolation_level=None)
+
+
+def _is_ours(connection: sqlite3.Connection, file: Path) -> bool:
+    """Whether the file is a history of this version; False for an empty one. Raises HistoryError for any other."""
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application == APPLICATION_ID:
+        if version > SCHEMA_VERSION:
+            raise HistoryError(
+                str(file), f"has schema version {version}", f"at most {SCHEMA_VERSION}",
+                "A newer pytest-ddpscale wrote it: upgrade to use it, or name another file. It was left as it is.",
+            )  # fmt: skip
+        return True
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if application or version or tables:
+        raise _not_ours(file, "is a database of something else")
+    # SQLite takes a file of a few bytes for an empty one and would begin anew over it. Nobody is just making the file:
+    # it is locked. And it may not be opened to look, because closing it again would release SQLite's locks.
+    if file.stat().st_size > 0:
+        raise _not_ours(file, "is no history file, or a damaged one")
+    return False
+
+
+@contextmanager
+def _in_words(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        said = str(error)
+        if any(word in said for word in _BROKEN):
+            raise _not_ours(file, f"is no history file, or a damaged one ({said})") from None
+        if any(word in said for word in _BUSY):
+            raise HistoryError(
+                str(file), f"was in use by others for too long ({said})", "its turn to come within a minute",
+                "The run itself is unharmed: add it later with `ddpscale history --add RUN_DIR`.",
+            ) from None  # fmt: skip
+        raise _unwritable(file, said) from None
+    except (OverflowError, UnicodeError) as error:  # a number of 40 digits, half a character
+        raise HistoryError(str(file), f"cannot take what the run holds ({error})", "numbers and names") from None
+
+
+def _not_ours(file: Path, found: str) -> HistoryError:
+    return HistoryError(
+        str(file), found, "a history file that pytest-ddpscale made",
+        "It was left as it is. Name another file with --history or DDPSCALE_HISTORY, or move this one away.",
+    )  # fmt: skip
+
+
+def _unwritable(file: Path, why: str) -> HistoryError:
+    return HistoryError(
+        str(file), f"cannot be used ({why})", "a file that can be read and written, with space left",
+        "The run itself is unharmed: add it later with `ddpscale history --add RUN_DIR`.",
+    )  # fmt: skip

@@ -1,0 +1,96 @@
+"""A requirement that nothing got worse, against what the site's history has of the same nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from pytest_ddpscale.history.baseline import Baseline
+from pytest_ddpscale.history.key_values import KeyValue, key_values_of
+from pytest_ddpscale.history.regression import Compared, Regression, regression_of
+from pytest_ddpscale.thresholds.cases import NodeCase
+from pytest_ddpscale.verdict.bounds import blank_verdict
+from pytest_ddpscale.verdict.evidence import Evidence
+from pytest_ddpscale.verdict.verdict import Culprit, Verdict
+
+_MOST_NAMED = 3
+
+
+def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | None, confidence: float) -> Verdict:
+    """The verdict on ``no_regression``.
+
+    Args:
+        case: the requirement: the least ratio of a value to that of earlier runs.
+        evidence: of the run.
+        baseline: what the same nodes reached before; None if the site keeps no history.
+        confidence: of all comparisons together, 0 … 1.
+
+    Returns:
+        ``passed`` if no value fell below the bound for sure, and every one is above it for sure; ``failed`` if any is
+        below it for sure; ``inconclusive`` in between, and where there is too little history: no history is no pass.
+        ``not_measured`` if the run has no values.
+    """
+    blank = blank_verdict(case, confidence)
+    current = key_values_of(evidence)
+    if not current:
+        return replace(blank, reason="the run has no value that could be compared with earlier runs")
+    if baseline is None:
+        return replace(blank, outcome="inconclusive", reason="there is no history of these nodes (--ddp-history)")
+    versions = {host: _known(survey.versions) for host, survey in evidence.surveys.items()}
+    found = regression_of(current, baseline, confidence, versions)
+    if found.ratio is None or found.interval is None:
+        return replace(blank, outcome="inconclusive", reason=found.why_unknown)
+    return _against_bound(blank, case.requirement.bound, found)
+
+
+def _against_bound(blank: Verdict, bound: float, found: Regression) -> Verdict:
+    assert found.interval is not None  # the caller saw to it
+    low, high = found.interval
+    fewest = min(one.past.number for one in found.compared)
+    notes = [f"compared with at least {fewest} earlier runs, by prediction intervals"]
+    if found.without_past:
+        notes.append(f"{len(found.without_past)} values have too few earlier runs to be compared with")
+    notes += [f"{host}: since then {'; '.join(changes)}" for host, changes in sorted(found.changes.items())]
+    verdict = replace(blank, value=found.ratio, interval=(low, high), rounds=fewest, notes=tuple(notes))
+    fallen = found.below(bound)
+    if fallen:
+        more = f" and {len(fallen) - _MOST_NAMED} more" if len(fallen) > _MOST_NAMED else ""
+        reason = f"fell below {bound:g} of earlier runs: {'; '.join(map(_in_words, fallen[:_MOST_NAMED]))}{more}"
+        culprits = tuple(dict.fromkeys(_culprit(one) for one in fallen))
+        return replace(verdict, outcome="failed", reason=reason, culprits=culprits)
+    strangers = _without_any_past(found)
+    if strangers:
+        more = f" and {len(strangers) - _MOST_NAMED} more" if len(strangers) > _MOST_NAMED else ""
+        reason = f"nothing of {', '.join(strangers[:_MOST_NAMED])}{more} can be compared with earlier runs"
+        return replace(verdict, outcome="inconclusive", reason=reason)
+    if low >= bound:
+        return replace(verdict, outcome="passed", reason="every value that has a past keeps the bound")
+    worst = found.compared[0]
+    return replace(verdict, outcome="inconclusive", reason=f"may have fallen: {_in_words(worst)}")
+
+
+def _without_any_past(found: Regression) -> list[str]:
+    """Nodes and GPUs of which no value at all has a past, such as a GPU that was replaced."""
+    known = {_place(one.value) for one in found.compared}
+    return sorted({_place(value) for value in found.without_past} - known)
+
+
+def _culprit(one: Compared) -> Culprit:
+    value = one.value
+    kind: Literal["node", "gpu"] = "node" if value.gpu_index is None else "gpu"
+    # What changed may as well be the software, or the room.
+    return Culprit(kind, value.host, value.gpu_index, value.gpu_uuid, _in_words(one), is_certain=False)
+
+
+def _place(value: KeyValue) -> str:
+    return value.host if value.gpu_index is None else f"GPU {value.gpu_index} on {value.host}"
+
+
+def _in_words(one: Compared) -> str:
+    value = one.value
+    return f"{_place(value)}: {value.metric} of {value.subject} is {one.ratio:.1%} of its past"
+
+
+def _known(versions: object) -> dict[str, str]:
+    items = versions.items() if isinstance(versions, dict) else ()
+    return {str(name): str(version) for name, version in items if version is not None}

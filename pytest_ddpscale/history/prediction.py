@@ -1,0 +1,108 @@
+"""What the next value of a series should be, of those before it.
+
+The prediction interval of one more value from a normal population, of the logarithms because rates err by factors:
+mean ± t(n - 1) · s · √(1 + 1/n) (Hahn & Meeker, Statistical Intervals, 1991, chapter 4). Unlike a confidence interval
+of the mean it holds the spread of the one value that is looked at, too.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.verdict.statistics import t_quantile
+
+FEWEST_VALUES = 5  # fewer say too little about their spread
+MOST_VALUES = 20  # the latest ones: a node's norm may change for good reasons
+# Relative. Five equal numbers are no proof of a machine without noise: repeated trainings on one sound node range over
+# a quarter of a per cent.
+LEAST_SPREAD = 0.001
+_MOST_LOG = 700.0
+_MAD_TO_SD = 1 / statistics.NormalDist().inv_cdf(0.75)  # of a normal distribution
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Values that a further one is compared with.
+
+    Attributes:
+        number: of values.
+        median: of them, in their unit.
+        log_mean: mean of their natural logarithms.
+        log_sd: sample standard deviation of those; 0 of a single value.
+        spread: robust relative spread: 1.4826 x the median absolute deviation of the logarithms from their median.
+    """
+
+    number: int
+    median: float
+    log_mean: float
+    log_sd: float
+    spread: float
+
+    def __post_init__(self) -> None:
+        numbers = (self.median, self.log_mean, self.log_sd, self.spread)
+        is_possible = type(self.number) is int and self.number >= 1 and all(map(math.isfinite, numbers))
+        if not (is_possible and self.median > 0 and self.log_sd >= 0 and self.spread >= 0):
+            raise ValueError(f"{self}; expected a whole number from 1 up, a positive median, finite spreads from 0 up")
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether anything may be held against it."""
+        return self.number >= FEWEST_VALUES
+
+    def reach(self, confidence: float) -> float:
+        """Half the prediction interval of the next logarithm.
+
+        Args:
+            confidence: that the next value lies within, if nothing changed.
+
+        Raises:
+            ValueError: there is one value only.
+        """
+        spread = max(self.log_sd, LEAST_SPREAD)
+        return _quantile(0.5 + confidence / 2, self.number - 1) * spread * math.sqrt(1 + 1 / self.number)
+
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """Within which the next value should lie, in the unit of the values. Raises as `reach`."""
+        reach = self.reach(confidence)
+        return exp(self.log_mean - reach), exp(self.log_mean + reach)
+
+
+def reference_of(values: Sequence[float]) -> Reference | None:
+    """What values tell of the next one; None of no values.
+
+    Args:
+        values: positive and finite, in any order.
+    """
+    if not values:
+        return None
+    logs = [math.log(value) for value in values]
+    mean, middle = statistics.fmean(logs), statistics.median(logs)
+    deviation = statistics.median(abs(one - middle) for one in logs)
+    # Not statistics.stdev: its exact fractions take most of the time that all nodes of a site take.
+    sd = math.sqrt(math.fsum((one - mean) ** 2 for one in logs) / max(len(logs) - 1, 1))
+    return Reference(len(logs), statistics.median(values), mean, sd, _MAD_TO_SD * deviation)
+
+
+def exp(logarithm: float) -> float:
+    """e to the power of a logarithm; of one beyond all floats the largest or smallest that has room for more."""
+    return math.exp(max(-_MOST_LOG, min(_MOST_LOG, logarithm)))
+
+
+def is_lower_better(metric: str) -> bool:
+    """Whether a rising value is bad, as of step times and memory; a falling one is bad of all others."""
+    return metric in METRICS and METRICS[metric].upper_bound
+
+
+def shared_confidence(confidence: float, number: int) -> float:
+    """Of each of so many intervals, so that all hold together with `confidence` (Bonferroni)."""
+    return 1 - (1 - confidence) / max(number, 1)
+
+
+@lru_cache(maxsize=4096)
+def _quantile(probability: float, degrees: int) -> float:
+    return t_quantile(probability, degrees)

@@ -1,0 +1,182 @@
+"""Adding a judged run to the history: all of it in one transaction, or nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.history.database import BUSY_S, writing
+from pytest_ddpscale.history.key_values import KeyValue, key_values_of
+from pytest_ddpscale.results.records import strict_json
+from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.results.run_record import IMPORTED, SIMULATED, is_simulated
+from pytest_ddpscale.verdict.evidence import Evidence, read_evidence
+from pytest_ddpscale.verdict.record import read_judgement
+from pytest_ddpscale.verdict.verdict import Judgement, Verdict
+
+Recorded = Literal["added", "replaced", "known"]
+
+
+def add_run(history_file: Path, path: Path) -> Recorded:
+    """Add a run directory that was judged.
+
+    Raises:
+        RunDirectoryError: it is no run directory, is broken, was not judged, or was imported.
+        HistoryError: the history cannot be used.
+    """
+    run = RunDirectory.open(path)
+    return record_run(history_file, run, read_judgement(run.verdicts_json))
+
+
+def record_run(
+    history_file: Path, run: RunDirectory, judgement: Judgement, evidence: Evidence | None = None,
+    busy_s: float = BUSY_S,
+) -> Recorded:  # fmt: skip
+    """Add a run with its verdicts and key values.
+
+    A run is known by its first sign of life, wherever its directory lies by now. Adding it again changes nothing; one
+    that was resumed and judged anew takes the place of what it had been. A simulated run is kept under a SKU of its
+    own, ``simulated a100-sxm4-80gb``, so that no machine is compared with it.
+
+    Args:
+        history_file: made if it is not there.
+        run: the directory that was measured into.
+        judgement: on it.
+        evidence: of the run, if it has been read already.
+        busy_s: how long to wait for other writers, in seconds.
+
+    Raises:
+        RunDirectoryError: the run is broken, or was imported.
+        HistoryError: the history cannot be used; the run is unharmed.
+    """
+    record, records = run.read_run(), run.read_records()
+    if record.get("status") == IMPORTED:
+        raise RunDirectoryError(
+            str(run.path), "was imported: another tool measured it, elsewhere", "a run that was measured here"
+        )
+    evidence = evidence or read_evidence(run)
+    versions = _versions_by_host(record, records, evidence)
+    devices = {one.device for one in evidence.measurements}
+    sku = f"{SIMULATED} {judgement.sku}" if is_simulated(record, devices) else judgement.sku
+    started_at = started_at_of(run, record)
+    row = (
+        _identity(judgement.sku, started_at, record, records), str(run.path.absolute()), sku, started_at,
+        _judged_at(judgement, started_at), judgement.outcome, run.measurements_sha256(),
+    )  # fmt: skip
+    values = key_values_of(evidence)
+    with writing(history_file, busy_s) as connection:
+        return _write(connection, row, versions, judgement.verdicts, values)
+
+
+def started_at_of(run: RunDirectory, record: Mapping[str, Any]) -> str:
+    """When a run began, in UTC, as ``2026-01-31T12:00:00+00:00``: such texts sort as the times they mean.
+
+    Args:
+        run: named if its time is none.
+        record: the content of its run.json.
+
+    Raises:
+        RunDirectoryError: run.json does not say.
+    """
+    found = _utc(record.get("started_at"))
+    if found is None:
+        raise broken_file(run.run_json, f"has started_at {record.get('started_at')!r}, which is no time in UTC")
+    return found
+
+
+def _write(
+    connection: sqlite3.Connection, row: Sequence[str], versions: Mapping[str, Mapping[str, str]],
+    verdicts: Sequence[Verdict], values: Sequence[KeyValue],
+) -> Recorded:  # fmt: skip
+    identity, judged_at, sha256 = row[0], row[4], row[6]
+    known = connection.execute("SELECT judged_at, measurements_sha256 FROM runs WHERE id = ?", (identity,)).fetchone()
+    if known is not None:
+        if known[1] == sha256 or judged_at <= known[0]:
+            return "known"
+        for statement in (
+            "DELETE FROM key_values WHERE run = ?",
+            "DELETE FROM verdicts WHERE run = ?",
+            "DELETE FROM hosts WHERE run = ?",
+            "DELETE FROM runs WHERE id = ?",
+        ):
+            connection.execute(statement, (identity,))
+    connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    connection.executemany(
+        "INSERT INTO hosts VALUES (?, ?, ?)",
+        [(host, identity, strict_json(said)) for host, said in sorted(versions.items())],
+    )
+    connection.executemany(
+        "INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [(identity, *_verdict_row(verdict)) for verdict in verdicts],
+    )
+    connection.executemany(
+        "INSERT INTO key_values VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (identity, v.host, v.gpu_index, v.gpu_uuid, v.metric, v.subject, v.world_size, v.arm, v.definition,
+             v.value, v.unit)
+            for v in values
+        ],
+    )  # fmt: skip
+    return "added" if known is None else "replaced"
+
+
+def _verdict_row(verdict: Verdict) -> tuple[str | int | float | None, ...]:
+    low, high = verdict.interval or (None, None)
+    return (
+        verdict.id, verdict.metric, verdict.workload, verdict.world_size, verdict.outcome, verdict.value, low, high,
+        verdict.unit, verdict.severity,
+    )  # fmt: skip
+
+
+def _identity(sku: str, started_at: str, record: Mapping[str, Any], records: Sequence[dict[str, Any]]) -> str:
+    """Digest of what never changes of a run, and differs between two that began in the same second.
+
+    That is what its first rank said when it came up: process, host and seconds it took. A resumed run keeps it.
+    """
+    first = next((one for one in records if one.get("kind") == "startup"), records[0] if records else None)
+    said = [sku, started_at, record.get("argv"), record.get("simulation"), first]
+    return hashlib.sha256(strict_json(said).encode()).hexdigest()
+
+
+def _judged_at(judgement: Judgement, started_at: str) -> str:
+    return _utc(judgement.basis.get("judged_at")) or started_at
+
+
+def _utc(text: object) -> str | None:
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        return None
+    return moment.astimezone(timezone.utc).isoformat(timespec="seconds")
+
+
+def _versions_by_host(
+    record: Mapping[str, Any], records: Sequence[dict[str, Any]], evidence: Evidence
+) -> dict[str, dict[str, str]]:
+    """What ran on each host that took part: as its ranks say, and the driver as its survey says."""
+    listed = record.get("hosts")
+    named = [str(one.get("host")) for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    measured = [one.host for one in evidence.measurements]
+    everywhere = _texts(record.get("versions"))
+    found = {host: dict(everywhere) for host in (*named, *measured, *evidence.hosts)}
+    for one in records:
+        if one.get("kind") == "startup" and str(one.get("host")) in found:
+            found[str(one["host"])] |= _texts(one.get("versions"))
+    took_part = list(found) or list(evidence.surveys)  # a node that was left out has no part in what the others did
+    for host, survey in evidence.surveys.items():
+        if host in took_part:
+            found[host] = found.get(host, dict(everywhere)) | _texts(survey.versions)
+    return found
+
+
+def _texts(versions: object) -> dict[str, str]:
+    if not isinstance(versions, Mapping):
+        return {}
+    return {str(name): str(version) for name, version in versions.items() if version is not None}

@@ -1,0 +1,150 @@
+"""The history of nodes, for people, as tab-separated values and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pytest_ddpscale.history.drift import Comparison
+from pytest_ddpscale.history.key_values import KeyValue
+from pytest_ddpscale.history.overview import NodeHistory
+from pytest_ddpscale.history.prediction import FEWEST_VALUES
+from pytest_ddpscale.report import text
+from pytest_ddpscale.results.records import strict_json
+
+TSV_HEADER = (
+    "sku", "host", "at", "metric", "subject", "world_size", "arm", "gpu_index", "gpu_uuid", "value", "unit",
+    "past_ratio", "past_spread", "past_runs", "past_standing",
+    "peers_ratio", "peers_spread", "peers_hosts", "peers_standing",
+)  # fmt: skip
+_NONE = "-"
+_RUNS_SHOWN = 5
+
+
+def overview_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
+    """A line for each node: its last run and what lost most."""
+    header = ("NODE", "SKU", "RUNS", "LAST RUN", "OUTCOME", "WORST DRIFT")
+    rows = [
+        (
+            text.one_line(node.host),
+            text.one_line(node.sku),
+            str(len(node.runs)),
+            node.last.started_at,
+            text.one_line(node.last.outcome),
+            _worst(node),
+        )
+        for node in nodes
+    ]
+    yield from _table([header, *rows])
+
+
+def node_lines(node: NodeHistory) -> Iterator[str]:
+    """One node: its last runs, and every value beside its own past and its peers."""
+    yield f"{text.one_line(node.host)}, {text.one_line(node.sku)}: {text.count_text(len(node.runs), 'run')}"
+    yield ""
+    for run in reversed(node.runs[-_RUNS_SHOWN:]):
+        failed = f", failed: {', '.join(map(text.one_line, run.failed))}" if run.failed else ""
+        yield f"  {run.started_at}  {text.one_line(run.outcome)}{failed}  [{text.one_line(run.path)}]"
+    yield ""
+    if node.changes:
+        yield f"Since its earlier runs the software changed: {text.one_line('; '.join(node.changes))}."
+    worse = [drift for drift in node.drifts if drift.is_worse]
+    values = text.count_text(len(node.drifts), "value")
+    if not node.drifts:
+        yield "Its last run left no value that could be compared."
+        return
+    judged = any(one is not None and one.interval for drift in node.drifts for one in (drift.past, drift.peers))
+    if judged:
+        yield f"{len(worse)} of {values} worse than predicted by the node's own past or by its peers."
+    else:
+        yield f"Nothing can be said of {values} yet: that takes {FEWEST_VALUES} earlier runs, or {FEWEST_VALUES} peers."
+    yield ""
+    inorder = sorted(node.drifts, key=lambda drift: (not drift.is_worse, -drift.loss))
+    rows = [
+        (*_named(d.value), f"{d.value.value:.4g} {d.value.unit}", _beside(d.past, "run"), _beside(d.peers, "node"))
+        for d in inorder
+    ]
+    yield from _table([("VALUE", "PLACE", "NOW", "OWN PAST", "PEERS"), *rows])
+
+
+def tsv_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
+    """A header, then a line for each value of each node; no field is empty or holds a tab."""
+    yield "\t".join(TSV_HEADER)
+    for node in nodes:
+        for drift in node.drifts:
+            one = drift.value
+            fields = (
+                node.sku, node.host, drift.at, one.metric, one.subject, one.world_size, one.arm, one.gpu_index,
+                one.gpu_uuid, one.value, one.unit, *_tsv(drift.past), *_tsv(drift.peers),
+            )  # fmt: skip
+            yield "\t".join(_NONE if field is None else text.one_line(str(field)) or _NONE for field in fields)
+
+
+def json_text(nodes: Sequence[NodeHistory]) -> str:
+    """One JSON array with an object for each node."""
+    return strict_json([_as_json(node) for node in nodes])
+
+
+def _as_json(node: NodeHistory) -> dict[str, Any]:
+    runs = [{key: value for key, value in asdict(run).items() if key != "values"} for run in node.runs]
+    drifts = [asdict(drift) | {"is_worse": drift.is_worse} for drift in node.drifts]
+    return {"sku": node.sku, "host": node.host, "changes": node.changes, "runs": runs, "drifts": drifts}
+
+
+def _worst(node: NodeHistory) -> str:
+    worst = node.worst
+    if worst is None:
+        return "nothing was compared"
+    others = [one for one in (worst.past, worst.peers) if one is not None]
+    if not others:
+        return "none yet: nothing to compare with"
+    what, place = _named(worst.value)
+    parts = [
+        f"{_percent(one)} from {of}{_word(one)}"
+        for one, of in ((worst.past, "its own past"), (worst.peers, "its peers"))
+        if one is not None
+    ]
+    return f"{what} of {place}: {', '.join(parts)}"
+
+
+def _named(value: KeyValue) -> tuple[str, str]:
+    """What was measured, and where."""
+    together = {"each": f"{value.world_size} at once", "ddp": f"DDP of {value.world_size}", "alone": "alone"}
+    how = together.get(value.arm, f"{value.world_size} ranks" if value.world_size > 1 else "")
+    what = " ".join(filter(None, (value.metric, value.subject, f"({how})" if how else "")))
+    if value.gpu_index is None:
+        return text.one_line(what), "node"
+    if value.gpu_uuid == "cpu":
+        return text.one_line(what), f"CPU rank {value.gpu_index}"
+    return text.one_line(what), f"GPU {value.gpu_index} ({text.shorten(text.one_line(value.gpu_uuid or '?'), 13)})"
+
+
+def _beside(one: Comparison | None, noun: str) -> str:
+    if one is None:
+        return "none"
+    spread = text.number_text(one.reference.spread, "fraction")
+    others = f"{one.reference.median:.4g} ± {spread} of {text.count_text(one.reference.number, noun)}"
+    return f"{_percent(one)} from {others}{_word(one)}"
+
+
+def _word(one: Comparison) -> str:
+    return {"usual": "", "unknown": " (too few)"}.get(one.standing, f" {one.standing.upper()}")
+
+
+def _percent(one: Comparison) -> str:
+    change = text.number_text(one.ratio - 1, "fraction")
+    return change if change.startswith("−") else f"+{change}"
+
+
+def _tsv(one: Comparison | None) -> tuple[object, ...]:
+    if one is None:
+        return (None,) * 4
+    return f"{one.ratio:.6f}", f"{one.reference.spread:.6f}", one.reference.number, one.standing
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns that are as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

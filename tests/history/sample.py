@@ -1,0 +1,133 @@
+"""Judged run directories of a small site, and key values whose comparison is known beforehand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpscale.history.key_values import KeyValue
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.results.records import Measurement, StudyEnd
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.verdict.verdict import Judgement, RunOutcome, Verdict
+from tests.verdict.sample import ALONE_IMG_PER_S, WORKLOAD, make_measurement
+
+SKU = "tested-gpu"
+GPUS = 2
+VERSIONS = {"torch": "2.14.0", "cuda": "13.0"}
+FIRST_NIGHT = datetime(2026, 1, 1, 2, tzinfo=timezone.utc)
+ALONE, EACH, DDP = Arm("alone", 1, 4), Arm("each", GPUS, 4), Arm("ddp", GPUS, 4)
+STUDY = Study("weak", WORKLOAD, (ALONE, EACH, DDP), 5, 1.0, 0.0)
+
+
+def at(night: int) -> str:
+    """When the run of a night begins, as run.json has it."""
+    return (FIRST_NIGHT + timedelta(days=night)).isoformat(timespec="seconds")
+
+
+def measurements(host: str, img_per_s: Sequence[float], rounds: int = 5, first_rank: int = 0) -> list[Measurement]:
+    """All arms of one node.
+
+    Args:
+        host: its name.
+        img_per_s: of each of its GPUs; DDP goes at the pace of the slowest.
+        rounds: of every arm.
+        first_rank: of the node.
+    """
+    paces = {ALONE: img_per_s[:1], EACH: img_per_s, DDP: [min(img_per_s)] * len(img_per_s)}
+    return [
+        make_measurement(
+            STUDY.id, arm, number, first_rank + gpu, pace, host=host, local_rank=gpu, device=f"GPU-{host}-{gpu}"
+        )
+        for arm, found in paces.items()
+        for number in range(rounds)
+        for gpu, pace in enumerate(found)
+    ]
+
+
+def verdict(outcome: Any = "passed", **changes: Any) -> Verdict:
+    """On throughput, of severity fail."""
+    fields: dict[str, Any] = {
+        "id": f"throughput_per_gpu[{WORKLOAD.name}-{GPUS}gpu]", "metric": "throughput_per_gpu",
+        "workload": WORKLOAD.name, "world_size": GPUS, "severity": "fail", "bound": {"at_least": 90.0},
+        "outcome": outcome, "value": 100.0, "interval": (99.0, 101.0),
+    }  # fmt: skip
+    return Verdict(**(fields | changes))
+
+
+def judged_run(
+    path: Path,
+    night: int = 0,
+    hosts: Mapping[str, Sequence[float]] | None = None,
+    *,
+    outcome: RunOutcome = "accepted",
+    versions: Mapping[str, str] = VERSIONS,
+    driver: str | None = None,
+    pid: int = 4711,
+    record: Mapping[str, Any] | None = None,
+) -> RunDirectory:
+    """A run directory with its verdicts.
+
+    Args:
+        path: of it.
+        night: when it began.
+        hosts: img/s of each GPU, by host; default: ``n1``, all alike.
+        outcome: of the run.
+        versions: that ranks say they have.
+        driver: that the survey of each node found; None for no survey.
+        pid: of rank 0: what tells runs apart that began in one second.
+        record: further keys of run.json.
+    """
+    told = hosts or {"n1": [ALONE_IMG_PER_S] * GPUS}
+    run = RunDirectory.create(path)
+    per_node = GPUS if len(told) > 1 else None
+    run.write_json(run.plan_json, Plan(SKU, "cuda", (STUDY,), nodes=len(told), ranks_per_node=per_node).as_json())
+    run.write_json(run.run_json, run_json(night) | dict(record or {}))
+    records: list[dict[str, Any]] = []
+    for node, host in enumerate(told):
+        if driver is not None:
+            records.append({"kind": "survey", "study": "survey", "host": host, "unix_s": 0.0, "versions": {
+                "driver": driver, "torch": versions.get("torch")}})  # fmt: skip
+        records += [
+            {"kind": "startup", "rank": node * GPUS + gpu, "local_rank": gpu, "host": host, "pid": pid,
+             "device": f"GPU-{host}-{gpu}", "device_name": "Tested", "versions": dict(versions)}
+            for gpu in range(GPUS)
+        ]  # fmt: skip
+    for node, (host, img_per_s) in enumerate(told.items()):
+        records += [one.as_json() for one in measurements(host, img_per_s, first_rank=node * GPUS)]
+    run.append_records([*records, StudyEnd(STUDY.id, "rounds").as_json()])
+    conclude(run, outcome, judged_at=at(night))
+    return run
+
+
+def run_json(night: int = 0) -> dict[str, Any]:
+    """Of a finished run."""
+    return {
+        "schema_version": 1, "sku": SKU, "status": "finished", "started_at": at(night), "argv": ["pytest"],
+        "versions": {"python": "3.11.2"}, "hosts": [],
+    }  # fmt: skip
+
+
+def conclude(run: RunDirectory, outcome: RunOutcome, judged_at: str) -> Judgement:
+    """Write verdicts.json."""
+    found = verdict("failed" if outcome == "rejected" else "passed")
+    judgement = Judgement(SKU, outcome, "because", (found,), basis={"judged_at": judged_at})
+    run.write_json(run.verdicts_json, judgement.as_json())
+    return judgement
+
+
+def key_value(value: float = 100.0, metric: str = "throughput_per_gpu", **changes: Any) -> KeyValue:
+    """Of GPU 0 of n1."""
+    fields: dict[str, Any] = {
+        "host": "n1", "gpu_index": 0, "gpu_uuid": "GPU-n1-0", "metric": metric, "subject": "r", "world_size": GPUS,
+        "arm": "each", "definition": "d", "value": value, "unit": "img/s",
+    }  # fmt: skip
+    return KeyValue(**(fields | changes))
+
+
+def stable(random_: random.Random, number: int, sd: float, middle: float = 100.0) -> tuple[float, ...]:
+    """Values of a place at which nothing changes."""
+    return tuple(middle * random_.lognormvariate(0.0, sd) for _ in range(number))

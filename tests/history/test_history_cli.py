@@ -1,0 +1,131 @@
+"""`ddpscale history`, as a person types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.cli import main
+from pytest_ddpscale.history.recording import add_run
+from pytest_ddpscale.report.history_text import TSV_HEADER
+from tests.history.sample import SKU, at, judged_run
+
+HOSTS = [f"n{number}" for number in range(1, 8)]
+
+
+@pytest.fixture
+def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Seven nodes over seven nights; in the last one GPU 1 of n3 lost a tenth, after an update."""
+    file = tmp_path / "site" / "history.sqlite"
+    for night in range(7):
+        for host in HOSTS:
+            fell = (night, host) == (6, "n3")
+            paces = [100.0 + night % 2, 90.0 if fell else 100.0]
+            run = judged_run(
+                tmp_path / f"{night}{host}", night, {host: paces}, driver="580" if night == 6 else "575",
+                outcome="rejected" if fell else "accepted",
+            )  # fmt: skip
+            add_run(file, run.path)
+    monkeypatch.setenv("DDPSCALE_HISTORY", str(file))
+    return file
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert main(["history", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert main(["history", *map(str, arguments)]) == 4
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+@pytest.mark.usefixtures("history")
+def test_without_a_node_there_is_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    header, *lines = said(capsys).splitlines()
+    assert header.split() == ["NODE", "SKU", "RUNS", "LAST", "RUN", "OUTCOME", "WORST", "DRIFT"]
+    assert [line.split()[0] for line in lines] == HOSTS
+    assert lines[2].split()[:5] == ["n3", SKU, "7", at(6), "rejected"]
+    assert "−10.0 % from its own past WORSE, −10.0 % from its peers WORSE" in lines[2]
+    assert sum("WORSE" in line for line in lines) == 1
+
+
+def test_a_node_is_told_with_its_runs_its_software_and_what_fell(
+    capsys: pytest.CaptureFixture[str], history: Path
+) -> None:
+    text = said(capsys, "n3", "--history", history)
+    assert f"n3, {SKU}: 7 runs" in text
+    assert f"  {at(6)}  rejected, failed: throughput_per_gpu[r-2gpu]  [" in text
+    assert "software changed: driver 575 before, 580 now." in text
+    assert "2 of 4 values worse than predicted" in text
+    table = text[text.index("VALUE") :].splitlines()
+    assert {line.split("  ")[0] for line in table[1:3]} == {
+        "throughput_per_gpu r (2 at once)",
+        "throughput_per_gpu r (DDP of 2)",
+    }
+    fell = next(line for line in table if "GPU 1" in line)
+    assert "90 img/s" in fell
+    assert "−10.0 % from 100 ± 0.0 % of 6 runs WORSE  −10.0 % from 100 ± 0.0 % of 6 nodes WORSE" in fell
+    assert "WORSE" not in "\n".join(table[3:])
+
+
+@pytest.mark.usefixtures("history")
+def test_tab_separated_values_have_a_line_for_each_value(capsys: pytest.CaptureFixture[str]) -> None:
+    header, *lines = said(capsys, "--format", "tsv").splitlines()
+    assert tuple(header.split("\t")) == TSV_HEADER
+    rows = [dict(zip(TSV_HEADER, line.split("\t"), strict=True)) for line in lines]
+    assert len(rows) == 4 * len(HOSTS)
+    [gpu] = [row for row in rows if (row["host"], row["gpu_uuid"], row["arm"]) == ("n3", "GPU-n3-1", "each")]
+    assert (gpu["past_standing"], gpu["past_runs"], gpu["past_ratio"]) == ("worse", "6", "0.900000")
+    assert (gpu["peers_standing"], gpu["peers_hosts"], gpu["at"]) == ("worse", "6", at(6))
+    assert [row["gpu_index"] for row in rows[:4]].count("-") == 1, "that of the node"
+
+
+@pytest.mark.usefixtures("history")
+def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    [node] = json.loads(said(capsys, "n3", "--format", "json", "--sku", SKU))
+    assert (node["sku"], node["host"], node["changes"]) == (SKU, "n3", ["driver 575 before, 580 now"])
+    assert [run["started_at"] for run in node["runs"]] == [at(night) for night in range(7)]
+    assert sum(drift["is_worse"] for drift in node["drifts"]) == 2
+    assert {drift["past"]["reference"]["number"] for drift in node["drifts"]} == {6}
+
+
+def test_one_run_says_that_it_takes_more(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "new.sqlite"
+    run = judged_run(tmp_path / "run")
+    assert said(capsys, "--history", file, "--add", run.path) == f"{run.path}: added\n"
+    text = said(capsys, "n1", "--history", file)
+    assert "Nothing can be said of 4 values yet: that takes 5 earlier runs, or 5 peers." in text
+    assert "none yet: nothing to compare with" in said(capsys, "--history", file)
+
+
+def test_adding_goes_on_after_a_directory_that_is_none(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DDPSCALE_HISTORY", raising=False)
+    runs = [judged_run(tmp_path / str(night), night).path for night in range(2)]
+    assert main(["history", "--add", str(runs[0]), "nowhere", "nothing", str(runs[1]), str(runs[0])]) == 4
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == [f"{runs[0]}: added", f"{runs[1]}: added", f"{runs[0]}: was there already"]
+    assert [line.split(": ")[:2] for line in captured.err.splitlines()] == [
+        ["ddpscale", "nothing"],
+        ["ddpscale", "nowhere"],
+    ]
+    assert (tmp_path / "ddpscale-runs" / "history.sqlite").is_file(), "the default"
+
+
+def test_mistakes_are_sentences(capsys: pytest.CaptureFixture[str], history: Path, tmp_path: Path) -> None:
+    assert "n9'; expected one of n1, n2" in refused(capsys, "n9")
+    assert "--sku: found 'b200'" in refused(capsys, "--sku", "b200")
+    assert "is not there" in refused(capsys, "--history", tmp_path / "none.sqlite")
+    assert "run directories only" in refused(capsys, "n1", "--add", tmp_path)
+    letter = tmp_path / "letter"
+    letter.write_text("dear all")
+    run = judged_run(tmp_path / "run").path
+    assert "is no history file" in refused(capsys, "--history", letter, "--add", run)
+    assert letter.read_text() == "dear all"

@@ -1,0 +1,177 @@
+"""Which numbers of a run are kept, and which of them may be compared."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from pytest_ddpscale.history.key_values import KeyValue, key_values_of
+from pytest_ddpscale.plan.probe import Probe, ProbeStudy
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.results.probe_record import ProbeMeasurement
+from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.verdict.evidence import Evidence
+from tests.history.sample import ALONE, DDP, EACH, GPUS, SKU, STUDY, key_value, measurements
+
+ONE_NODE = Plan(SKU, "cuda", (STUDY,))
+TWO_NODES = Plan(SKU, "cuda", (STUDY,), nodes=2, ranks_per_node=GPUS)
+
+
+def values(plan: Plan, found: list[Measurement], **keys: object) -> list[KeyValue]:
+    return key_values_of(Evidence(plan, found, {}, **keys))  # type: ignore[arg-type]
+
+
+def told(found: list[KeyValue]) -> dict[tuple[str, int | None, str, int], float]:
+    return {(one.host, one.gpu_index, one.arm, one.world_size): round(one.value, 6) for one in found}
+
+
+def test_each_gpu_has_its_own_pace_and_the_node_that_of_its_slowest() -> None:
+    found = values(ONE_NODE, measurements("n1", [100.0, 80.0]))
+    assert told(found) == {
+        ("n1", 0, "alone", 1): 100.0,
+        ("n1", 0, "each", 2): 100.0,
+        ("n1", 1, "each", 2): 80.0,
+        ("n1", None, "ddp", 2): 80.0,
+    }
+    assert {one.unit for one in found} == {"img/s"}
+    assert {one.gpu_uuid for one in found} == {"GPU-n1-0", "GPU-n1-1", None}
+
+
+def test_every_node_of_several_has_its_own() -> None:
+    both = [*measurements("n1", [100.0, 90.0]), *measurements("n2", [70.0, 60.0], first_rank=2)]
+    assert told(values(TWO_NODES, both))["n2", None, "ddp", 2] == 60.0
+    assert told(values(TWO_NODES, both))["n2", 0, "alone", 1] == 70.0
+
+
+def test_what_does_not_communicate_counts_the_ranks_of_its_own_node() -> None:
+    """A GPU among 4 on two nodes does what it does among the 2 of one."""
+    wide = replace(EACH, world_size=4)
+    study = replace(STUDY, arms=(wide,))
+    both = [
+        replace(one, arm=wide.name)
+        for host, first in (("n1", 0), ("n2", 2))
+        for one in measurements(host, [100.0, 90.0], first_rank=first)
+        if one.arm == EACH.name
+    ]
+    found = values(replace(TWO_NODES, studies=(study,)), both)
+    alone = values(ONE_NODE, measurements("n1", [100.0, 90.0]))
+    assert {one.series for one in found if one.host == "n1"} < {one.series for one in alone}
+
+
+def test_ddp_over_several_nodes_is_no_value_of_one() -> None:
+    wide = replace(DDP, world_size=4)
+    plan = replace(TWO_NODES, studies=(replace(STUDY, arms=(wide,)),))
+    both = [
+        replace(one, arm=wide.name)
+        for host, first in (("n1", 0), ("n2", 2))
+        for one in measurements(host, [100.0, 90.0], first_rank=first)
+        if one.arm == DDP.name
+    ]
+    assert values(plan, both) == []
+
+
+def test_the_median_of_the_rounds_counts() -> None:
+    found = [replace(one, block_s=one.block_s * (1 + one.round)) for one in measurements("n1", [100.0])]
+    paces = [one.throughput_img_per_s for one in found if one.arm == ALONE.name]
+    assert told(values(ONE_NODE, found))["n1", 0, "alone", 1] == round(statistics.median(paces), 6)
+
+
+def test_too_few_rounds_a_broken_study_and_imported_samples_tell_nothing() -> None:
+    assert values(ONE_NODE, measurements("n1", [100.0, 100.0], rounds=4)) == []
+    all_of_it = measurements("n1", [100.0, 100.0])
+    assert key_values_of(Evidence(ONE_NODE, all_of_it, {STUDY.id: "rank 1 died"})) == []
+    assert values(ONE_NODE, [replace(one, single_sample=True) for one in all_of_it]) == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(STUDY, workload=replace(STUDY.workload, image_size=64)),
+        replace(STUDY, workload=replace(STUDY.workload, compile=True)),
+        replace(STUDY, block_s=2.0),
+    ],
+)
+def test_what_is_trained_otherwise_under_the_same_name_is_never_compared(other: Study) -> None:
+    found = measurements("n1", [100.0, 100.0])
+    before = {one.series for one in values(ONE_NODE, found)}
+    assert not before & {one.series for one in values(replace(ONE_NODE, studies=(other,)), found)}
+
+
+def test_ranks_that_share_a_cpu_with_more_others_are_never_compared_with_these() -> None:
+    found = measurements("n1", [100.0, 100.0])
+    of_two = {one.series for one in values(Plan(SKU, "cpu", (STUDY,), ranks_per_node=2), found)}
+    of_four = {one.series for one in values(Plan(SKU, "cpu", (STUDY,), ranks_per_node=4), found)}
+    assert of_two
+    assert not of_two & of_four
+
+
+def test_a_gpu_is_known_by_its_uuid_and_its_peers_by_their_slot() -> None:
+    here, moved = key_value(), key_value(gpu_index=5)
+    assert here.series == moved.series
+    assert here.peers != moved.peers
+    assert here.peers == key_value(host="n2", gpu_uuid="GPU-n2-0").peers
+    assert key_value(gpu_uuid="cpu").series != key_value(gpu_uuid="cpu", gpu_index=1).series
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_value_that_has_no_logarithm_is_none(value: float) -> None:
+    with pytest.raises(ValueError, match="positive and finite"):
+        key_value(value)
+
+
+PROBES = (
+    Probe("matmul-bf16"),
+    Probe("all-reduce-32mib", 2),
+    Probe("send-recv-256mib", 2),
+    Probe("all-reduce-32mib", 4),
+)
+PROBED = Plan(SKU, "cuda", (), nodes=2, ranks_per_node=2, probes=ProbeStudy(PROBES, 5, 0.5))
+
+
+def probe_measurements(probe: Probe, ranks: range, rate: float, **changes: object) -> list[ProbeMeasurement]:
+    work = float(probe.message_bytes or 1e12)
+    return [
+        replace(
+            ProbeMeasurement(
+                "probes", probe.name, probe.world_size, number, rank, rank % 2, f"n{1 + rank // 2}", f"GPU-{rank}",
+                work, 1, work / rate, float(number), True,
+                (rank ^ 1) if probe.kind == "send-recv" else None,
+            ),
+            **changes,  # type: ignore[arg-type]
+        )
+        for number in range(5)
+        for rank in ranks
+    ]  # fmt: skip
+
+
+def test_probes_give_each_gpu_or_each_node_its_value() -> None:
+    matmul, ring, pair, wide = PROBES
+    found = [
+        *probe_measurements(matmul, range(4), 2e12),
+        *probe_measurements(ring, range(2), 40e9),
+        *probe_measurements(ring, range(2, 4), 20e9),
+        *probe_measurements(pair, range(2), 10e9),
+        *probe_measurements(wide, range(4), 5e9),
+    ]
+    told_ = {
+        (one.host, one.gpu_index, one.metric, one.subject, one.world_size): (round(one.value, 6), one.unit)
+        for one in values(PROBED, [], probes=found)
+    }
+    tflops, gbps = (2.0, "TFLOPS"), "GB/s"
+    expected: dict[tuple[str, int | None, str, str, int], tuple[float, str]] = {
+        **{(f"n{n}", gpu, "matmul_tflops", "matmul-bf16", 1): tflops for n in (1, 2) for gpu in (0, 1)},
+        ("n1", None, "busbw_gbps", "all-reduce-32mib", 2): (40.0, gbps),
+        ("n2", None, "busbw_gbps", "all-reduce-32mib", 2): (20.0, gbps),
+        ("n1", None, "pair_bandwidth_gbps", "send-recv-256mib", 2): (10.0, gbps),
+    }
+    assert told_ == expected
+
+
+def test_wrong_results_and_too_few_rounds_of_a_probe_tell_nothing() -> None:
+    ring = PROBES[1]
+    found = probe_measurements(ring, range(2), 40e9)
+    assert values(PROBED, [], probes=[replace(one, is_correct=False) for one in found]) == []
+    assert values(PROBED, [], probes=[one for one in found if one.round]) == []
+    assert key_values_of(Evidence(PROBED, [], {"probes": "it broke"}, probes=found)) == []
