@@ -12,6 +12,13 @@ def test_device_utilization(requirement: JudgeableRequirement, run: Run) -> None
     assert verdict.passed, verdict.explain()
 
 
+@pytest.mark.requirement("images_per_joule")
+def test_images_per_joule(requirement: JudgeableRequirement, run: Run) -> None:
+    """No GPU takes more energy for an image than it should."""
+    verdict = requirement.judge(run)
+    assert verdict.passed, verdict.explain()
+
+
 @pytest.mark.requirement("peak_memory_gib")
 def test_peak_memory(requirement: JudgeableRequirement, run: Run) -> None:
     """Training leaves the memory free that it should."""

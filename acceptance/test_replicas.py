@@ -4,6 +4,8 @@ import pytest
 
 from pytest_ddpscale.fixtures import JudgeableRequirement, Run
 
+pytestmark = pytest.mark.node_health
+
 
 @pytest.mark.requirement("replica_agreement")
 def test_replica_agreement(requirement: JudgeableRequirement, run: Run) -> None:

@@ -4,6 +4,8 @@ import pytest
 
 from pytest_ddpscale.fixtures import JudgeableRequirement, Run
 
+pytestmark = pytest.mark.node_health
+
 
 @pytest.mark.requirement("rank_uniformity")
 def test_rank_uniformity(requirement: JudgeableRequirement, run: Run) -> None:

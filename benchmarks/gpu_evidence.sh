@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What only a machine with an NVIDIA GPU can show, collected in at most nine minutes:
-# the GPU tests, a short acceptance run, and the fidelity benchmark.
+# What only a machine with an NVIDIA GPU can show, collected in at most nine minutes: the GPU tests, the nightly
+# node-health run, a short training run, what the telemetry sampler costs, and the fidelity benchmark.
 #
 #   usage: benchmarks/gpu_evidence.sh OUT_DIR
 #
-# OUT_DIR must be new or empty. It gets summary.json (each part's outcome), machine.txt, tests.log, run.log,
-# run.tar.gz (the run directory), fidelity.log, fidelity-fp16.json and fidelity-bf16.json: eight files. A part
-# that fails stops no other.
+# OUT_DIR must be new or empty. It gets six files: summary.json (each part's outcome, each run's verdicts, each
+# benchmark's whole result), machine.txt, tests.log, run.log, run.tar.gz (the directories of both runs) and
+# benchmarks.log. A part that fails stops no other.
 # PYTHON names the interpreter (default: python3); pytest-ddpscale need not be installed into it, but what it
 # depends on must be. Settings of the card are only read.
 #
@@ -54,6 +54,11 @@ PYTHON_CODE
 }
 echo "$gpus"
 
+# What is packed in the end: OUT_DIR would have hundreds of files.
+WORK=$(mktemp -d)
+readonly WORK
+trap 'rm -rf -- "$WORK"' EXIT
+
 VERSIONS=$(cat <<'PYTHON_CODE'
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -74,25 +79,23 @@ PYTHON_CODE
 )
 
 SUMMARY=$(cat <<'PYTHON_CODE'
-import json, sys, tarfile
+import json, sys
 from pathlib import Path
 
-out, gpus, *lines = Path(sys.argv[1]), *sys.argv[2:]
+out, work, gpus, *lines = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
 parts = []
 for line in lines:
     name, code, seconds, limit = line.split("\t")
     ended = {"exit_code": int(code), "seconds": int(seconds), "limit_s": int(limit)}
     parts.append({"name": name, "ok": code == "0", **ended})
-summary = {"gpus": gpus, "ok": all(part["ok"] for part in parts), "parts": parts}
-try:
-    with tarfile.open(out / "run.tar.gz") as run:
-        verdicts = json.load(run.extractfile("run/verdicts.json"))
-    summary["run"] = {key: verdicts.get(key) for key in ("sku", "outcome", "reason")}
-except (OSError, KeyError):
-    pass  # the run has not ended, or has concluded nothing
-for path in sorted(out.glob("fidelity-*.json")):
-    summary[path.stem] = json.loads(path.read_text(encoding="utf-8"))["agreements"]
-(out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+runs = {}
+for path in sorted(work.glob("*/verdicts.json")):
+    found = json.loads(path.read_text(encoding="utf-8"))
+    told = {one["id"]: [one["outcome"], one["value"], one["unit"]] for one in found["verdicts"]}
+    runs[path.parent.name] = {key: found[key] for key in ("sku", "outcome", "reason")} | {"verdicts": told}
+benchmarks = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(work.glob("*.json"))}
+summary = {"gpus": gpus, "ok": all(part["ok"] for part in parts), "parts": parts, "runs": runs}
+(out / "summary.json").write_text(json.dumps(summary | {"benchmarks": benchmarks}, indent=1) + "\n", encoding="utf-8")
 PYTHON_CODE
 )
 readonly VERSIONS SUMMARY
@@ -106,7 +109,7 @@ note() {
     local IFS=$'\t'
     parts+=("$*")
     [[ $2 == 0 ]] || failed=1
-    "$PYTHON" -c "$SUMMARY" "$OUT" "$gpus" "${parts[@]}"
+    "$PYTHON" -c "$SUMMARY" "$OUT" "$WORK" "$gpus" "${parts[@]}" || failed=1
 }
 
 # part NAME LIMIT_S LOG COMMAND…: run it within what time is left, and keep its output.
@@ -131,23 +134,34 @@ pytest_command=("$PYTHON" -m pytest -p no:cacheprovider)
 "$PYTHON" -c 'import sys; from importlib.metadata import entry_points as found
 sys.exit(not found(group="pytest11", name="ddpscale"))' || pytest_command+=(-p pytest_ddpscale.plugin)
 # Only these: other tests need what a machine with a GPU may not have.
-mapfile -t gpu_tests < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
+mapfile -t gpu_tests < <(grep -rl --include='test_*.py' 'mark\.gpu' tests | sort)
 
-part nvidia-smi 20 machine.txt nvidia-smi
-part versions 40 machine.txt "$PYTHON" -c "$VERSIONS"
-part tests 140 tests.log "${pytest_command[@]}" -m gpu -v "${gpu_tests[@]}"
+# run NAME LIMIT_S OPTION…: an acceptance run, packed as far as it came.
+run() {
+    local name=$1 limit=$2
+    shift 2
+    part "$name" "$limit" run.log "${pytest_command[@]}" --gpu-sku=auto --ddp-allow-incomplete \
+        --ddp-run-dir="$WORK/$name" --ddp-history="$WORK/history.sqlite" "$@"
+    part "pack-$name" 20 run.log tar -C "$WORK" -czf "$OUT/run.tar.gz" .
+}
+
+# Expected on one H200, in seconds: 15 for the first three, then 100, 110, 95, 55, 35 and 35. Limits are wider, and
+# what matters least comes last.
+part nvidia-smi 15 machine.txt nvidia-smi
+part nvidia-smi-q 15 machine.txt nvidia-smi -q
+part versions 30 machine.txt "$PYTHON" -c "$VERSIONS"
+part tests 140 tests.log "${pytest_command[@]}" -m gpu -v --durations=10 "${gpu_tests[@]}"
 # Skipped tests are no evidence, though pytest exits with 0.
 part some-tests-passed 10 machine.txt grep -E '[0-9]+ passed' "$OUT/tests.log"
-part run 230 run.log "${pytest_command[@]}" --gpu-sku=auto --ddp-budget 3m --ddp-rounds 5 --ddp-allow-incomplete \
-    --ddp-run-dir "$OUT/run"
-if [[ -d $OUT/run ]]; then
-    part pack 20 run.log tar -C "$OUT" -czf "$OUT/run.tar.gz" run
-    rm -rf -- "$OUT/run"
-fi
+run node-health 150 -m node_health --ddp-budget=100s
+# What is published for one GPU of most SKUs, and what DDP by itself costs.
+run training 120 -m 'not node_health' -k 'resnet50-nchw-fp16 or resnet152-fp16' --ddp-budget=75s --ddp-rounds=5
+part sampler-overhead 80 benchmarks.log "$PYTHON" benchmarks/sampler_overhead.py --model resnet50 --batch-size 256 \
+    --image-size 224 --block-s 1 --rounds 16 --json "$WORK/sampler-overhead.json"
 # bf16 beside fp16, whose gradient scaler waits for the GPU in every step and so hides what else would wait.
 for precision in fp16 bf16; do
-    part "fidelity-$precision" 110 fidelity.log "$PYTHON" benchmarks/fidelity.py --device cuda --model resnet50 \
+    part "fidelity-$precision" 70 benchmarks.log "$PYTHON" benchmarks/fidelity.py --device cuda --model resnet50 \
         --batch-size 128 --image-size 224 --num-classes 1000 --precision "$precision" --memory-format channels_last \
-        --launches 1 --rounds 40 --block-steps 10 --json "$OUT/fidelity-$precision.json"
+        --launches 1 --rounds 16 --block-steps 10 --json "$WORK/fidelity-$precision.json"
 done
 exit "$failed"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.errors import BadInput, OptionError
+from pytest_ddpscale.errors import BadInput, HistoryError, OptionError
 from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.simulate.arguments import add_power, add_simulate
 
@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_thresholds(commands)
     _add_report(commands)
     _add_culprits(commands)
+    _add_history(commands)
     add_simulate(commands)
     return parser
 
@@ -167,6 +168,58 @@ def _culprits(arguments: argparse.Namespace) -> None:
             errors.append(error)
     for line in (tsv_lines if arguments.format == "tsv" else text_lines)(settled(readable)):
         print(line)
+    for further in errors[1:]:
+        print(f"ddpscale: {further}", file=sys.stderr)
+    if errors:
+        raise errors[0]
+
+
+def _add_history(commands: Commands) -> None:
+    command = commands.add_parser("history", help="say what nodes reached in earlier runs, and whether they still do")
+    command.add_argument("node", nargs="?", metavar="NODE", help="default: a line for every node")
+    command.add_argument("--history", type=Path, metavar="FILE",
+        help="default: $DDPSCALE_HISTORY, else ddpscale-runs/history.sqlite here")  # fmt: skip
+    command.add_argument("--sku", metavar="SKU", help="canonical name, as the history lists it; default: all")
+    command.add_argument("--format", choices=("text", "tsv", "json"), default="text", help="default: %(default)s")
+    command.add_argument("--add", type=Path, nargs="+", metavar="RUN_DIR", default=[],
+        help="add judged runs, each once, and print nothing else")  # fmt: skip
+    command.set_defaults(run=_history)
+
+
+def _history(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.history.location import default_history_file
+    from pytest_ddpscale.history.overview import read_histories
+    from pytest_ddpscale.report.history_text import json_text, node_lines, overview_lines, tsv_lines
+
+    file: Path = arguments.history or default_history_file(os.environ)
+    if arguments.add:
+        _add_to_history(file, arguments)
+        return
+    nodes = read_histories(file, arguments.sku, arguments.node)
+    if arguments.format == "json":
+        print(json_text(nodes))
+        return
+    lines = tsv_lines(nodes) if arguments.format == "tsv" else overview_lines(nodes)
+    if arguments.format == "text" and arguments.node is not None:
+        lines = (line for node in nodes for line in (*node_lines(node), ""))
+    for line in lines:
+        print(line)
+
+
+def _add_to_history(file: Path, arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.history.recording import add_run
+
+    if arguments.node is not None or arguments.sku is not None:
+        raise OptionError("--add", "found NODE or --sku beside it", "run directories only")
+    words = {"added": "added", "replaced": "replaced what it had been", "known": "was there already"}
+    errors: list[BadInput] = []
+    for directory in arguments.add:
+        try:
+            print(f"{directory}: {words[add_run(file, directory)]}")
+        except HistoryError:
+            raise
+        except BadInput as error:  # the other runs are worth keeping
+            errors.append(error)
     for further in errors[1:]:
         print(f"ddpscale: {further}", file=sys.stderr)
     if errors:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_ddpscale.errors import OptionError
@@ -35,6 +35,11 @@ class Cluster:
     hosts: tuple[str, ...] = ()
     uses_slurm: bool = False
     is_elsewhere: bool = False
+
+    def without(self, unfit: Collection[str]) -> Cluster | None:
+        """The other nodes; None if there are none, or if Slurm and not we choose which nodes there are."""
+        others = tuple(host for host in self.hosts if host not in unfit)
+        return replace(self, nodes=len(others), hosts=others) if 0 < len(others) < len(self.hosts) else None
 
 
 THIS_MACHINE = Cluster()

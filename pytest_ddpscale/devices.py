@@ -21,13 +21,19 @@ def needs_no_gpu(thresholds: ThresholdsFile, asked: str, collect_only: bool) -> 
     return collect_only or sku.detect.device == "cpu"
 
 
-def gpus_here(asked: str) -> list[Gpu]:
+def gpus_here(asked: str, silent: list[SkuError]) -> list[Gpu]:
     """The GPUs here. A driver without a GPU is a fault, and no reason to accept the CPU instead.
 
+    Args:
+        asked: name of a SKU, or ``auto``.
+        silent: takes the error of each GPU that does not answer, as long as one does.
+
     Raises:
-        SkuError: NVML is broken, or ``auto`` finds a driver and no GPU.
+        SkuError: NVML is broken, no GPU answers, or ``auto`` finds a driver and no GPU.
     """
-    gpus = visible_gpus()
+    gpus = visible_gpus(silent=silent)
+    if silent and not gpus:
+        raise silent[0]
     if asked == AUTO and not gpus and has_driver():
         raise SkuError(
             "--gpu-sku=auto", "an NVIDIA driver is loaded, but no GPU is visible", "at least one GPU",

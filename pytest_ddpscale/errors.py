@@ -60,5 +60,9 @@ class ResultFileError(BadInput):
     """Repair or leave out the result file that is being imported."""
 
 
+class HistoryError(BadInput):
+    """Mend the history file, or name another one; no run is harmed by it."""
+
+
 class GangError(DdpscaleError):
     """Look at the machine: the worker processes could not be started, or died."""

@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from pytest_ddpscale.launch.supervisor import Listener
     from pytest_ddpscale.session import AcceptanceSession
-    from pytest_ddpscale.thresholds.cases import Case
+    from pytest_ddpscale.thresholds.cases import AnyCase
     from pytest_ddpscale.verdict.verdict import Verdict
 
 
@@ -92,7 +92,7 @@ class JudgeableRequirement:
         rerun: the command that measures just this again.
     """
 
-    case: Case
+    case: AnyCase
     rerun: str
 
     def judge(self, run: Run) -> JudgedRequirement:

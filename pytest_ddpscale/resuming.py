@@ -24,6 +24,7 @@ from pytest_ddpscale.results.run_record import IMPORTED, is_simulated, resume_ru
 # What a session concluded, as opposed to what it measured: it is moved out of the way of the next one's.
 _CONCLUSIONS = (
     "verdicts.json",
+    "baseline.json",
     "report.md",
     "report.html",
     "junit.xml",
@@ -52,7 +53,9 @@ class Resumption:
         """The plan of what is missing, for the same ranks as the whole of it."""
         studies = tuple(study for study in self.plan.studies if study.id in self.missing)
         pairs = self.plan.pairs if self.plan.pairs and self.plan.pairs.id in self.missing else None
-        return replace(self.plan, studies=studies, pairs=pairs, ranks_per_node=self.plan.layout.ranks_per_node)
+        probes = self.plan.probes if self.plan.probes and self.plan.probes.id in self.missing else None
+        per_node = self.plan.layout.ranks_per_node
+        return replace(self.plan, studies=studies, pairs=pairs, probes=probes, ranks_per_node=per_node)
 
     def begin(self, argv: Sequence[str], thresholds_sha256: str) -> None:
         """Put earlier conclusions aside, and record what is about to happen. The run has to be locked.
@@ -75,16 +78,21 @@ class Resumption:
         Raises:
             OSError: a file cannot be written.
         """
+        for path in (self.run.measurements_jsonl, self.run.telemetry_jsonl):
+            if path.exists():
+                self._set_aside(path)
+        self.run.steering_json.unlink(missing_ok=True)  # its word was about an earlier attempt
+
+    def _set_aside(self, path: Path) -> None:
         superseded: list[str] = []
         kept: list[str] = []
-        for line in _lines(self.run.measurements_jsonl):
+        for line in _lines(path):
             (superseded if _study_of(line) in self.missing else kept).append(line)
         cut_torn_line(self.run.superseded_jsonl)
         append_whole(self.run.superseded_jsonl, "".join(superseded).encode())
         with self.run.superseded_jsonl.open("rb") as file:
             os.fsync(file.fileno())
-        write_atomically(self.run.measurements_jsonl, "".join(kept))
-        self.run.steering_json.unlink(missing_ok=True)  # its word was about an earlier attempt
+        write_atomically(path, "".join(kept))
 
 
 def read_resumption(run: RunDirectory) -> Resumption:

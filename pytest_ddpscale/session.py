@@ -8,18 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pytest_ddpscale.cluster import THIS_MACHINE, Cluster, find_cluster, place_of
-from pytest_ddpscale.devices import devices_per_node, gpus_here, measured_sku, needs_no_gpu
-from pytest_ddpscale.errors import OptionError, RunDirectoryError, SkuError, WritingError
+from pytest_ddpscale.admission import Admission
+from pytest_ddpscale.cluster import THIS_MACHINE, Cluster, place_of
+from pytest_ddpscale.errors import HistoryError, RunDirectoryError, WritingError
+from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.place import Place
-from pytest_ddpscale.launch.supervisor import Listener, Supervisor
-from pytest_ddpscale.packaged import packaged
+from pytest_ddpscale.launch.supervisor import Listener, NotAdmitted, Supervisor
+from pytest_ddpscale.past import baseline_of, history_file_of, keep_baseline
 from pytest_ddpscale.plan.estimate import estimate
-from pytest_ddpscale.plan.metric import METRICS
-from pytest_ddpscale.plan.planner import PACES, Pace, Question, build_plan
+from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import DeviceType, Plan
+from pytest_ddpscale.planning import Planning
 from pytest_ddpscale.results.places import why_not_one_machine
+from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_lock import RunLock
 from pytest_ddpscale.results.run_opening import judging_directory, new_run_directory, reopened
@@ -27,24 +29,25 @@ from pytest_ddpscale.results.run_record import (
     SIMULATED_NOTE,
     finish_run,
     is_simulated,
+    left_out_notes,
+    note_left_out,
     now_iso,
     resumption_notes,
     start_run,
 )
 from pytest_ddpscale.resuming import Resumption, extra_launches, read_resumption, refuse_other_devices
-from pytest_ddpscale.settings import AUTO, Settings
-from pytest_ddpscale.sku.matching import resolve_sku
-from pytest_ddpscale.thresholds.cases import Case, cases_for, device_type
-from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
+from pytest_ddpscale.settings import LEAVE_OUT, Settings
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, device_type, training_cases
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from pytest_ddpscale.verdict.bounds import blank_verdict
 from pytest_ddpscale.verdict.by_node import devices_covered
+from pytest_ddpscale.verdict.conspicuous import conspicuous_notes
 from pytest_ddpscale.verdict.deciding import Decider
 from pytest_ddpscale.verdict.evaluation import judge, samples_of
 from pytest_ddpscale.verdict.evidence import DIED, Evidence, read_evidence
 from pytest_ddpscale.verdict.matching import covers
 from pytest_ddpscale.verdict.outcome import Caveats, conclude, may_accept, qualified
 from pytest_ddpscale.verdict.verdict import Judgement, Verdict
-
-DEFAULT_NAME = "thresholds.yaml"
 
 
 @dataclass(frozen=True)
@@ -79,31 +82,39 @@ class AcceptanceSession:
         judged_run: the run directory of an earlier run, when judging without measuring.
         resumed: an earlier run that is gone on with, and what it lacks.
         cluster: the nodes.
+        silent: what is known of each GPU here that does not answer.
         writing_problem: why not all that was measured could be written; empty if it was.
     """
 
     site: Site
     thresholds: ThresholdsFile
     sku: str
-    cases: list[Case]
+    cases: list[AnyCase]
     devices: int | None
     judged_run: RunDirectory | None
     resumed: Resumption | None = None
     cluster: Cluster = THIS_MACHINE
+    silent: tuple[str, ...] = ()
     writing_problem: str = ""
-    selected: list[Case] = field(default_factory=list)
+    selected: list[AnyCase] = field(default_factory=list)
     plan: Plan | None = None
     run: RunDirectory | None = None
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     _evidence: Evidence | None = None
     _extra_launches: int = 0
     _was_launched: bool = False
+    _was_refused: bool = False  # its nodes are unfit: nothing is to run on them
     _lock: RunLock | None = None
 
     @property
     def device_type(self) -> DeviceType:
         """``cpu`` or ``cuda``."""
         return device_type(self.thresholds.thresholds.skus[self.sku])
+
+    @property
+    def _planning(self) -> Planning:
+        site = self.site
+        return Planning(self.sku, self.device_type, site.settings, self.cluster, self.devices, site.collect_only)
 
     @property
     def plan_to_measure(self) -> Plan:
@@ -114,10 +125,10 @@ class AcceptanceSession:
     @property
     def expected_img_per_s(self) -> dict[str, float]:
         """Throughput of one GPU that the thresholds expect, by workload; for estimates of time only."""
-        throughput = [c.requirement for c in self.cases if c.requirement.metric == "throughput_per_gpu"]
+        throughput = [c.requirement for c in training_cases(self.cases) if c.requirement.metric == "throughput_per_gpu"]
         return {r.workload: r.source.measured or r.bound for r in throughput if r.world_size == 1}
 
-    def select(self, cases: Sequence[Case]) -> None:
+    def select(self, cases: Sequence[AnyCase]) -> None:
         """Settle what is asked, and plan exactly that.
 
         Raises:
@@ -128,7 +139,7 @@ class AcceptanceSession:
         if self.judged_run is not None:
             self.plan = self.judged_run.read_plan()
             return
-        fresh = self._plan_for([case.question for case in self._measurable(cases)])
+        fresh = self._planning.plan_for(self._planning.measurable(cases))
         if self.resumed is not None:
             refuse_other_devices(self.resumed.run, self.devices, fresh)
         self.plan = self.resumed.plan if self.resumed is not None else fresh
@@ -172,6 +183,11 @@ class AcceptanceSession:
         self.resumed.begin(self.site.argv, self.thresholds.sha256)
         self.run, self._evidence = run, None if self.resumed.missing else evidence
 
+    @property
+    def evidence(self) -> Evidence | None:
+        """What was measured, once it has been read."""
+        return self._evidence
+
     def needs_measuring(self) -> bool:
         """Whether the next verdict has to wait for a measurement."""
         return self._evidence is None
@@ -189,7 +205,7 @@ class AcceptanceSession:
             self._launch(self.plan_to_measure, listener)
         self._evidence = read_evidence(self.run, self.writing_problem or DIED)
 
-    def judge(self, case: Case, listener: Listener) -> Verdict:
+    def judge(self, case: AnyCase, listener: Listener) -> Verdict:
         """The verdict on one requirement, measured first if it has not been."""
         if case.id not in self.verdicts:
             self.verdicts[case.id] = self._verdict(case, listener)
@@ -201,7 +217,8 @@ class AcceptanceSession:
         Raises:
             OptionError: no such metric or workload, or more ranks than there are devices.
         """
-        question = self._question(metric, workload, world_size)
+        workloads = self.thresholds.thresholds.skus[self.sku].workloads
+        question = self._planning.question(metric, workloads, workload, world_size)
         evidence = self._evidence_for(question, listener)
         return [sample.value for sample in samples_of(question, evidence)]
 
@@ -223,6 +240,7 @@ class AcceptanceSession:
             covered=self._devices_covered(),
             not_one_machine=why_not_one_machine(self._source.read_records()),
             is_simulated=self._is_simulated,
+            silent=self.silent,
         )
         outcome, reason = qualified(outcome, reason, caveats)
         return Judgement(self.sku, outcome, reason, verdicts, self._notes(), self._basis())
@@ -249,8 +267,8 @@ class AcceptanceSession:
     def _devices_covered(self) -> int:
         """GPUs that took part in what was judged; on several nodes, in a published bound that was kept."""
         if self.plan is None or self.plan.nodes == 1:
-            return self.plan.world_size if self.plan else 0
-        kept = [case for case in self.selected if may_accept(self.verdicts[case.id])]
+            return max((study.world_size for study in self.plan.studies), default=0) if self.plan else 0
+        kept = [case for case in training_cases(self.selected) if may_accept(self.verdicts[case.id])]
         return devices_covered(self.plan, [case.question for case in kept])
 
     def _basis(self) -> dict[str, str]:
@@ -276,7 +294,13 @@ class AcceptanceSession:
 
     def _notes(self) -> tuple[str, ...]:
         record = self._source.read_run()
-        own = tuple(resumption_notes(record)) + ((self._lock.note,) if self._lock and self._lock.note else ())
+        conspicuous = tuple(conspicuous_notes(self._evidence)) if self._evidence else ()
+        own = (
+            conspicuous
+            + tuple(left_out_notes(record))
+            + tuple(resumption_notes(record))
+            + ((self._lock.note,) if self._lock and self._lock.note else ())
+        )
         if self.judged_run is None:
             return own
         notes = record.get("notes")
@@ -285,67 +309,50 @@ class AcceptanceSession:
             kept = (SIMULATED_NOTE, *kept)
         return (f"judged from {self.judged_run.path}, nothing was measured", *kept)
 
-    def _measurable(self, cases: Sequence[Case]) -> list[Case]:
-        return [case for case in cases if self._why_not_measurable(case) is None]
-
-    def _why_not_measurable(self, case: Case) -> str | None:
-        """What this machine lacks for a requirement, or nothing."""
-        requirement = case.requirement
-        if self.devices is not None and requirement.world_size > self.devices:
-            return f"needs {requirement.world_size} {self._devices_word()}"
-        if requirement.placement == "spread" and self.cluster.nodes == 1 and not self.site.collect_only:
-            return "needs several nodes to spread ranks over; there is 1"
-        return None
-
-    def _plan_for(self, questions: Sequence[Question]) -> Plan:
-        nodes = self.cluster.nodes if self.devices is not None else 1
-        per_node = None if self.devices is None else self.devices // nodes
-        return build_plan(self.sku, self.device_type, questions, self._pace(), nodes=nodes, ranks_per_node=per_node)
-
-    def _pace(self) -> Pace:
-        settings, default = self.site.settings, PACES[self.device_type]
-        return replace(default, rounds=settings.rounds or default.rounds, block_s=settings.block_s or default.block_s)
-
-    def _verdict(self, case: Case, listener: Listener) -> Verdict:
-        why_not = self._why_not_measurable(case) if self.judged_run is None else None
+    def _verdict(self, case: AnyCase, listener: Listener) -> Verdict:
+        why_not = self._planning.why_not(case) if self.judged_run is None else None
         if why_not is not None:
             return self._judged_without_data(case, why_not)
-        return judge(case, self._evidence_for(case.question, listener), self.site.settings.confidence)
+        question = case.question if isinstance(case, Case) else None
+        return self._judged(case, self._evidence_for(question, listener))
 
-    def _late_verdict(self, case: Case, interrupted: bool) -> Verdict:
+    def _judged(self, case: AnyCase, evidence: Evidence) -> Verdict:
+        confidence = self.site.settings.confidence
+        if not isinstance(case, NodeCase) or case.requirement.definition.subject != "node":
+            return judge(case, evidence, confidence)
+        try:
+            baseline = baseline_of(self._source, self.history_file, self.sku, evidence)
+        except HistoryError as error:
+            return replace(blank_verdict(case, confidence), outcome="inconclusive", reason=str(error))
+        if baseline is not None and self.run is not None and not self.writing_problem:
+            with self._writing():
+                keep_baseline(self.run, baseline)
+        return judge_regression(case, evidence, baseline, confidence)
+
+    @property
+    def history_file(self) -> Path | None:
+        """The site's history; None if this session keeps none."""
+        return history_file_of(self.site.settings.history, self.run) if self.run is not None else None
+
+    def _late_verdict(self, case: AnyCase, interrupted: bool) -> Verdict:
         """Of a case whose test never asked: from what is there, without measuring."""
         if self._evidence is not None:
-            return judge(case, self._evidence, self.site.settings.confidence)
+            return self._judged(case, self._evidence)
         if self.run is not None and self.plan is not None and self.run.measurements_jsonl.exists():
-            return judge(case, read_evidence(self.run), self.site.settings.confidence)
+            return self._judged(case, read_evidence(self.run))
         return self._judged_without_data(case, "the session was interrupted" if interrupted else "its test did not ask")
 
-    def _judged_without_data(self, case: Case, reason: str) -> Verdict:
+    def _judged_without_data(self, case: AnyCase, reason: str) -> Verdict:
         nothing = Evidence(Plan(self.sku, self.device_type, ()), (), {})
         return replace(judge(case, nothing, self.site.settings.confidence), reason=reason)
 
-    def _devices_word(self) -> str:
-        what = "GPUs; {} can be used here" if self.device_type == "cuda" else "ranks; {} can be used here"
-        return what.format(self.devices)
-
-    def _question(self, metric: str, workload: str, world_size: int) -> Question:
-        workloads = self.thresholds.thresholds.skus[self.sku].workloads
-        if metric not in METRICS or METRICS[metric].takes_versus:
-            askable = [name for name, definition in METRICS.items() if not definition.takes_versus]
-            raise OptionError("run.samples", f"found metric {metric!r}", f"one of {', '.join(askable)}")
-        if workload not in workloads:
-            raise OptionError("run.samples", f"found workload {workload!r}", f"one of {', '.join(workloads)}")
-        if self.devices is not None and world_size > self.devices:
-            raise OptionError("run.samples", f"found world size {world_size}", f"at most {self.devices}")
-        return Question(METRICS[metric], workloads[workload], world_size)
-
-    def _evidence_for(self, question: Question, listener: Listener) -> Evidence:
-        """Evidence that covers a question, by a further launch if the plan did not foresee it."""
+    def _evidence_for(self, question: Question | None, listener: Listener) -> Evidence:
+        """Evidence that covers a question, by a further launch if the plan did not foresee it; None asks for none."""
         if self._evidence is None:
             self.measure(listener)
         assert self._evidence is not None
-        may_measure = self.judged_run is None and not self.writing_problem
-        if may_measure and not covers(self._evidence.plan, question):
+        may_measure = self.judged_run is None and not self.writing_problem and not self._was_refused
+        if may_measure and question is not None and not covers(self._evidence.plan, question):
             self._measure_outside_the_plan(question, listener)
         return self._evidence
 
@@ -353,7 +360,7 @@ class AcceptanceSession:
         assert self._evidence is not None
         assert self.run is not None
         self._extra_launches += 1
-        extra = self._plan_for([question])
+        extra = self._planning.plan_of(question)
         named = tuple(
             replace(s, workload=replace(s.workload, name=f"{s.workload.name}-extra{self._extra_launches}"))
             for s in extra.studies
@@ -378,8 +385,33 @@ class AcceptanceSession:
             queue_s=settings.queue_limit_s,
         )
         judge = Decider(plan, self.selected, settings.confidence)
-        place = self._place(self.run.path)
-        Supervisor(place, self.run, limits, listener, isolate=settings.isolate, judge=judge).measure(plan)
+        admission = Admission(self.selected, plan, settings.unfit, listener)
+        run, isolate = self.run, settings.isolate
+        supervisor = Supervisor(
+            self._place(run.path), run, limits, listener, isolate=isolate, judge=judge, admit=admission
+        )
+        try:
+            supervisor.measure(plan)
+        except NotAdmitted:
+            self._without_unfit_nodes(plan, admission, listener)
+
+    def _without_unfit_nodes(self, plan: Plan, admission: Admission, listener: Listener) -> None:
+        """Measure on the other nodes, if that was asked and is possible; else nothing."""
+        assert self.run is not None
+        others = self.cluster.without(admission.unfit)
+        may_choose = self.site.settings.unfit == LEAVE_OUT and plan is self.plan and self.resumed is None
+        if others is None or not may_choose or self.devices is None:
+            self._was_refused = True
+            why = f"nothing was measured: {admission.in_words}"
+            self.run.append_records([StudyEnd(study, "error", why).as_json() for study in plan.study_ids])
+            return
+        self.devices = self.devices // self.cluster.nodes * others.nodes
+        self.cluster = others
+        note_left_out(self.run, self.devices, admission.unfit)
+        self.plan = self._planning.plan_for(self._planning.measurable(self.selected))
+        self.run.write_json(self.run.plan_json, self.plan.as_json())
+        # What the nodes are is known.
+        self._launch(replace(self.plan, survey=False), listener)
 
     def _place(self, run_path: Path) -> Place:
         return place_of(self.cluster, self.site.settings, self.device_type, run_path, os.environ)
@@ -394,44 +426,3 @@ class AcceptanceSession:
             self.writing_problem = str(error)
         except OSError as error:
             self.writing_problem = str(self.run.unwritten(self.run.path, error))
-
-
-def open_session(site: Site) -> AcceptanceSession:
-    """Load thresholds and find out which SKU this is.
-
-    Raises:
-        BadInput: thresholds, SKU, options or the run to be judged or resumed are not usable.
-    """
-    settings = site.settings
-    thresholds = load_thresholds(_thresholds_path(site))
-    judged = RunDirectory.open(settings.judge) if settings.judge else None
-    begun = RunDirectory.open(settings.resume) if settings.resume else None
-    resumed = read_resumption(begun) if begun and not begun.is_only_begun else None
-    if begun is not None and resumed is None:  # killed before it had a plan: measured as a new run, in its place
-        settings = replace(settings, resume=None, run_dir=begun.path)
-        site = replace(site, settings=settings)
-    earlier = judged or begun
-    sku = measured_sku(thresholds, settings, earlier) if earlier else settings.gpu_sku
-    if judged is not None:
-        return AcceptanceSession(site, thresholds, sku, cases_for(thresholds, sku), None, judged, resumed)
-    cluster = find_cluster(settings, os.environ, plans_only=site.collect_only)
-    no_devices_here = site.collect_only or cluster.is_elsewhere
-    if sku == AUTO and cluster.is_elsewhere and not site.collect_only:
-        raise SkuError(
-            "--gpu-sku=auto", "the GPUs are on other machines", "their model", "Write --gpu-sku=b200, or as it is."
-        )
-    gpus = [] if needs_no_gpu(thresholds, sku, no_devices_here) else gpus_here(sku)
-    sku = resolve_sku(thresholds, sku, gpus, require_devices=not no_devices_here)
-    kind = device_type(thresholds.thresholds.skus[sku])
-    per_node = devices_per_node(settings, kind, len(gpus), collect_only=site.collect_only, cluster=cluster)
-    devices = None if per_node is None else per_node * cluster.nodes
-    return AcceptanceSession(
-        site, thresholds, sku, cases_for(thresholds, sku), devices, judged, resumed, cluster=cluster
-    )
-
-
-def _thresholds_path(site: Site) -> Path:
-    if site.settings.thresholds is not None:
-        return site.settings.thresholds
-    here = [folder / DEFAULT_NAME for folder in (site.invocation_dir, site.rootdir)]
-    return next((path for path in here if path.is_file()), None) or packaged(DEFAULT_NAME)

@@ -17,6 +17,8 @@ from pytest_ddpscale.errors import OptionError
 
 AUTO = "auto"
 LAUNCHERS = (AUTO, "torchrun", "slurm")
+# What becomes of nodes that a check finds unfit before anything is launched on them.
+MEASURE, LEAVE_OUT, STOP = UNFIT = ("measure", "leave-out", "stop")
 DURATION = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h)?$")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 # Arguments of srun that say how many tasks there are, and what carries our line to them.
@@ -78,6 +80,17 @@ OPTIONS = (
     Option("--ddp-budget", "10m", "wall time for measuring; what is undecided then is inconclusive"),
     Option("--ddp-inactivity-limit", "10m", "end a gang of ranks that records nothing for so long; default: 10m"),
     Option("--ddp-total-limit", "2h", "end a gang of ranks that is not done by then; default: from the plan"),
+    Option(
+        "--ddp-unfit",
+        "measure|leave-out|stop",
+        "nodes that fail a check before anything is launched: measure them all the same (default), leave them out, "
+        "or measure nothing",
+    ),
+    Option(
+        "--ddp-history",
+        "FILE",
+        "SQLite file with what this site's nodes reached; default: history.sqlite beside runs in ddpscale-runs",
+    ),
     Option("--ddp-confidence", "0.95", "confidence of the intervals; default: 0.95"),
     Option("--ddp-rounds", "N", "most rounds of a study, at least 5; default: 16. It ends once all is decided"),
     Option("--ddp-block", "3s", "length of a timed block; default: 2s on GPU, 1.2s on CPU"),
@@ -108,6 +121,8 @@ class Settings:
         budget_s: wall time for measuring, in seconds; None for no limit.
         inactivity_limit_s: a gang silent for this many seconds is ended.
         total_limit_s: a gang is ended after this many seconds, whatever it does; None for one that the plan gives.
+        unfit: ``measure``, ``leave-out`` or ``stop``: what becomes of nodes that fail a check before the launch.
+        history: the site's SQLite file; None for the default.
         confidence: of the intervals, 0.5 … 0.9999.
         rounds: of every study at most; None for the default.
         block_s: length of a timed block, in seconds; None for the default.
@@ -132,6 +147,8 @@ class Settings:
     budget_s: float | None
     inactivity_limit_s: float
     total_limit_s: float | None
+    unfit: str
+    history: Path | None
     confidence: float
     rounds: int | None
     block_s: float | None
@@ -173,6 +190,8 @@ def settings_from(
         budget_s=_duration(budget) if budget.text else None,
         inactivity_limit_s=_duration(values["ddp_inactivity_limit"]) if values["ddp_inactivity_limit"].text else 600.0,
         total_limit_s=_duration(values["ddp_total_limit"]) if values["ddp_total_limit"].text else None,
+        unfit=_unfit(values["ddp_unfit"]),
+        history=_path(values["ddp_history"]),
         confidence=_confidence(values["ddp_confidence"]),
         rounds=_rounds(values["ddp_rounds"]),
         block_s=_duration(values["ddp_block"]) if values["ddp_block"].text else None,
@@ -226,6 +245,12 @@ def _launcher(value: _Value) -> str:
     if value.text and value.text not in LAUNCHERS:
         raise value.refuse(f"one of {', '.join(LAUNCHERS)}")
     return value.text or AUTO
+
+
+def _unfit(value: _Value) -> str:
+    if value.text and value.text not in UNFIT:
+        raise value.refuse(f"one of {', '.join(UNFIT)}")
+    return value.text or MEASURE
 
 
 def _arguments(value: _Value) -> tuple[str, ...]:

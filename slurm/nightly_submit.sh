@@ -6,7 +6,8 @@
 # From cron or scrontab, in the directory with your thresholds.yaml and acceptance/: see scrontab.example. Busy,
 # drained, down and reserved nodes are left out, and so are those that were checked tonight already. A node that is
 # taken by somebody else's job meanwhile is not waited for: a check that cannot start within $DDPSCALE_NIGHTLY_WAIT_S
-# seconds is dropped by Slurm. Each task writes $DDPSCALE_RUNS/nightly/<date>/<node>, and <node>.log beside it.
+# seconds is dropped by Slurm. Each task writes $DDPSCALE_RUNS/nightly/<date>/<node>, and <node>.log beside it. What is
+# asked of a node: nightly_health.sbatch.
 #
 # Slurm places array tasks where it likes. So the array is submitted held, each task is given its node, and then all
 # are released: no node is checked twice, and none is left out because a task went elsewhere.

@@ -11,23 +11,36 @@ PACKAGE = Path(__file__).parents[1] / "pytest_ddpscale"
 EVERYBODY = {"errors", "packaged", "orphans", ""}  # "" is the package itself, for its version
 ALLOWED: dict[str, set[str]] = {
     "plan": set(),
-    "telemetry": set(),
+    "telemetry": {"results"},
     "thresholds": {"plan"},
     "results": {"plan", "thresholds"},
     "sku": {"thresholds", "settings"},
     "metrics": {"plan", "results"},
     "verdict": {"plan", "results", "thresholds", "metrics"},
-    "report": {"plan", "results", "metrics", "verdict"},
+    "history": {"plan", "results", "thresholds", "metrics", "verdict"},
+    "report": {"plan", "results", "metrics", "verdict", "history"},
     "simulate": {"plan", "results", "thresholds", "verdict", "metrics"},
     "launch": {"plan", "results", "node"},
-    "node": {"results"},
+    "node": {"results", "sku", "telemetry"},
     "worker": {"plan", "results", "telemetry"},
     "settings": {"plan"},
     "errors": set(),
     "packaged": set(),
     "orphans": set(),
 }
-TOP = {"plugin", "fixtures", "session", "cluster", "devices", "resuming", "cli"}
+TOP = {
+    "plugin",
+    "fixtures",
+    "session",
+    "opening",
+    "planning",
+    "admission",
+    "past",
+    "cluster",
+    "devices",
+    "resuming",
+    "cli",
+}
 THIRD_PARTY: dict[str, set[str]] = {
     "pytest": {"plugin", "fixtures"},
     "pytest_jsonreport": {"plugin"},

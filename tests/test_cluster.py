@@ -198,3 +198,22 @@ def test_a_container_has_the_run_directory_and_starts_by_srun_where_that_starts_
     assert place(ELSEWHERE, "cpu", tmp_path, container="i").launcher == SlurmLauncher((), expected)
     with pytest.raises(OptionError, match="i is an image for Pyxis"):
         place(THIS_MACHINE, "cpu", tmp_path, container="i")
+
+
+class TestWithout:
+    FOUR = Cluster(4, ("n1", "n2", "n3", "n4"), uses_slurm=True)
+
+    def test_the_other_nodes_stay_in_their_order(self) -> None:
+        assert self.FOUR.without(["n3", "n1"]) == Cluster(2, ("n2", "n4"), uses_slurm=True)
+        elsewhere = Cluster(2, ("n1", "n2"), uses_slurm=True, is_elsewhere=True)
+        assert elsewhere.without(["n1"]) == Cluster(1, ("n2",), uses_slurm=True, is_elsewhere=True)
+
+    def test_nothing_is_left_of_all(self) -> None:
+        assert self.FOUR.without(self.FOUR.hosts) is None
+
+    def test_a_name_that_is_none_of_them_leaves_out_nobody(self) -> None:
+        assert self.FOUR.without(["n3.cluster"]) is None
+
+    @pytest.mark.parametrize("cluster", [THIS_MACHINE, ELSEWHERE])
+    def test_nodes_that_slurm_chooses_cannot_be_left_out(self, cluster: Cluster) -> None:
+        assert cluster.without(["n1"]) is None

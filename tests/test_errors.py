@@ -10,6 +10,7 @@ from pytest_ddpscale.errors import (
     BadInput,
     DdpscaleError,
     GangError,
+    HistoryError,
     OptionError,
     ResultFileError,
     RunDirectoryError,
@@ -18,7 +19,7 @@ from pytest_ddpscale.errors import (
     WritingError,
 )
 
-LEAVES = (ThresholdsError, SkuError, OptionError, RunDirectoryError, WritingError, ResultFileError)
+LEAVES = (ThresholdsError, SkuError, OptionError, RunDirectoryError, WritingError, ResultFileError, HistoryError)
 
 
 def test_all_four_parts_are_sentences() -> None:

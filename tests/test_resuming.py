@@ -11,11 +11,13 @@ import pytest
 from pytest_ddpscale import resuming
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.plan.pairing import PairStudy
+from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Measurement, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import start_run
+from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.resuming import extra_launches, read_resumption, refuse_other_devices
 
 NAMES = ("decided", "rounds", "budget", "error", "interrupted", "unended", "unbegun")
@@ -76,6 +78,17 @@ def test_the_search_for_a_slow_link_is_a_study_too(run: RunDirectory, end: str) 
     assert resumption.missing_plan.pairs == (pairs if end == "interrupted" else None)
 
 
+@pytest.mark.parametrize("end", ["decided", "interrupted"])
+def test_probes_are_a_study_too(run: RunDirectory, end: str) -> None:
+    probes = ProbeStudy((Probe("matmul-fp32"), Probe("all-reduce-32mib", 2)), 16, 0.1)
+    run.write_json(run.plan_json, replace(run.read_plan(), probes=probes, survey=True).as_json())
+    run.append_record(StudyEnd(probes.id, end).as_json())
+    resumption = read_resumption(run)
+    assert (probes.id in resumption.missing) == (end == "interrupted")
+    assert resumption.missing_plan.probes == (probes if end == "interrupted" else None)
+    assert resumption.missing_plan.survey, "nodes may have changed since then"
+
+
 class TestSetAside:
     def test_moves_what_is_missing_and_nothing_else(self, run: RunDirectory) -> None:
         before = texts(run.measurements_jsonl)
@@ -121,6 +134,18 @@ class TestSetAside:
         run.append_record({"kind": "startup", "rank": 0})
         assert run.read_records()[-1] == {"kind": "startup", "rank": 0}
 
+    def test_moves_the_telemetry_of_what_is_missing_too(self, run: RunDirectory) -> None:
+        one = Telemetry("weak/decided", "ddp@2", 0, 0, 0, "nöde", "GPU-a", 1000.0, 1002.0)
+        told = [replace(one, study=f"weak/{name}", round=number) for name in NAMES for number in range(2)]
+        run.append_telemetry([window.as_json() for window in told])
+        before = texts(run.telemetry_jsonl)
+        with run.telemetry_jsonl.open("a", encoding="utf-8") as file:
+            file.write('{"kind": "tele')
+        read_resumption(run).set_aside()
+        assert run.read_telemetry() == [one for one in told if one.study in ("weak/decided", "weak/rounds")]
+        aside = [line for line in texts(run.superseded_jsonl) if '"telemetry"' in line]
+        assert sorted(texts(run.telemetry_jsonl) + aside) == sorted(before)
+
     def test_takes_back_the_supervisors_last_word(self, run: RunDirectory) -> None:
         """Else the study measured anew would end in the round in which the earlier attempt had told enough."""
         run.write_json(run.steering_json, {"study": "weak/unended", "round": 6, "arms": []})
@@ -131,12 +156,14 @@ class TestSetAside:
 class TestBegin:
     def test_keeps_earlier_conclusions_together(self, run: RunDirectory) -> None:
         for number in (1, 2):
-            for name in ("verdicts.json", "report.md", "plots/a.png", "mine.txt"):
+            for name in ("verdicts.json", "baseline.json", "report.md", "plots/a.png", "mine.txt"):
                 (run.path / name).parent.mkdir(exist_ok=True)
                 (run.path / name).write_text(str(number), encoding="utf-8")
             read_resumption(run).begin((), "ab" * 32)
             folder = run.path / f"before-resume-{number}"
-            assert sorted(path.name for path in folder.iterdir()) == ["plots", "report.md", "verdicts.json"]
+            assert sorted(path.name for path in folder.iterdir()) == [
+                "baseline.json", "plots", "report.md", "verdicts.json",
+            ]  # fmt: skip
             assert (folder / "plots" / "a.png").read_text(encoding="utf-8") == str(number)
             assert not run.verdicts_json.exists()
         assert (run.path / "mine.txt").exists()

@@ -31,6 +31,8 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "ddp_budget": ("budget_s", "10m", "90s", 600.0, 90.0),
     "ddp_inactivity_limit": ("inactivity_limit_s", "2m", "1h", 120.0, 3600.0),
     "ddp_total_limit": ("total_limit_s", "2h", "90", 7200.0, 90.0),
+    "ddp_unfit": ("unfit", "leave-out", "stop", "leave-out", "stop"),
+    "ddp_history": ("history", "site/a.sqlite", "b.sqlite", Path("site/a.sqlite"), Path("b.sqlite")),
     "ddp_confidence": ("confidence", "0.9", "0.99", 0.9, 0.99),
     "ddp_rounds": ("rounds", "5", "20", 5, 20),
     "ddp_block": ("block_s", "1.5s", "3", 1.5, 3.0),
@@ -56,6 +58,7 @@ def test_nothing_asked_for() -> None:
         gpu_sku="auto", sku_was_given=False, thresholds=None, run_dir=None, judge=None, resume=None,
         launcher="auto", nodes=None, slurm_args=(), queue_limit_s=3600.0, container=None, pass_env=(),
         gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0, total_limit_s=None,
+        unfit="measure", history=None,
         confidence=0.95, rounds=None, block_s=None, isolate=False, allow_incomplete=False,
     )  # fmt: skip
 
@@ -144,6 +147,7 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
     ("name", "texts", "expected"),
     [
         ("ddp_launcher", ["Slurm", "srun", " "], "one of auto, torchrun, slurm"),
+        ("ddp_unfit", ["leave_out", "Stop", "drain", " "], "one of measure, leave-out, stop"),
         ("ddp_nodes", ["0", "-2", "all", "1.5"], "a whole number from 1 up"),
         ("ddp_slurm_args", ["gpu", "partition=gpu", "a -b"], "arguments of srun, such as --partition=gpu --exclusive"),
         (

@@ -65,8 +65,9 @@ def _against_bound(blank: Verdict, bound: float, found: Regression) -> Verdict:
         return replace(verdict, outcome="inconclusive", reason=reason)
     if low >= bound:
         return replace(verdict, outcome="passed", reason="every value that has a past keeps the bound")
-    worst = found.compared[0]
-    return replace(verdict, outcome="inconclusive", reason=f"may have fallen: {_in_words(worst)}")
+    # Not the smallest ratio, which may be known well enough to keep the bound.
+    least_known = min(found.compared, key=lambda one: one.interval[0])
+    return replace(verdict, outcome="inconclusive", reason=f"may have fallen: {_in_words(least_known)}")
 
 
 def _without_any_past(found: Regression) -> list[str]:

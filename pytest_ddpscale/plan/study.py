@@ -163,7 +163,7 @@ class Plan:
         """This plan with the studies of another one on the same nodes, as measured by a further launch."""
         per_node = None
         if self.ranks_per_node is not None or other.ranks_per_node is not None:
-            per_node = max(self.layout.ranks_per_node, other.layout.ranks_per_node)
+            per_node = max(self.layout.world_size, other.layout.world_size) // self.nodes
         studies, pairs = (*self.studies, *other.studies), self.pairs or other.pairs
         probes = self.probes or other.probes
         return replace(self, studies=studies, ranks_per_node=per_node, pairs=pairs, probes=probes)

@@ -5,7 +5,7 @@ Loading this module costs a few milliseconds: everything heavy is imported where
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from pytest_ddpscale.settings import OPTIONS, settings_from
 
 if TYPE_CHECKING:
     from pytest_ddpscale.resuming import Resumption
+    from pytest_ddpscale.thresholds.cases import AnyCase
 
 REFUSAL: pytest.StashKey[pytest.UsageError] = pytest.StashKey()
 WORKERS_REFUSAL: pytest.StashKey[str] = pytest.StashKey()
@@ -49,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Read the settings; with a SKU named and no test named, run the packaged acceptance tests."""
     config.addinivalue_line("markers", "requirement(metric): one item per requirement of that metric")
+    config.addinivalue_line("markers", "node_health: what a nightly check of one node runs, in minutes")
     try:
         settings = settings_from(vars(config.option), {option.name: config.getini(option.name) for option in OPTIONS})
     except BadInput as error:
@@ -75,6 +77,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("requirement", cases, ids=[case.name for case in cases], indirect=True)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let ``-k`` choose an item by its requirement, ``peak_memory_gib[resnet50-8gpu]``, as reports name it."""
+    case = case_of(item)
+    if case is not None:
+        item.extra_keyword_matches.add(case.id)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out metrics the SKU has no requirement for, and world sizes that are not wanted."""
     if REFUSAL in config.stash:
@@ -84,7 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = config.stash[SETTINGS].world_sizes
     if wanted is None:
         return
-    unwanted = [item for item in items if (case := case_of(item)) and case.requirement.world_size not in wanted]
+    unwanted = [item for item in items if (case := case_of(item)) and not _is_of_a_size(case, wanted)]
     if unwanted:
         config.hook.pytest_deselected(items=unwanted)
         items[:] = [item for item in items if item not in unwanted]
@@ -192,6 +201,11 @@ def pytest_testnodedown(node: Any) -> None:
     """Take over from an xdist worker why it refused: raised there, it would be an internal error."""
     if message := getattr(node, "workeroutput", {}).get(_REFUSED):
         node.config.stash[WORKERS_REFUSAL] = message
+
+
+def _is_of_a_size(case: AnyCase, wanted: Sequence[int]) -> bool:
+    """Whether a requirement is of one of these world sizes, or of a node whatever is run on it."""
+    return case.requirement.definition.subject in ("check", "node") or case.requirement.world_size in wanted
 
 
 def _refuse(config: pytest.Config, error: pytest.UsageError) -> None:

@@ -19,6 +19,7 @@ SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 SESSION: pytest.StashKey[AcceptanceSession] = pytest.StashKey()
 JUDGEMENT: pytest.StashKey[Judgement] = pytest.StashKey()
 PROBLEMS: pytest.StashKey[list[str]] = pytest.StashKey()
+FORGOTTEN: pytest.StashKey[str] = pytest.StashKey()  # why the history lacks this run
 SPOILED: pytest.StashKey[list[str]] = pytest.StashKey()
 # With any of these pytest runs no test, so that nothing is measured or concluded.
 _NOTHING_RUNS = ("collectonly", "showfixtures", "show_fixtures_per_test", "setuponly", "setupplan")
@@ -31,7 +32,8 @@ def session_of(config: pytest.Config) -> AcceptanceSession:
         pytest.UsageError: thresholds, SKU or options are not usable.
     """
     if SESSION not in config.stash:
-        from pytest_ddpscale.session import Site, open_session
+        from pytest_ddpscale.opening import open_session
+        from pytest_ddpscale.session import Site
 
         refuse_xdist(config)
         site = Site(

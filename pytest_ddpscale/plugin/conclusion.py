@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpscale.errors import BadInput, WritingError
-from pytest_ddpscale.plugin.active import JUDGEMENT, PROBLEMS, SETTINGS, SPOILED
+from pytest_ddpscale.past import remember
+from pytest_ddpscale.plugin.active import FORGOTTEN, JUDGEMENT, PROBLEMS, SETTINGS, SPOILED
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.results.records import flops_of
 from pytest_ddpscale.verdict.outcome import lacks_only_measurements
 
 if TYPE_CHECKING:
     from pytest_ddpscale.session import AcceptanceSession
-    from pytest_ddpscale.thresholds.cases import Case
+    from pytest_ddpscale.thresholds.cases import AnyCase
     from pytest_ddpscale.verdict.verdict import Judgement, Verdict
 
 JSON_REPORT = "pytest-report.json"
 
 
 def show_verdict(
-    item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport, case: Case, verdict: Verdict | None
+    item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport, case: AnyCase, verdict: Verdict | None
 ) -> None:
     """A failed requirement shows its explanation; one that only warns is an expected failure.
 
@@ -79,7 +80,14 @@ def _conclude(config: pytest.Config, acceptance: AcceptanceSession, interrupted:
     except BadInput as error:
         return [*closing, str(error)]
     config.stash[JUDGEMENT] = judgement
-    return closing + write_reports(acceptance.run, judgement, record, plan, measurements, flops_per_image)
+    problems = closing + write_reports(acceptance.run, judgement, record, plan, measurements, flops_per_image)
+    if (
+        acceptance.judged_run is None
+        and acceptance.history_file is not None
+        and (why := remember(acceptance.history_file, acceptance.run, judgement, acceptance.evidence))
+    ):
+        config.stash[FORGOTTEN] = why
+    return problems
 
 
 def report_as_json(session: pytest.Session, acceptance: AcceptanceSession) -> None:
@@ -106,6 +114,6 @@ def keep_json_report(config: pytest.Config, directory: Path) -> None:
         reporter.save_report(str(directory / JSON_REPORT))
 
 
-def is_about(case: Case, excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
+def is_about(case: AnyCase, excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
     """Whether a test failed for its verdict, and not for an assertion of somebody's own beside it."""
     return excinfo.errisinstance(AssertionError) and case.id in str(excinfo.value)

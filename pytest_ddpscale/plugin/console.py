@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpscale.plugin.active import JUDGEMENT, PROBLEMS, session_of
+from pytest_ddpscale.plugin.active import FORGOTTEN, JUDGEMENT, PROBLEMS, session_of
 from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.report.terminal import table_lines
 
@@ -59,3 +59,5 @@ def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> N
         reporter.write_line(f"report: {run_directory.path / 'report.md'}")
     for problem in config.stash.get(PROBLEMS, []):
         reporter.write_line(problem, red=True)
+    if FORGOTTEN in config.stash:
+        reporter.write_line(config.stash[FORGOTTEN], yellow=True)

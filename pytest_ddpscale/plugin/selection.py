@@ -12,10 +12,10 @@ from pytest_ddpscale.fixtures import JudgeableRequirement
 from pytest_ddpscale.plugin.active import SETTINGS, session_of
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.thresholds.cases import Case
+    from pytest_ddpscale.thresholds.cases import AnyCase
 
 
-def case_of(item: pytest.Item) -> Case | None:
+def case_of(item: pytest.Item) -> AnyCase | None:
     """The requirement that an item judges; None if it judges none."""
     callspec = getattr(item, "callspec", None)
     case = callspec.params.get("requirement") if callspec is not None else None

@@ -22,6 +22,8 @@ from pytest_ddpscale.verdict.record import read_judgement
 from pytest_ddpscale.verdict.verdict import Culprit, Judgement, Verdict
 
 Use = Literal["drain", "accepted", "look", "none"]
+Done = tuple[str, str, str]  # kind of record, workload or probe, arm or world size
+_LOOKED_AT: Done = ("survey", "", "")
 REASON_PREFIX = "ddpscale: "  # by which drain_failed.sh knows the nodes that it drained itself
 MOST_REASON_CHARACTERS = 180
 NOBODY = "-"
@@ -96,15 +98,17 @@ def read_findings(path: Path) -> HostFindings:
     if aside is not None:
         return HostFindings((Finding("none", NOBODY, path, 0, aside),))
     started = _started_unix_s(run, record)
-    # A rank that came up and never measured proves nothing of its host.
-    measured = _measured_arms(run)
-    hosts = [host for host in _hosts(record) if host in measured]
-    kept = {host: _passed(judgement, measured[host]) for host in hosts}
+    done = _done(run)
+    kept = {host: _passed(judgement, done[host]) for host in done}
     if judgement.outcome == "accepted":
-        return _accepted(path, started, record, judgement, kept)
+        # A rank that came up and never measured proves nothing of its host, nor does a look at it.
+        trained = [host for host in _hosts(record) if any(kind == "measurement" for kind, *_ in done.get(host, ()))]
+        return _accepted(path, started, record, judgement, {host: kept[host] for host in trained})
     findings = list(_accused(path, started, judgement))
     if judgement.outcome == "rejected":
-        findings = _rejected(path, started, judgement, _hosts(record), findings)
+        # Also those on which no rank came up.
+        hosts = sorted({*_hosts(record), *done})
+        findings = _rejected(path, started, judgement, hosts, findings)
     else:
         findings.insert(0, Finding("none", NOBODY, path, started, text.outcome_text(judgement)))
     return HostFindings(tuple(findings), started, kept if judgement.outcome == "partial" else {})
@@ -144,23 +148,35 @@ def _set_aside(record: dict[str, Any], judgement: Judgement) -> str | None:
     return None
 
 
-def _measured_arms(run: RunDirectory) -> dict[str, set[tuple[str, str]]]:
-    """Workload and arm of all that was timed, by host."""
-    arms: dict[str, set[tuple[str, str]]] = {}
+def _done(run: RunDirectory) -> dict[str, set[Done]]:
+    """Workload and arm of all that was timed, what was probed among how many ranks, and who was looked at, by host."""
+    done: dict[str, set[Done]] = {}
     for record in run.read_records():
-        if record.get("kind") == "measurement":
+        kind, host = record.get("kind"), str(record.get("host"))
+        if kind == "measurement":
             workload = str(record.get("study")).partition("/")[2]
-            arms.setdefault(str(record.get("host")), set()).add((workload, str(record.get("arm"))))
-    return arms
+            done.setdefault(host, set()).add(("measurement", workload, str(record.get("arm"))))
+        elif kind == "probe":
+            done.setdefault(host, set()).add(("probe", str(record.get("probe")), str(record.get("world_size"))))
+        elif kind == "survey":
+            done.setdefault(host, set()).add(_LOOKED_AT)
+    return done
 
 
-def _passed(judgement: Judgement, arms: Collection[tuple[str, str]]) -> frozenset[str]:
-    """Ids of the requirements that passed, of those whose arm a host took part in."""
-    return frozenset(
-        verdict.id
-        for verdict in judgement.verdicts
-        if verdict.passed and any((verdict.workload, arm) in arms for arm in _arms_of(verdict))
-    )
+def _passed(judgement: Judgement, done: Collection[Done]) -> frozenset[str]:
+    """Ids of the requirements that passed, of those whose measuring a host took part in."""
+    return frozenset(verdict.id for verdict in judgement.verdicts if verdict.passed and _took_part(verdict, done))
+
+
+def _took_part(verdict: Verdict, done: Collection[Done]) -> bool:
+    subject = METRICS[verdict.metric].subject
+    if subject == "check":  # it passes if all nodes do
+        return _LOOKED_AT in done
+    if subject == "node":  # so does what all of them reached
+        return any(one != _LOOKED_AT for one in done)
+    if subject == "probe":
+        return ("probe", verdict.workload, str(verdict.world_size)) in done
+    return any(("measurement", verdict.workload, arm) in done for arm in _arms_of(verdict))
 
 
 def _arms_of(verdict: Verdict) -> Iterator[str]:

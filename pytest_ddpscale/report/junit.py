@@ -5,6 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.verdict.verdict import Judgement, Verdict
 
@@ -65,12 +66,20 @@ def _not_passed(testcase: Element, verdict: Verdict) -> None:
     else:
         kind = "failed" if verdict.outcome == "failed" else "inconclusive"
         element = SubElement(testcase, "failure", type=kind, message=message)
-    details = [f"value {text.value_text(verdict)}, interval {text.interval_text(verdict)}, {verdict.rounds} rounds"]
+    details = [text.check_text(verdict)] if text.check_text(verdict) else []
+    details.append(_measured(verdict))
     details += [text.culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits]
     details += [f"note: {text.one_line(note)}" for note in verdict.notes]
-    if verdict.provisional:
+    if text.is_provisional(verdict):
         details.append("the bound is provisional: no published figure stands behind it")
     element.text = "\n".join(details)
+
+
+def _measured(verdict: Verdict) -> str:
+    value = f"value {text.value_text(verdict)}"
+    if METRICS[verdict.metric].subject == "check":  # counted once, without an error
+        return value
+    return f"{value}, interval {text.interval_text(verdict)}, {text.count_text(verdict.rounds, 'round')}"
 
 
 def _message(verdict: Verdict) -> str:

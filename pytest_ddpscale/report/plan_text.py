@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_ddpscale.plan.estimate import UNKNOWN, estimate, study_seconds
+from pytest_ddpscale.plan.estimate import UNKNOWN, estimate, probes_seconds, study_seconds
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.text import count_text
 
@@ -22,13 +22,19 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
     device = "GPU" if plan.device_type == "cuda" else "core"
     where = f" in {plan.nodes} nodes" if plan.nodes > 1 else ""
     studies = "1 study" if len(plan.studies) == 1 else f"{len(plan.studies)} studies"
+    if plan.probes is not None:
+        studies += f" and {count_text(len(plan.probes.probes), 'probe')}"
     head = (
         f"ddpscale plan for {plan.sku}: {count_text(requirements, 'requirement')}, {studies}, "
         f"about {whole.seconds / 60:.1f} min on {count_text(plan.world_size, device)}{where} = "
         f"{whole.device_hours:.2f} {device}-hours (at most {whole.most_seconds / 60:.1f} min)"
     )
-    width = max((len(study.id) for study in plan.studies), default=0)
+    width = max(map(len, plan.study_ids), default=0)
     lines = [head]
+    if plan.probes is not None:
+        names = ", ".join(probe.id for probe in plan.probes.probes)
+        minutes = probes_seconds(plan.probes) / 60
+        lines.append(f"  {plan.probes.id:<{width}}  {minutes:4.1f} min  at most {plan.probes.rounds} rounds of {names}")
     for study in plan.studies:
         arms = ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)
         lines.append(

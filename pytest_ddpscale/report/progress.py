@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pytest_ddpscale.plan.estimate import STARTUP_S, UNKNOWN, study_seconds
+from pytest_ddpscale.plan.estimate import STARTUP_S, SURVEY_S, UNKNOWN, probes_seconds, study_seconds
 from pytest_ddpscale.plan.study import Plan, Study
 
 _ENDED = {"budget": "time is up after ", "decided": "decided after "}
@@ -31,10 +31,13 @@ class Progress:
     ) -> None:
         self._plan = plan
         self._planned_s = {study.id: study_seconds(study, img_per_s) for study in plan.studies}
+        if plan.probes is not None:
+            self._planned_s[plan.probes.id] = probes_seconds(plan.probes)
         self._show = show
         self._now = now
         self._begun = now()
         self._study: Study | None = None
+        self._current = ""  # id of the study or probes that were begun
         self._study_begun = self._begun
         self._round = 0
         self._settled: set[str] = set()
@@ -51,6 +54,11 @@ class Progress:
             self._begin(record["study"])
         elif kind == "measurement":
             self._measured(record)
+        elif kind == "probe":
+            self._probed(record)
+        elif kind == "unfit":
+            for host, why in record["nodes"].items():
+                self._say(f"{host} is not as it should be: {why}", passing=False)
         elif kind == "study_end":
             self._end(record)
         elif kind == "waiting":
@@ -68,6 +76,7 @@ class Progress:
 
     def _begin(self, study_id: str) -> None:
         self._study = self._plan.study(study_id)
+        self._current = study_id
         self._study_begun = self._now()
         self._round = 0
         self._img_per_s = {}
@@ -82,23 +91,29 @@ class Progress:
         line = f"{self._study.id}: round {self._round}/{self._study.rounds}  {speeds} img/s per rank"
         self._say(f"{line}  {_clock(self._seconds_left())} left", passing=True)
 
+    def _probed(self, record: dict[str, Any]) -> None:
+        if record["rank"] == 0 and self._plan.probes is not None:
+            self._round = max(self._round, record["round"] + 1)
+            self._say(f"probes: round {self._round}/{self._plan.probes.rounds}  {record['probe']}", passing=True)
+
     def _end(self, record: dict[str, Any]) -> None:
         self._settled.add(record["study"])
         seconds = self._now() - self._study_begun
         if record["reason"] == "error":
             self._say(f"{record['study']}: ERROR: {record['message']}", passing=False)
         elif record["reason"] == "interrupted":
-            has_begun = self._study is not None and self._study.id == record["study"]
+            has_begun = self._current == record["study"]
             how_far = f"interrupted after {self._round} rounds" if has_begun else "not begun"
             self._say(f"{record['study']}: {how_far}: {record['message']}", passing=False)
         else:
             why = _ENDED.get(record["reason"], "")
             self._say(f"{record['study']}: {why}{self._round} rounds in {_clock(seconds)}", passing=False)
-        self._study = None
+        self._study, self._current = None, ""
 
     def _wait(self) -> None:
-        if self._study is None and not self._settled:
-            self._say(f"starting ranks, {_clock(STARTUP_S + sum(self._planned_s.values()))} estimated", passing=True)
+        if not self._current and not self._settled:
+            planned_s = STARTUP_S + SURVEY_S * self._plan.survey + sum(self._planned_s.values())
+            self._say(f"starting ranks, {_clock(planned_s)} estimated", passing=True)
 
     def _seconds_left(self) -> float:
         """By the plan's pace."""

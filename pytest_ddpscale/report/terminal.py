@@ -54,7 +54,7 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     if judgement.verdicts:
         lines += _table(judgement.verdicts, columns)
         lines.append(("", ""))
-    if any(verdict.provisional for verdict in judgement.verdicts):
+    if any(map(text.is_provisional, judgement.verdicts)):
         legend = "* provisional bound: no published figure stands behind it"
         lines += [(line, "") for line in _wrapped(legend, columns, "", "  ")]
     for note in (*_shared_notes(judgement.verdicts), *other_notes(judgement)):
@@ -88,13 +88,13 @@ def _table(verdicts: Sequence[Verdict], columns: int) -> Iterator[Line]:
 
 def _rows(verdicts: Sequence[Verdict]) -> list[_Row]:
     # A mark on some bounds takes a column of every bound, or they would not line up.
-    unmarked = " " if any(verdict.provisional for verdict in verdicts) else ""
+    unmarked = " " if any(map(text.is_provisional, verdicts)) else ""
     return [
         _Row(
             text.one_line(verdict.id),
             (
                 text.value_text(verdict),
-                text.bound_text(verdict) + ("*" if verdict.provisional else unmarked),
+                text.bound_text(verdict) + ("*" if text.is_provisional(verdict) else unmarked),
                 text.margin_text(verdict),
                 text.verdict_word(verdict),
             ),
@@ -134,6 +134,8 @@ def _shared_notes(verdicts: Sequence[Verdict]) -> list[str]:
 
 def _explanation(verdict: Verdict, columns: int, shared: Sequence[str]) -> Iterator[Line]:
     if not verdict.passed:
+        if text.check_text(verdict):
+            yield from _indented(text.check_text(verdict), columns)
         yield from _indented(text.reason_text(verdict), columns)
         for culprit in verdict.culprits[:_MOST_CULPRITS]:
             yield from _indented(text.culprit_text(culprit), columns)

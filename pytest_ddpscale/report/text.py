@@ -12,13 +12,17 @@ import unicodedata
 from decimal import Decimal
 from typing import Literal
 
-from pytest_ddpscale.plan.metric import Unit
+from pytest_ddpscale.plan.metric import METRICS, Unit
+from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeCheck
 from pytest_ddpscale.verdict.verdict import Culprit, Judgement, Verdict
 
 Style = Literal["", "header", "passed", "failed", "warned", "undecided"]
 
 ABSENT = "–"
-_SUFFIX: dict[Unit, str] = {"fraction": " %", "img/s": " img/s", "x": "×", "GiB": " GiB", "ms": " ms"}
+_SUFFIX: dict[Unit, str] = {
+    "fraction": " %", "img/s": " img/s", "x": "×", "GiB": " GiB", "ms": " ms", "TFLOPS": " TFLOPS", "GB/s": " GB/s",
+    "img/J": " img/J",
+}  # fmt: skip
 # A bound may be written more precisely than a value deserves; beyond these digits it is rounded.
 _EXTRA_DECIMALS_OF_A_BOUND = 2
 # Digits added so that an interval is not written as ± 0.
@@ -107,7 +111,7 @@ def value_text(verdict: Verdict) -> str:
         return ABSENT
     decimals = _decimals(verdict)
     text = _digits(verdict.value, verdict.unit, decimals)
-    if verdict.interval is not None:
+    if verdict.interval is not None and has_interval(verdict):
         text += f" ± {_digits(_half_width(verdict), verdict.unit, decimals)}"
     return text + _SUFFIX[verdict.unit]
 
@@ -119,7 +123,7 @@ def point_text(verdict: Verdict) -> str:
 
 def interval_text(verdict: Verdict) -> str:
     """The interval's two ends, ``[97.1, 97.7] %``, with digits enough to differ from the bound."""
-    if verdict.interval is None:
+    if verdict.interval is None or not has_interval(verdict):
         return ABSENT
     decimals = _decimals(verdict)
     for end in verdict.interval:
@@ -169,6 +173,46 @@ def short_name(verdict: Verdict) -> str:
     return rest[1:-1] if rest != identity and rest.startswith("[") and rest.endswith("]") else identity
 
 
+def has_interval(verdict: Verdict) -> bool:
+    """Whether there is one, and it says anything: a share of nodes was counted, once, and has no error."""
+    return verdict.interval is not None and METRICS[verdict.metric].subject != "check"
+
+
+def is_provisional(verdict: Verdict) -> bool:
+    """Whether a figure is missing behind its bound; a check has no figure, and needs none."""
+    return verdict.provisional and METRICS[verdict.metric].subject != "check"
+
+
+def rounds_text(verdict: Verdict) -> str:
+    """``12``; nothing of a check, which is no measurement."""
+    return ABSENT if METRICS[verdict.metric].subject == "check" else str(verdict.rounds)
+
+
+def check_text(verdict: Verdict) -> str:
+    """What a check asks of a node: ``PCIe: a node passes if …``; empty of anything else."""
+    check = _check_of(verdict)
+    return f"{check.title}: a node passes if {check.meaning}" if check else ""
+
+
+def requirement_text(verdict: Verdict) -> str:
+    """For a table of one metric: ``resnet152-fp16-8gpu``; of a check, what has to hold of every node as well."""
+    check = _check_of(verdict)
+    return f"{short_name(verdict)}: {check.meaning}" if check else short_name(verdict)
+
+
+def subject_text(verdict: Verdict) -> str:
+    """What was asked, in words: ``Weak scaling efficiency of resnet152-fp16 on 8 ranks``."""
+    metric, name, ranks = METRICS[verdict.metric], one_line(verdict.workload), count_text(verdict.world_size, "rank")
+    if metric.subject == "check":
+        check = _check_of(verdict)
+        return f"{check.title} (a node passes if {check.meaning})" if check else f"{metric.title}, {name}"
+    if metric.subject == "node":
+        return f"{metric.title} of any node"
+    if metric.subject == "probe":
+        return f"{metric.title} {'of each rank' if verdict.world_size == 1 else f'among {ranks}'}, probed by {name}"
+    return f"{metric.title} of {name} on {ranks}"
+
+
 def rerun_command(sku: str, verdict: Verdict) -> str:
     """The command that measures one requirement again."""
     return f"pytest --gpu-sku={shlex.quote(one_line(sku))} -k {shlex.quote(one_line(verdict.id))}"
@@ -177,6 +221,10 @@ def rerun_command(sku: str, verdict: Verdict) -> str:
 def count_text(number: int, noun: str) -> str:
     """``1 host``, ``2 hosts``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _check_of(verdict: Verdict) -> NodeCheck | None:
+    return NODE_CHECKS.get(verdict.workload) if METRICS[verdict.metric].subject == "check" else None
 
 
 def _device(index: int | None, found_uuid: str | None, full_uuid: bool, *, always: bool) -> str:

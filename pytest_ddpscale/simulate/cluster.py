@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.allreduce import LINK_EFFICIENCY, LINK_LATENCY_S, NIC_GBPS, NIC_LATENCY_S, Link, Topology
 from pytest_ddpscale.simulate.expectation import expectation_of
 from pytest_ddpscale.simulate.performance import ROUND_SD, Noise, Performance
-from pytest_ddpscale.thresholds.cases import Case, cases_for, device_type
+from pytest_ddpscale.thresholds.cases import Case, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Sku
 
@@ -111,7 +111,7 @@ def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> Cluster
     name = thresholds.sku_name(options.sku)
     sku = thresholds.thresholds.skus[name]
     _check_workloads(options, sku)
-    asked = [case for case in cases_for(thresholds, name) if _is_wanted(case, options)]
+    asked = [case for case in training_cases(cases_for(thresholds, name)) if _is_wanted(case, options)]
     gpus = max((case.requirement.world_size for case in asked), default=1) if options.gpus is None else options.gpus
     cases = tuple(case for case in asked if case.requirement.world_size <= gpus)
     _check(options, gpus)

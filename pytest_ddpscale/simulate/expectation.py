@@ -28,12 +28,14 @@ class Expectation:
         efficiency: published ones, by scaling and world size.
         utilization: of the least busy GPU, by world size.
         memory_at: bytes that a rank holds at most, and at which per-GPU batch.
+        power_w: that a GPU takes while it trains, whether it computes or waits; None if nobody said.
     """
 
     img_per_s: float
     efficiency: Mapping[Scaling, Mapping[int, float]]
     utilization: Mapping[int, float]
     memory_at: tuple[float, int] | None
+    power_w: float | None = None
 
     def published_size(self, scaling: Scaling, world_size: int) -> int | None:
         """The world size, or the largest published one if that is smaller; None if nothing is published."""
@@ -75,11 +77,13 @@ def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> E
             str(file.path), f"{sku_name} has neither throughput_per_gpu nor generation_ratio of {workload.name}",
             "a line that says how fast a GPU is", "Add one, or leave the workload out with --workloads.",
         )  # fmt: skip
+    efficiency = {scaling: _published(lines, metric) for metric, scaling in _EFFICIENCY.items()}
     return Expectation(
         img_per_s=img_per_s,
-        efficiency={scaling: _published(lines, metric) for metric, scaling in _EFFICIENCY.items()},
+        efficiency=efficiency,
         utilization={k: min(u, 1.0) for k, u in _published(lines, "device_utilization").items()},
         memory_at=_memory(lines, workload),
+        power_w=_power_w(lines, img_per_s, efficiency["weak"]),
     )
 
 
@@ -111,6 +115,11 @@ def _expected(line: Requirement) -> float:
 def _published(lines: Sequence[Requirement], metric: str) -> dict[int, float]:
     found = [line for line in lines if line.metric == metric and line.source.measured is not None]
     return {line.world_size: line.source.measured for line in found if line.source.measured is not None}
+
+
+def _power_w(lines: Sequence[Requirement], img_per_s: float, efficiency: Mapping[int, float]) -> float | None:
+    energy = [line for line in lines if line.metric == "images_per_joule"]
+    return img_per_s * efficiency.get(energy[0].world_size, 1.0) / _expected(energy[0]) if energy else None
 
 
 def _memory(lines: Sequence[Requirement], workload: Workload) -> tuple[float, int] | None:

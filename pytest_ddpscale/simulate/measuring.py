@@ -141,6 +141,7 @@ class SimulatedRun:
             step_stdev_s=_standard_deviation(step_s, block_s / block.steps),
             utilization=self._utilization(block.utilization),
             peak_memory_bytes=block.memory_bytes,
+            energy_j=self._performance.energy_j(study.workload, block_s),
             parameters_checksum=_WRONG if is_corrupt else block.checksum,
             **self._identity(rank),
         )

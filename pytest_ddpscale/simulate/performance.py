@@ -113,6 +113,11 @@ class Performance:
         """Peak memory of a rank."""
         return memory_bytes(self.expectations[workload.name], workload, arm.batch_size)
 
+    def energy_j(self, workload: Workload, block_s: float) -> float | None:
+        """That a GPU takes in a block; None where nobody said how much power it draws."""
+        power_w = self.expectations[workload.name].power_w
+        return None if power_w is None else round(power_w * block_s, 3)
+
     def as_json(self) -> dict[str, Any]:
         """All parameters, for run.json."""
         return {

@@ -35,11 +35,15 @@ class Gpu:
     memory_gib: float
 
 
-def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
+def visible_gpus(environ: Mapping[str, str] = os.environ, silent: list[SkuError] | None = None) -> list[Gpu]:
     """The GPUs that a CUDA program started with `environ` would see, in its order.
 
     NVML itself ignores CUDA_VISIBLE_DEVICES, so it is applied here, by CUDA's own rules and with
     indices in PCI bus order: the program has to run with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+
+    Args:
+        environ: of the program.
+        silent: takes the error of each GPU that does not answer, which is left out; None: it is raised.
 
     Returns:
         The GPUs; none where there is no NVML library or no driver.
@@ -56,7 +60,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
     except pynvml.NVMLError as error:
         raise _nvml_is_broken(error) from None
     try:
-        return _visible(pynvml, environ.get("CUDA_VISIBLE_DEVICES"))
+        return _visible(pynvml, environ.get("CUDA_VISIBLE_DEVICES"), silent)
     finally:
         # A driver that dies meanwhile must not hide the error that says so.
         with contextlib.suppress(pynvml.NVMLError):
@@ -115,14 +119,13 @@ def _with_index(entry: str, count: int) -> int | None:
     return int(number[0]) if number and int(number[0]) < count else None
 
 
-def _visible(pynvml: Any, visible_devices: str | None) -> list[Gpu]:
+def _visible(pynvml: Any, visible_devices: str | None, silent: list[SkuError] | None) -> list[Gpu]:
     if visible_devices is not None:
         _refuse_mig(visible_devices)
         if not visible_devices.strip():
             return []
-    devices = _accessible_devices(pynvml)
-    uuids = [_ask(pynvml, index, pynvml.nvmlDeviceGetUUID, handle) for index, handle in devices]
-    return [_describe(pynvml, *devices[i], uuids[i]) for i in visible_ordinals(visible_devices, uuids)]
+    devices = [gpu for index in _indices(pynvml) if (gpu := _answering(pynvml, index, silent)) is not None]
+    return [devices[i] for i in visible_ordinals(visible_devices, [gpu.uuid for gpu in devices])]
 
 
 def _refuse_mig(visible_devices: str) -> None:
@@ -135,14 +138,23 @@ def _refuse_mig(visible_devices: str) -> None:
         )  # fmt: skip
 
 
-def _accessible_devices(pynvml: Any) -> list[tuple[int, Any]]:
-    """NVML index and handle of every device this process may open, as CUDA enumerates them."""
+def _indices(pynvml: Any) -> range:
     try:
-        count = pynvml.nvmlDeviceGetCount()
+        return range(pynvml.nvmlDeviceGetCount())
     except pynvml.NVMLError as error:
         raise _nvml_is_broken(error) from None
-    handles = [(index, _handle(pynvml, index)) for index in range(count)]
-    return [(index, handle) for index, handle in handles if handle is not None]
+
+
+def _answering(pynvml: Any, index: int, silent: list[SkuError] | None) -> Gpu | None:
+    """The device, if this process may open it, as CUDA enumerates them, and it answers."""
+    try:
+        handle = _handle(pynvml, index)
+        return None if handle is None else _describe(pynvml, index, handle)
+    except SkuError as error:
+        if silent is None:
+            raise
+        silent.append(error)
+        return None
 
 
 def _handle(pynvml: Any, index: int) -> Any:
@@ -154,12 +166,12 @@ def _handle(pynvml: Any, index: int) -> Any:
         raise _does_not_answer(pynvml, index, "nvmlDeviceGetHandleByIndex", error) from None
 
 
-def _describe(pynvml: Any, index: int, handle: Any, uuid: str) -> Gpu:
+def _describe(pynvml: Any, index: int, handle: Any) -> Gpu:
     pci = _ask(pynvml, index, pynvml.nvmlDeviceGetPciInfo, handle)
     memory = _ask(pynvml, index, pynvml.nvmlDeviceGetMemoryInfo, handle)
     return Gpu(
         index=index,
-        uuid=uuid,
+        uuid=_ask(pynvml, index, pynvml.nvmlDeviceGetUUID, handle),
         name=_ask(pynvml, index, pynvml.nvmlDeviceGetName, handle),
         pci_device_id=f"{pci.pciDeviceId >> 16:04x}",  # the low half is the vendor, 10de
         memory_gib=memory.total / _BYTES_PER_GIB,

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from pytest_ddpscale.errors import SkuError
 from pytest_ddpscale.sku.detection import Gpu
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
-from pytest_ddpscale.thresholds.model import Detect, Thresholds
+from pytest_ddpscale.thresholds.model import MEMORY_TOLERANCE, Detect, Thresholds
 
 AUTO = "auto"
-# Drivers reserve memory, more or less by version: an 80 GB A100 reports 79.3 or 80 GiB, a 16 GB V100
-# as little as 15.8. Wider would take an 84 GB RTX PRO 6000D for the 96 GB RTX PRO 6000.
-MEMORY_TOLERANCE = 0.10
 
 
 def matching_skus(thresholds: Thresholds, gpu: Gpu) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from pytest_ddpscale.metrics.device_flags import IDLE, flags, mean_power_w
 from pytest_ddpscale.metrics.rounds import Rounds
+from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.verdict.evidence import Evidence
@@ -84,8 +85,10 @@ def _flagged(telemetry: Sequence[Telemetry]) -> Iterator[str]:
         arms[one.study, one.arm].append(one)
     for (study, arm), windows in arms.items():
         found: dict[str, list[Sequence[Telemetry]]] = defaultdict(list)
+        # That a device idles is told from the measurements, on a CPU as well. Probes of memory and links wait by nature.
+        told = {"throttled"} if study == PROBES else set(_IN_WORDS)
         for flag, theirs in _mostly(windows):
-            if flag in _IN_WORDS:  # idle is told from the measurements, on a CPU as well
+            if flag in told:
                 found[flag].append(theirs)
         for flag, devices in found.items():
             names = ", ".join(f"{_name(theirs)} ({_power(theirs)})" for theirs in devices[:_MOST_NAMED])
@@ -102,8 +105,13 @@ def _mostly(windows: Sequence[Telemetry]) -> Iterator[tuple[str, Sequence[Teleme
         raised = {id(one): flags(one) for one in theirs}
         counted = Counter(flag for found in raised.values() for flag in found)
         for flag, count in counted.items():
-            if count >= SHARE_OF_ROUNDS * len(theirs):
+            if count >= SHARE_OF_ROUNDS * sum(_may_have(flag, one) for one in theirs):
                 yield flag, [one for one in theirs if flag in raised[id(one)]]
+
+
+def _may_have(flag: str, window: Telemetry) -> bool:
+    """Whether a window says anything about it: a short one may lie between two polls."""
+    return window.throttle_reasons is not None if flag == "throttled" else window.utilization is not None
 
 
 def _name(windows: Sequence[Telemetry]) -> str:

@@ -66,6 +66,7 @@ class Caveats:
         covered: GPUs of which the verdicts say anything.
         not_one_machine: why the studies were not all measured on the same devices; empty if they were.
         is_simulated: nothing was measured.
+        silent: what is known of each GPU that does not answer, so that nothing was measured on it.
     """
 
     spoiled: Sequence[str] = ()
@@ -73,6 +74,7 @@ class Caveats:
     covered: int = 0
     not_one_machine: str = ""
     is_simulated: bool = False
+    silent: Sequence[str] = ()
 
 
 def qualified(outcome: RunOutcome, reason: str, caveats: Caveats) -> tuple[RunOutcome, str]:
@@ -81,6 +83,8 @@ def qualified(outcome: RunOutcome, reason: str, caveats: Caveats) -> tuple[RunOu
         return outcome, reason
     if caveats.is_simulated:
         return "incomplete", f"simulated: no machine was measured ({reason})"
+    if caveats.silent:
+        return "incomplete", f"{caveats.silent[0]} ({reason})"
     if caveats.not_one_machine:
         return "incomplete", caveats.not_one_machine
     if caveats.spoiled:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.telemetry.link import Sampler
 from pytest_ddpscale.worker.control import Control
@@ -134,6 +135,6 @@ def _unknown(window: tuple[str, float, float], problem: str) -> Record:
 
 
 def _of_block(block: Record, device: Record) -> Record:
-    arm = block["arm"] if block["kind"] == "measurement" else block["probe"]
+    arm = block["arm"] if block["kind"] == "measurement" else Probe(block["probe"], block["world_size"]).id
     place = {key: block[key] for key in ("study", "round", "rank", "local_rank", "host")}
     return {"kind": "telemetry", "arm": arm, **place, **device}

@@ -11,8 +11,6 @@ import pytest
 
 from tests.benchmarks.scripts import BENCHMARKS
 
-EVIDENCE = BENCHMARKS / "gpu_evidence.sh"
-
 
 def _run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if name != "RANK"}
@@ -21,7 +19,10 @@ def _run(*command: str | Path, **environment: str) -> subprocess.CompletedProces
 
 @pytest.mark.parametrize(
     "name",
-    ["control_plane", "gang_reuse", "fidelity", "plugin_load", "stragglers", "time_to_verdict", "wrong_verdicts"],
+    [
+        *("control_plane", "gang_reuse", "fidelity", "plugin_load", "sampler_overhead", "stragglers"),
+        *("time_to_verdict", "wrong_verdicts"),
+    ],
 )
 def test_help_shows_the_command(name: str) -> None:
     done = _run(sys.executable, BENCHMARKS / f"{name}.py", "--help")
@@ -43,30 +44,3 @@ def test_the_bare_loop_imports_nothing_of_the_package() -> None:
     imports = [line for line in lines if line.startswith(("import ", "from "))]
     assert imports
     assert not [line for line in imports if "ddpscale" in line or "reporting" in line]
-
-
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["one", "two"]])
-def test_gpu_evidence_shows_its_usage(arguments: list[str]) -> None:
-    done = _run(EVIDENCE, *arguments)
-    assert done.returncode == 2
-    assert "usage:" in done.stderr
-    assert "OUT_DIR" in done.stderr
-
-
-def test_gpu_evidence_leaves_a_used_directory_alone(tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text("of an earlier day", encoding="utf-8")
-    done = _run(EVIDENCE, tmp_path)
-    assert done.returncode == 2
-    assert "is not empty" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
-
-
-def test_gpu_evidence_says_so_where_torch_sees_no_gpu(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text(
-        "__version__ = '9.9'\nclass cuda:\n    is_available = staticmethod(lambda: False)\n", encoding="utf-8"
-    )
-    done = _run(EVIDENCE, tmp_path / "out", PYTHON=sys.executable, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 3
-    assert "no NVIDIA GPU here, so nothing was run" in done.stderr
-    assert "torch 9.9" in done.stderr
-    assert not (tmp_path / "out").exists()

@@ -12,9 +12,13 @@ from pytest_ddpscale.results.records import parse_strict_json
 from pytest_ddpscale.results.run_directory import RunDirectory
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_lab.polling import wait_until
+from tests.slurm_scripts.stage import SLURM
 
 ROOT = Path(__file__).parents[2]
-THRESHOLDS = ROOT / "tests" / "data" / "lab_thresholds.yaml"
+THRESHOLDS = (ROOT / "tests" / "data" / "lab_thresholds.yaml").read_text(encoding="utf-8")
+# Without checks of nodes and probes; with the checks.
+TRAINING, _, _ = THRESHOLDS.partition("      # Node health")
+CHECKED = TRAINING + THRESHOLDS.splitlines()[-1]
 DEADLINE_S = 240
 # Short blocks and few rounds: what is to be told apart here differs by factors.
 QUICK = ("--ddp-gpus-per-node=1", "--ddp-rounds=14", "--ddp-block=0.4s", "--ddp-inactivity-limit=60s")
@@ -51,12 +55,10 @@ class LabRun:
         return {culprit[end] for culprit in culprits for end in ("host", "peer_host") if culprit[end]}
 
 
-def thresholds_for(nodes: int, folder: Path) -> Path:
+def thresholds_for(nodes: int, folder: Path, text: str = TRAINING) -> Path:
     """The lab's thresholds, asking for that many nodes of one rank each."""
     path = folder / "thresholds.yaml"
-    path.write_text(
-        THRESHOLDS.read_text(encoding="utf-8").replace("world_size: 3", f"world_size: {nodes}"), encoding="utf-8"
-    )
+    path.write_text(text.replace("world_size: 3", f"world_size: {nodes}"), encoding="utf-8")
     return path
 
 
@@ -68,7 +70,12 @@ def pytest_command(run_dir: Path, thresholds: Path, *arguments: str) -> list[str
 
 
 def accept(
-    lab: SlurmLab, folder: Path, nodes: int, *arguments: str, once_up: Callable[[], None] | None = None
+    lab: SlurmLab,
+    folder: Path,
+    nodes: int,
+    *arguments: str,
+    thresholds: str = TRAINING,
+    once_up: Callable[[], None] | None = None,
 ) -> LabRun:
     """Submit a run over the first nodes, and wait for its end.
 
@@ -77,10 +84,11 @@ def accept(
         folder: for thresholds and run directory.
         nodes: how many to use.
         arguments: further ones of pytest.
+        thresholds: YAML, in which 3 nodes stand for all of them.
         once_up: called when the ranks are: a node with little CPU takes a minute to import torch.
     """
     run_dir = folder / "run"
-    command = pytest_command(run_dir, thresholds_for(nodes, folder), *arguments)
+    command = pytest_command(run_dir, thresholds_for(nodes, folder, thresholds), *arguments)
     names = ",".join(f"n{number + 1}" for number in range(nodes))
     job = lab.submit(" ".join(["exec", *command]), f"--nodes={nodes}", f"--nodelist={names}", cwd=folder)
     run = RunDirectory(run_dir)
@@ -88,3 +96,9 @@ def accept(
         wait_until(lambda: bool(run.read_records()), DEADLINE_S, "ranks to be up", seen=lambda: lab.job_output(job))
         once_up()
     return LabRun(lab.wait_for_job(job, DEADLINE_S), lab.job_output(job), run)
+
+
+def drain_failed(lab: SlurmLab, *arguments: str | Path) -> str:
+    """Execute drain_failed.sh on the head; its output."""
+    command = [str(SLURM / "drain_failed.sh"), *map(str, arguments)]
+    return lab.run(command, environ={"DDPSCALE_VENV": sys.prefix}).stdout

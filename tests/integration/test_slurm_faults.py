@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.results.run_directory import RunDirectory
-from tests.integration.lab_runs import DEADLINE_S, THRESHOLDS, LabRun, pytest_command
+from tests.integration.lab_runs import DEADLINE_S, TRAINING, LabRun, pytest_command
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_lab.node import Node
 from tests.slurm_lab.polling import wait_until
@@ -28,7 +28,7 @@ GONE_S = 60
 
 def two_studies(folder: Path) -> Path:
     path = folder / "thresholds.yaml"
-    text = THRESHOLDS.read_text(encoding="utf-8").replace("    requirements:\n", f"{SMALL}    requirements:\n")
+    text = TRAINING.replace("    requirements:\n", f"{SMALL}    requirements:\n")
     path.write_text(text + ON_SMALL, encoding="utf-8")
     return path
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.lab_runs import LabRun, accept
+from tests.integration.lab_runs import CHECKED, LabRun, accept
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_lab.node import Node
 
@@ -50,7 +50,7 @@ def assert_rejected_for(ran: LabRun, host: str) -> None:
 
 def test_healthy_nodes_are_accepted_and_nobody_is_accused(lab: SlurmLab, tmp_path: Path) -> None:
     lab.share_cores(*names(3))
-    ran = accept(lab, tmp_path, 3)
+    ran = accept(lab, tmp_path, 3, thresholds=CHECKED)
     assert ran.state == "COMPLETED", ran.output
     assert ran.judgement["outcome"] == "accepted", ran.output
     assert ran.accused == set()
@@ -59,6 +59,7 @@ def test_healthy_nodes_are_accepted_and_nobody_is_accused(lab: SlurmLab, tmp_pat
     alone = {(one.host, one.round) for one in ran.run.read_measurements() if one.arm == "alone"}
     assert {host for host, _ in alone} == set(names(3))
     assert len({number for host, number in alone if host == "n3"}) >= 5
+    assert [one["host"] for one in records if one["kind"] == "survey"] == names(3)
     assert [one["host"] for one in records if one["kind"] == "startup"] == names(3), "ranks come in Slurm's order"
     assert not [one for one in records if one["kind"] == "pair"], "no link is in question"
     assert lab.processes() == []

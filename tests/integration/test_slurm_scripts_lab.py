@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.history.database import reading
+from pytest_ddpscale.history.reading import skus_and_hosts
 from pytest_ddpscale.results.run_directory import RunDirectory
+from tests.integration.lab_runs import THRESHOLDS, TRAINING, drain_failed
 from tests.report.judged import failed, gpu, node, write_judged_run
 from tests.slurm_lab.fixtures import require_lab
 from tests.slurm_lab.lab import SlurmLab
@@ -19,36 +22,27 @@ from tests.slurm_scripts.stage import SLURM
 
 pytestmark = pytest.mark.slow
 
-LAB_THRESHOLDS = Path(__file__).parents[1] / "data" / "lab_thresholds.yaml"
 ENVIRON = {"DDPSCALE_VENV": sys.prefix, "DDPSCALE_SKU": "cpu", "OMP_NUM_THREADS": "1"}
 SETTLED_S = 30
 RUN_S = 240
+QUICK = "--ddp-rounds=5 --ddp-block=0.2s --ddp-gpus-per-node=1 -p no:cacheprovider"
 # A bound that no machine keeps: each node is rejected, and nobody but the node is there to blame.
-IMPOSSIBLE = """\
-schema_version: 1
-skus:
-  cpu:
-    description: one core
-    detect: {device: cpu}
-    workloads:
-      tiny: {model: squeezenet1_1, precision: fp32, batch_size: 2, image_size: 64, num_classes: 10}
-    requirements:
-      - metric: throughput_per_gpu
-        workload: tiny
-        at_least: 1000000000
-        source: {measured: 1000000001, reference: 'a paper, table 1', reasoning: 'made up for a test'}
-"""
-
-
-def drain_failed(lab: SlurmLab, *arguments: str | Path) -> str:
-    """Execute drain_failed.sh on the head; its output."""
-    return lab.run([str(SLURM / "drain_failed.sh"), *map(str, arguments)], environ=ENVIRON).stdout
+IMPOSSIBLE = THRESHOLDS.replace("at_least: 0.0005, source: {measured: 0.03", "at_least: 1000, source: {measured: 1001")
+# What such a node passes all the same.
+NODE_HEALTH = {f"node_check[{name}]" for name in ("gpus", "versions", "disk", "clock")}
+NODE_HEALTH |= {"memory_bandwidth_gbps[memory-copy]"}
 
 
 def scrontab_commands() -> list[list[str]]:
     """What the example has Slurm run every night; Debian's packages have no scrontab to enter it with."""
     lines = (SLURM / "scrontab.example").read_text(encoding="utf-8").splitlines()
     return [line.split()[5:] for line in lines if re.match(r"\d+ \d+ \* \* \* ", line)]
+
+
+def asked_every_night() -> str:
+    """What a nightly check asks for by default."""
+    [default] = re.findall(r"DDPSCALE_NIGHTLY_ARGS:=(.*?)}", (SLURM / "nightly_health.sbatch").read_text("utf-8"))
+    return str(default)
 
 
 def wait_for_states(lab: SlurmLab, **states: str) -> None:
@@ -145,7 +139,7 @@ def test_each_idle_node_is_checked_by_itself_and_busy_ones_are_not_waited_for(la
     lab.wait_for_state(busy, "RUNNING")
     (tmp_path / "thresholds.yaml").write_text(IMPOSSIBLE, encoding="utf-8")
     settings = ENVIRON | {
-        "DDPSCALE_NIGHTLY_ARGS": "--ddp-rounds=5 --ddp-block=0.2s --ddp-gpus-per-node=1 -p no:cacheprovider",
+        "DDPSCALE_NIGHTLY_ARGS": f"{asked_every_night()} {QUICK}",
         "DDPSCALE_NIGHTLY_GPUS": "1",
         "DDPSCALE_NIGHTLY_TIME_MIN": "5",
     }
@@ -176,7 +170,12 @@ def test_each_idle_node_is_checked_by_itself_and_busy_ones_are_not_waited_for(la
         log = (night / f"{name}.log").read_text(encoding="utf-8")
         assert "REJECTED" in log
         assert json.loads((night / name / "run.json").read_text())["hosts"][0]["host"] == name
+        verdicts = json.loads((night / name / "verdicts.json").read_text())["verdicts"]
+        assert [one["id"] for one in verdicts if one["outcome"] == "failed"] == ["matmul_tflops[matmul-fp32]"], log
+        assert {one["id"] for one in verdicts if one["outcome"] == "passed"} == NODE_HEALTH, log
     assert not (night / "n3").exists()
+    with reading(tmp_path / "ddpscale-runs" / "history.sqlite") as history:
+        assert skus_and_hosts(history) == [("cpu", "n1"), ("cpu", "n2")]
 
     again = lab.run([submitter], cwd=tmp_path, environ=settings).stdout
     assert "no idle node that was not checked tonight" in again
@@ -187,7 +186,7 @@ def test_each_idle_node_is_checked_by_itself_and_busy_ones_are_not_waited_for(la
 
 def test_an_acceptance_that_is_preempted_goes_on_in_its_run_to_the_end(lab: SlurmLab, tmp_path: Path) -> None:
     thresholds = tmp_path / "thresholds.yaml"  # with a bound that no neighbour on these cores can break
-    thresholds.write_text(LAB_THRESHOLDS.read_text(encoding="utf-8").replace("at_least: 0.3", "at_least: 0.01"))
+    thresholds.write_text(TRAINING.replace("at_least: 0.3", "at_least: 0.01"))
     settings = ENVIRON | {
         "DDPSCALE_THRESHOLDS": str(thresholds),
         "DDPSCALE_ARGS": "--ddp-rounds=14 --ddp-block=0.4s --ddp-gpus-per-node=1 -p no:cacheprovider",

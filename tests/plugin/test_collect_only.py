@@ -9,8 +9,8 @@ import pytest
 from tests.plugin.site import MEASURED_RUN, REQUIREMENTS, WEAK_8_NODE_ID, Site, assert_no_crash, contents, output_of
 
 HEAD = re.compile(
-    r"^ddpscale plan for (\S+): (\d+) requirements?, (\d+) stud(?:y|ies), about ([\d.]+) min on (\d+) (GPU|core)s? = "
-    r"([\d.]+) (?:GPU|core)-hours"
+    r"^ddpscale plan for (\S+): (\d+) requirements?, (\d+) stud(?:y|ies)(?: and \d+ probes?)?, about ([\d.]+) min on "
+    r"(\d+) (GPU|core)s? = ([\d.]+) (?:GPU|core)-hours"
 )
 
 
@@ -40,6 +40,8 @@ def test_the_shipped_thresholds_of_a_b200_can_be_planned_anywhere(site: Site) ->
     result = site.run("--gpu-sku=b200", "--collect-only")
     assert result.ret == pytest.ExitCode.OK
     assert plan_head(result)[1] == "b200"
+    probes = r"^  probes +[\d.]+ min  at most 16 rounds of matmul-fp16, .*\ball-reduce-32mib@8\b"
+    assert re.search(probes, output_of(result), re.MULTILINE)
     assert "NOTSET" not in output_of(result)
 
 

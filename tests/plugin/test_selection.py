@@ -42,6 +42,11 @@ def test_a_keyword(site: Site) -> None:
     assert_partial(site, site.judge("-k", "vit and weak"), 1)
 
 
+def test_a_requirement_is_chosen_by_the_name_that_reports_give_it(site: Site) -> None:
+    site.measured()
+    assert_partial(site, site.judge("-k", "peak_memory_gib[resnet152-fp16-8gpu]"), 1)
+
+
 def test_the_marker_leaves_other_tests_out(site: Site) -> None:
     site.write("acceptance/test_other.py", "def test_other():\n    assert False\n")
     site.measured()

@@ -21,6 +21,8 @@ from pytest_ddpscale.report.culprits_text import (
     text_lines,
     tsv_lines,
 )
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.verdict.verdict import RunOutcome, Verdict
 from tests.report.judged import STARTED_UNIX_S, failed, gpu, link, node, write_judged_run
 from tests.report.sample import HOSTILE
@@ -79,6 +81,21 @@ def test_a_rejected_run_on_one_node_drains_it_with_nobody_named(tmp_path: Path) 
     [found] = read_findings(write_judged_run(tmp_path / "r", "rejected", ["n2"], verdicts)).findings
     assert (found.use, found.host) == ("drain", "n2")
     assert found.evidence == "weak_scaling_efficiency resnet152-fp16-8gpu 71.0 %, bound ≥ 96.0 % and 1 more failed"
+
+
+def test_the_only_node_is_drained_although_no_rank_came_up_on_it(tmp_path: Path) -> None:
+    of_a_check = failed(replace(node("n2"), is_certain=False), metric="node_check", bound={"at_least": 1})
+    run = write_judged_run(tmp_path / "r", "rejected", [], [of_a_check])
+    RunDirectory.open(run).append_record(Survey("n2", 1.0).as_json())
+    assert said(run) == [("drain", "n2"), ("look", "n2")]
+
+
+def test_what_one_of_two_nodes_was_looked_at_for_does_not_drain_the_one_that_was_measured(tmp_path: Path) -> None:
+    of_a_check = failed(replace(node("n2"), is_certain=False), metric="node_check", bound={"at_least": 1})
+    run = write_judged_run(tmp_path / "r", "rejected", ["n1"], [of_a_check])
+    for host in ("n1", "n2"):
+        RunDirectory.open(run).append_record(Survey(host, 1.0).as_json())
+    assert said(run) == [("look", "-"), ("look", "n2")]
 
 
 def test_of_several_nodes_none_is_drained_with_nobody_named(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.plan.estimate import estimate, study_seconds
+from pytest_ddpscale.plan.estimate import estimate, probes_seconds, study_seconds
+from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.plan_text import plan_lines
@@ -59,3 +60,20 @@ def test_nothing_to_measure_is_said_so(isolate: bool) -> None:
 def test_several_nodes_are_said_so() -> None:
     head = plan_lines(replace(PLAN, nodes=3, ranks_per_node=8), 5, isolate=False)[0]
     assert " on 24 GPUs in 3 nodes = " in head
+
+
+def test_probes_come_first_with_their_names_and_their_time() -> None:
+    probes = ProbeStudy((Probe("matmul-fp16"), Probe("all-reduce-32mib", 8)), 16, 0.5)
+    head, probed, weak, strong = plan_lines(replace(PLAN, probes=probes), 7, isolate=False)
+    assert head.startswith("ddpscale plan for a100: 7 requirements, 2 studies and 2 probes, about ")
+    minutes = probes_seconds(probes) / 60
+    assert probed == f"  probes       {minutes:4.1f} min  at most 16 rounds of matmul-fp16, all-reduce-32mib@8"
+    assert [weak, strong] == plan_lines(PLAN, 7, isolate=False)[1:]
+
+
+def test_of_probes_alone_the_names_stand_close() -> None:
+    plan = Plan("a100", "cuda", (), ranks_per_node=8, probes=ProbeStudy((Probe("matmul-fp16"),), 16, 0.5))
+    head, probed = plan_lines(plan, 1, isolate=False)
+    assert head.startswith("ddpscale plan for a100: 1 requirement, 0 studies and 1 probe, about ")
+    assert " on 8 GPUs = " in head
+    assert probed.startswith("  probes  ")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pytest_ddpscale.plan.estimate import estimate, study_seconds
+from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.progress import Progress
@@ -34,10 +36,10 @@ def block(arm: str, round_: int, rank: int = 0, block_s: float = 4.0) -> dict[st
 class Terminal:
     """What was shown, and a clock that is set by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: Plan = PLAN) -> None:
         self.shown: list[tuple[str, bool]] = []
         self.seconds = 100.0
-        self.progress = Progress(PLAN, lambda line, passing: self.shown.append((line, passing)), lambda: self.seconds)
+        self.progress = Progress(plan, lambda line, passing: self.shown.append((line, passing)), lambda: self.seconds)
 
     def feed(self, *records: dict[str, Any]) -> tuple[str, bool]:
         """The last line shown after these records, and whether it may be overwritten."""
@@ -152,3 +154,56 @@ def test_unknown_records_and_studies_do_no_harm(terminal: Terminal) -> None:
     terminal.progress(BEGIN | {"study": "weak/unknown"})
     terminal.progress(block("alone", 0))
     assert terminal.shown == [("weak/unknown: warming up", True)]
+
+
+def test_unfit_nodes_are_told_each_and_stay(terminal: Terminal) -> None:
+    terminal.feed({"kind": "unfit", "nodes": {"n2": "gpus: GPU 3: lost", "n4": "disk: 0.1 GiB are free"}})
+    assert terminal.shown == [
+        ("n2 is not as it should be: gpus: GPU 3: lost", False),
+        ("n4 is not as it should be: disk: 0.1 GiB are free", False),
+    ]
+
+
+class TestProbes:
+    PLAN = replace(PLAN, probes=ProbeStudy((Probe("matmul-fp32"), Probe("all-reduce-1mib", 2)), 6, 0.5), survey=True)
+    BEGIN = BEGIN | {"study": "probes"}
+
+    @pytest.fixture
+    def terminal(self) -> Terminal:
+        return Terminal(self.PLAN)
+
+    def probe(self, name: str, round_: int, rank: int = 0) -> dict[str, Any]:
+        return {"kind": "probe", "study": "probes", "probe": name, "round": round_, "rank": rank}
+
+    def test_take_their_time_of_the_whole(self, terminal: Terminal) -> None:
+        assert terminal.feed({}) == (f"starting ranks, {clock(estimate(self.PLAN).seconds)} estimated", True)
+
+    def test_show_their_round_of_the_first_rank_which_never_goes_back(self, terminal: Terminal) -> None:
+        assert terminal.feed(self.BEGIN) == ("probes: warming up", True)
+        assert terminal.feed(self.probe("matmul-fp32", 0)) == ("probes: round 1/6  matmul-fp32", True)
+        line = ("probes: round 3/6  all-reduce-1mib", True)
+        assert terminal.feed(self.probe("all-reduce-1mib", 2), self.probe("matmul-fp32", 5, rank=1)) == line
+        assert terminal.feed(self.probe("all-reduce-1mib", 0)) == line
+
+    def test_are_no_start_while_nothing_is_recorded(self, terminal: Terminal) -> None:
+        line = terminal.feed(self.BEGIN, self.probe("matmul-fp32", 0))
+        assert terminal.feed({}) == line
+
+    def test_end_with_their_rounds_and_are_followed_by_the_studies(self, terminal: Terminal) -> None:
+        terminal.feed(self.BEGIN, self.probe("matmul-fp32", 4))
+        terminal.seconds += 65
+        assert terminal.feed(StudyEnd("probes", "decided").as_json()) == (
+            "probes: decided after 5 rounds in 1:05",
+            False,
+        )
+        assert terminal.feed(BEGIN, block("alone", 0))[0].startswith("weak/r: round 1/6  alone 20 img/s per rank")
+
+    def test_that_were_interrupted_say_how_far_they_came(self, terminal: Terminal) -> None:
+        terminal.feed(self.BEGIN, self.probe("matmul-fp32", 1))
+        line = terminal.feed(StudyEnd("probes", "interrupted", "the job was preempted").as_json())
+        assert line == ("probes: interrupted after 2 rounds: the job was preempted", False)
+
+    def test_of_no_plan_do_no_harm(self) -> None:
+        terminal = Terminal()
+        terminal.progress(self.probe("matmul-fp32", 0))
+        assert terminal.shown == []

@@ -10,7 +10,8 @@ import pytest
 
 from pytest_ddpscale import devices
 from pytest_ddpscale import session as session_module
-from pytest_ddpscale.session import AcceptanceSession, Site, open_session
+from pytest_ddpscale.opening import open_session
+from pytest_ddpscale.session import AcceptanceSession, Site
 from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.sku.detection import Gpu
 from tests.session.sample import THRESHOLDS, InstantGang, Open
@@ -30,7 +31,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Decide what NVML finds; by default there is no driver."""
 
     def has(*gpus: Gpu, driver: bool) -> None:
-        monkeypatch.setattr(devices, "visible_gpus", lambda: list(gpus))
+        monkeypatch.setattr(devices, "visible_gpus", lambda silent: list(gpus))
         monkeypatch.setattr(devices, "has_driver", lambda: driver)
 
     has(driver=False)

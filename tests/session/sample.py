@@ -50,9 +50,17 @@ class InstantGang:
     rounds: int | None = None
 
     def __init__(
-        self, launcher: object, run: RunDirectory, limits: Limits, listener: object, *, isolate: bool, judge: object
+        self,
+        launcher: object,
+        run: RunDirectory,
+        limits: Limits,
+        listener: object,
+        *,
+        isolate: bool,
+        judge: object,
+        admit: Callable[[list[dict[str, Any]]], str],
     ) -> None:
-        self.run, self.limits, self.isolate, self.judge = run, limits, isolate, judge
+        self.run, self.limits, self.isolate, self.judge, self.admit = run, limits, isolate, judge, admit
         self.launches.append(self)
 
     def measure(self, plan: Plan) -> None:

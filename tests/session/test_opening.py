@@ -77,11 +77,30 @@ class TestSku:
         with pytest.raises(SkuError, match=r"^--gpu-sku=gpu: gpu is a SKU the GPUs are not"):
             opened(gpu_sku="g")
 
+    @pytest.mark.parametrize("has_check", [False, True])
+    def test_a_gpu_that_does_not_answer_stops_only_who_does_not_check_for_it(
+        self, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_check: bool
+    ) -> None:
+        def one_of_two(silent: list[SkuError]) -> list[Gpu]:
+            silent.append(SkuError("GPU 1 of here", "does not answer", "that it does", "Read dmesg."))
+            return [gpu(0)]
+
+        monkeypatch.setattr(devices, "visible_gpus", one_of_two)
+        if has_check:
+            detect = "    detect: {name: '^G$'}\n"
+            assert THRESHOLDS.count(detect) == 1
+            checked = THRESHOLDS.replace(detect, f"{detect}    checks: {{gpus: fail}}\n")
+            (tmp_path / "thresholds.yaml").write_text(checked, encoding="utf-8")
+            assert opened(gpu_sku="gpu").devices == 1
+        else:
+            with pytest.raises(SkuError, match=r"^GPU 1 of here: does not answer"):
+                opened(gpu_sku="gpu")
+
     @pytest.mark.parametrize(("sku", "collect_only"), [("cpu", False), ("cpu", True), ("gpu", True)])
     def test_a_broken_driver_stops_neither_planning_nor_the_cpu(
         self, opened: Open, monkeypatch: pytest.MonkeyPatch, sku: str, collect_only: bool
     ) -> None:
-        def broken() -> list[Gpu]:
+        def broken(silent: list[SkuError]) -> list[Gpu]:
             raise AssertionError("NVML was asked")
 
         monkeypatch.setattr(devices, "visible_gpus", broken)
@@ -112,6 +131,64 @@ class TestSku:
     def test_no_run_to_judge_is_refused(self, opened: Open, tmp_path: Path) -> None:
         with pytest.raises(RunDirectoryError, match=r"has no run\.json"):
             opened(ddp_judge=str(tmp_path / "nowhere"))
+
+
+class TestSilentGpus:
+    """A driver that lists a GPU which does not answer."""
+
+    @pytest.fixture
+    def silent(self, monkeypatch: pytest.MonkeyPatch, machine: Callable[..., None]) -> Callable[..., SkuError]:
+        """Has GPU 1 fall silent beside those that answer."""
+        error = SkuError("GPU 1", "GPU is lost", "a GPU that answers")
+
+        def falls_silent(*answering: Gpu) -> SkuError:
+            def visible(silent: list[SkuError]) -> list[Gpu]:
+                silent.append(error)
+                return list(answering)
+
+            machine(driver=True)
+            monkeypatch.setattr(devices, "visible_gpus", visible)
+            return error
+
+        return falls_silent
+
+    @pytest.mark.parametrize("sku", ["gpu", "auto"])
+    def test_end_the_session_where_no_check_would_tell(
+        self, opened: Open, silent: Callable[..., SkuError], sku: str
+    ) -> None:
+        error = silent(gpu(0), gpu(2))
+        with pytest.raises(SkuError) as raised:
+            opened(gpu_sku=sku)
+        assert raised.value is error
+
+    @pytest.mark.parametrize("sku", ["gpu", "auto"])
+    def test_are_left_to_the_check_of_gpus_where_there_is_one(
+        self, opened: Open, silent: Callable[..., SkuError], tmp_path: Path, sku: str
+    ) -> None:
+        detect = "    detect: {name: '^G$'}\n"
+        with_check = tmp_path / "with_check.yaml"
+        with_check.write_text(THRESHOLDS.replace(detect, f"{detect}    checks: {{gpus: fail}}\n"), encoding="utf-8")
+        silent(gpu(0), gpu(2))
+        session = opened(gpu_sku=sku, thresholds=str(with_check))
+        assert session.devices == 2
+        assert session.cases[0].id == "node_check[gpus]"
+        session.select(session.cases[:1])
+        assert session.plan is not None
+        assert session.plan.survey
+
+    def test_end_the_session_where_no_other_gpu_answers(
+        self, opened: Open, silent: Callable[..., SkuError], tmp_path: Path
+    ) -> None:
+        with_check = tmp_path / "with_check.yaml"
+        with_check.write_text(THRESHOLDS.replace("'^G$'}", "'^G$'}\n    checks: {gpus: fail}"), encoding="utf-8")
+        error = silent()
+        with pytest.raises(SkuError) as raised:
+            opened(gpu_sku="gpu", thresholds=str(with_check))
+        assert raised.value is error
+
+    def test_are_no_matter_of_a_cpu(self, opened: Open, silent: Callable[..., SkuError]) -> None:
+        silent()
+        assert opened().sku == "cpu"
 
 
 class TestThresholds:

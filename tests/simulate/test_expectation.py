@@ -65,6 +65,13 @@ def test_utilization_is_that_of_the_nearest_smaller_world_size() -> None:
     assert Expectation(1.0, {}, {}, None).utilization_of(8) > 0.95
 
 
+def test_power_is_what_the_published_images_per_joule_come_to() -> None:
+    energy = [r for r in thresholds().thresholds.skus[A100].requirements if r.metric == "images_per_joule"]
+    assert [(r.workload, r.world_size, r.source.measured) for r in energy] == [(RESNET, 8, 2.964)]
+    assert expected(A100).power_w == pytest.approx(1189.5 * 0.9745 / 2.964)
+    assert Expectation(1.0, {}, {}, None).power_w is None
+
+
 def test_memory_is_the_published_one_and_less_of_it_for_a_smaller_batch() -> None:
     a100 = expected(A100)
     assert memory_bytes(a100, workload(A100), 512) == pytest.approx(44.11 * 2**30)

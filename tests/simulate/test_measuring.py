@@ -153,6 +153,13 @@ def test_utilization_is_a_share_whose_least_is_the_published_one() -> None:
     assert max(found) <= 1.0
 
 
+def test_energy_gives_the_published_images_per_joule() -> None:
+    joules = [(one, one.energy_j) for told in measured(NOISY, BOTH)["ddp@8"] for one in told]
+    found = [one.batch_size * one.steps / energy_j for one, energy_j in joules if energy_j is not None]
+    assert len(found) == len(joules)
+    assert statistics.fmean(found) == pytest.approx(2.964, rel=0.01)
+
+
 def test_ranks_are_where_torchrun_would_put_them() -> None:
     sixteen = measured(NOISY, weak_study(Arm("each", 16, 512), rounds=1))["each@16"][0]
     assert (sixteen[0].host, sixteen[0].local_rank) == ("simulated-0", 0)

@@ -63,21 +63,26 @@ class Network:
 
 def ip(*commands: str, of: Machine | None = None) -> None:
     """Run commands of ``ip`` in a machine's network namespace, or in this process's own."""
-    _run(["ip", "-batch", "-"], of, "\n".join(commands))
+    execute(["ip", "-batch", "-"], of, "\n".join(commands))
 
 
 def limit_rate(rate: str, interface: str, of: Machine) -> None:
     """Let no more than ``rate`` (tc's syntax: ``200mbit``) out of an interface; packets wait at most 400 ms."""
-    _run(["tc", "qdisc", "replace", "dev", interface, "root", "tbf", "rate", rate, *_QUEUE], of)
+    execute(["tc", "qdisc", "replace", "dev", interface, "root", "tbf", "rate", rate, *_QUEUE], of)
 
 
 def lift_limit(interface: str, of: Machine) -> None:
     """Take the limit of ``limit_rate`` away."""
-    _run(["tc", "qdisc", "delete", "dev", interface, "root"], of)
+    execute(["tc", "qdisc", "delete", "dev", interface, "root"], of)
 
 
-def _run(argv: list[str], of: Machine | None, text: str = "") -> None:
-    command = of.enter(argv, as_member=False) if of else argv
+def execute(argv: list[str], of: Machine | None, text: str = "") -> None:
+    """Run a command that says nothing, in a machine's namespaces or in this process's own, with ``text`` to read.
+
+    Raises:
+        RuntimeError: it failed, with what it said.
+    """
+    command = of.enter(argv) if of else argv
     done = subprocess.run(
         command, input=text, env=lab_path(os.environ), capture_output=True, text=True, timeout=30, check=False
     )

@@ -10,7 +10,7 @@ import psutil
 from tests.slurm_lab.cgroup import CpuQuota
 from tests.slurm_lab.config import Paths
 from tests.slurm_lab.machine import Machine
-from tests.slurm_lab.network import INTERFACE, ip, lift_limit, limit_rate
+from tests.slurm_lab.network import INTERFACE, execute, ip, lift_limit, limit_rate
 from tests.slurm_lab.polling import wait_until
 
 _SLURM = ("slurmd", "slurmstepd")
@@ -96,6 +96,18 @@ class Node(Machine):
         """Put the cable in again. A node that is already down comes back by itself in a minute, resumed in seconds."""
         self._undo.pop("link", None)
         ip(f"link set {self.name} up", of=self._head)
+
+    def mount(self, other: Path, at: Path) -> None:
+        """Let this node alone find another file, or directory, at a path, as if it had a disk of its own there.
+
+        Processes that have the old one open keep it.
+        """
+        execute(["mount", "--bind", str(other), str(at)], self)
+        self._undo[f"mount {at}"] = lambda: self._unmount(at)
+
+    def _unmount(self, at: Path) -> None:
+        self._undo.pop(f"mount {at}")
+        execute(["umount", "--lazy", str(at)], self)  # somebody may still have it open
 
     def cpu_quota(self, cores: float | None) -> None:
         """Let all processes of the node have this many cores together (0.3: 30 % of one); None: no limit.

@@ -133,6 +133,17 @@ def test_a_killed_slurmd_is_gone_until_it_is_started(lab: SlurmLab) -> None:
     assert [process.name() for process in node.processes(with_slurm=True)] == ["slurmd"]
 
 
+def test_a_node_alone_finds_other_files_at_a_path_until_it_is_healed(lab: SlurmLab, tmp_path: Path) -> None:
+    shared, other = tmp_path / "shared", tmp_path / "other"
+    shared.write_text("shared", encoding="utf-8")
+    other.write_text("other", encoding="utf-8")
+    lab.node("n2").mount(other, shared)
+    read = ["srun", "--nodes=3", "--nodelist=n1,n2,n3", "--label", "cat", str(shared)]
+    assert sorted(lab.run(read).stdout.splitlines()) == ["0: shared", "1: other", "2: shared"]
+    lab.node("n2").heal()
+    assert "other" not in lab.run(read).stdout
+
+
 def test_a_drained_node_takes_no_job_until_it_is_resumed(lab: SlurmLab) -> None:
     lab.drain("n1", "ddpscale: too slow")
     assert lab.node_states()["n1"] == "drained"

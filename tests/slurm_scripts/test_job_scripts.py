@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.slurm_scripts.stage import Stage
 
 JOB = {"SLURM_JOB_ID": "17", "DDPSCALE_SKU": "b200"}
 NIGHTLY = JOB | {"SLURMD_NODENAME": "n7", "DDPSCALE_NIGHT": "2026-01-31"}
+NIGHTLY_BUDGET_MIN = 10
 JOB_SCRIPTS = ["acceptance.sbatch", "nightly_health.sbatch", "one_node.sbatch"]
 
 
@@ -44,6 +46,26 @@ def test_the_exit_code_is_pytests(job: Stage, script: str) -> None:
 def test_arguments_go_to_pytest_as_they_are(job: Stage, script: str) -> None:
     job.run(script, "-k", "a or b", settings=NIGHTLY)
     assert job.calls("pytest")[0][-2:] == ["-k", "a or b"]
+
+
+@pytest.mark.parametrize("script", JOB_SCRIPTS)
+def test_all_runs_of_a_site_go_into_one_history(job: Stage, script: str) -> None:
+    job.provide("pytest", 'echo "$DDPSCALE_HISTORY"')
+    assert job.run(script, settings=NIGHTLY).stdout == "ddpscale-runs/history.sqlite\n"
+    assert job.run(script, settings=NIGHTLY | {"DDPSCALE_RUNS": "/our runs"}).stdout == "/our runs/history.sqlite\n"
+    assert job.run(script, settings=NIGHTLY | {"DDPSCALE_HISTORY": "ours.sqlite"}).stdout == "ours.sqlite\n"
+
+
+def test_a_nightly_check_plans_what_decides_a_node_in_minutes(stage: Stage) -> None:
+    settings = NIGHTLY | {"DDPSCALE_VENV": sys.prefix, "DDPSCALE_NIGHTLY_GPUS": "8"}
+    arguments = ["--collect-only", "-p", "no:cacheprovider", "--ddp-gpus-per-node=8"]
+    result = stage.run("nightly_health.sbatch", *arguments, settings=settings)
+    assert result.returncode == 0, result.stderr
+    [plan] = re.findall(r"about ([0-9.]+) min on 8 GPUs .*\(at most ([0-9.]+) min\)", result.stdout)
+    assert float(plan[0]) <= 5
+    assert float(plan[1]) <= NIGHTLY_BUDGET_MIN, "what takes all its rounds is decided too"
+    assert "test_node_check[ecc]" in result.stdout
+    assert "test_throughput" not in result.stdout
 
 
 def test_one_node_plans_the_sku_of_the_site(stage: Stage) -> None:
@@ -90,14 +112,16 @@ def test_nightly_checks_its_node_into_a_directory_of_night_and_node(job: Stage) 
             "--gpu-sku=b200",
             "--ddp-launcher=torchrun",
             "--ddp-run-dir=ddpscale-runs/nightly/2026-01-31/n7",
-            "--ddp-budget=5m",
+            "-m",
+            "node_health",
+            "--ddp-budget=10m",
         ]
     ]
 
 
 def test_nightly_asks_for_no_more_gpus_than_the_node_has(job: Stage) -> None:
     job.run("nightly_health.sbatch", settings=NIGHTLY | {"SLURM_GPUS_ON_NODE": "4", "DDPSCALE_THRESHOLDS": "t.yaml"})
-    assert job.calls("pytest")[0][3:] == ["--ddp-budget=5m", "--thresholds=t.yaml", "--ddp-world-sizes=1,2,3,4"]
+    assert job.calls("pytest")[0][-2:] == ["--thresholds=t.yaml", "--ddp-world-sizes=1,2,3,4"]
 
 
 def test_nightly_checks_a_node_once_a_night(job: Stage) -> None:

@@ -100,7 +100,8 @@ class TestLowUtilization:
 class TestStalledDevice:
     def test_turns_a_pass_into_inconclusive_and_is_named(self) -> None:
         verdict = judged(rank_1(STALLED))
-        assert (verdict.outcome, verdict.value) == ("inconclusive", pytest.approx(0.99))
+        assert verdict.outcome == "inconclusive"
+        assert verdict.value == pytest.approx(0.99)
         assert verdict.reason == (
             f"GPU 1 on node1 is busy at nearly idle power: it waits inside a kernel ({STALLED_TEXT}), "
             "so its utilization says nothing"

@@ -67,8 +67,10 @@ class TestLinksAreInQuestion:
         cases = make_case("throughput_per_gpu", bound, NODES * PER_NODE), probe_case(MATMUL, 50.0)
         plan = plan_of(cases)
         decider = Decider(plan, cases, CONFIDENCE)
-        for one in (*measure_nodes(plan), *measure_probe(plan, MATMUL, steady(SLOW))):
-            decider.hear(one.as_json())
+        for measured in measure_nodes(plan):
+            decider.hear(measured.as_json())
+        for probe in measure_probe(plan, MATMUL, steady(SLOW)):
+            decider.hear(probe.as_json())
         assert decider.needed_arms(PAIRS) == expected
 
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.results.telemetry_record import Telemetry
@@ -24,6 +24,7 @@ __all__ = ["machine", "nvml_library_directory"]
 
 NODES, PER_NODE = 2, 2
 RANKS = range(NODES * PER_NODE)
+UUIDS = [f"GPU-{rank}" for rank in RANKS]
 TIMEOUT = timedelta(seconds=20)
 KEY = "weak/r/0/ddp@4"
 BEGAN_UNIX_S = 1.7e9
@@ -36,7 +37,6 @@ class ToldSampler(Sampler):
     def __init__(self, uuids: Sequence[str], *, is_dead: bool = False) -> None:
         self.uuids, self.is_dead, self.is_closed = list(uuids), is_dead, False
         self.problem = "the sampler ended" if is_dead else ""
-        self.problem = "it ended" if is_dead else ""
         self.marks = 0
         self.asked: list[list[Window]] = []
 
@@ -60,7 +60,7 @@ class Rank:
     """One rank of the gang, with what rank 0 writes."""
 
     def __init__(
-        self, rank: int, store: TCPStore, device_type: DeviceType, sampler: Callable[[Sequence[str]], Sampler]
+        self, rank: int, store: Store, device_type: DeviceType, sampler: Callable[[Sequence[str]], Sampler]
     ) -> None:
         self.rank = rank
         self.control = Control(store, rank, rank % PER_NODE, len(RANKS), NODES)
@@ -114,21 +114,17 @@ class Gang:
     """All ranks, each in a thread of its own."""
 
     def __init__(
-        self, device_type: DeviceType = "cuda", sampler: Callable[[Sequence[str]], Sampler] = ToldSampler
-    ) -> None:
-        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
-        clients = [
-            TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
-            for _ in RANKS[1:]
-        ]
-        self.ranks = [Rank(rank, store, device_type, sampler) for rank, store in enumerate([server, *clients])]
+        self, stores: Sequence[Store], device_type: DeviceType = "cuda",
+        sampler: Callable[[Sequence[str]], Sampler] = ToldSampler,
+    ) -> None:  # fmt: skip
+        self.ranks = [Rank(rank, store, device_type, sampler) for rank, store in enumerate(stores)]
 
     def all(self, do: Callable[[Rank], Any]) -> list[Any]:
         """What each rank returns, by rank."""
         with ThreadPoolExecutor(len(self.ranks)) as pool:
             return [done.result(timeout=60) for done in [pool.submit(do, rank) for rank in self.ranks]]
 
-    def begin(self, devices: Sequence[str] = tuple(f"GPU-{rank}" for rank in RANKS)) -> Gang:
+    def begin(self, devices: Sequence[str] = UUIDS) -> Gang:
         self.all(lambda rank: rank.begin(devices[rank.rank]))
         return self
 
@@ -149,20 +145,35 @@ class Gang:
         return int(self.ranks[0].control.store.num_keys())
 
 
+@pytest.fixture(scope="module")
+def connected() -> list[TCPStore]:
+    """A store for all tests, and each rank's connection to it."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    return [server] + [
+        TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False, timeout=TIMEOUT) for _ in RANKS[1:]
+    ]
+
+
+@pytest.fixture
+def stores(connected: list[TCPStore], request: pytest.FixtureRequest) -> list[Store]:
+    """Of each rank, for one test."""
+    return [PrefixStore(request.node.name, store) for store in connected]
+
+
 def who(records: Sequence[Record], kind: str) -> list[tuple[str, int, int]]:
     return [(one["host"], one["local_rank"], one["rank"]) for one in records if one["kind"] == kind]
 
 
-def test_each_node_has_one_sampler_for_its_gpus() -> None:
-    gang = Gang().begin()
+def test_each_node_has_one_sampler_for_its_gpus(stores: list[Store]) -> None:
+    gang = Gang(stores).begin()
     assert [len(rank.samplers) for rank in gang.ranks] == [1, 0, 1, 0]
     assert [sampler.uuids for sampler in gang.samplers] == [["GPU-0", "GPU-1"], ["GPU-2", "GPU-3"]]
     gang.all(lambda rank: rank.telemetry.close())
     assert [sampler.is_closed for sampler in gang.samplers] == [True, True]
 
 
-def test_all_of_a_block_is_written_before_its_measurements_which_have_the_essence() -> None:
-    records = Gang().begin().block()
+def test_all_of_a_block_is_written_before_its_measurements_which_have_the_essence(stores: list[Store]) -> None:
+    records = Gang(stores).begin().block()
     assert [one["kind"] for one in records] == ["telemetry"] * 4 + ["measurement"] * 4
     places = [("n1", 0, 0), ("n1", 1, 1), ("n2", 0, 2), ("n2", 1, 3)]
     assert who(records, "telemetry") == who(records, "measurement") == places
@@ -174,26 +185,26 @@ def test_all_of_a_block_is_written_before_its_measurements_which_have_the_essenc
     assert [(one["utilization"], one["energy_j"]) for one in records[4:]] == [(0.5, float(rank)) for rank in RANKS]
 
 
-def test_a_blocks_beginning_is_marked_on_every_node() -> None:
-    gang = Gang().begin()
+def test_a_blocks_beginning_is_marked_on_every_node(stores: list[Store]) -> None:
+    gang = Gang(stores).begin()
     gang.block()
     gang.block(key="weak/r/1/ddp@4")
     assert [sampler.marks for sampler in gang.samplers] == [2, 2]
 
 
 @pytest.mark.parametrize("ranks", [(0,), (0, 1), (0, 2), (1, 2, 3)])
-def test_only_ranks_that_timed_a_block_are_told_of(ranks: tuple[int, ...]) -> None:
-    gang = Gang().begin()
+def test_only_ranks_that_timed_a_block_are_told_of(stores: list[Store], ranks: tuple[int, ...]) -> None:
+    gang = Gang(stores).begin()
     assert [rank for _, _, rank in who(gang.block(ranks=ranks), "telemetry")] == list(ranks)
     windows = [[uuid for asked in sampler.asked for uuid, _, _ in asked] for sampler in gang.samplers]
     assert windows == [[f"GPU-{rank}" for rank in ranks if rank // PER_NODE == node] for node in range(NODES)]
 
 
-def test_a_dead_sampler_leaves_measurements_without_says_so_and_keeps_nobody_waiting() -> None:
+def test_a_dead_sampler_leaves_measurements_without_says_so_and_keeps_nobody_waiting(stores: list[Store]) -> None:
     def dies_on_n2(uuids: Sequence[str]) -> ToldSampler:
         return ToldSampler(uuids, is_dead="GPU-2" in uuids)
 
-    gang = Gang(sampler=dies_on_n2).begin()
+    gang = Gang(stores, sampler=dies_on_n2).begin()
     began_s = time.monotonic()
     records = gang.block()
     assert time.monotonic() - began_s < 10
@@ -205,8 +216,8 @@ def test_a_dead_sampler_leaves_measurements_without_says_so_and_keeps_nobody_wai
     assert measurements == [(0.5, 0.0), (0.5, 1.0), (None, None), (None, None)]
 
 
-def test_what_was_told_is_forgotten() -> None:
-    gang = Gang().begin()
+def test_what_was_told_is_forgotten(stores: list[Store]) -> None:
+    gang = Gang(stores).begin()
     gang.block()
     before = gang.keys
     for number in (1, 2):
@@ -215,8 +226,8 @@ def test_what_was_told_is_forgotten() -> None:
     assert gang.keys - before == 4, "of each block, that it is done"
 
 
-def test_a_probe_has_a_window_for_each_of_its_turns() -> None:
-    gang = Gang().begin()
+def test_a_probe_has_a_window_for_each_of_its_turns(stores: list[Store]) -> None:
+    gang = Gang(stores).begin()
 
     def turns(rank: int) -> list[Record]:
         return [probed(rank), probed(rank, BEGAN_UNIX_S + 10)] if rank else [probed(rank)]
@@ -229,17 +240,17 @@ def test_a_probe_has_a_window_for_each_of_its_turns() -> None:
     ]
 
 
-def test_a_probe_that_could_not_be_done_has_none() -> None:
+def test_a_probe_that_could_not_be_done_has_none(stores: list[Store]) -> None:
     unsupported = {"kind": "probe_unsupported", "study": "probes", "probe": "matmul-fp8", "reason": "no such cores"}
-    gang = Gang().begin()
+    gang = Gang(stores).begin()
     records = gang.block(lambda rank: [unsupported] if rank else [probed(rank), unsupported], key="probes/0/matmul-fp8")
     assert who(records, "telemetry") == [("n1", 0, 0)]
     gang.block(lambda rank: [], key="probes/1/matmul-fp8")
     assert len(records) == 1
 
 
-def test_cpus_are_not_sampled() -> None:
-    gang = Gang("cpu").begin()
+def test_cpus_are_not_sampled(stores: list[Store]) -> None:
+    gang = Gang(stores, "cpu").begin()
     records = gang.block(lambda rank: measured(rank, utilization=0.9))
     assert (gang.samplers, who(records, "telemetry")) == ([], [])
     assert [one["utilization"] for one in records] == [0.9] * 4
@@ -252,7 +263,7 @@ def test_records_that_are_no_measurements_stay_as_they_are() -> None:
     assert (found["utilization"], found["energy_j"]) == (None, 3.0)
 
 
-def test_the_real_sampler_finds_the_gpus_of_its_ranks(machine: PlayedMachine) -> None:
+def test_the_real_sampler_finds_the_gpus_of_its_ranks(stores: list[Store], machine: PlayedMachine) -> None:
     """By UUID: ranks have the machine's GPUs in another order than NVML, and the last one is of another machine."""
     machine.play([at_work(A100), A100, A100])
     uuids = [uuid_of(1), uuid_of(2), uuid_of(0), "GPU-of-nowhere"]
@@ -260,7 +271,7 @@ def test_the_real_sampler_finds_the_gpus_of_its_ranks(machine: PlayedMachine) ->
     def sampler(uuids: Sequence[str]) -> Sampler:
         return Sampler(uuids, 0.1, machine.environment())
 
-    gang = Gang(sampler=sampler).begin(uuids)
+    gang = Gang(stores, sampler=sampler).begin(uuids)
     now = time.time()
     for rank in (0, 2):  # the first answer takes an interpreter's start
         assert gang.ranks[rank].samplers[0].cut([(uuids[rank], now - 1, now)], GENEROUS_S)

@@ -1,0 +1,206 @@
+"""The script that collects evidence on a GPU: its parts, files and refusals, on a stand-in for such a machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.settings import OPTIONS
+from tests.benchmarks.scripts import BENCHMARKS, benchmark
+
+EVIDENCE = BENCHMARKS / "gpu_evidence.sh"
+PARTS = [
+    *("nvidia-smi", "nvidia-smi-q", "versions", "tests", "some-tests-passed"),
+    *("node-health", "pack-node-health", "training", "pack-training"),
+    *("sampler-overhead", "fidelity-fp16", "fidelity-bf16"),
+]
+# Says what it is asked to run, and runs of it only what asks torch or makes the summary.
+INTERPRETER = """#!{python}
+import json, os, sys
+from pathlib import Path
+arguments = sys.argv[1:]
+if arguments[0] in ("-", "-c"):
+    os.execv(sys.executable, [sys.executable, *arguments])
+with open(os.environ["COMMANDS"], "a") as commands:
+    commands.write(json.dumps(arguments) + "\\n")
+given = dict(one.split("=", 1) for one in arguments if one.startswith("--") and "=" in one)
+if "--ddp-run-dir" in given:
+    run = Path(given["--ddp-run-dir"])
+    run.mkdir()
+    one = {{"id": "node_check[ecc]", "outcome": "passed", "value": 1.0, "unit": "fraction"}}
+    verdicts = {{"sku": "h200", "outcome": "partial", "reason": "one GPU", "verdicts": [one]}}
+    (run / "verdicts.json").write_text(json.dumps(verdicts))
+elif "--json" in arguments:
+    Path(arguments[arguments.index("--json") + 1]).write_text(json.dumps({{"ratio": 0.999}}))
+print(os.environ["TESTS_SAY"])
+sys.exit(os.environ["FAILS"] in " ".join(arguments))
+"""
+TORCH = """\
+__version__ = "9.9"
+class version:
+    cuda = "13.0"
+class backends:
+    class cudnn:
+        version = staticmethod(lambda: 91000)
+class cuda:
+    is_available = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 1)
+    get_device_name = staticmethod(lambda: "NVIDIA Stand-In")
+    get_arch_list = staticmethod(lambda: ["sm_90"])
+    get_device_properties = staticmethod(lambda index: "132 multiprocessors")
+    class nccl:
+        version = staticmethod(lambda: (2, 27, 5))
+"""
+
+
+def run_script(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [EVIDENCE, *arguments], env=os.environ | environment, capture_output=True, text=True, timeout=120
+    )
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What the script left behind.
+
+    Attributes:
+        exit_code: of the script.
+        out: OUT_DIR.
+        commands: arguments of the interpreter, of each command that it was to run.
+        temporary: where temporary files go.
+    """
+
+    exit_code: int
+    out: Path
+    commands: list[list[str]]
+    temporary: Path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.out / "summary.json").read_text(encoding="utf-8"))
+        return content
+
+
+def collect(folder: Path, tests_say: str = "73 passed", fails: str = "nothing does") -> Collected:
+    tools, temporary = folder / "tools", folder / "tmp"
+    tools.mkdir()
+    temporary.mkdir()
+    (tools / "torch.py").write_text(TORCH, encoding="utf-8")
+    scripts = {"interpreter": INTERPRETER.format(python=sys.executable), "nvidia-smi": '#!/bin/sh\necho "smi $*"\n'}
+    for name, text in scripts.items():
+        (tools / name).write_text(text, encoding="utf-8")
+        (tools / name).chmod(0o755)
+    done = run_script(
+        folder / "out",
+        PYTHON=str(tools / "interpreter"),
+        PYTHONPATH=str(tools),
+        PATH=f"{tools}:{os.environ['PATH']}",
+        TMPDIR=str(temporary),
+        COMMANDS=str(folder / "commands"),
+        TESTS_SAY=tests_say,
+        FAILS=fails,
+    )
+    assert "1 x NVIDIA Stand-In" in done.stdout, done.stderr
+    lines = (folder / "commands").read_text(encoding="utf-8").splitlines()
+    return Collected(done.returncode, folder / "out", list(map(json.loads, lines)), temporary)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+    return collect(tmp_path_factory.mktemp("healthy"))
+
+
+def test_all_parts_are_run_in_order_and_summed_up(healthy: Collected) -> None:
+    summary = healthy.summary
+    assert healthy.exit_code == 0
+    assert (summary["ok"], summary["gpus"]) == (True, "1 x NVIDIA Stand-In")
+    assert [part["name"] for part in summary["parts"] if part["ok"]] == PARTS
+    assert set(summary["benchmarks"]) == {"sampler-overhead", "fidelity-fp16", "fidelity-bf16"}
+    assert set(summary["runs"]) == {"node-health", "training"}
+    run = summary["runs"]["node-health"]
+    assert (run["outcome"], run["verdicts"]) == ("partial", {"node_check[ecc]": ["passed", 1.0, "fraction"]})
+
+
+def test_few_files_are_left_and_nothing_elsewhere(healthy: Collected) -> None:
+    files = {"summary.json", "machine.txt", "tests.log", "run.log", "run.tar.gz", "benchmarks.log"}
+    assert {path.name for path in healthy.out.iterdir()} == files
+    assert list(healthy.temporary.iterdir()) == []
+    with tarfile.open(healthy.out / "run.tar.gz") as packed:
+        assert {"./node-health/verdicts.json", "./training/verdicts.json"} <= set(packed.getnames())
+
+
+def test_the_machine_is_described(healthy: Collected) -> None:
+    text = (healthy.out / "machine.txt").read_text(encoding="utf-8")
+    for expected in ("smi \n", "smi -q\n", "cuda 13.0", "compiled for sm_90", "132 multiprocessors"):
+        assert expected in text
+
+
+def test_every_test_that_needs_a_gpu_is_run(healthy: Collected) -> None:
+    (command,) = [one for one in healthy.commands if "gpu" in one]
+    tests = BENCHMARKS.parent / "tests"
+    marked = [path for path in tests.rglob("test_gpu*.py") if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]
+    assert len(marked) >= 4
+    assert {str(path.relative_to(tests.parent)) for path in marked} <= set(command)
+
+
+def test_runs_take_options_that_there_are(healthy: Collected) -> None:
+    known = {option.flag for option in OPTIONS} | {"--durations"}
+    runs = [one for one in healthy.commands if one[:2] == ["-m", "pytest"]]
+    assert len(runs) == 3
+    given = {option.partition("=")[0] for one in runs for option in one if option.startswith("--")}
+    assert given <= known
+
+
+@pytest.mark.parametrize(("name", "times"), [("sampler_overhead", 1), ("fidelity", 2)])
+def test_benchmarks_take_the_options_they_are_given(
+    healthy: Collected, monkeypatch: pytest.MonkeyPatch, name: str, times: int
+) -> None:
+    commands = [one for one in healthy.commands if one[0] == f"benchmarks/{name}.py"]
+    assert len(commands) == times
+    for command in commands:
+        monkeypatch.setattr(sys, "argv", command)
+        assert benchmark(name).parse_arguments().rounds == 16
+
+
+def test_a_part_that_fails_stops_no_other_and_skipped_tests_are_no_evidence(tmp_path: Path) -> None:
+    found = collect(tmp_path, tests_say="73 skipped", fails="sampler_overhead.py")
+    assert found.exit_code == 1
+    assert not found.summary["ok"]
+    assert [part["name"] for part in found.summary["parts"]] == PARTS
+    failed = [part["name"] for part in found.summary["parts"] if not part["ok"]]
+    assert failed == ["some-tests-passed", "sampler-overhead"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["one", "two"]])
+def test_it_shows_its_usage(arguments: list[str]) -> None:
+    done = run_script(*arguments)
+    assert done.returncode == 2
+    assert "usage:" in done.stderr
+    assert "OUT_DIR" in done.stderr
+
+
+def test_it_leaves_a_used_directory_alone(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("of an earlier day", encoding="utf-8")
+    done = run_script(tmp_path)
+    assert done.returncode == 2
+    assert "is not empty" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_it_says_so_where_torch_sees_no_gpu(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "__version__ = '9.9'\nclass cuda:\n    is_available = staticmethod(lambda: False)\n", encoding="utf-8"
+    )
+    done = run_script(tmp_path / "out", PYTHON=sys.executable, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 3
+    assert "no NVIDIA GPU here, so nothing was run" in done.stderr
+    assert "torch 9.9" in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,170 @@
+"""One session of pytest on a played machine: its site, its command, what it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.node.fake_torch import CUDA_BUILD, write_torch
+from tests.nvml_stand_in.machine import PlayedMachine
+
+CHECKOUT = Path(__file__).parents[3]
+RANK_SITE = Path(__file__).with_name("rank_site")
+HOST = os.uname().nodename
+# No session here takes longer, on a machine that is busy.
+LIMIT_S = 150.0
+POLL_S = 0.05
+# GPUs are warmed up for ten seconds; what trains here needs none of it.
+CONFTEST = """\
+from pytest_ddpscale.plan import planner
+
+planner.PACES["cuda"] = planner.Pace(planner.FEWEST_ROUNDS, block_s=0.7, warmup_s=0.3)
+planner.PROBE_BLOCKS_S["cuda"] = 0.3
+"""
+
+
+@dataclass(frozen=True)
+class PlayedSession:
+    """A session that runs, or has run.
+
+    Attributes:
+        site: its working directory.
+        process: pytest.
+    """
+
+    site: Path
+    process: subprocess.Popen[str]
+
+    @property
+    def run(self) -> Path:
+        """The run directory."""
+        return self.site / "run"
+
+    def until(self, there: Callable[[PlayedSession], bool]) -> None:
+        """Wait for something that happens while the session runs."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while not there(self):
+            if self.process.poll() is not None or time.monotonic() > deadline_s:
+                self.process.terminate()
+                raise AssertionError(f"the session did not come so far:\n{self.ended().terminal}")
+            time.sleep(POLL_S)
+
+    def ended(self) -> EndedSession:
+        """Wait for its end."""
+        try:
+            terminal, _ = self.process.communicate(timeout=LIMIT_S)
+        finally:
+            self.process.kill()
+        return EndedSession(self.site, self.process.returncode, terminal, list(_left_behind(str(self.site))))
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """Whole lines of a file of the run, so far."""
+        return lines_of(self.run / name)
+
+
+@dataclass(frozen=True)
+class EndedSession:
+    """What a session left.
+
+    Attributes:
+        site: its working directory.
+        exit_code: pytest's.
+        terminal: all it printed.
+        left_behind: processes of it that are still there.
+    """
+
+    site: Path
+    exit_code: int
+    terminal: str
+    left_behind: list[str]
+
+    @property
+    def run(self) -> Path:
+        """The run directory."""
+        return self.site / "run"
+
+    @property
+    def verdicts(self) -> dict[str, Any]:
+        """verdicts.json."""
+        record: dict[str, Any] = json.loads((self.run / "verdicts.json").read_text(encoding="utf-8"))
+        return record
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """run.json."""
+        record: dict[str, Any] = json.loads((self.run / "run.json").read_text(encoding="utf-8"))
+        return record
+
+    def verdict(self, name: str) -> dict[str, Any]:
+        """That of a check, or of a metric."""
+        found = [
+            one for one in self.verdicts["verdicts"] if one["id"] == f"node_check[{name}]" or one["metric"] == name
+        ]
+        assert len(found) == 1, (name, [one["id"] for one in self.verdicts["verdicts"]])
+        return dict(found[0])
+
+    def named(self, name: str) -> set[tuple[str, int | None, str | None]]:
+        """Host, GPU and UUID of the culprits of a verdict."""
+        return {(one["host"], one["gpu_index"], one["gpu_uuid"]) for one in self.verdict(name)["culprits"]}
+
+    def lines(self, name: str, kind: str) -> list[dict[str, Any]]:
+        """Records of a kind."""
+        return [one for one in lines_of(self.run / name) if one["kind"] == kind]
+
+
+def begin(site: Path, machine: PlayedMachine, *arguments: str, link: str = "P2P/CUMEM") -> PlayedSession:
+    """Start a session with the acceptance tests, of as few and as short rounds as can decide.
+
+    Args:
+        site: an empty folder to start it in.
+        machine: that it runs on.
+        arguments: more of pytest's.
+        link: by what NCCL connects ranks.
+    """
+    shutil.copytree(CHECKOUT / "acceptance", site / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(Path(__file__).with_name("thresholds.yaml"), site)
+    (site / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+    (site / "torch").mkdir()
+    torch = write_torch(site / "torch", CUDA_BUILD.replace("sm_90", "sm_90 sm_100"))
+    played = machine.environment(PLAYED_TORCH=str(torch), PLAYED_LINK=link, GLOO_SOCKET_IFNAME="lo")
+    environment = {**played, "PYTHONPATH": os.pathsep.join([str(RANK_SITE), played["PYTHONPATH"]])}
+    options = ["--gpu-sku=auto", "--ddp-run-dir=run", "--ddp-history=history.sqlite"]
+    options += ["--ddp-pass-env=NVML_STAND_IN,PLAYED_*", "-p", "no:cacheprovider", "acceptance"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *options, *arguments],
+        cwd=site, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    return PlayedSession(site, process)
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    """Whole lines of a JSON-lines file; none if it is not there yet."""
+    if not file.exists():
+        return []
+    text = file.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def has_begun(session: PlayedSession) -> bool:
+    """Whether ranks have begun to work."""
+    return any(one["kind"] == "study_start" for one in session.lines("measurements.jsonl"))
+
+
+def _left_behind(site: str) -> Iterator[str]:
+    """Processes that were started for a site: all have a path in it among their arguments or in their environment."""
+    for process in psutil.process_iter():
+        try:
+            if site in " ".join([*process.cmdline(), *process.environ().values()]) and process.pid != os.getpid():
+                yield f"{process.pid} {process.status()} {' '.join(process.cmdline())[:100]}"
+        except (psutil.Error, OSError):
+            continue

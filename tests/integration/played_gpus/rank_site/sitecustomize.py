@@ -1,0 +1,52 @@
+"""Ranks on played GPUs: with this folder on PYTHONPATH a rank trains on the CPU and goes by a played GPU's UUID.
+
+Python imports a module of this name as it starts, before the worker. The GPU is NVML's, which the tests' stand-in
+plays; what torch would say of it, and NCCL of its links, is played here, as neither is there:
+
+- ``PLAYED_TORCH``: a folder with a package torch, which the survey asks instead of the installed one;
+- ``PLAYED_LINK``: by what NCCL connects ranks, such as ``P2P/CUMEM``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def play_gpu(link: str) -> None:
+    """Have the worker open a played GPU in the place of a real one."""
+    from dataclasses import replace
+    from pathlib import Path
+    from typing import Any
+
+    from pytest_ddpscale.sku.detection import visible_gpus
+    from pytest_ddpscale.worker import device, gang, transport
+
+    class PlayedGpu(device.CpuDevice):
+        """Computes on the CPU; who it is NVML says, and how busy it was as well."""
+
+        def __init__(self, local_rank: int) -> None:
+            super().__init__()
+            gpu = visible_gpus()[local_rank]
+            self.id, self.name = gpu.uuid, gpu.name
+
+        def time_steps(self, *steps: Any) -> device.Timing:
+            return replace(super().time_steps(*steps), utilization=None)
+
+    def read_transport(seat: Any, backend: str, environ: Any, groups: Any) -> Any:
+        """What NCCL writes of two ranks that it has connected, read as if it had been there."""
+        prefix = f"node:{os.getpid()}:{os.getpid()} [{seat.local_rank}] NCCL INFO"
+        line = f"Channel 00/0 : {seat.rank}[{seat.rank}] -> {1 - seat.rank}[{1 - seat.rank}] via {link}"
+        log = Path(environ["NCCL_DEBUG_FILE"])
+        log.write_text(f"{prefix} Using network IB\n{prefix} {line}\n", encoding="utf-8")
+        return transport.read_transport(seat, "nccl", environ, groups)
+
+    vars(gang)["read_transport"] = read_transport
+    vars(device)["open_device"] = lambda device_type, local_rank: PlayedGpu(local_rank)
+
+
+# torchrun sets LOCAL_RANK for ranks alone; the sampler has it from its rank.
+if "PLAYED_LINK" in os.environ and "LOCAL_RANK" in os.environ and "pytest_ddpscale.worker" in sys.orig_argv:
+    play_gpu(os.environ["PLAYED_LINK"])
+elif "PLAYED_TORCH" in os.environ and "-c" in sys.orig_argv and "_cuda_getArchFlags" in sys.orig_argv[-1]:
+    sys.path.insert(0, os.environ["PLAYED_TORCH"])

@@ -1,0 +1,301 @@
+"""`pytest --gpu-sku=auto` on played GPUs: what survey, sampler, checks and history make of healthy and of bad ones."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.cli import main
+from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from tests.integration.played_gpus.played_session import HOST, EndedSession, PlayedSession, begin, has_begun
+from tests.nvml_stand_in.gpus import (
+    ANY_FUNCTION,
+    GPU_IS_LOST,
+    HANG,
+    HW_SLOWDOWN,
+    HW_THERMAL_SLOWDOWN,
+    Changing,
+    Ecc,
+    Gpm,
+    Mig,
+    NvLink,
+    PlayedGpu,
+    Process,
+    RemappedRows,
+)
+from tests.nvml_stand_in.machine import A100, B200, PlayedMachine, at_work, node_of, uuid_of
+
+pytestmark = pytest.mark.slow
+
+A_DAY_S = 86_400.0
+# The driver's samples come ten times a second, so that their edges are not those of a block.
+ENERGY_ERROR = 0.02
+TRAINING_AND_CHECKS = ("-k", "test_node_check or test_devices or test_throughput")
+GPUS = [(HOST, number, uuid_of(number)) for number in range(8)]
+
+
+def _machine(library: Path, folder: Path, gpus: list[PlayedGpu]) -> PlayedMachine:
+    return PlayedMachine(library, folder / "machine.json").play(gpus)
+
+
+def _site(factory: pytest.TempPathFactory) -> Path:
+    return factory.mktemp("played") / "site"
+
+
+def _working(*gpus: PlayedGpu) -> list[PlayedGpu]:
+    """GPUs that rested until now."""
+    now_s = time.time()
+    return [at_work(gpu, (now_s, now_s + A_DAY_S)) for gpu in gpus]
+
+
+def _trained(session: PlayedSession, round_number: int) -> bool:
+    """Whether a block of that round is over."""
+    measured = session.lines("measurements.jsonl")
+    return any(one["kind"] == "measurement" and one["round"] == round_number for one in measured)
+
+
+def _timed_blocks(session: EndedSession) -> list[tuple[str, str, int, int]]:
+    """Study, arm or probe, round and rank of each."""
+    measured = session.lines("measurements.jsonl", "measurement")
+    probed = session.lines("measurements.jsonl", "probe")
+    return sorted(
+        [(one["study"], one["arm"], one["round"], one["rank"]) for one in measured]
+        + [(one["study"], one["probe"], one["round"], one["rank"]) for one in probed]
+    )
+
+
+@pytest.fixture(scope="module")
+def healthy(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+    """Two A100 that work as soon as ranks do."""
+    site = _site(tmp_path_factory)
+    machine = _machine(nvml_library_directory, site.parent, [A100, A100])
+    session = begin(site, machine)
+    session.until(has_begun)
+    machine.play(_working(A100, A100))
+    return session.ended()
+
+
+def test_a_healthy_node_is_accepted_by_every_check_and_measurement(healthy: EndedSession) -> None:
+    assert healthy.exit_code == 0, healthy.terminal
+    assert healthy.verdicts["outcome"] == "accepted"
+    assert {one["outcome"] for one in healthy.verdicts["verdicts"]} == {"passed"}
+    assert {f"node_check[{name}]" for name in NODE_CHECKS} < {one["id"] for one in healthy.verdicts["verdicts"]}
+    assert healthy.verdicts["notes"] == []
+    assert "ACCEPTED: 21 of 21 requirements passed" in healthy.terminal
+
+
+def test_the_run_is_of_the_played_gpus_and_leaves_nothing_behind(healthy: EndedSession) -> None:
+    record = healthy.record
+    assert (record["status"], record["sku"], record["devices_present"]) == ("finished", "a100-sxm4-80gb", 2)
+    (host,) = record["hosts"]
+    assert [(one["index"], one["uuid"], one["name"]) for one in host["devices"]] == [
+        (number, uuid_of(number), A100.name) for number in range(2)
+    ]
+    assert len(healthy.lines("measurements.jsonl", "survey")) == 1
+    assert healthy.left_behind == []
+
+
+def test_each_gpu_has_a_line_of_telemetry_for_every_block(healthy: EndedSession) -> None:
+    telemetry = healthy.lines("telemetry.jsonl", "telemetry")
+    assert sorted((one["study"], one["arm"], one["round"], one["rank"]) for one in telemetry) == _timed_blocks(healthy)
+    assert all(one["device"] == uuid_of(one["rank"]) for one in telemetry)
+
+
+def test_telemetry_is_what_the_driver_says_of_working_gpus(healthy: EndedSession) -> None:
+    blocks = [one for one in healthy.lines("telemetry.jsonl", "telemetry") if one["study"] == "weak/tiny"]
+    assert len(blocks) == 2 * 2 * 5  # GPUs, arms, rounds
+    for one in blocks:
+        seconds = one["ended_unix_s"] - one["started_unix_s"]
+        assert one["energy_j"] == pytest.approx(A100.work.power_w * seconds, rel=ENERGY_ERROR)
+        assert one["power_w"]["mean"] == pytest.approx(A100.work.power_w)
+        assert one["sm_clock_mhz"]["mean"] == A100.work.sm_clock_mhz
+        assert one["idle_power_w"] == A100.power_w
+        assert one["utilization"]["mean"] == pytest.approx(0.99)
+        assert one["ecc_uncorrected"] == 0
+
+
+def test_utilization_and_energy_are_judged_by_telemetry(healthy: EndedSession) -> None:
+    assert healthy.verdict("device_utilization")["value"] == pytest.approx(0.99)
+    per_joule = healthy.verdict("images_per_joule")["value"]
+    throughput = healthy.verdict("throughput_per_gpu")["value"]
+    # The slowest GPU's throughput over the power that all of them take; values are means over rounds of ratios.
+    assert per_joule == pytest.approx(throughput / A100.work.power_w, rel=0.1)
+
+
+def test_the_history_has_the_run(healthy: EndedSession, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["history", HOST, "--history", str(healthy.site / "history.sqlite"), "--format=json"]) == 0
+    (node,) = json.loads(capsys.readouterr().out)
+    assert [(run["path"], run["outcome"]) for run in node["runs"]] == [(str(healthy.run), "accepted")]
+
+
+@pytest.fixture(scope="module")
+def going_bad(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+    """Two B200 that pass the survey: at work one is too hot, the other only waits, and its memory fails."""
+    site = _site(tmp_path_factory)
+    machine = _machine(nvml_library_directory, site.parent, [B200, B200])
+    session = begin(site, machine, *TRAINING_AND_CHECKS, link="SHM/direct/direct")
+    session.until(has_begun)
+    heat = replace(B200.work, power_w=400, sm_clock_mhz=600, clock_event_reasons=HW_SLOWDOWN | HW_THERMAL_SLOWDOWN)
+    waiting = replace(B200.work, power_w=215, utilization_pct=100, gpm=Gpm(100, 10, 5, 0, 0, 2, 0, 0))
+    working = _working(replace(B200, work=heat), replace(B200, work=waiting))
+    machine.play(working)
+    session.until(lambda one: _trained(one, 0))
+    failing = Ecc(uncorrected_volatile=Changing(0, [(time.time(), 2)]))
+    machine.play([working[0], replace(working[1], ecc=failing)])
+    return session.ended()
+
+
+def test_a_node_that_goes_bad_at_work_is_rejected(going_bad: EndedSession) -> None:
+    assert going_bad.exit_code == 1
+    assert going_bad.verdicts["outcome"] == "rejected"
+    surveyed = {f"node_check[{name}]" for name, check in NODE_CHECKS.items() if check.reads == "survey"}
+    assert {one["outcome"] for one in going_bad.verdicts["verdicts"] if one["id"] in surveyed} == {"passed"}
+    assert "REJECTED: 3 of 19 requirements failed" in going_bad.terminal
+    assert going_bad.left_behind == []
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "gpus", "evidence"),
+    [
+        ("ecc_under_load", "failed", GPUS[1:2], "2 new uncorrectable memory errors under load"),
+        ("throttling_under_load", "failed", GPUS[0:1], "clocks are held down: hw_slowdown, hw_thermal_slowdown"),
+        ("transport", "failed", GPUS[0:2], "reaches GPUs of its own node by SHM/direct/direct"),
+        ("device_utilization", "inconclusive", GPUS[1:2], "100% busy, 215 W of 1000 W"),
+    ],
+)
+def test_each_fault_at_work_names_its_gpu(
+    going_bad: EndedSession, name: str, outcome: str, gpus: list[Any], evidence: str
+) -> None:
+    verdict = going_bad.verdict(name)
+    assert verdict["outcome"] == outcome, verdict
+    assert going_bad.named(name) == set(gpus)
+    assert all(evidence in one["evidence"] for one in verdict["culprits"])
+    for _, number, uuid in gpus:
+        assert f"blame     GPU {number} ({uuid}) on {HOST}" in going_bad.terminal
+
+
+def test_what_is_conspicuous_is_told_of_each_arm(going_bad: EndedSession) -> None:
+    notes = going_bad.verdicts["notes"]
+    for flag, number in (("slow_clock", 0), ("stalled", 1)):
+        for arm in ("ddp@2", "each@2"):
+            assert any(note.startswith(f"{flag}: weak/tiny, {arm}: GPU {number} on {HOST}") for note in notes), notes
+
+
+def test_its_host_is_to_be_drained(going_bad: EndedSession, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["culprits", "--format=tsv", str(going_bad.run)]) == 0
+    drained = [line.split("\t") for line in capsys.readouterr().out.splitlines() if line.startswith("drain\t")]
+    assert [line[1] for line in drained] == [HOST]
+    assert "uncorrectable memory errors" in drained[0][-1]
+
+
+UNFIT = node_of(
+    A100,
+    gpu1=replace(A100, processes=[Process(4242, 8192)]),
+    gpu2=replace(A100, mig=Mig(enabled=True, enabled_after_reset=True)),
+    gpu3=replace(A100, pcie=replace(A100.pcie, width=8)),
+    gpu4=replace(A100, nvlinks=[*[NvLink()] * 11, NvLink(active=0)]),
+    gpu5=replace(A100, remapped_rows=RemappedRows(uncorrectable=1, pending=True)),
+    gpu6=replace(A100, clock_event_reasons=HW_THERMAL_SLOWDOWN, temperature_c=95),
+    gpu7=replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST}),
+)
+
+
+@pytest.fixture(scope="module")
+def unfit(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+    """Eight A100 of which only the first one is as it should be, and a user who wants such nodes left alone."""
+    site = _site(tmp_path_factory)
+    return begin(site, _machine(nvml_library_directory, site.parent, UNFIT), "--ddp-unfit=stop").ended()
+
+
+def test_nothing_is_launched_on_an_unfit_node(unfit: EndedSession) -> None:
+    assert unfit.exit_code == 1
+    assert unfit.verdicts["outcome"] == "rejected"
+    kinds = [json.loads(line)["kind"] for line in (unfit.run / "measurements.jsonl").read_text().splitlines()]
+    assert set(kinds) == {"survey", "study_end"}
+    assert f"{HOST} is not as it should be: gpus: GPU 7: lost: GPU is lost; processes: GPU 1:" in unfit.terminal
+    assert unfit.verdict("throughput_per_gpu")["reason"].startswith(f"nothing was measured: {HOST}: ")
+    assert unfit.left_behind == []
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "evidence"),
+    [
+        ("processes", 1, "foreign process 4242"),
+        ("mig", 2, "MIG is enabled"),
+        ("pcie", 3, "PCIe has 8 lanes; expected 16"),
+        ("nvlink", 4, "11 NVLinks are up; expected 12"),
+        ("ecc", 5, "a memory row waits for a reset"),
+        ("throttling", 6, "clocks are held down at 95 °C: hw_thermal_slowdown"),
+        ("gpus", 7, "lost: GPU is lost"),
+    ],
+)
+def test_each_fault_before_the_launch_names_its_gpu(unfit: EndedSession, name: str, number: int, evidence: str) -> None:
+    assert unfit.verdict(name)["outcome"] == "failed"
+    uuid = None if name == "gpus" else uuid_of(number)  # which a lost GPU does not tell any more
+    assert unfit.named(name) == {(HOST, number, uuid)}
+    assert evidence in unfit.verdict(name)["culprits"][0]["evidence"]
+
+
+def test_what_was_not_looked_at_is_no_pass(unfit: EndedSession) -> None:
+    passed = {one["id"] for one in unfit.verdicts["verdicts"] if one["outcome"] == "passed"}
+    # Of versions and the host's own, nothing is wrong; nothing is trained in bf16.
+    assert passed == {f"node_check[{name}]" for name in ("versions", "bf16", "disk", "clock")}
+
+
+def test_a_gpu_of_another_model_is_refused_by_name(nvml_library_directory: Path, tmp_path: Path) -> None:
+    machine = _machine(nvml_library_directory, tmp_path, node_of(A100, gpu3=B200))
+    session = begin(tmp_path / "site", machine).ended()
+    assert session.exit_code == 4
+    assert "the GPUs are of different SKUs: GPU 0, 1, 2, 4, 5, 6, 7: NVIDIA A100-SXM4-80GB" in session.terminal
+    assert "GPU 3: NVIDIA B200" in session.terminal
+    assert not session.run.exists()
+
+
+@pytest.fixture(scope="module")
+def dying(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+    """Two A100 whose driver loses one, and then hangs, while ranks go on."""
+    site = _site(tmp_path_factory)
+    machine = _machine(nvml_library_directory, site.parent, [A100, A100])
+    session = begin(site, machine, *TRAINING_AND_CHECKS)
+    session.until(has_begun)
+    working = _working(A100, A100)
+    machine.play(working)
+    session.until(lambda one: _trained(one, 0))
+    machine.play([working[0], replace(working[1], failures={ANY_FUNCTION: GPU_IS_LOST})])
+    session.until(lambda one: _trained(one, 2))
+    machine.play(working, failures={ANY_FUNCTION: HANG})
+    return session.ended()
+
+
+def test_a_driver_that_dies_costs_no_training(dying: EndedSession) -> None:
+    rounds = {(one["arm"], one["round"], one["rank"]) for one in dying.lines("measurements.jsonl", "measurement")}
+    assert rounds == {(arm, number, rank) for arm in ("ddp@2", "each@2") for number in range(5) for rank in (0, 1)}
+    assert dying.verdict("throughput_per_gpu")["outcome"] == "passed"
+    assert dying.record["status"] == "finished"
+    assert dying.left_behind == []
+
+
+def test_blocks_that_nobody_watched_say_why(dying: EndedSession) -> None:
+    telemetry = dying.lines("telemetry.jsonl", "telemetry")
+    assert sorted((one["study"], one["arm"], one["round"], one["rank"]) for one in telemetry) == _timed_blocks(dying)
+    lost = [one for one in telemetry if "GPU is lost" in one["unreadable"].get("utilization", "")]
+    assert {one["device"] for one in lost} == {uuid_of(1)}
+    silent = [one for one in telemetry if "does not answer in time" in one["unreadable"].get("device", "")]
+    assert {one["device"] for one in silent} == {uuid_of(0), uuid_of(1)}
+    assert 4 in {one["round"] for one in silent}
+
+
+def test_what_the_driver_did_not_say_is_no_pass(dying: EndedSession) -> None:
+    assert dying.exit_code == 1
+    assert dying.verdicts["outcome"] == "incomplete"
+    for name in ("device_utilization", "images_per_joule"):
+        assert dying.verdict(name)["outcome"] == "inconclusive", name
+    for name in ("ecc_under_load", "throttling_under_load", "pcie_under_load"):
+        assert dying.verdict(name)["outcome"] == "not_measured", name
+        assert dying.verdict(name)["value"] is None
+        assert f"GPU 1 ({uuid_of(1)})" in dying.verdict(name)["reason"]

@@ -1,0 +1,162 @@
+"""What a real GPU says of itself while it works, and that its own readings agree with each other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pytest_ddpscale.metrics.device_flags import flags
+from pytest_ddpscale.metrics.rounds import arm_rounds
+from pytest_ddpscale.metrics.samples import images_per_joule_samples
+from pytest_ddpscale.plan.workload import Precision
+from pytest_ddpscale.results.probe_record import probes_of
+from pytest_ddpscale.results.telemetry_record import Telemetry
+from pytest_ddpscale.telemetry.link import Sampler
+from tests.integration.gpu_run import ROUNDS, GpuRun, TorchGpu, gpu_environment
+from tests.telemetry.sampled import cut, wait_until
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+# Power samples are means over the last second: after two only the load is in them.
+SETTLED_S, WINDOW_S = 2.0, 4.0
+_BUSY = """\
+import sys, time, torch
+a = torch.randn(8192, 8192, device="cuda", dtype=torch.float16)
+b = a @ a
+torch.cuda.synchronize()
+print("busy", flush=True)
+until = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < until:
+    for _ in range(20):
+        torch.matmul(a, a, out=b)
+    torch.cuda.synchronize()
+"""
+EACH_PRECISION = pytest.mark.parametrize("precision", ["fp16", "bf16"])
+
+
+@pytest.fixture(scope="module")
+def steady(gpu: TorchGpu) -> Telemetry:
+    """A window of nothing but matrix products, with the same on either side of it."""
+    command = [sys.executable, "-c", _BUSY, str(SETTLED_S + WINDOW_S + 3)]
+    uuid = gpu.uuid  # bare, as torch has it
+    with (
+        Sampler([uuid], environment=gpu_environment()) as sampler,
+        subprocess.Popen(command, env=gpu_environment(), stdout=subprocess.PIPE, text=True) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "busy\n"
+            start = time.time() + SETTLED_S
+            wait_until(start)
+            sampler.mark()
+            wait_until(start + WINDOW_S)
+            return cut(sampler, [(uuid, start, start + WINDOW_S)])[0]
+        finally:
+            process.kill()
+
+
+def training(gpu_run: GpuRun) -> list[Telemetry]:
+    """Telemetry of the blocks in which a model was trained."""
+    found = [one for one in gpu_run.directory.read_telemetry() if one.study.startswith("weak/")]
+    assert len(found) == len(gpu_run.plan.studies) * 2 * ROUNDS
+    return found
+
+
+def has_gpm(gpu: TorchGpu) -> bool:
+    """Whether NVIDIA documents GPM for it: data-centre GPUs from Hopper on."""
+    return gpu.capability[0] in (9, 10)
+
+
+def test_utilization_is_high_while_the_gpu_multiplies_matrices(steady: Telemetry) -> None:
+    assert steady.utilization is not None
+    assert 0.5 < steady.utilization.mean <= 1.0
+    assert flags(steady) == ()
+
+
+def test_the_energy_counter_and_power_samples_agree(steady: Telemetry) -> None:
+    assert steady.energy_j is not None
+    assert steady.sources["energy_j"] == "counter"
+    assert steady.power_w is not None
+    assert steady.energy_j == pytest.approx(steady.power_w.mean * WINDOW_S, rel=0.1)
+
+
+def test_gpm_sees_tensor_cores_at_work(steady: Telemetry, gpu: TorchGpu) -> None:
+    if not has_gpm(gpu):
+        pytest.skip(f"{gpu.name} has no GPM")
+    assert steady.sm_activity is not None, steady.unreadable
+    assert steady.tensor_activity is not None, steady.unreadable
+    assert steady.sm_activity.mean > 0.5
+    assert steady.tensor_activity.mean > 0.2
+
+
+def test_every_timed_block_has_one_line_of_telemetry(gpu_run: GpuRun, gpu: TorchGpu) -> None:
+    run = gpu_run.directory
+    trained = [(one.study, one.arm, one.round, one.rank) for one in run.read_measurements()]
+    probed = [(one.study, one.probe, one.round, one.rank) for one in probes_of(run.read_records())]
+    telemetry = run.read_telemetry()
+    assert trained
+    assert probed
+    assert sorted((one.study, one.arm, one.round, one.rank) for one in telemetry) == sorted(trained + probed)
+    assert {one.device for one in telemetry} == {f"GPU-{gpu.uuid.removeprefix('GPU-')}"}
+
+
+def test_power_clocks_and_throttling_are_read_in_every_training_block(gpu_run: GpuRun) -> None:
+    for one in training(gpu_run):
+        assert one.polls >= 1
+        assert one.throttle_reasons is not None
+        assert one.power_w is not None
+        assert one.power_limit_w is not None
+        # A driver lets boards go above their limit for milliseconds.
+        assert 0.1 * one.power_limit_w < one.power_w.mean < 1.1 * one.power_limit_w
+        assert one.sm_clock_mhz is not None
+        assert one.sm_clock_max_mhz is not None
+        assert 0.4 * one.sm_clock_max_mhz < one.sm_clock_mhz.mean <= one.sm_clock_max_mhz
+        assert one.memory_clock_mhz is not None
+        assert one.memory_used_bytes is not None
+
+
+def test_training_is_neither_stalled_nor_held_down(gpu_run: GpuRun) -> None:
+    assert [flags(one) for one in training(gpu_run) if set(flags(one)) - {"idle"}] == []
+
+
+def test_energy_is_about_power_times_time_in_every_training_block(gpu_run: GpuRun) -> None:
+    for one in training(gpu_run):
+        assert one.energy_j is not None
+        assert one.power_w is not None
+        # Not closer: power samples are means over a second, so that those of a short block are half of what was before.
+        seconds = one.ended_unix_s - one.started_unix_s
+        assert one.energy_j == pytest.approx(one.power_w.mean * seconds, rel=0.5)
+
+
+def test_gpm_is_read_in_every_training_block(gpu_run: GpuRun, gpu: TorchGpu) -> None:
+    if not has_gpm(gpu):
+        pytest.skip(f"{gpu.name} has no GPM")
+    for one in training(gpu_run):
+        for activity in (one.sm_activity, one.sm_occupancy, one.tensor_activity, one.dram_activity):
+            assert activity is not None, one.unreadable
+            assert 0 < activity.mean <= 1
+
+
+@EACH_PRECISION
+def test_measurements_have_the_energy_and_utilization_of_their_gpu(gpu_run: GpuRun, precision: Precision) -> None:
+    blocks = gpu_run.blocks(precision, "ddp@1")
+    said = {(one.study, one.arm, one.round): one for one in training(gpu_run)}
+    assert len(blocks) == ROUNDS
+    for block in blocks:
+        telemetry = said[block.study, block.arm, block.round]
+        assert telemetry.utilization is not None
+        assert (block.energy_j, block.utilization) == (telemetry.energy_j, telemetry.utilization.mean)
+
+
+@EACH_PRECISION
+def test_images_per_joule_are_measured_in_every_round(gpu_run: GpuRun, precision: Precision) -> None:
+    blocks = gpu_run.blocks(precision, "alone")
+    study = gpu_run.plan.study(blocks[0].study)
+    assert study is not None
+    samples = images_per_joule_samples(arm_rounds(blocks, study.id, study.arms[0]))
+    assert len(samples) == ROUNDS
+    for sample in samples:
+        assert 0.5 < sample.value < 200  # ResNet-18 on GPUs from V100 to B200: some 5 to 30

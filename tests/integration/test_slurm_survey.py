@@ -1,0 +1,67 @@
+"""Nodes of a real Slurm that are looked at before anything is launched on them: the odd one is named, or left out."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.integration.lab_runs import CHECKED, LabRun, accept, drain_failed
+from tests.slurm_lab.lab import SlurmLab
+from tests.slurm_lab.node import Node
+
+pytestmark = pytest.mark.slow
+
+# Two of three nodes are enough for all that is trained, at a bound that no neighbour on these cores can break.
+FOR_TWO = CHECKED.replace("world_size: 3", "world_size: 2").replace("at_least: 0.3", "at_least: 0.01")
+OTHER_VERSION = "2.0.1+other"
+
+
+def install_another_torch(node: Node, folder: Path) -> None:
+    """Have a node's torch call itself another version, as after an upgrade that one node missed."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    package = Path(spec.origin).parent
+    version, compiled = folder / "version.py", folder / "compiled"
+    version.write_text(f"{(package / 'version.py').read_text(encoding='utf-8')}__version__ = {OTHER_VERSION!r}\n")
+    node.mount(version, package / "version.py")
+    if (package / "__pycache__").is_dir():  # of its own, or it would compile this version for all nodes
+        shutil.copytree(package / "__pycache__", compiled)
+        node.mount(compiled, package / "__pycache__")
+
+
+def outcomes(ran: LabRun) -> dict[str, str]:
+    return {verdict["id"]: verdict["outcome"] for verdict in ran.judgement["verdicts"]}
+
+
+def measured_hosts(ran: LabRun) -> set[str]:
+    return {one.host for one in ran.run.read_measurements()}
+
+
+def test_a_node_with_another_torch_is_named_and_left_out_if_so_asked(lab: SlurmLab, tmp_path: Path) -> None:
+    install_another_torch(lab.node("n3"), tmp_path)
+    (tmp_path / "looked-at").mkdir()
+    (tmp_path / "left-out").mkdir()
+    versions = "node_check[versions]"
+
+    ran = accept(lab, tmp_path / "looked-at", 3, "-k", "node_check", thresholds=FOR_TWO)
+    assert ran.judgement["outcome"] == "rejected", ran.output
+    assert [name for name, outcome in outcomes(ran).items() if outcome != "passed"] == [versions], ran.output
+    assert ran.accused == {"n3"}, ran.output
+    assert {one["host"] for one in ran.run.read_records() if one["kind"] == "survey"} == {"n1", "n2", "n3"}
+    told = drain_failed(lab, ran.run.path)
+    assert f"would drain n3: ddpscale: node n3: torch {OTHER_VERSION}; 2 of 3 nodes have " in told
+    assert "n1" not in told
+
+    ran = accept(lab, tmp_path / "left-out", 3, "--ddp-unfit=leave-out", "--ddp-block=0.2s", thresholds=FOR_TWO)
+    assert ran.judgement["outcome"] == "rejected", ran.output
+    assert [name for name, outcome in outcomes(ran).items() if outcome != "passed"] == [versions], ran.output
+    assert ran.accused == {"n3"}, ran.output
+    assert measured_hosts(ran) == {"n1", "n2"}
+    [left_out] = ran.run.read_run()["left_out"]
+    assert left_out.startswith(f"n3 was left out: versions: torch {OTHER_VERSION}")
+    assert "note: n3 was left out: versions: torch" in ran.output
+    assert lab.processes() == []

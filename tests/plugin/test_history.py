@@ -1,0 +1,136 @@
+"""The site's history: which runs it remembers, what it is for, and that it changes no exit code by itself."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.history.database import reading
+from pytest_ddpscale.history.reading import host_runs
+from pytest_ddpscale.history.recording import add_run
+from tests.plugin.site import Site, assert_no_crash, edit_json, output_of
+
+ON_CPU = ("--gpu-sku=cpu", "--ddp-gpus-per-node=2")
+NIGHTS = 6
+THRESHOLDS = """\
+schema_version: 1
+skus:
+  cpu:
+    description: any CPU
+    detect: {device: cpu}
+    workloads:
+      tiny: {model: resnet18, precision: fp32, batch_size: 4, image_size: 32}
+    requirements:
+      - metric: weak_scaling_efficiency
+        workload: tiny
+        world_size: 2
+        at_least: 0.5
+        source: {measured: 0.9, reference: a paper, reasoning: made up for a test}
+"""
+REGRESSION = """\
+      - metric: no_regression
+        at_least: 0.9
+        severity: fail
+        provisional: true
+        source: {reasoning: it repeats itself}
+"""
+
+
+@pytest.fixture
+def site(site: Site) -> Site:
+    """A site whose gang measures at once."""
+    site.write("conftest.py", Path(__file__).with_name("instant_gang.py").read_text(encoding="utf-8"))
+    site.write("thresholds.yaml", THRESHOLDS)
+    return site
+
+
+@pytest.fixture
+def history(site: Site) -> Path:
+    """Where the site's history lies."""
+    return site.path / "ddpscale-runs" / "history.sqlite"
+
+
+def nights_in(history: Path) -> list[str]:
+    """Outcomes of the runs that it has of the only node."""
+    with reading(history) as connection:
+        return [run.outcome for run in host_runs(connection, "cpu", "node1")]
+
+
+def latest(site: Site) -> Path:
+    return (site.path / "ddpscale-runs" / "latest").resolve()
+
+
+def outcome_of(site: Site, run: Path, metric: str) -> tuple[str, str]:
+    (found,) = [one for one in site.verdicts(str(run))["verdicts"] if one["metric"] == metric]
+    return found["outcome"], found["reason"]
+
+
+def test_a_run_is_remembered_if_it_lies_with_the_sites_runs(site: Site, history: Path) -> None:
+    assert site.run(*ON_CPU).ret == pytest.ExitCode.OK
+    assert nights_in(history) == ["accepted"]
+    assert site.run(*ON_CPU, "--ddp-run-dir=elsewhere").ret == pytest.ExitCode.OK
+    assert nights_in(history) == ["accepted"]
+    assert list(site.path.rglob("*.sqlite")) == [history]
+
+
+def test_a_history_that_cannot_be_used_is_told_and_changes_no_exit_code(site: Site, history: Path) -> None:
+    site.write("thresholds.yaml", THRESHOLDS + REGRESSION.replace("fail", "warn"))
+    notes = site.write("site.sqlite", "somebody's notes")
+    result = site.run(*ON_CPU, "--ddp-history=site.sqlite")
+    assert_no_crash(result)
+    assert result.ret == pytest.ExitCode.OK
+    assert "the history was not brought up to date: site.sqlite: is no history file" in output_of(result)
+    assert site.outcome(str(latest(site))) == "accepted"
+    outcome, reason = outcome_of(site, latest(site), "no_regression")
+    assert outcome == "inconclusive", "no pass either"
+    assert reason.startswith("site.sqlite: is no history file")
+    assert notes.read_text(encoding="utf-8") == "somebody's notes"
+    assert not history.exists()
+
+
+@pytest.fixture
+def remembered(site: Site, history: Path) -> Callable[[float], None]:
+    """Have the site remember nights on which its node was so many times as fast as it is."""
+
+    def remember(speed: float) -> None:
+        assert site.run(*ON_CPU, "--ddp-run-dir=first").ret == pytest.ExitCode.OK
+        for night in range(1, NIGHTS + 1):
+            copy = site.path / f"night{night}"
+            shutil.copytree(site.path / "first", copy)
+            edit_json(copy / "run.json", started_at=f"2026-01-0{night}T02:00:00+00:00")
+            lines = (copy / "measurements.jsonl").read_text(encoding="utf-8")
+            faster = lines.replace('"steps":10', f'"steps":{round(10 * speed)}')
+            assert (faster == lines) == (speed == 1.0)
+            (copy / "measurements.jsonl").write_text(faster, encoding="utf-8")
+            add_run(history, copy)
+        site.write("thresholds.yaml", THRESHOLDS + REGRESSION)
+
+    return remember
+
+
+def test_a_node_is_judged_by_its_past_and_again_by_what_was_kept_of_it(
+    site: Site, history: Path, remembered: Callable[[float], None]
+) -> None:
+    remembered(1.0)
+    result = site.run(*ON_CPU)
+    assert result.ret == pytest.ExitCode.OK
+    run = latest(site)
+    assert outcome_of(site, run, "no_regression") == ("passed", "every value that has a past keeps the bound")
+    assert len(nights_in(history)) == NIGHTS + 1
+    history.write_text("lost", encoding="utf-8")
+    assert site.judge(run=str(run)).ret == pytest.ExitCode.OK
+    assert outcome_of(site, run / "judged-1", "no_regression")[0] == "passed"
+    assert history.read_text(encoding="utf-8") == "lost", "what is judged again is no new night"
+
+
+def test_a_node_that_was_faster_is_rejected(site: Site, history: Path, remembered: Callable[[float], None]) -> None:
+    remembered(1.5)
+    assert site.run(*ON_CPU).ret == pytest.ExitCode.TESTS_FAILED
+    outcome, reason = outcome_of(site, latest(site), "no_regression")
+    assert outcome == "failed"
+    assert "GPU 0 on node1: throughput_per_gpu of tiny is 66.7% of its past" in reason
+    assert site.outcome(str(latest(site))) == "rejected"
+    assert nights_in(history)[-1] == "rejected", "and no norm for later nights"

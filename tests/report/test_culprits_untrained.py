@@ -1,0 +1,98 @@
+"""A node that was rejected by a check or a probe may come back once a later run keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.report.culprits_text import read_findings, settled
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.verdict.verdict import RunOutcome, Verdict
+from tests.report.judged import STARTED_UNIX_S, failed, gpu, write_judged_run
+
+LATER = STARTED_UNIX_S + 3600
+TRAINED = ("alone", "ddp@8")
+SURVEY = {"kind": "survey", "study": "survey", "host": "n1"}
+PROBE = {"kind": "probe", "study": "probes", "host": "n1", "probe": "all-reduce-32mib", "world_size": 8}
+
+
+def checked(*culprits: Any, **changes: Any) -> Verdict:
+    fields = {"id": "node_check[ecc]", "workload": "ecc", "world_size": 1, "bound": {"at_least": 1}} | changes
+    return failed(*culprits, metric="node_check", **fields)
+
+
+def probed(*culprits: Any, **changes: Any) -> Verdict:
+    fields = {"id": "busbw_gbps[all-reduce-32mib-8gpu]", "workload": "all-reduce-32mib", "bound": {"at_least": 100}}
+    return failed(*culprits, metric="busbw_gbps", **(fields | changes))
+
+
+def regressed(*culprits: Any, **changes: Any) -> Verdict:
+    return failed(*culprits, metric="no_regression", **({"id": "no_regression[node]", "workload": ""} | changes))
+
+
+def kept(verdict: Any) -> Verdict:
+    """The same requirement, kept."""
+    found: Verdict = verdict(outcome="passed", value=1.5)
+    return found
+
+
+def said(
+    tmp_path: Path,
+    before: Verdict,
+    now: Verdict,
+    records: Sequence[dict[str, Any]],
+    arms: Sequence[str] = (),
+    outcome: RunOutcome = "partial",
+) -> list[tuple[str, str]]:
+    """Of a rejection, and a later run of the same node."""
+    old = write_judged_run(tmp_path / "old", "rejected", ["n1", "n2"], [before])
+    later = write_judged_run(tmp_path / "new", outcome, ["n1"], [now], started_unix_s=LATER, arms=arms)
+    RunDirectory.open(later).append_records(list(records))
+    return [(one.use, one.host) for one in settled([read_findings(old), read_findings(later)])]
+
+
+@pytest.mark.parametrize("verdict", [checked, probed, regressed])
+def test_who_fails_it_is_drained(tmp_path: Path, verdict: Any) -> None:
+    run = write_judged_run(tmp_path / "r", "rejected", ["n1", "n2"], [verdict(gpu("n1"))])
+    assert [(one.use, one.host) for one in read_findings(run).findings] == [("drain", "n1")]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "records", "arms"),
+    [
+        (checked, [SURVEY], ()),
+        (probed, [PROBE], ()),
+        (regressed, [PROBE], ()),
+        (regressed, [], TRAINED),
+    ],
+)
+def test_a_later_run_that_keeps_it_leaves_the_node_to_a_person(
+    tmp_path: Path, verdict: Any, records: list[dict[str, Any]], arms: Sequence[str]
+) -> None:
+    assert said(tmp_path, verdict(gpu("n1")), kept(verdict), records, arms)[0] == ("look", "n1")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "records", "arms"),
+    [
+        (checked, [PROBE], TRAINED),
+        (checked, [SURVEY | {"host": "n3"}], TRAINED),
+        (probed, [SURVEY, PROBE | {"world_size": 4}], TRAINED),
+        (probed, [PROBE | {"probe": "all-reduce-1gib"}], ()),
+        (regressed, [SURVEY], ()),
+    ],
+)
+def test_one_that_did_something_else_on_it_does_not(
+    tmp_path: Path, verdict: Any, records: list[dict[str, Any]], arms: Sequence[str]
+) -> None:
+    assert said(tmp_path, verdict(gpu("n1")), kept(verdict), records, arms)[0] == ("drain", "n1")
+
+
+def test_a_node_that_was_only_looked_at_and_probed_is_not_accepted(tmp_path: Path) -> None:
+    for arms, expected in ((TRAINED, [("accepted", "n1")]), ((), [])):
+        run = write_judged_run(tmp_path / f"r{len(arms)}", "accepted", ["n1"], [kept(checked)], arms=arms)
+        RunDirectory.open(run).append_records([SURVEY, PROBE])
+        assert [(one.use, one.host) for one in read_findings(run).findings] == expected

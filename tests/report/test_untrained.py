@@ -1,0 +1,259 @@
+"""Probes, checks of nodes, energy and history read well in every format."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from pytest_ddpscale.plan.estimate import estimate, probes_seconds
+from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.report import text
+from pytest_ddpscale.report.explain import explain
+from pytest_ddpscale.report.junit import render_junit
+from pytest_ddpscale.report.markdown import render_markdown
+from pytest_ddpscale.report.plan_text import plan_lines
+from pytest_ddpscale.report.plots import write_plots
+from pytest_ddpscale.report.progress import Progress
+from pytest_ddpscale.report.terminal import table_lines
+from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.verdict.verdict import Verdict
+from tests.report.sample import JUDGEMENT as TRAINED
+from tests.report.sample import MEASUREMENTS, RUN, UUID
+from tests.report.sample import PLAN as TRAINED_PLAN
+from tests.report.untrained import (
+    ALL_REDUCE,
+    CHECK,
+    CHECK_PASSED,
+    CHECK_UNKNOWN,
+    ENERGY,
+    HISTORY,
+    JUDGEMENT,
+    MATMUL,
+    PAIRS,
+    PLAN,
+)
+
+BEGIN = {"kind": "study_start", "study": "probes", "unix_s": 1.7e9}
+MEANING = "a node passes if memory errors are corrected, and no GPU has any that could not be"
+
+
+def markdown(plan: Plan | None = PLAN, judgement: Any = JUDGEMENT) -> str:
+    return render_markdown(judgement, RUN, plan)
+
+
+class TestNumbers:
+    @pytest.mark.parametrize("metric", sorted(METRICS))
+    def test_every_metric_has_its_unit(self, metric: str) -> None:
+        unit = {"fraction": " %", "x": "×"}.get(METRICS[metric].unit, f" {METRICS[metric].unit}")
+        assert text.number_text(0.5, METRICS[metric].unit).endswith(unit)
+
+    @pytest.mark.parametrize(
+        ("verdict", "value", "bound"),
+        [
+            (MATMUL, "205.3 ± 0.4 TFLOPS", "≥ 230.5 TFLOPS"),
+            (ALL_REDUCE, "131.4 ± 0.5 GB/s", "≥ 112.9 GB/s"),
+            (PAIRS, "9.81 ± 0.11 GB/s", "≥ 117 GB/s"),
+            (ENERGY, "2.964 ± 0.016 img/J", "≥ 2.668 img/J"),
+            (HISTORY, "0.91 ± 0.01×", "≥ 0.95×"),
+            (CHECK, "50.0 %", "≥ 100.0 %"),
+        ],
+    )
+    def test_value_and_bound(self, verdict: Verdict, value: str, bound: str) -> None:
+        assert (text.value_text(verdict), text.bound_text(verdict)) == (value, bound)
+
+    def test_nodes_are_counted_without_an_interval_or_rounds(self) -> None:
+        assert (text.has_interval(CHECK), text.interval_text(CHECK), text.rounds_text(CHECK)) == (False, "–", "–")
+        assert (text.has_interval(MATMUL), text.rounds_text(MATMUL)) == (True, "8")
+
+    def test_a_check_is_not_provisional_and_a_probe_may_be(self) -> None:
+        assert CHECK.provisional
+        assert (text.is_provisional(CHECK), text.is_provisional(PAIRS), text.is_provisional(MATMUL)) == (
+            False, True, False,
+        )  # fmt: skip
+
+
+class TestSubject:
+    @pytest.mark.parametrize(
+        ("verdict", "expected"),
+        [
+            (MATMUL, "Matrix multiplication of each rank, probed by matmul-bf16"),
+            (ALL_REDUCE, "Bus bandwidth among 8 ranks, probed by all-reduce-32mib"),
+            (PAIRS, "Bandwidth of pairs among 8 ranks, probed by send-recv-256mib"),
+            (ENERGY, "Images per joule of resnet152-fp16 on 8 ranks"),
+            (HISTORY, "No regression of any node"),
+            (CHECK, f"Memory errors ({MEANING})"),
+        ],
+    )
+    def test_says_what_was_asked(self, verdict: Verdict, expected: str) -> None:
+        assert text.subject_text(verdict) == expected
+
+    def test_a_check_that_is_no_longer_known_has_its_name(self) -> None:
+        unknown = replace(CHECK, id="node_check[gone]", workload="gone")
+        assert text.subject_text(unknown) == "Node checks, gone"
+        assert (text.check_text(unknown), text.requirement_text(unknown)) == ("", "gone")
+
+    @pytest.mark.parametrize("name", sorted(NODE_CHECKS))
+    def test_every_check_says_what_a_node_needs_to_pass(self, name: str) -> None:
+        one = replace(CHECK, id=f"node_check[{name}]", workload=name)
+        assert text.check_text(one) == f"{NODE_CHECKS[name].title}: a node passes if {NODE_CHECKS[name].meaning}"
+        assert text.requirement_text(one) == f"{name}: {NODE_CHECKS[name].meaning}"
+
+
+class TestTerminal:
+    LINES = tuple(line for line, _ in table_lines(JUDGEMENT, 130))
+
+    def test_a_failed_check_says_what_was_asked_and_what_was_found(self) -> None:
+        row = next(i for i, line in enumerate(self.LINES) if line.startswith("node_check[ecc]"))
+        assert " ".join(self.LINES[row].split()) == "node_check[ecc] 50.0 % ≥ 100.0 % −50.0 % FAIL"
+        assert self.LINES[row + 1] == f"    Memory errors: {MEANING}"
+        assert self.LINES[row + 2] == f"    {CHECK.reason}"
+
+    def test_a_passed_check_is_one_line(self) -> None:
+        row = next(i for i, line in enumerate(self.LINES) if line.startswith("node_check[pcie]"))
+        assert self.LINES[row].endswith("  PASS")
+        assert not self.LINES[row + 1].startswith(" ")
+
+    def test_only_bounds_without_a_figure_are_marked(self) -> None:
+        row, legend = (line for line in self.LINES if "*" in line)
+        assert row.startswith("pair_bandwidth_gbps[")
+        assert legend == "* provisional bound: no published figure stands behind it"
+
+
+class TestMarkdown:
+    def test_the_table_says_what_each_check_asks(self) -> None:
+        row = f"| ecc: {NODE_CHECKS['ecc'].meaning} | 50.0 % | – | ≥ 100.0 % | −50.0 % | – | **FAIL** |"
+        assert row in markdown().splitlines()
+
+    def test_what_did_not_pass_is_explained_in_words(self) -> None:
+        lines = markdown().splitlines()
+        assert f"Memory errors ({MEANING}): {CHECK.reason}." in lines
+        assert f"Matrix multiplication of each rank, probed by matmul-bf16: {MATMUL.reason}." in lines
+
+    def test_checks_are_not_among_bounds_that_want_a_figure(self) -> None:
+        _, _, bounds = markdown().partition("## Provisional bounds")
+        assert "| pair_bandwidth_gbps[send-recv-256mib-8gpu] |" in bounds
+        assert "node_check" not in bounds.partition("## Machine")[0]
+
+    def test_says_what_was_done_without_training(self) -> None:
+        report = markdown()
+        assert "Before anything was launched each node was asked what it is" in report
+        assert "alike: at most 16 rounds of 0.5 s of matmul-bf16, all-reduce-32mib@8." in report
+        assert "No model was trained." in report
+        assert "was not kept" not in report
+
+    def test_says_nothing_of_probes_where_there_were_none(self) -> None:
+        report = markdown(TRAINED_PLAN, TRAINED)
+        assert "Probes" not in report
+        assert "was asked what it is" not in report
+        assert "The plan of this run was not kept." in markdown(None)
+
+
+class TestJunit:
+    def failure(self, verdict: Verdict) -> str:
+        suite = ElementTree.fromstring(render_junit(replace(JUDGEMENT, verdicts=(verdict,))))
+        return suite.findtext(".//failure") or ""
+
+    def test_a_failed_check_says_what_was_asked(self) -> None:
+        assert self.failure(CHECK).splitlines() == [
+            f"Memory errors: {MEANING}",
+            "value 50.0 %",
+            f"GPU 3 ({UUID}) on node7: 2 memory errors that could not be corrected",
+        ]
+
+    def test_what_nobody_could_tell_is_no_pass(self) -> None:
+        assert self.failure(CHECK_UNKNOWN).startswith("NVLink: a node passes if all NVLinks are up")
+
+    def test_one_round_is_not_many(self) -> None:
+        assert "interval [204.9, 205.6] TFLOPS, 8 rounds" in self.failure(MATMUL)
+        assert self.failure(replace(MATMUL, rounds=1)).splitlines()[0].endswith(", 1 round")
+
+
+class TestExplanation:
+    def test_of_a_check_in_full(self) -> None:
+        assert explain(CHECK, "thresholds.yaml:42", "pytest it").splitlines() == [
+            f"FAIL  node_check[ecc]: {CHECK.reason}",
+            f"  check     Memory errors: {MEANING}",
+            "  value     50.0 %",
+            "  bound     ≥ 100.0 %  (severity fail, thresholds.yaml:42)",
+            "  margin    −50.0 %",
+            f"  blame     GPU 3 ({UUID}) on node7: 2 memory errors that could not be corrected",
+            "  rerun     pytest it",
+        ]
+
+    def test_of_a_probe_has_its_interval(self) -> None:
+        assert "  interval  [204.9, 205.6] TFLOPS  (95% confidence, 8 rounds)" in explain(MATMUL, "", "").splitlines()
+
+
+def test_plots_of_what_was_trained_ignore_the_others(tmp_path: Any) -> None:
+    both = replace(TRAINED, verdicts=(*TRAINED.verdicts, *JUDGEMENT.verdicts))
+    assert len(write_plots(MEASUREMENTS, TRAINED_PLAN, both, tmp_path / "both")) > 0
+    assert write_plots([], PLAN, JUDGEMENT, tmp_path / "none") == []
+
+
+class TestPlan:
+    def test_probes_come_first_with_their_time(self) -> None:
+        both = replace(TRAINED_PLAN, ranks_per_node=8, probes=PLAN.probes, survey=True)
+        assert both.probes is not None
+        head, first, *_ = plan_lines(both, 9, isolate=False)
+        assert f"9 requirements, 4 studies and 2 probes, about {estimate(both).seconds / 60:.1f} min on 8 GPUs" in head
+        minutes = probes_seconds(both.probes) / 60
+        expected = f"{minutes:4.1f} min  at most 16 rounds of matmul-bf16, all-reduce-32mib@8"
+        assert first.split(maxsplit=1) == ["probes", expected.strip()]
+        assert first.index(expected) == plan_lines(both, 9, isolate=False)[2].index(" min  at most") - 4
+
+    def test_one_probe_is_not_many(self) -> None:
+        assert PLAN.probes is not None
+        one = replace(PLAN, probes=replace(PLAN.probes, probes=PLAN.probes.probes[:1]))
+        assert "1 requirement, 0 studies and 1 probe, about" in plan_lines(one, 1, isolate=False)[0]
+
+    def test_a_survey_alone_takes_no_gpu(self) -> None:
+        (head,) = plan_lines(replace(PLAN, probes=None), 3, isolate=False)
+        assert "3 requirements, 0 studies, about 0.1 min on 0 GPUs = 0.00 GPU-hours" in head
+
+
+class TestProgress:
+    def shown(self, *records: dict[str, Any], plan: Plan = PLAN) -> list[str]:
+        lines: list[str] = []
+        progress = Progress(plan, lambda line, passing: lines.append(line), lambda: 100.0)
+        for record in records:
+            progress(record)
+        return lines
+
+    def probed(self, name: str, number: int, rank: int = 0) -> dict[str, Any]:
+        return {"kind": "probe", "study": "probes", "probe": name, "round": number, "rank": rank}
+
+    def test_the_wait_for_ranks_counts_survey_and_probes(self) -> None:
+        seconds = round(estimate(PLAN).seconds)
+        assert self.shown({}) == [f"starting ranks, {seconds // 60}:{seconds % 60:02d} estimated"]
+
+    def test_the_round_and_the_probe_are_shown_and_nobody_is_starting_meanwhile(self) -> None:
+        records = [BEGIN, {}, self.probed("matmul-bf16", 0), self.probed("matmul-bf16", 0, rank=1), {}]
+        assert self.shown(*records) == ["probes: warming up", "probes: round 1/16  matmul-bf16"]
+
+    @pytest.mark.parametrize(
+        ("reason", "expected"),
+        [
+            ("decided", "probes: decided after 3 rounds in 0:00"),
+            ("interrupted", "probes: interrupted after 3 rounds: Ctrl-C"),
+            ("error", "probes: ERROR: Ctrl-C"),
+        ],
+    )
+    def test_their_end_stays(self, reason: str, expected: str) -> None:
+        end = StudyEnd("probes", reason, "Ctrl-C").as_json()
+        assert self.shown(BEGIN, self.probed("matmul-bf16", 2), end)[-1] == expected
+
+    def test_what_was_never_begun_says_so(self) -> None:
+        assert self.shown(StudyEnd("probes", "interrupted", "Ctrl-C").as_json()) == ["probes: not begun: Ctrl-C"]
+
+    def test_an_unfit_node_is_told_at_once(self) -> None:
+        unfit = {"kind": "unfit", "nodes": {"n3": "ecc: GPU 2: 2 memory errors"}}
+        assert self.shown(unfit) == ["n3 is not as it should be: ecc: GPU 2: 2 memory errors"]
+
+
+def test_a_passing_check_is_a_pass() -> None:
+    assert (text.verdict_word(CHECK_PASSED), text.margin_text(CHECK_PASSED)) == ("PASS", "+0.0 %")

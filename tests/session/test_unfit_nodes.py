@@ -1,0 +1,288 @@
+"""Nodes that fail a check before anything is launched: measured all the same, left out, or a reason to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale import session as session_module
+from pytest_ddpscale.cluster import THIS_MACHINE, Cluster
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.launch.place import Place
+from pytest_ddpscale.launch.supervisor import NotAdmitted
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.results.records import Measurement, StudyEnd
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.survey_record import Survey, surveys_of
+from pytest_ddpscale.session import AcceptanceSession
+from pytest_ddpscale.verdict.verdict import Judgement
+from tests.session.sample import IMG_PER_S, THRESHOLDS, Open
+
+PER_NODE = 2
+THREE = ("n1", "n2", "n3")
+THREE_NODES = Cluster(3, THREE, uses_slurm=True)
+TOO_SMALL = "gpus: 1 CPU cores for 2 ranks"
+CHECK, PACE, TOGETHER = "node_check[gpus]", "throughput_per_gpu[r-1rank]", "throughput_per_gpu[r-6rank]"
+WEAK = "weak_scaling_efficiency[r-2rank]"
+CHECKED = THRESHOLDS.replace(
+    "    detect: {device: cpu}\n", "    detect: {device: cpu}\n    checks: {gpus: fail}\n"
+).replace(
+    "      - {metric: strong_scaling_speedup, workload: r, world_size: 8",
+    "      - {metric: throughput_per_gpu, workload: r, world_size: 6",
+)
+
+
+class SurveyedGang:
+    """In place of the supervisor: nodes are what their surveys say, and those that are admitted measure at once."""
+
+    launches: list[SurveyedGang] = []  # noqa: RUF012 (each test has a list of its own)
+    cores: dict[str, int] = {}  # noqa: RUF012 (likewise; of a node that is not there: as many as ranks)
+    problem = ""
+    breaks = ""
+
+    def __init__(
+        self, place: Place, run: RunDirectory, limits: object, listener: object, *, isolate: bool, judge: object,
+        admit: Callable[[list[dict[str, Any]]], str],
+    ) -> None:  # fmt: skip
+        self.place, self.run, self.admit = place, run, admit
+        self.measured: tuple[str, ...] = ()
+
+    def measure(self, plan: Plan) -> None:
+        self.plan = plan
+        self.launches.append(self)
+        hosts = self.place.hosts or THREE[: plan.nodes]
+        if plan.survey:
+            found = [
+                Survey(host, 1.7e9, self.problem, cores=self.cores.get(host, PER_NODE)).as_json() for host in hosts
+            ]
+            self.run.append_records(found)
+            refused = self.admit(found)
+            if refused and plan.study_ids:
+                raise NotAdmitted(refused)
+        for study in plan.studies:
+            self.run.append_records([block for arm in study.arms for block in _blocks(plan, study, arm, hosts)])
+            self.run.append_record(StudyEnd(study.id, "error" if self.breaks else "rounds", self.breaks).as_json())
+        if plan.pairs is not None:
+            self.run.append_record(StudyEnd(plan.pairs.id, "decided").as_json())
+        self.measured = hosts
+
+
+def _blocks(plan: Plan, study: Study, arm: Arm, hosts: tuple[str, ...]) -> list[dict[str, Any]]:
+    block_s = arm.batch_size * 10 / IMG_PER_S
+    return [
+        Measurement(
+            study.id, arm.name, number, rank, rank % PER_NODE, hosts[rank // PER_NODE], "cpu", arm.batch_size, 10,
+            block_s, 1.7e9 + number,
+        ).as_json()
+        for number in range(study.rounds)
+        for group in plan.layout.groups(arm)
+        for rank in group
+    ]  # fmt: skip
+
+
+class Stage:
+    """Sessions on nodes of two ranks, of which n2 has one core only.
+
+    Attributes:
+        gangs: every launch.
+        heard: what listeners were told.
+    """
+
+    def __init__(self, opened: Open, gangs: list[SurveyedGang]) -> None:
+        self._opened = opened
+        self.gangs = gangs
+        self.heard: list[dict[str, Any]] = []
+
+    def session(self, unfit: str | None, cluster: Cluster = THREE_NODES, **options: str | None) -> AcceptanceSession:
+        """A session about to measure everything."""
+        session = self._opened(ddp_unfit=unfit, **options)
+        session.cluster, session.devices = cluster, PER_NODE * cluster.nodes
+        session.select(session.cases)
+        session.open_run()
+        return session
+
+    def judged(self, session: AcceptanceSession) -> Judgement:
+        """What a session comes to in which every test asks."""
+        for case in session.selected:
+            session.judge(case, self.heard.append)
+        session.close_run("finished")
+        judgement = session.conclude(interrupted=False, spoiled=())
+        session.release_run()
+        return judgement
+
+    def run(self, unfit: str | None, cluster: Cluster = THREE_NODES) -> Judgement:
+        """A whole session."""
+        return self.judged(self.session(unfit, cluster))
+
+    @property
+    def told_unfit(self) -> list[dict[str, str]]:
+        return [record["nodes"] for record in self.heard if record["kind"] == "unfit"]
+
+
+@pytest.fixture
+def stage(opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    (tmp_path / "thresholds.yaml").write_text(CHECKED, encoding="utf-8")
+    gangs: list[SurveyedGang] = []
+    monkeypatch.setattr(SurveyedGang, "launches", gangs)
+    monkeypatch.setattr(SurveyedGang, "cores", {"n2": 1})
+    monkeypatch.setattr(session_module, "Supervisor", SurveyedGang)
+    return Stage(opened, gangs)
+
+
+def outcomes(judgement: Judgement) -> dict[str, str]:
+    return {verdict.id: verdict.outcome for verdict in judgement.verdicts}
+
+
+def reason(judgement: Judgement, which: str) -> str:
+    (found,) = [verdict.reason for verdict in judgement.verdicts if verdict.id == which]
+    return found
+
+
+def assert_check_names_n2(judgement: Judgement, share: float) -> None:
+    (check,) = [verdict for verdict in judgement.verdicts if verdict.id == CHECK]
+    assert check.outcome == "failed"
+    assert check.value == pytest.approx(share)
+    assert [(culprit.kind, culprit.host, culprit.is_certain) for culprit in check.culprits] == [("node", "n2", True)]
+    assert judgement.outcome == "rejected"
+
+
+@pytest.mark.parametrize("unfit", ["measure", "leave-out", "stop"])
+def test_fit_nodes_are_measured_by_one_launch_whatever_is_to_become_of_others(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, unfit: str
+) -> None:
+    monkeypatch.setattr(SurveyedGang, "cores", {})
+    judgement = stage.run(unfit)
+    assert set(outcomes(judgement).values()) == {"passed"}
+    assert [gang.measured for gang in stage.gangs] == [THREE]
+    assert (stage.told_unfit, judgement.notes) == ([], ())
+
+
+@pytest.mark.parametrize("unfit", [None, "measure"])
+def test_unfit_nodes_are_measured_unless_something_else_is_asked(stage: Stage, unfit: str | None) -> None:
+    judgement = stage.run(unfit)
+    assert outcomes(judgement) == {CHECK: "failed", PACE: "passed", WEAK: "passed", TOGETHER: "passed"}
+    assert_check_names_n2(judgement, 2 / 3)
+    assert [gang.measured for gang in stage.gangs] == [THREE]
+    assert stage.told_unfit == [{"n2": TOO_SMALL}]
+
+
+class TestStop:
+    def test_measures_nothing_and_says_of_every_study_why(self, stage: Stage) -> None:
+        session = stage.session("stop")
+        judgement = stage.judged(session)
+        assert [gang.measured for gang in stage.gangs] == [()]
+        assert outcomes(judgement) == {CHECK: "failed", PACE: "error", WEAK: "error", TOGETHER: "error"}
+        said = {reason(judgement, which) for which in (PACE, WEAK, TOGETHER)}
+        assert said == {f"nothing was measured: n2: {TOO_SMALL}"}
+        assert_check_names_n2(judgement, 2 / 3)
+        assert session.run is not None
+        assert set(surveys_of(session.run.read_records())) == set(THREE)
+        assert session.run.read_run()["devices_present"] == 6
+        assert stage.told_unfit == [{"n2": TOO_SMALL}]
+
+    def test_launches_nothing_for_a_test_of_the_sites_own_either(self, stage: Stage) -> None:
+        session = stage.session("stop")
+        stage.judged(session)
+        assert session.samples("strong_scaling_speedup", "r", 2, stage.heard.append) == []
+        assert len(stage.gangs) == 1
+
+
+class TestLeaveOut:
+    def test_measures_the_others_by_a_plan_of_their_own(self, stage: Stage) -> None:
+        session = stage.session("leave-out")
+        judgement = stage.judged(session)
+        first, second = stage.gangs
+        assert (first.measured, second.measured) == ((), ("n1", "n3"))
+        assert second.place.hosts == ("n1", "n3")
+        assert (first.plan.nodes, second.plan.nodes, second.plan.survey) == (3, 2, False)
+        assert outcomes(judgement) == {CHECK: "failed", PACE: "passed", WEAK: "passed", TOGETHER: "not_measured"}
+        assert reason(judgement, TOGETHER) == "needs 6 ranks; 4 can be used here"
+
+    def test_is_told_by_the_check_the_notes_and_the_record(self, stage: Stage) -> None:
+        session = stage.session("leave-out")
+        judgement = stage.judged(session)
+        assert_check_names_n2(judgement, 2 / 3)
+        note = f"n2 was left out: {TOO_SMALL}"
+        assert judgement.notes == (note,)
+        assert session.run is not None
+        record, plan = session.run.read_run(), session.run.read_plan()
+        assert (record["left_out"], record["devices_present"]) == ([note], 4)
+        assert (plan.nodes, plan.survey) == (2, True)
+        assert stage.told_unfit == [{"n2": TOO_SMALL}]
+
+    def test_is_judged_alike_again(self, stage: Stage, opened: Open, tmp_path: Path) -> None:
+        first = stage.run("leave-out")
+        again = opened(gpu_sku="auto", ddp_judge=str(tmp_path / "run"), ddp_run_dir=None)
+        again.select(again.cases)
+        again.open_run()
+        second = stage.judged(again)
+        assert second.notes[1:] == first.notes
+        assert outcomes(second) == outcomes(first)
+        assert_check_names_n2(second, 2 / 3)
+
+    def test_leaves_one_node_that_is_measured_alone(self, stage: Stage) -> None:
+        judgement = stage.run("leave-out", Cluster(2, ("n1", "n2"), uses_slurm=True))
+        assert stage.gangs[-1].measured == ("n1",)
+        assert outcomes(judgement) == {CHECK: "failed", PACE: "passed", WEAK: "passed", TOGETHER: "not_measured"}
+        assert_check_names_n2(judgement, 1 / 2)
+
+    def test_of_what_breaks_then_is_told_too(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(SurveyedGang, "breaks", "rank 1 on n3 died")
+        judgement = stage.run("leave-out")
+        assert reason(judgement, PACE) == "rank 1 on n3 died"
+        assert_check_names_n2(judgement, 2 / 3)
+
+    def test_that_cannot_be_is_a_reason_to_stop_where_slurm_chooses_nodes(self, stage: Stage) -> None:
+        judgement = stage.run("leave-out", Cluster(3, (), uses_slurm=True, is_elsewhere=True))
+        assert [gang.measured for gang in stage.gangs] == [()]
+        assert reason(judgement, PACE) == f"nothing was measured: n2: {TOO_SMALL}"
+        assert_check_names_n2(judgement, 2 / 3)
+
+    @pytest.mark.parametrize("cluster", [THREE_NODES, THIS_MACHINE])
+    def test_of_all_nodes_is_a_reason_to_stop(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch, cluster: Cluster
+    ) -> None:
+        monkeypatch.setattr(SurveyedGang, "problem", "nvmlInit did not return")
+        judgement = stage.run("leave-out", cluster)
+        assert [gang.measured for gang in stage.gangs] == [()]
+        unknown = [f"{host}: it could not be looked at: nvmlInit did not return" for host in THREE[: cluster.nodes]]
+        assert reason(judgement, PACE) == f"nothing was measured: {'; '.join(unknown)}"
+        assert outcomes(judgement)[CHECK] == "not_measured"
+        assert judgement.outcome == "incomplete"
+
+
+class TestResumed:
+    @pytest.mark.parametrize("unfit", ["leave-out", "stop"])
+    def test_unfit_nodes_stop_it(
+        self, stage: Stage, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unfit: str
+    ) -> None:
+        """Studies of other nodes are never accepted together with those that there are."""
+        monkeypatch.setattr(SurveyedGang, "cores", {})
+        monkeypatch.setattr(SurveyedGang, "breaks", "n3 was lost")
+        stage.run(unfit)
+        monkeypatch.setattr(SurveyedGang, "breaks", "")
+        monkeypatch.setattr(SurveyedGang, "cores", {"n2": 1})
+        judgement = stage.judged(self.resumed(stage, unfit, tmp_path))
+        assert [gang.measured for gang in stage.gangs] == [THREE, ()]
+        assert outcomes(judgement) == {CHECK: "failed", PACE: "error", WEAK: "error", TOGETHER: "error"}
+        assert_check_names_n2(judgement, 2 / 3)
+
+    def test_what_was_stopped_is_measured_once_the_node_is_mended(
+        self, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stage.run("stop")
+        monkeypatch.setattr(SurveyedGang, "cores", {})
+        judgement = stage.judged(self.resumed(stage, "stop", tmp_path))
+        assert [gang.measured for gang in stage.gangs] == [(), THREE]
+        assert set(outcomes(judgement).values()) == {"passed"}
+
+    def test_nodes_that_were_left_out_do_not_come_back(self, stage: Stage, tmp_path: Path) -> None:
+        stage.run("leave-out")
+        with pytest.raises(OptionError, match=r"6 devices on 3 nodes can be used here, but .* was begun with 4 on 2"):
+            self.resumed(stage, "leave-out", tmp_path)
+
+    def resumed(self, stage: Stage, unfit: str, tmp_path: Path) -> AcceptanceSession:
+        return stage.session(unfit, ddp_resume=str(tmp_path / "run"), ddp_run_dir=None)
