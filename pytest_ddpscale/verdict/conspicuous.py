@@ -85,7 +85,7 @@ def _flagged(telemetry: Sequence[Telemetry]) -> Iterator[str]:
         arms[one.study, one.arm].append(one)
     for (study, arm), windows in arms.items():
         found: dict[str, list[Sequence[Telemetry]]] = defaultdict(list)
-        # That a device idles is told from the measurements, on a CPU as well. Probes of memory and links wait by nature.
+        # That a device idles is told from the measurements, on a CPU too. Probes of memory and links wait by nature.
         told = {"throttled"} if study == PROBES else set(_IN_WORDS)
         for flag, theirs in _mostly(windows):
             if flag in told:

@@ -106,7 +106,8 @@ def measured(rank: int, began_unix_s: float = BEGAN_UNIX_S, **changes: Any) -> R
 
 
 def probed(rank: int, began_unix_s: float = BEGAN_UNIX_S, **changes: Any) -> Record:
-    one = measured(rank, began_unix_s, study="probes", kind="probe", probe="send-recv-1mib", seconds=0.5) | changes
+    what = {"study": "probes", "kind": "probe", "probe": "send-recv-1mib", "world_size": 4, "seconds": 0.5}
+    one = measured(rank, began_unix_s, **what) | changes
     return {key: value for key, value in one.items() if key not in ("arm", "block_s", "utilization", "energy_j")}
 
 
@@ -234,9 +235,9 @@ def test_a_probe_has_a_window_for_each_of_its_turns(stores: list[Store]) -> None
 
     found = [Telemetry.from_json(one) for one in gang.block(turns, ranks=(0, 3), key="probes/0/send-recv")]
     assert [(one.rank, one.arm, one.started_unix_s, one.ended_unix_s) for one in found] == [
-        (0, "send-recv-1mib", BEGAN_UNIX_S, BEGAN_UNIX_S + 0.5),
-        (3, "send-recv-1mib", BEGAN_UNIX_S + 3, BEGAN_UNIX_S + 3.5),
-        (3, "send-recv-1mib", BEGAN_UNIX_S + 13, BEGAN_UNIX_S + 13.5),
+        (0, "send-recv-1mib@4", BEGAN_UNIX_S, BEGAN_UNIX_S + 0.5),
+        (3, "send-recv-1mib@4", BEGAN_UNIX_S + 3, BEGAN_UNIX_S + 3.5),
+        (3, "send-recv-1mib@4", BEGAN_UNIX_S + 13, BEGAN_UNIX_S + 13.5),
     ]
 
 
