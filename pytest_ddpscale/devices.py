@@ -42,6 +42,13 @@ def gpus_here(asked: str, silent: list[SkuError]) -> list[Gpu]:
     return gpus
 
 
+def gpus_asked(settings: Settings, cluster: Cluster) -> int:
+    """How many GPUs each node should have by what the user asks; 0 if he does not say."""
+    if settings.gpus_per_node is not None:
+        return settings.gpus_per_node
+    return -(-max(settings.world_sizes or (0,)) // cluster.nodes)
+
+
 def devices_per_node(
     settings: Settings, kind: DeviceType, gpus: int, *, collect_only: bool, cluster: Cluster
 ) -> int | None:

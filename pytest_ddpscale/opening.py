@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_ddpscale.cluster import find_cluster
-from pytest_ddpscale.devices import devices_per_node, gpus_here, measured_sku, needs_no_gpu
+from pytest_ddpscale.devices import devices_per_node, gpus_asked, gpus_here, measured_sku, needs_no_gpu
 from pytest_ddpscale.errors import SkuError
 from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -48,14 +48,21 @@ def open_session(site: Site) -> AcceptanceSession:
     silent: list[SkuError] = []
     gpus = [] if needs_no_gpu(thresholds, sku, no_devices_here) else gpus_here(sku, silent)
     sku = resolve_sku(thresholds, sku, gpus, require_devices=not no_devices_here)
-    if silent and "gpus" not in thresholds.thresholds.skus[sku].checks:  # which gives the node a verdict for it
+    if silent and thresholds.thresholds.skus[sku].checks.get("gpus") != "fail":  # which gives the node a verdict for it
         raise silent[0]
     kind = device_type(thresholds.thresholds.skus[sku])
-    per_node = devices_per_node(settings, kind, len(gpus), collect_only=site.collect_only, cluster=cluster)
+    problems = [f"{error.where}: {error.found}" for error in silent]
+    asked = gpus_asked(settings, cluster)
+    wanted = settings
+    if gpus and asked > len(gpus) and thresholds.thresholds.skus[sku].checks.get("gpus") == "fail":
+        # A GPU that is gone is a fault of the node, which gets a verdict, and none of the command line.
+        problems.append(f"{len(gpus)} GPUs are visible here, {asked} were asked for")
+        wanted = replace(settings, gpus_per_node=None, world_sizes=None)
+    per_node = devices_per_node(wanted, kind, len(gpus), collect_only=site.collect_only, cluster=cluster)
     devices = None if per_node is None else per_node * cluster.nodes
     return AcceptanceSession(
         site, thresholds, sku, cases_for(thresholds, sku), devices, judged, resumed, cluster=cluster,
-        silent=tuple(f"{error.where}: {error.found}" for error in silent),
+        gpus_asked=asked if wanted is not settings else None, silent=tuple(problems),
     )  # fmt: skip
 
 

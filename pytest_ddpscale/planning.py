@@ -28,6 +28,7 @@ class Planning:
         settings: pace.
         cluster: the nodes.
         devices: on all of them; None if unknown, as on a laptop that only plans.
+        gpus_asked: that each node should have, if that is more than there are.
         plans_only: nothing will be measured.
     """
 
@@ -36,6 +37,7 @@ class Planning:
     settings: Settings
     cluster: Cluster
     devices: int | None
+    gpus_asked: int | None
     plans_only: bool
 
     def measurable(self, cases: Sequence[AnyCase]) -> list[AnyCase]:
@@ -83,10 +85,11 @@ class Planning:
 
     def _plan(self, questions: Sequence[Question], probes: Sequence[Probe] = (), *, survey: bool = False) -> Plan:
         nodes, pace = (self.cluster.nodes if self.devices is not None else 1), self._pace()
-        return build_plan(
+        plan = build_plan(
             self.sku, self.device_type, questions, pace,
             nodes=nodes, ranks_per_node=self._per_node, probes=probes, survey=survey,
         )  # fmt: skip
+        return replace(plan, gpus_asked=self.gpus_asked)
 
     def _load(self, plan: Plan, checks: Sequence[str]) -> tuple[Probe, ...]:
         """Probes that checks under load need besides what is measured anyway: every rank has to work, or to talk."""

@@ -82,7 +82,8 @@ class AcceptanceSession:
         judged_run: the run directory of an earlier run, when judging without measuring.
         resumed: an earlier run that is gone on with, and what it lacks.
         cluster: the nodes.
-        silent: what is known of each GPU here that does not answer.
+        gpus_asked: that each node should have, if that is more than this one has.
+        silent: what is known of GPUs that are missing here, or do not answer.
         writing_problem: why not all that was measured could be written; empty if it was.
     """
 
@@ -94,6 +95,7 @@ class AcceptanceSession:
     judged_run: RunDirectory | None
     resumed: Resumption | None = None
     cluster: Cluster = THIS_MACHINE
+    gpus_asked: int | None = None
     silent: tuple[str, ...] = ()
     writing_problem: str = ""
     selected: list[AnyCase] = field(default_factory=list)
@@ -114,7 +116,9 @@ class AcceptanceSession:
     @property
     def _planning(self) -> Planning:
         site = self.site
-        return Planning(self.sku, self.device_type, site.settings, self.cluster, self.devices, site.collect_only)
+        return Planning(
+            self.sku, self.device_type, site.settings, self.cluster, self.devices, self.gpus_asked, site.collect_only
+        )
 
     @property
     def plan_to_measure(self) -> Plan:

@@ -23,8 +23,8 @@ LOAD, LINKS = "matmul-fp16", "all-reduce-32mib@8"
 
 
 def planning(devices: int | None = 8, cluster: Cluster = THIS_MACHINE, **changes: Any) -> Planning:
-    fields = {"sku": "a100", "device_type": "cuda", "settings": settings_from({}, {}, {}), "plans_only": False}
-    return Planning(**{**fields, "cluster": cluster, "devices": devices, **changes})
+    fields = {"sku": "a100", "device_type": "cuda", "settings": settings_from({}, {}, {}), "gpus_asked": None}
+    return Planning(**{**fields, "plans_only": False, "cluster": cluster, "devices": devices, **changes})
 
 
 def training(world_size: int, **keys: Any) -> Case:

@@ -121,6 +121,7 @@ class Plan:
         pairs: how pairs of nodes are measured, if they are to be.
         probes: what is probed without training a model, if anything is. It comes first.
         survey: whether it is found out what each node is before anything is launched on it.
+        gpus_asked: that each node should have, where somebody asked for more than there are; None where nobody did.
     """
 
     sku: str
@@ -132,6 +133,7 @@ class Plan:
     pairs: PairStudy | None = None
     probes: ProbeStudy | None = None
     survey: bool = False
+    gpus_asked: int | None = None
 
     def __post_init__(self) -> None:
         if self.device_type not in ("cuda", "cpu"):
@@ -197,6 +199,7 @@ class Plan:
             "pairs": self.pairs.as_json() if self.pairs else None,
             "probes": self.probes.as_json() if self.probes else None,
             "survey": self.survey,
+            "gpus_asked": self.gpus_asked,
             "studies": [study.as_json() for study in self.studies],
         }
 
@@ -213,4 +216,5 @@ class Plan:
             pairs=PairStudy.from_json(data["pairs"]) if data.get("pairs") else None,
             probes=ProbeStudy.from_json(data["probes"]) if data.get("probes") else None,
             survey=data.get("survey", False) is True,
+            gpus_asked=data.get("gpus_asked"),
         )

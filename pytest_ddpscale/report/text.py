@@ -71,8 +71,9 @@ def verdict_word(verdict: Verdict) -> str:
 
 
 def only_warns(verdict: Verdict) -> bool:
-    """Whether this does not stand in the way of accepting the run: what was not measured at all always does."""
-    return verdict.severity == "warn" and verdict.outcome in {"failed", "inconclusive"}
+    """Whether this does not stand in the way of accepting the run: as a rule what was not measured at all does."""
+    only_looks = verdict.metric == "node_check" and verdict.outcome == "not_measured"
+    return verdict.severity == "warn" and (verdict.outcome in {"failed", "inconclusive"} or only_looks)
 
 
 def verdict_style(verdict: Verdict) -> Style:
@@ -106,13 +107,22 @@ def number_text(value: float, unit: Unit, decimals: int | None = None) -> str:
 
 
 def value_text(verdict: Verdict) -> str:
-    """The value and half its interval, ``97.4 ± 0.3 %``; the larger half where the two differ."""
+    """The value and half its interval, ``97.4 ± 0.3 %``; the larger half where the two differ.
+
+    Both ends, ``0.021 (0.003 … 0.21) TFLOPS``, where the half would be larger than the value: subtracted, it would pass
+    for less than nothing.
+    """
     if verdict.value is None:
         return ABSENT
     decimals = _decimals(verdict)
     text = _digits(verdict.value, verdict.unit, decimals)
     if verdict.interval is not None and has_interval(verdict):
-        text += f" ± {_digits(_half_width(verdict), verdict.unit, decimals)}"
+        half = _half_width(verdict)
+        if math.inf > half > verdict.value and METRICS[verdict.metric].scale == "factors":
+            low, high = (_digits(end, verdict.unit, decimals) for end in verdict.interval)
+            text += f" ({low} … {high})"
+        else:
+            text += f" ± {_digits(half, verdict.unit, decimals)}"
     return text + _SUFFIX[verdict.unit]
 
 

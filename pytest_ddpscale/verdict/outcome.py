@@ -19,7 +19,8 @@ def conclude(verdicts: Sequence[Verdict], required: int, interrupted: bool = Fal
 
     Returns:
         ``rejected`` if any requirement of severity ``fail`` failed. Else ``incomplete`` if one of
-        severity ``fail`` is undecided, if any at all is not measured or broke, or if none passed.
+        severity ``fail`` is undecided, if any at all but a node check of severity ``warn`` is not measured or broke,
+        or if none passed.
         Else ``partial`` if requirements were left out. Else ``accepted``, unless no passed
         requirement of severity ``fail`` with a published bound covers all devices that were
         measured, which is ``incomplete``: a provisional bound cannot accept a cluster on its own.
@@ -27,7 +28,7 @@ def conclude(verdicts: Sequence[Verdict], required: int, interrupted: bool = Fal
     failed = [v for v in verdicts if v.outcome == "failed" and v.severity == "fail"]
     if failed:
         return "rejected", f"{len(failed)} of {len(verdicts)} requirements failed: {_names(failed)}"
-    broken = [v for v in verdicts if v.outcome in ("error", "not_measured")]
+    broken = [v for v in verdicts if v.outcome in ("error", "not_measured") and not _only_looks(v)]
     if broken:
         return "incomplete", f"{len(broken)} of {len(verdicts)} requirements were not measured: {_names(broken)}"
     undecided = [v for v in verdicts if v.outcome == "inconclusive" and v.severity == "fail"]
@@ -38,6 +39,11 @@ def conclude(verdicts: Sequence[Verdict], required: int, interrupted: bool = Fal
     if not verdicts:
         return "incomplete", "no requirement was judged"
     return _among_the_decided(verdicts, required)
+
+
+def _only_looks(verdict: Verdict) -> bool:
+    """Whether it is a check of the nodes that could reject nothing: then that nothing is known does not either."""
+    return (verdict.metric, verdict.severity, verdict.outcome) == ("node_check", "warn", "not_measured")
 
 
 def _among_the_decided(verdicts: Sequence[Verdict], required: int) -> tuple[RunOutcome, str]:

@@ -185,6 +185,12 @@ def test_one_line_keeps_what_a_person_wrote() -> None:
     assert "\x1b" not in text.one_line(HOSTILE)
 
 
+def test_an_interval_that_reaches_far_beyond_twice_the_value_is_written_with_both_ends() -> None:
+    wide = replace(PASSED, metric="matmul_tflops", value=0.0208, interval=(0.0026, 0.209), bound={"at_least": 0.0015})
+    assert text.value_text(wide) == "0.0208 (0.0026 … 0.2090) TFLOPS"
+    assert text.value_text(replace(wide, interval=(0.0200, 0.0220))) == "0.0208 ± 0.0012 TFLOPS"
+
+
 def test_value_and_bound_of_a_verdict_with_an_infinite_interval_do_not_crash() -> None:
     verdict: Verdict = replace(PASSED, interval=(-math.inf, math.inf))
     assert text.value_text(verdict) == "97.4 ± ∞ %"

@@ -11,6 +11,7 @@ import pytest
 from pytest_ddpscale import devices
 from pytest_ddpscale.errors import OptionError, RunDirectoryError, SkuError
 from pytest_ddpscale.packaged import packaged
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.sku.detection import Gpu
 from tests.session.sample import THRESHOLDS, Open, gpu, measured_run
 
@@ -189,6 +190,37 @@ class TestSilentGpus:
     def test_are_no_matter_of_a_cpu(self, opened: Open, silent: Callable[..., SkuError]) -> None:
         silent()
         assert opened().sku == "cpu"
+
+
+class TestFewerGpusThanAsked:
+    WITH_CHECK = THRESHOLDS.replace("'^G$'}", "'^G$'}\n    checks: {gpus: fail}")
+
+    @pytest.mark.parametrize("asked", [{"ddp_gpus_per_node": "8"}, {"ddp_world_sizes": "1,2,8"}])
+    def test_are_a_fault_of_the_node_where_a_check_tells(
+        self, opened: Open, machine: Callable[..., None], tmp_path: Path, asked: dict[str, str]
+    ) -> None:
+        machine(gpu(0), gpu(1), driver=True)
+        (tmp_path / "with_check.yaml").write_text(self.WITH_CHECK, encoding="utf-8")
+        session = opened(gpu_sku="gpu", thresholds=str(tmp_path / "with_check.yaml"), **asked)
+        assert (session.devices, session.gpus_asked) == (2, 8)
+        assert session.silent == ("2 GPUs are visible here, 8 were asked for",), "so that the run cannot be accepted"
+        session.select(session.cases[:1])
+        assert session.plan is not None
+        assert session.plan.gpus_asked == 8
+        assert Plan.from_json(session.plan.as_json()) == session.plan
+
+    def test_are_a_slip_where_no_check_would_tell(self, opened: Open, machine: Callable[..., None]) -> None:
+        machine(gpu(0), gpu(1), driver=True)
+        with pytest.raises(OptionError, match=r"--ddp-gpus-per-node: found 8, but 2 GPUs are visible"):
+            opened(gpu_sku="gpu", ddp_gpus_per_node="8")
+
+    def test_are_no_matter_if_nobody_asks_for_more(
+        self, opened: Open, machine: Callable[..., None], tmp_path: Path
+    ) -> None:
+        machine(gpu(0), gpu(1), driver=True)
+        (tmp_path / "with_check.yaml").write_text(self.WITH_CHECK, encoding="utf-8")
+        session = opened(gpu_sku="gpu", thresholds=str(tmp_path / "with_check.yaml"), ddp_gpus_per_node="1")
+        assert (session.devices, session.gpus_asked, session.silent) == (1, None, ())
 
 
 class TestThresholds:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.verdict.outcome import conclude, lacks_only_measurements
+from pytest_ddpscale.verdict.outcome import Caveats, conclude, lacks_only_measurements, qualified
 from pytest_ddpscale.verdict.verdict import Verdict, VerdictOutcome
 
 PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 2.0, (1.5, 2.5), rounds=5)
@@ -49,6 +49,19 @@ def test_what_was_not_measured_leaves_the_run_incomplete_even_if_it_only_warns(
 def test_an_inconclusive_requirement_leaves_the_run_incomplete() -> None:
     concluded = conclude([PASSED, verdict("inconclusive")], 2)
     assert concluded == ("incomplete", "1 of 2 requirements are inconclusive: m[b]")
+
+
+def test_a_check_that_could_reject_nothing_is_not_waited_for() -> None:
+    looked = replace(verdict("not_measured", "warn"), metric="node_check")
+    assert conclude([PASSED, looked], 2) == ("accepted", "1 of 2 requirements passed, 1 warned")
+    assert conclude([PASSED, replace(looked, severity="fail")], 2)[0] == "incomplete"
+    assert conclude([PASSED, replace(looked, outcome="error")], 2)[0] == "incomplete"
+
+
+def test_gpus_that_are_missing_keep_the_others_from_being_accepted() -> None:
+    caveats = Caveats(silent=("GPU 1: GPU is lost",))
+    assert qualified("accepted", "all passed", caveats) == ("incomplete", "GPU 1: GPU is lost (all passed)")
+    assert qualified("rejected", "one failed", caveats) == ("rejected", "one failed")
 
 
 @pytest.mark.parametrize("outcome", ["failed", "inconclusive"])
