@@ -78,12 +78,24 @@ def _table(verdicts: Sequence[Verdict], columns: int) -> Iterator[Line]:
     yield _joined("requirement", _HEADER, widths, name_width), "header"
     metric = None
     shared = _shared_notes(verdicts)
+    alike = _alike_when_short(rows, name_width)
     for row in rows:
         if grouped and row.verdict.metric != metric:
             metric = row.verdict.metric
             yield metric, ""
-        yield _joined(row.name, row.cells, widths, name_width), text.verdict_style(row.verdict)
+        if row.name in alike:
+            yield text.shorten(row.name, columns), ""
+        name = "" if row.name in alike else row.name
+        yield _joined(name, row.cells, widths, name_width), text.verdict_style(row.verdict)
         yield from _explanation(row.verdict, columns, shared)
+
+
+def _alike_when_short(rows: Sequence[_Row], name_width: int) -> set[str]:
+    """Names that could not be told from another one's in the width there is."""
+    short: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        short.setdefault((row.verdict.metric, text.shorten(row.name, name_width)), set()).add(row.name)
+    return {name for names in short.values() if len(names) > 1 for name in names}
 
 
 def _rows(verdicts: Sequence[Verdict]) -> list[_Row]:

@@ -56,6 +56,14 @@ def test_80_columns_show_every_column_and_group_by_metric() -> None:
     assert lines[3][0].split()[0] == "vit-b16-bf16-8gpu", "verdicts of one metric stand together"
 
 
+def test_names_that_would_look_alike_when_cut_are_written_out() -> None:
+    names = [f"all-reduce-by-whom-of-{size}mib-among-so-many-gpus" for size in (1, 25)]
+    verdicts = tuple(replace(PASSED, metric="busbw_gbps", id=f"busbw_gbps[{name}]") for name in names)
+    lines = [line for line, _ in table_lines(judgement_with(*verdicts), 80)]
+    assert [line.strip() for line in lines if "all-reduce" in line] == names
+    assert sum(line.endswith("PASS") for line in lines) == 2
+
+
 def test_wide_terminal_shows_whole_identities_in_the_given_order() -> None:
     lines = [line for line, style in table_lines(JUDGEMENT, 160) if style not in {"", "header"}]
     assert [line.split("  ")[0] for line in lines[:-1]] == [verdict.id for verdict in ALL]
