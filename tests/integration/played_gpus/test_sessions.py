@@ -12,6 +12,7 @@ import pytest
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.plan.probe import Probe
 from tests.integration.played_gpus.played_session import HOST, EndedSession, PlayedSession, begin, has_begun
 from tests.nvml_stand_in.gpus import (
     ANY_FUNCTION,
@@ -65,7 +66,7 @@ def _timed_blocks(session: EndedSession) -> list[tuple[str, str, int, int]]:
     probed = session.lines("measurements.jsonl", "probe")
     return sorted(
         [(one["study"], one["arm"], one["round"], one["rank"]) for one in measured]
-        + [(one["study"], one["probe"], one["round"], one["rank"]) for one in probed]
+        + [(one["study"], Probe(one["probe"], one["world_size"]).id, one["round"], one["rank"]) for one in probed]
     )
 
 
