@@ -116,7 +116,7 @@ def _check_thresholds(arguments: argparse.Namespace) -> None:
         provisional = sum(requirement.provisional for requirement in sku.requirements)
         total = len(sku.requirements)
         published = f"{total - provisional:3} with a published source"
-        print(f"{name:24} {total:3} requirements, {published}, {provisional:3} provisional")
+        print(f"{name:24} {len(sku.checks):3} checks, {total:3} requirements, {published}, {provisional:3} provisional")
     print(f"{arguments.file}: valid, {len(skus)} SKUs")
 
 
@@ -178,11 +178,15 @@ def _add_history(commands: Commands) -> None:
     command = commands.add_parser("history", help="say what nodes reached in earlier runs, and whether they still do")
     command.add_argument("node", nargs="?", metavar="NODE", help="default: a line for every node")
     command.add_argument("--history", type=Path, metavar="FILE",
-        help="default: $DDPSCALE_HISTORY, else ddpscale-runs/history.sqlite here")  # fmt: skip
+        help="one for each cluster, as nodes are known by name; default: $DDPSCALE_HISTORY, else "
+             "ddpscale-runs/history.sqlite here")  # fmt: skip
     command.add_argument("--sku", metavar="SKU", help="canonical name, as the history lists it; default: all")
     command.add_argument("--format", choices=("text", "tsv", "json"), default="text", help="default: %(default)s")
     command.add_argument("--add", type=Path, nargs="+", metavar="RUN_DIR", default=[],
         help="add judged runs, each once, and print nothing else")  # fmt: skip
+    command.add_argument("--accept", action="store_true",
+        help="what NODE reached last is its norm where that is worse than before, as after an update; values that fell "
+             "are no norm otherwise")  # fmt: skip
     command.set_defaults(run=_history)
 
 
@@ -195,6 +199,9 @@ def _history(arguments: argparse.Namespace) -> None:
     if arguments.add:
         _add_to_history(file, arguments)
         return
+    if arguments.accept:
+        _accept(file, arguments)
+        return
     nodes = read_histories(file, arguments.sku, arguments.node)
     if arguments.format == "json":
         print(json_text(nodes))
@@ -206,11 +213,20 @@ def _history(arguments: argparse.Namespace) -> None:
         print(line)
 
 
+def _accept(file: Path, arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.history.accepting import accept_losses
+
+    if arguments.node is None:
+        raise OptionError("--accept", "found no NODE beside it", "the node whose loss is accepted")
+    number = accept_losses(file, arguments.node, arguments.sku)
+    print(f"{arguments.node}: {number} {'value' if number == 1 else 'values'} accepted as they are now")
+
+
 def _add_to_history(file: Path, arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.history.recording import add_run
 
-    if arguments.node is not None or arguments.sku is not None:
-        raise OptionError("--add", "found NODE or --sku beside it", "run directories only")
+    if arguments.node is not None or arguments.sku is not None or arguments.accept:
+        raise OptionError("--add", "found NODE, --sku or --accept beside it", "run directories only")
     words = {"added": "added", "replaced": "replaced what it had been", "known": "was there already"}
     errors: list[BadInput] = []
     for directory in arguments.add:

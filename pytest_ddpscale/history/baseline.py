@@ -9,8 +9,9 @@ from typing import Any
 
 from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.key_values import Series
-from pytest_ddpscale.history.prediction import MOST_VALUES, Reference, reference_of
-from pytest_ddpscale.history.reading import host_runs, past_values
+from pytest_ddpscale.history.places import fullest_places
+from pytest_ddpscale.history.prediction import MOST_VALUES, Reference
+from pytest_ddpscale.history.reading import host_runs, references_of
 from pytest_ddpscale.history.versions import versions_seen
 
 BASELINE_SCHEMA_VERSION = 1
@@ -25,12 +26,14 @@ class Baseline:
         before: ISO 8601 in UTC: of runs that began before.
         past: the latest twenty values of each series, summed up.
         versions: of the software in those runs, by host and name, oldest first, each once.
+        places: what each GPU told in the latest of those runs in which most GPUs of its node did.
     """
 
     sku: str
     before: str
     past: Mapping[Series, Reference] = field(default_factory=dict)
     versions: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    places: frozenset[Series] = frozenset()
 
     def as_json(self) -> dict[str, Any]:
         """The content of baseline.json."""
@@ -40,6 +43,7 @@ class Baseline:
             "before": self.before,
             "past": [asdict(series) | asdict(reference) for series, reference in self.past.items()],
             "versions": {host: {k: list(v) for k, v in said.items()} for host, said in self.versions.items()},
+            "places": sorted((asdict(series) for series in self.places), key=lambda one: tuple(map(str, one.values()))),
         }
 
     @staticmethod
@@ -47,19 +51,23 @@ class Baseline:
         """Read what `as_json` wrote. Raises KeyError, TypeError, AttributeError or ValueError if it did not."""
         past: dict[Series, Reference] = {}
         for row in data["past"]:
-            series = Series(**{name: row[name] for name in Series.__dataclass_fields__})
+            series = _series(row)
             past[series] = Reference(**{name: row[name] for name in Reference.__dataclass_fields__})
         versions = {
             host: {name: tuple(map(str, found)) for name, found in said.items()}
             for host, said in data["versions"].items()
         }
-        return Baseline(str(data["sku"]), str(data["before"]), past, versions)
+        return Baseline(str(data["sku"]), str(data["before"]), past, versions, frozenset(map(_series, data["places"])))
+
+
+def _series(row: Mapping[str, Any]) -> Series:
+    return Series(**{name: row[name] for name in Series.__dataclass_fields__})
 
 
 def read_baseline(history_file: Path, sku: str, hosts: Collection[str], before_iso: str) -> Baseline:
     """What the hosts reached in runs of a SKU that began before a moment.
 
-    Rejected runs are left out: a node that broke must not become its own norm.
+    Rejected runs are left out, and what had fallen: a node that broke must not become its own norm.
 
     Args:
         history_file: the site's.
@@ -72,12 +80,11 @@ def read_baseline(history_file: Path, sku: str, hosts: Collection[str], before_i
     """
     past: dict[Series, Reference] = {}
     versions: dict[str, dict[str, tuple[str, ...]]] = {}
+    places: set[Series] = set()
     with reading(history_file) as connection:
         for host in sorted(hosts):
             runs = host_runs(connection, sku, host, before_iso)
-            for series, values in past_values(runs).items():
-                reference = reference_of(values[-MOST_VALUES:])
-                if reference is not None:
-                    past[series] = reference
+            past |= references_of(runs)
+            places |= fullest_places([one.series for one in run.values] for run in runs if run.counts)
             versions[host] = versions_seen(run.versions for run in [run for run in runs if run.counts][-MOST_VALUES:])
-    return Baseline(sku, before_iso, past, versions)
+    return Baseline(sku, before_iso, past, versions, frozenset(places))

@@ -31,7 +31,8 @@ _SCHEMA = (
     """CREATE TABLE key_values (
         run TEXT NOT NULL REFERENCES runs (id), host TEXT NOT NULL, gpu_index INTEGER, gpu_uuid TEXT,
         metric TEXT NOT NULL, subject TEXT NOT NULL, world_size INTEGER NOT NULL, arm TEXT NOT NULL,
-        definition TEXT NOT NULL, value REAL NOT NULL, unit TEXT NOT NULL)""",
+        definition TEXT NOT NULL, value REAL NOT NULL, unit TEXT NOT NULL,
+        standing TEXT NOT NULL CHECK (standing IN ('norm', 'worse', 'former')))""",
     "CREATE INDEX runs_by_time ON runs (sku, started_at)",
     "CREATE INDEX verdicts_of_run ON verdicts (run)",
     "CREATE INDEX key_values_of_host ON key_values (host, run)",

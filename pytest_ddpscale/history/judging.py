@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.key_values import KeyValue, key_values_of
+from pytest_ddpscale.history.places import missing_gpus
 from pytest_ddpscale.history.regression import Compared, Regression, regression_of
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.verdict.bounds import blank_verdict
@@ -14,6 +16,7 @@ from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.verdict import Culprit, Verdict
 
 _MOST_NAMED = 3
+_HOW_TO_ACCEPT = "ddpscale history NODE --accept"
 
 
 def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | None, confidence: float) -> Verdict:
@@ -27,23 +30,31 @@ def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | No
 
     Returns:
         ``passed`` if no value fell below the bound for sure, and every one is above it for sure; ``failed`` if any is
-        below it for sure; ``inconclusive`` in between, and where there is too little history: no history is no pass.
+        below it for sure; ``inconclusive`` in between, where there is too little history, and where a GPU that told
+        something in earlier runs does not now: no history is no pass.
         ``not_measured`` if the run has no values.
     """
     blank = blank_verdict(case, confidence)
     current = key_values_of(evidence)
     if not current:
-        return replace(blank, reason="the run has no value that could be compared with earlier runs")
+        return replace(blank, reason=_why_nothing(evidence))
     if baseline is None:
         return replace(blank, outcome="inconclusive", reason="there is no history of these nodes (--ddp-history)")
     versions = {host: _known(survey.versions) for host, survey in evidence.surveys.items()}
     found = regression_of(current, baseline, confidence, versions)
     if found.ratio is None or found.interval is None:
         return replace(blank, outcome="inconclusive", reason=found.why_unknown)
-    return _against_bound(blank, case.requirement.bound, found)
+    missing = missing_gpus(baseline.places, [one.series for one in current])
+    return _against_bound(blank, case.requirement.bound, found, missing)
 
 
-def _against_bound(blank: Verdict, bound: float, found: Regression) -> Verdict:
+def _why_nothing(evidence: Evidence) -> str:
+    if evidence.plan.studies or evidence.plan.probes:
+        return "the run has no value that could be compared with earlier runs"
+    return "nothing was measured to be compared with earlier runs: select what measures with it (-m node_health)"
+
+
+def _against_bound(blank: Verdict, bound: float, found: Regression, missing: Sequence[tuple[str, str]]) -> Verdict:
     assert found.interval is not None  # the caller saw to it
     low, high = found.interval
     fewest = min(one.past.number for one in found.compared)
@@ -57,17 +68,27 @@ def _against_bound(blank: Verdict, bound: float, found: Regression) -> Verdict:
         more = f" and {len(fallen) - _MOST_NAMED} more" if len(fallen) > _MOST_NAMED else ""
         reason = f"fell below {bound:g} of earlier runs: {'; '.join(map(_in_words, fallen[:_MOST_NAMED]))}{more}"
         culprits = tuple(dict.fromkeys(_culprit(one) for one in fallen))
-        return replace(verdict, outcome="failed", reason=reason, culprits=culprits)
+        notes.append(f"what fell is no norm for later runs until it is accepted ({_HOW_TO_ACCEPT})")
+        return replace(verdict, outcome="failed", reason=reason, culprits=culprits, notes=tuple(notes))
+    if missing:
+        gone = _some([f"{gpu} on {host}" for host, gpu in missing])
+        reason = f"{gone} reached values in earlier runs and {'have' if len(missing) > 1 else 'has'} none now"
+        notes.append(f"it is waited for until that is accepted ({_HOW_TO_ACCEPT})")
+        return replace(verdict, outcome="inconclusive", reason=reason, notes=tuple(notes))
     strangers = _without_any_past(found)
     if strangers:
-        more = f" and {len(strangers) - _MOST_NAMED} more" if len(strangers) > _MOST_NAMED else ""
-        reason = f"nothing of {', '.join(strangers[:_MOST_NAMED])}{more} can be compared with earlier runs"
+        reason = f"nothing of {_some(strangers)} can be compared with earlier runs"
         return replace(verdict, outcome="inconclusive", reason=reason)
     if low >= bound:
         return replace(verdict, outcome="passed", reason="every value that has a past keeps the bound")
     # Not the smallest ratio, which may be known well enough to keep the bound.
     least_known = min(found.compared, key=lambda one: one.interval[0])
     return replace(verdict, outcome="inconclusive", reason=f"may have fallen: {_in_words(least_known)}")
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def _without_any_past(found: Regression) -> list[str]:

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pytest_ddpscale.metrics.probes import places
@@ -79,7 +80,7 @@ class KeyValue:
         if not (math.isfinite(self.value) and self.value > 0):
             raise ValueError(f"{self.metric} of {self.host} is {self.value}; expected a positive and finite number")
 
-    @property
+    @cached_property
     def series(self) -> Series:
         """With which values this one may be compared. A GPU is known by its UUID, wherever it is plugged in."""
         gpu = f"{_CPU}:{self.gpu_index}" if self.gpu_uuid == _CPU else self.gpu_uuid or ""

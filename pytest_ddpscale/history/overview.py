@@ -119,13 +119,14 @@ def _told(runs: Iterable[HostRun]) -> Places:
     found: dict[Series, list[_Told]] = {}
     for run in runs:
         for value in run.values:
-            found.setdefault(value.peers, []).append(_Told(value, run.started_at, run.counts))
+            found.setdefault(value.peers, []).append(_Told(value, run.started_at, run.is_norm(value)))
     return found
 
 
 def _norm(runs: Iterable[HostRun]) -> dict[Series, _Told]:
-    """What a host's places reached last, in a run that may be a norm."""
-    return {place: told[-1] for place, told in _told(run for run in runs if run.counts).items()}
+    """What each place of a host reached last that may be a norm."""
+    norms = {place: [one for one in told if one.counts] for place, told in _told(runs).items()}
+    return {place: told[-1] for place, told in norms.items() if told}
 
 
 def _observed(runs: Sequence[HostRun], others: Mapping[str, Mapping[Series, _Told]]) -> list[Observed]:

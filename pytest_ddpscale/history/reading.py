@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_ddpscale.history.key_values import KeyValue, Series
+from pytest_ddpscale.history.prediction import MOST_VALUES, Reference, reference_of
 from pytest_ddpscale.results.records import parse_strict_json
 
-# Of a node at most. Not every run tells every value, so that twenty values may take more runs than twenty.
+# Of a node, that may be a norm. Not every run tells every value, so that twenty values may take more runs than twenty.
 MOST_RUNS = 60
 _REJECTED = "rejected"
 
@@ -26,7 +27,8 @@ class HostRun:
         outcome: of the whole run.
         versions: of the software on this host, by name.
         failed: ids of the requirements that failed, on whatever host.
-        values: what the host and its GPUs reached.
+        values: what the host and its GPUs reached; without what no longer counts since a later run was accepted.
+        worse: those of the values that had fallen when the run was added.
     """
 
     id: str
@@ -36,11 +38,21 @@ class HostRun:
     versions: Mapping[str, str]
     failed: tuple[str, ...]
     values: tuple[KeyValue, ...]
+    worse: tuple[KeyValue, ...] = ()
 
     @property
     def counts(self) -> bool:
         """Whether it may be a norm for later runs: a node that broke must not become its own."""
         return self.outcome != _REJECTED
+
+    @property
+    def norm(self) -> tuple[KeyValue, ...]:
+        """The values that later runs are held against."""
+        return tuple(value for value in self.values if self.is_norm(value))
+
+    def is_norm(self, value: KeyValue) -> bool:
+        """Whether later runs are held against a value of this one: it counts, and the value had not fallen."""
+        return self.counts and value not in self.worse
 
 
 def skus_and_hosts(connection: sqlite3.Connection) -> list[tuple[str, str]]:
@@ -56,43 +68,57 @@ def host_runs(
 ) -> list[HostRun]:
     """The latest runs of a host, oldest first.
 
+    As far back as it takes for `limit` runs that left a norm. Runs between them that left none, since they were
+    rejected or only looked at the node, come with them and push none of those out.
+
     Args:
         connection: to the history.
         sku: of the runs.
         host: that took part.
         before: ISO 8601 in UTC: only runs that began before; None for all.
-        limit: how many at most.
+        limit: of how many runs with a norm.
     """
     rows = connection.execute(
-        "SELECT runs.id, run_path, started_at, outcome, versions FROM hosts JOIN runs ON runs.id = hosts.run "
-        "WHERE host = ? AND sku = ? AND (? IS NULL OR started_at < ?) ORDER BY started_at DESC, runs.id DESC LIMIT ?",
-        (host, sku, before, before, limit),
+        "SELECT runs.id, run_path, started_at, outcome, versions, outcome != ? AND EXISTS "
+        "(SELECT 1 FROM key_values WHERE key_values.host = hosts.host AND run = runs.id AND standing = 'norm') "
+        "FROM hosts JOIN runs ON runs.id = hosts.run "
+        "WHERE host = ? AND sku = ? AND (? IS NULL OR started_at < ?) ORDER BY started_at, runs.id",
+        (_REJECTED, host, sku, before, before),
     ).fetchall()
+    norms = [number for number, row in enumerate(rows) if row[-1]]
+    first = norms[-limit] if len(norms) > limit else 0
     return [
         HostRun(
             identity, path, started_at, outcome, _versions(versions), _failed(connection, identity),
-            _values(connection, host, identity),
+            *_values(connection, host, identity),
         )
-        for identity, path, started_at, outcome, versions in reversed(rows)
+        for identity, path, started_at, outcome, versions, _ in rows[first:]
     ]  # fmt: skip
 
 
-def past_values(runs: Iterable[HostRun]) -> dict[Series, list[float]]:
-    """Values of each series in runs that may be a norm, in the order of the runs."""
+def references_of(runs: Iterable[HostRun]) -> dict[Series, Reference]:
+    """The latest twenty values of each series that may be a norm, summed up.
+
+    Args:
+        runs: of one host, oldest first.
+    """
     found: dict[Series, list[float]] = {}
     for run in runs:
-        for value in run.values if run.counts else ():
+        for value in run.norm:
             found.setdefault(value.series, []).append(value.value)
-    return found
+    summed = {series: reference_of(values[-MOST_VALUES:]) for series, values in found.items()}
+    return {series: reference for series, reference in summed.items() if reference is not None}
 
 
-def _values(connection: sqlite3.Connection, host: str, run: str) -> tuple[KeyValue, ...]:
+def _values(connection: sqlite3.Connection, host: str, run: str) -> tuple[tuple[KeyValue, ...], tuple[KeyValue, ...]]:
+    """All values of a host in a run, and those that had fallen."""
     rows = connection.execute(
-        "SELECT host, gpu_index, gpu_uuid, metric, subject, world_size, arm, definition, value, unit "
-        "FROM key_values WHERE host = ? AND run = ?",
+        "SELECT host, gpu_index, gpu_uuid, metric, subject, world_size, arm, definition, value, unit, standing "
+        "FROM key_values WHERE host = ? AND run = ? AND standing != 'former' ORDER BY rowid",
         (host, run),
     )
-    return tuple(KeyValue(*row) for row in rows)
+    found = [(KeyValue(*row[:-1]), row[-1]) for row in rows]
+    return tuple(value for value, _ in found), tuple(value for value, standing in found if standing == "worse")
 
 
 def _failed(connection: sqlite3.Connection, run: str) -> tuple[str, ...]:

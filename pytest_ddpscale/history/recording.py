@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.history.database import BUSY_S, writing
-from pytest_ddpscale.history.key_values import KeyValue, key_values_of
+from pytest_ddpscale.history.database import BUSY_S, reading, writing
+from pytest_ddpscale.history.fallen import fallen_values
+from pytest_ddpscale.history.key_values import KeyValue, Series, key_values_of
+from pytest_ddpscale.history.prediction import Reference
+from pytest_ddpscale.history.reading import host_runs, references_of
 from pytest_ddpscale.results.records import strict_json
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.results.run_record import IMPORTED, SIMULATED, is_simulated
@@ -37,7 +40,7 @@ def record_run(
     history_file: Path, run: RunDirectory, judgement: Judgement, evidence: Evidence | None = None,
     busy_s: float = BUSY_S,
 ) -> Recorded:  # fmt: skip
-    """Add a run with its verdicts and key values.
+    """Add a run with its verdicts and key values. Values that fell are marked, and are no norm for later runs.
 
     A run is known by its first sign of life, wherever its directory lies by now. Adding it again changes nothing; one
     that was resumed and judged anew takes the place of what it had been. A simulated run is kept under a SKU of its
@@ -69,8 +72,9 @@ def record_run(
         _judged_at(judgement, started_at), judgement.outcome, run.measurements_sha256(),
     )  # fmt: skip
     values = key_values_of(evidence)
+    fallen = _fallen(history_file, sku, started_at, values, busy_s)
     with writing(history_file, busy_s) as connection:
-        return _write(connection, row, versions, judgement.verdicts, values)
+        return _write(connection, row, versions, judgement.verdicts, values, fallen)
 
 
 def started_at_of(run: RunDirectory, record: Mapping[str, Any]) -> str:
@@ -91,7 +95,7 @@ def started_at_of(run: RunDirectory, record: Mapping[str, Any]) -> str:
 
 def _write(
     connection: sqlite3.Connection, row: Sequence[str], versions: Mapping[str, Mapping[str, str]],
-    verdicts: Sequence[Verdict], values: Sequence[KeyValue],
+    verdicts: Sequence[Verdict], values: Sequence[KeyValue], fallen: Set[KeyValue],
 ) -> Recorded:  # fmt: skip
     identity, judged_at, sha256 = row[0], row[4], row[6]
     known = connection.execute("SELECT judged_at, measurements_sha256 FROM runs WHERE id = ?", (identity,)).fetchone()
@@ -115,14 +119,27 @@ def _write(
         [(identity, *_verdict_row(verdict)) for verdict in verdicts],
     )
     connection.executemany(
-        "INSERT INTO key_values VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO key_values VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
             (identity, v.host, v.gpu_index, v.gpu_uuid, v.metric, v.subject, v.world_size, v.arm, v.definition,
-             v.value, v.unit)
+             v.value, v.unit, "worse" if v in fallen else "norm")
             for v in values
         ],
     )  # fmt: skip
     return "added" if known is None else "replaced"
+
+
+def _fallen(
+    history_file: Path, sku: str, started_at: str, values: Sequence[KeyValue], busy_s: float
+) -> set[KeyValue]:  # fmt: skip
+    """Read before the file is locked for writing: all nodes of a site may be waiting for that."""
+    if not history_file.exists() or history_file.stat().st_size == 0:
+        return set()
+    past: dict[Series, Reference] = {}
+    with reading(history_file, busy_s) as connection:
+        for host in sorted({one.host for one in values}):
+            past |= references_of(host_runs(connection, sku, host, started_at))
+    return fallen_values(values, past)
 
 
 def _verdict_row(verdict: Verdict) -> tuple[str | int | float | None, ...]:

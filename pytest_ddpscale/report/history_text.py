@@ -45,7 +45,8 @@ def node_lines(node: NodeHistory) -> Iterator[str]:
     yield ""
     for run in reversed(node.runs[-_RUNS_SHOWN:]):
         failed = f", failed: {', '.join(map(text.one_line, run.failed))}" if run.failed else ""
-        yield f"  {run.started_at}  {text.one_line(run.outcome)}{failed}  [{text.one_line(run.path)}]"
+        fell = f"  {text.count_text(len(run.worse), 'value')} fell: no norm" if run.worse else ""
+        yield f"  {run.started_at}  {text.one_line(run.outcome)}{failed}  [{text.one_line(run.path)}]{fell}"
     yield ""
     if node.changes:
         yield f"Since its earlier runs the software changed: {text.one_line('; '.join(node.changes))}."

@@ -1,0 +1,157 @@
+"""What later runs are held against, night after night: not what fell, until somebody accepts it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.cli import main
+from pytest_ddpscale.history.baseline import Baseline, read_baseline
+from pytest_ddpscale.history.database import reading
+from pytest_ddpscale.history.judging import judge_regression
+from pytest_ddpscale.history.overview import read_histories
+from pytest_ddpscale.history.reading import MOST_RUNS, host_runs
+from pytest_ddpscale.history.recording import add_run
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.verdict.evidence import read_evidence
+from pytest_ddpscale.verdict.verdict import Verdict
+from tests.history.sample import SKU, at, conclude, judged_run, run_json
+from tests.history.test_judging import case
+
+GOOD = 6
+SOUND, FELL = (100.0, 100.0), (100.0, 90.0)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Path:
+    """Of a node with a few good nights."""
+    file = tmp_path / "history.sqlite"
+    for number in range(GOOD):
+        night(file, number, SOUND)
+    return file
+
+
+def night(history: Path, number: int, img_per_s: Sequence[float]) -> Verdict:
+    """A nightly check, which is never more than partial; judged by the nights before and remembered."""
+    pace = [one + 0.2 * (number % 2) for one in img_per_s]
+    run = judged_run(history.parent / f"night{number}", number, {"n1": pace}, outcome="partial")
+    found = judge_regression(case(), read_evidence(run), baseline(history, number) if number else None, 0.95)
+    add_run(history, run.path)
+    return found
+
+
+def baseline(history: Path, number: int) -> Baseline:
+    return read_baseline(history, SKU, ["n1"], at(number))
+
+
+def accept(history: Path, *more: str) -> int:
+    return main(["history", "n1", "--accept", "--history", str(history), *more])
+
+
+def test_a_gpu_that_fell_fails_every_night_and_not_only_the_first(history: Path) -> None:
+    verdicts = [night(history, GOOD + number, FELL) for number in range(25)]
+    assert {one.outcome for one in verdicts} == {"failed"}
+    assert {round(one.value or 0, 2) for one in verdicts} == {0.9}
+    assert "no norm for later runs until it is accepted (ddpscale history NODE --accept)" in verdicts[-1].notes[-1]
+
+
+def test_what_fell_is_kept_and_shown(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    night(history, GOOD, FELL)
+    with reading(history) as connection:
+        last = host_runs(connection, SKU, "n1")[-1]
+    assert {(one.gpu_index, one.arm) for one in last.worse} == {(1, "each"), (None, "ddp")}
+    assert len(last.values) == 4
+    assert {(one.gpu_index, one.arm) for one in last.norm} == {(0, "alone"), (0, "each")}
+    assert main(["history", "n1", "--history", str(history)]) == 0
+    assert "night6]  2 values fell: no norm" in capsys.readouterr().out
+    [node] = read_histories(history)
+    assert node.worst is not None
+    assert node.worst.is_worse
+
+
+def test_a_gpu_that_is_repaired_passes_by_its_norm_of_before(history: Path) -> None:
+    for number in range(8):
+        night(history, GOOD + number, FELL)
+    verdict = night(history, GOOD + 8, SOUND)
+    assert verdict.outcome == "passed"
+    assert verdict.value == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_loss_that_is_accepted_is_the_norm_from_then_on(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(6):
+        assert night(history, GOOD + number, FELL).outcome == "failed"
+    assert accept(history) == 0
+    assert capsys.readouterr().out == "n1: 2 values accepted as they are now\n"
+    accepted = night(history, GOOD + 6, FELL)
+    assert (accepted.outcome, accepted.rounds) == ("passed", 6)
+    fallen_again = night(history, GOOD + 7, (100.0, 80.0))
+    assert fallen_again.outcome == "failed"
+    assert fallen_again.value == pytest.approx(80 / 90, abs=0.01)
+
+
+def test_a_loss_that_is_accepted_at_once_has_to_be_known_first(history: Path) -> None:
+    night(history, GOOD, FELL)
+    accept(history)
+    assert [night(history, GOOD + 1 + number, FELL).outcome for number in range(5)] == ["inconclusive"] * 4 + ["passed"]
+
+
+def test_nothing_is_accepted_where_nothing_fell(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert accept(history) == 4
+    assert "of which the history has nothing that fell or is missing" in capsys.readouterr().err
+    assert accept(history, "--add", ".") == 4
+    assert "--accept beside it" in capsys.readouterr().err
+    assert main(["history", "--accept", "--history", str(history)]) == 4
+    assert "found no NODE beside it" in capsys.readouterr().err
+    assert main(["history", "n1", "--accept", "--history", str(history.parent / "none")]) == 4
+    assert not (history.parent / "none").exists()
+
+
+def lose_gpu(history: Path, number: int) -> Verdict:
+    """A night on which GPU 1 told nothing, and everything else was as before."""
+    run = judged_run(history.parent / f"lost{number}", number, outcome="partial")
+    lines = run.measurements_jsonl.read_text(encoding="utf-8").splitlines()
+    kept = [one for one in lines if not (json.loads(one).get("device") == "GPU-n1-1" and '"arm":"each' in one)]
+    assert len(kept) == len(lines) - 5
+    run.measurements_jsonl.write_text("\n".join([*kept, ""]), encoding="utf-8")
+    verdict = judge_regression(case(), read_evidence(run), baseline(history, number), 0.95)
+    add_run(history, run.path)
+    return verdict
+
+
+def test_a_gpu_that_tells_nothing_any_more_is_no_pass_until_it_is_accepted(history: Path) -> None:
+    """Neither does the next night take its absence for the norm."""
+    for number in range(2):
+        verdict = lose_gpu(history, GOOD + number)
+        assert verdict.outcome == "inconclusive"
+        assert verdict.reason == "GPU-n1-1 on n1 reached values in earlier runs and has none now"
+    assert accept(history) == 0
+    assert lose_gpu(history, GOOD + 2).outcome == "passed"
+
+
+def test_a_baseline_with_its_places_is_kept_as_json(history: Path) -> None:
+    kept = baseline(history, GOOD)
+    assert {one.gpu for one in kept.places} == {"GPU-n1-0", "GPU-n1-1"}
+    assert Baseline.from_json(json.loads(json.dumps(kept.as_json()))) == kept
+
+
+def test_runs_without_a_norm_push_none_out_of_the_window(history: Path) -> None:
+    """Runs that only looked at the node, and rejected ones."""
+    before = baseline(history, 99).past
+    for number in range(MOST_RUNS + 1):
+        run = RunDirectory.create(history.parent / f"looked{number}")
+        run.write_json(run.plan_json, Plan(SKU, "cuda", (), survey=True).as_json())
+        began = (datetime.fromisoformat(at(20)) + timedelta(hours=number)).isoformat(timespec="seconds")
+        run.write_json(run.run_json, run_json() | {"started_at": began})
+        run.append_records([{"kind": "survey", "study": "survey", "host": "n1", "unix_s": float(number)}])
+        conclude(run, "partial", judged_at=began)
+        add_run(history, run.path)
+    add_run(history, judged_run(history.parent / "bad", 30, {"n1": (50.0, 50.0)}, outcome="rejected").path)
+    assert baseline(history, 99).past == before
+    assert before
+    [node] = read_histories(history)
+    assert {one.past.standing for one in node.drifts if one.past} == {"worse"}
