@@ -68,7 +68,7 @@ def survey(run_directory: Path, host: str, *, gpus: bool) -> Survey:
 
 
 def with_visibility(gpus: tuple[SurveyedGpu, ...], visible_devices: str | None) -> tuple[SurveyedGpu, ...]:
-    """Say which of the GPUs ranks may use: CUDA's rules, over those that no cgroup withholds.
+    """Say which of the GPUs ranks may use, and which rank: CUDA's rules, over those that no cgroup withholds.
 
     A GPU that does not even tell its UUID cannot be ruled out by a list of UUIDs, and counts as visible.
 
@@ -77,10 +77,11 @@ def with_visibility(gpus: tuple[SurveyedGpu, ...], visible_devices: str | None) 
         visible_devices: CUDA_VISIBLE_DEVICES; None if it is not set.
     """
     accessible = [gpu for gpu in gpus if gpu.is_visible]
-    visible = {accessible[i].index for i in visible_ordinals(visible_devices, [gpu.uuid for gpu in accessible])}
+    ordinals = visible_ordinals(visible_devices, [gpu.uuid for gpu in accessible])
+    ranks: dict[int, int | None] = {accessible[i].index: local_rank for local_rank, i in enumerate(ordinals)}
     if visible_devices is not None and visible_devices.startswith("GPU-"):
-        visible |= {gpu.index for gpu in accessible if not gpu.uuid}
-    return tuple(replace(gpu, is_visible=gpu.index in visible) for gpu in gpus)
+        ranks |= {gpu.index: None for gpu in accessible if not gpu.uuid}
+    return tuple(replace(gpu, is_visible=gpu.index in ranks, local_rank=ranks.get(gpu.index)) for gpu in gpus)
 
 
 def infiniband_ports(adapters: Path = _ADAPTERS) -> tuple[InfiniBandPort, ...]:

@@ -40,6 +40,8 @@ class NodeExpectation:
         pci_device_ids: of the SKU, four lower-case hexadecimal digits each; empty for any.
         memory_gib: least and most device memory that the SKU may show, in GiB.
         gpus_per_node: GPUs that ranks train on; on CPU the ranks, each of which needs a core.
+        gpus_installed: GPUs of the SKU that a node has at least, whether ranks may use them or not: as the thresholds
+            say, or as was asked for.
         pcie_generation: that GPU and slot can have together.
         pcie_width: lanes of each GPU.
         nvlinks: of each GPU; 0 if it has none.
@@ -55,6 +57,7 @@ class NodeExpectation:
     pci_device_ids: tuple[str, ...] = ()
     memory_gib: tuple[float, float] | None = None
     gpus_per_node: int | None = None
+    gpus_installed: int | None = None
     pcie_generation: int | None = None
     pcie_width: int | None = None
     nvlinks: int | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 ProbeKind = Literal[
@@ -32,6 +33,8 @@ _NAME = re.compile(
     r"matmul-(?P<precision>fp32|fp16|bf16|fp8)|(?P<plain>memory-copy|host-to-device|device-to-host)"
     r"|(?P<sized>all-reduce|all-gather|reduce-scatter|send-recv)-(?P<count>[1-9][0-9]{0,3})(?P<unit>kib|mib|gib)"
 )
+# Every record of a probe asks, and there are hundreds of thousands of few names.
+_match = lru_cache(maxsize=256)(_NAME.fullmatch)
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 NAMES_IN_WORDS = (
     "matmul-fp32|fp16|bf16|fp8, memory-copy, host-to-device, device-to-host, "
@@ -54,7 +57,7 @@ class Probe:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        match = _NAME.fullmatch(self.name)
+        match = _match(self.name)
         if match is None:
             raise ValueError(f"probe {self.name!r} is not known; expected {NAMES_IN_WORDS}")
         if type(self.world_size) is not int or self.world_size < 1:
@@ -67,21 +70,21 @@ class Probe:
     @property
     def kind(self) -> ProbeKind:
         """The name without precision or size."""
-        match = _NAME.fullmatch(self.name)
+        match = _match(self.name)
         assert match is not None  # __post_init__
         return match["plain"] or match["sized"] or "matmul"  # type: ignore[return-value]
 
     @property
     def precision(self) -> MatmulPrecision | None:
         """Of a matmul."""
-        match = _NAME.fullmatch(self.name)
+        match = _match(self.name)
         assert match is not None
         return match["precision"]  # type: ignore[return-value]
 
     @property
     def message_bytes(self) -> int | None:
         """Of what communicates: nccl-tests' size, which for all-gather and reduce-scatter is that of the whole."""
-        match = _NAME.fullmatch(self.name)
+        match = _match(self.name)
         assert match is not None
         return int(match["count"]) * _UNITS[match["unit"]] if match["sized"] else None
 

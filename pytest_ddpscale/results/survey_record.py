@@ -58,6 +58,7 @@ class SurveyedGpu:
         pci_bus_id: ``00000000:17:00.0``.
         pci_device_id: four lower-case hexadecimal digits.
         is_visible: whether CUDA_VISIBLE_DEVICES lets ranks use it.
+        local_rank: of the rank that uses it: its place in CUDA's order of visible devices; None if it has none.
         problem: why the GPU as a whole does not answer, such as ``GPU is lost``; empty if it does.
         compute_capability: ``9.0``.
         memory_bytes: in all.
@@ -92,6 +93,7 @@ class SurveyedGpu:
     pci_bus_id: str
     pci_device_id: str
     is_visible: bool = True
+    local_rank: int | None = None
     problem: str = ""
     compute_capability: str | None = None
     memory_bytes: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_ddpscale.plan.metric import measured_arm
+from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
 from pytest_ddpscale.thresholds.model import Requirement, Sku, Thresholds
 
@@ -17,7 +18,8 @@ def contradictions(thresholds: Thresholds) -> list[tuple[tuple[str | int, ...], 
     Returns:
         Pairs of a path into the file, for its line number, and a sentence.
     """
-    return [*_clashing_names(thresholds), *_clashing_requirements(thresholds), *_unmeasurable(thresholds)]
+    found = [_clashing_names, _clashing_requirements, _meaningless_checks, _unmeasurable]
+    return [one for find in found for one in find(thresholds)]
 
 
 def _clashing_names(thresholds: Thresholds) -> Found:
@@ -53,6 +55,22 @@ def _clashing_requirements(thresholds: Thresholds) -> Found:
 def _warns_later_than_it_fails(one: Requirement, other: Requirement) -> bool:
     warn, fail = (one, other) if one.severity == "warn" else (other, one)
     return warn.bound >= fail.bound if warn.definition.upper_bound else warn.bound <= fail.bound
+
+
+def _meaningless_checks(thresholds: Thresholds) -> Found:
+    """Checks of GPUs that are asked of a CPU: no run could ever pass them."""
+    found: Found = []
+    on_cpu = [name for name, check in NODE_CHECKS.items() if check.on_cpu]
+    for name, sku in thresholds.skus.items():
+        if sku.detect.device != "cpu":
+            continue
+        asked: list[tuple[str, tuple[str | int, ...]]] = [(check, ("checks", check)) for check in sku.checks]
+        asked += [(one.check, ("requirements", i)) for i, one in enumerate(sku.requirements) if one.check]
+        for check, path in asked:
+            if check not in on_cpu:
+                sentence = f"check {check!r} means nothing without a GPU; expected some of {', '.join(on_cpu)}"
+                found.append((("skus", name, *path), sentence))
+    return found
 
 
 def _unmeasurable(thresholds: Thresholds) -> Found:

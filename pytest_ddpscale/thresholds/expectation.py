@@ -25,6 +25,7 @@ def node_expectation(sku: Sku, plan: Plan) -> NodeExpectation:
         pci_device_ids=tuple(sku.detect.pci_device_ids),
         memory_gib=sku.detect.memory_band_gib,
         gpus_per_node=plan.layout.ranks_per_node,
+        gpus_installed=max(node.gpus or 0 if node else 0, plan.gpus_asked or 0) or None,
         pcie_generation=node.pcie_generation if node else None,
         pcie_width=node.pcie_width if node else None,
         nvlinks=node.nvlinks if node else None,

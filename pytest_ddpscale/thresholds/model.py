@@ -270,6 +270,7 @@ class Peak(_Strict):
 class Node(_Strict):
     """What a node with this SKU has to be."""
 
+    gpus: int | None = Field(None, ge=1, le=64, description="GPUs of this SKU that a node has at least.")
     pcie_generation: int | None = Field(None, ge=1, le=9, description="That GPU and slot can have together.")
     pcie_width: int | None = Field(None, ge=1, le=32, description="Lanes of each GPU.")
     nvlinks: int | None = Field(None, ge=0, le=64, description="NVLinks of each GPU; 0 for none.")

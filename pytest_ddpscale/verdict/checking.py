@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.survey_record import STUDY_ID, Survey
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
 from pytest_ddpscale.thresholds.expectation import node_expectation
 from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.node_checks.catalogue import check, unfit_hosts
+from pytest_ddpscale.verdict.node_checks.finding import Blocks
 from pytest_ddpscale.verdict.verdict import Verdict
 
 
@@ -24,7 +27,8 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     """
     plan, name = evidence.plan, case.requirement.check
     expectation = node_expectation(case.sku, plan)
-    found = check(name, expectation, evidence.surveys, plan.nodes, evidence.telemetry, evidence.transports)
+    blocks = _blocks(evidence) if NODE_CHECKS[name].reads == "telemetry" else None
+    found = check(name, expectation, evidence.surveys, plan.nodes, evidence.telemetry, evidence.transports, blocks)
     reason = found.reason
     why_no_survey = evidence.errors.get(STUDY_ID) or evidence.interrupted.get(STUDY_ID)
     if found.outcome == "not_measured" and why_no_survey:
@@ -42,6 +46,17 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         notes=found.notes,
         culprits=found.culprits,
     )
+
+
+def _blocks(evidence: Evidence) -> Blocks:
+    """In which blocks each GPU took part, by the names that telemetry has for them."""
+    found: dict[tuple[str, str], set[tuple[str, str, int]]] = {}
+    for one in evidence.measurements:
+        found.setdefault((one.host, one.device), set()).add((one.study, one.arm, one.round))
+    for probe in evidence.probes:
+        arm = Probe(probe.probe, probe.world_size).id
+        found.setdefault((probe.host, probe.device), set()).add((probe.study, arm, probe.round))
+    return found
 
 
 def unfit_nodes(cases: Iterable[AnyCase], plan: Plan, surveys: dict[str, Survey]) -> dict[str, str]:

@@ -164,7 +164,24 @@ def test_a_gpu_that_a_cgroup_withholds_has_no_number_of_cudas() -> None:
     for visible_devices, visible in ((None, [1, 2]), ("0", [1]), ("0,1", [1, 2]), (uuid_of(2), [2])):
         found = with_visibility(gpus, visible_devices)
         assert [one.index for one in found if one.is_visible] == visible
-        assert [replace(one, is_visible=True) for one in found] == [replace(one, is_visible=True) for one in gpus]
+        assert [one.local_rank for one in found if one.is_visible] == list(range(len(visible)))
+        unsaid = [replace(one, is_visible=True, local_rank=None) for one in found]
+        assert unsaid == [replace(one, is_visible=True) for one in gpus]
+
+
+@pytest.mark.parametrize(
+    ("visible_devices", "ranks"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("3,1", [None, 1, None, 0]),
+        (f"{uuid_of(1)},{uuid_of(0)}", [1, 0, None, None]),
+    ],
+)
+def test_local_ranks_are_in_the_order_of_cuda_visible_devices(
+    visible_devices: str | None, ranks: list[int | None]
+) -> None:
+    found = with_visibility(tuple(map(gpu, range(4))), visible_devices)
+    assert [one.local_rank for one in found] == ranks
 
 
 def test_ports_of_adapters_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:

@@ -68,6 +68,14 @@ def test_a_node_has_to_have_as_many_gpus_as_the_gang_has_ranks_there(
     assert node_expectation(sku(), plan).gpus_per_node == gpus
 
 
+def test_a_site_may_say_how_many_gpus_a_node_has_at_least() -> None:
+    plan = Plan("a100", "cuda", trained(BF16, world_size=7))
+    found = node_expectation(sku({**NODE, "gpus": 8}), plan)
+    assert (found.gpus_per_node, found.gpus_installed) == (7, 8)
+    assert node_expectation(sku(NODE), plan).gpus_installed is None
+    assert node_expectation(sku(), plan).gpus_installed is None
+
+
 def test_precisions_are_those_that_are_trained_or_multiplied() -> None:
     probes = ProbeStudy((Probe("matmul-bf16"), Probe("matmul-fp8"), Probe("memory-copy")), 16, 0.5)
     plan = Plan("a100", "cuda", trained(FP16), probes=probes)
@@ -97,3 +105,11 @@ def test_every_packaged_sku_that_has_checks_says_what_they_need() -> None:
         found = node_expectation(packaged_sku, Plan(name, "cuda", ()))
         for check, expected in (("pcie", found.pcie_width), ("pcie", found.pcie_generation), ("nvlink", found.nvlinks)):
             assert check not in packaged_sku.checks or expected is not None, (name, check)
+
+
+@pytest.mark.parametrize(("in_file", "asked", "least"), [(None, None, None), (8, None, 8), (None, 8, 8), (4, 8, 8)])
+def test_gpus_that_should_be_there_are_those_of_the_file_or_those_asked_for(
+    in_file: int | None, asked: int | None, least: int | None
+) -> None:
+    plan = replace(Plan("a100", "cuda", ()), gpus_asked=asked)
+    assert node_expectation(sku(NODE | {"gpus": in_file}), plan).gpus_installed == least

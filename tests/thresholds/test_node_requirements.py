@@ -174,3 +174,34 @@ def test_a_probe_of_another_size_is_another_requirement(load: Load) -> None:
 
 def test_a_file_without_checks_asks_for_none(load: Load) -> None:
     assert node_cases(load(VALID)) == []
+
+
+@pytest.mark.parametrize(("check", "refused"), [("ecc", True), ("pcie_under_load", True), ("disk", False)])
+def test_a_check_that_means_nothing_on_a_cpu_is_refused_there(
+    check: str, refused: bool, load: Load, refusal: Refusal
+) -> None:
+    text = changed("    detect: {name: '^New$'}\n", f"    detect: {{device: cpu}}\n    checks:\n      {check}: fail\n")
+    if not refused:
+        assert load(text).thresholds.skus["new"].checks == {check: "fail"}
+        return
+    line, message = refusal(text)
+    assert line == CHECKS_LINE + 1
+    assert f"check '{check}' means nothing without a GPU; expected some of gpus, versions, disk, clock" in message
+
+
+def test_a_line_of_a_check_that_means_nothing_on_a_cpu_is_refused_there(refusal: Refusal) -> None:
+    line = (
+        "      - {metric: node_check, check: ecc, at_least: 1, provisional: true, source: {reasoning: none at all}}\n"
+    )
+    found, message = refusal(changed(HEAD, "    detect: {device: cpu}\n") + line)
+    assert found == RATIO_LINE + 1
+    assert "check 'ecc' means nothing without a GPU" in message
+
+
+@pytest.mark.parametrize("gpus", ["0", "8.0", "'8'"])
+def test_how_many_gpus_a_node_has_is_a_whole_number(gpus: str, load: Load, refusal: Refusal) -> None:
+    node = "    node: {{gpus: {}, source: {{reference: our nodes}}}}\n"
+    assert refusal(changed(HEAD, HEAD + node.format(gpus)))[0] == CHECKS_LINE
+    found = load(changed(HEAD, HEAD + node.format(8))).thresholds.skus["new"].node
+    assert found is not None
+    assert found.gpus == 8

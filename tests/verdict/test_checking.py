@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import DeviceType, Plan
+from pytest_ddpscale.results.probe_record import ProbeMeasurement
+from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.results.survey_record import Survey
+from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.verdict.checking import unfit_nodes
@@ -43,8 +47,25 @@ def plan_of(nodes: int = 1, device_type: DeviceType = "cuda", ranks_per_node: in
 
 def judged(name: str, *surveys: Survey, nodes: int | None = None, **known: Any) -> Verdict:
     plan = plan_of(len(surveys) if nodes is None else nodes)
-    evidence = Evidence(plan, (), known.pop("errors", {}), surveys=by_host(surveys), **known)
+    measurements = known.pop("measurements", ())
+    evidence = Evidence(plan, measurements, known.pop("errors", {}), surveys=by_host(surveys), **known)
     return judge(check_case(name), evidence, 0.95)
+
+
+def measured(one: Telemetry) -> Measurement:
+    """The block of a window."""
+    return Measurement(
+        one.study, one.arm, one.round, one.rank, one.local_rank, one.host, one.device, 8, 4, 1.0, one.started_unix_s
+    )
+
+
+def probed(one: Telemetry) -> ProbeMeasurement:
+    """A probe on the same GPU in the same round."""
+    return ProbeMeasurement(
+        study=PROBES, probe="all-reduce-1mib", world_size=8, round=one.round, rank=one.rank, local_rank=one.local_rank,
+        host=one.host, device=one.device, work=2.0**20, iterations=4, seconds=1.0, started_unix_s=one.started_unix_s,
+        is_correct=True,
+    )  # fmt: skip
 
 
 class TestVerdict:
@@ -65,7 +86,7 @@ class TestVerdict:
 
     def test_what_the_sku_expects_is_what_is_checked(self) -> None:
         assert judged("nvlink", with_gpu((0,), nvlinks_active=11)).outcome == "failed"
-        assert judged("pcie", with_gpu((0,), pcie_width=8)).outcome == "failed"
+        assert judged("pcie", with_gpu((0,), pcie_width_max=8)).outcome == "failed"
         assert judged("gpus", survey(gpus=gpus(count=7))).outcome == "failed"
 
     def test_a_node_of_which_nothing_is_known_is_no_pass_and_leaves_no_share(self) -> None:
@@ -95,6 +116,17 @@ class TestVerdict:
         verdict = judged("ecc_under_load", survey("n1"), telemetry=faulty)
         assert verdict.outcome == "failed"
         assert [culprit.gpu_uuid for culprit in verdict.culprits] == ["GPU-n1-2"]
+
+    def test_a_gpu_that_took_part_in_blocks_without_telemetry_does_not_pass(self) -> None:
+        telemetry = windows("n1")
+        training: dict[str, Any] = {"measurements": [measured(one) for one in telemetry]}
+        assert judged("ecc_under_load", survey("n1"), telemetry=telemetry, **training).outcome == "passed"
+        both: dict[str, Any] = training | {"probes": [probed(one) for one in telemetry]}
+        verdict = judged("ecc_under_load", survey("n1"), telemetry=telemetry, **both)
+        assert verdict.outcome == "not_measured"
+        assert "it was watched in 4 of 8 blocks" in verdict.reason
+        all_of_it = [*telemetry, *(replace(one, study=PROBES, arm="all-reduce-1mib@8") for one in telemetry)]
+        assert judged("ecc_under_load", survey("n1"), telemetry=all_of_it, **both).outcome == "passed"
 
     def test_a_check_of_gpus_means_nothing_on_a_cpu(self) -> None:
         plan = plan_of(1, "cpu", ranks_per_node=2)
@@ -134,7 +166,7 @@ class TestUnfitNodes:
         assert self.of(check_case("ecc_under_load"), check_case("transport")) == {}
 
     def test_are_nobody_if_most_fail_alike(self) -> None:
-        alike = tuple(with_gpu(range(8), host, pcie_width=8) for host in ("n1", "n2", "n3"))
+        alike = tuple(with_gpu(range(8), host, pcie_width_max=8) for host in ("n1", "n2", "n3"))
         assert self.of(check_case("pcie"), surveys=alike) == {}
 
 

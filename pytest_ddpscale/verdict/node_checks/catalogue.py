@@ -9,7 +9,7 @@ from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.results.transport_record import Transport
 from pytest_ddpscale.verdict.node_checks import gpus, host, links, memory_errors, software, throttling, transport
-from pytest_ddpscale.verdict.node_checks.finding import CheckResult, Finding, NodeEvidence, concluded
+from pytest_ddpscale.verdict.node_checks.finding import Blocks, CheckResult, Finding, NodeEvidence, concluded
 
 _FIND: dict[str, Callable[[NodeEvidence], dict[str, Finding]]] = {
     "gpus": gpus.gpus,
@@ -38,6 +38,7 @@ def check(
     hosts_planned: int,
     telemetry: Sequence[Telemetry] = (),
     transports: Sequence[Transport] = (),
+    blocks: Blocks | None = None,
 ) -> CheckResult:
     """One check of all nodes.
 
@@ -48,6 +49,8 @@ def check(
         hosts_planned: how many nodes there should be; of one that is missing nothing is known.
         telemetry: what GPUs said while they worked; only checks under load read it.
         transports: what NCCL said; only the check of transports reads it.
+        blocks: (host, GPU UUID) → blocks that it took part in; only checks under load read it. Without it nobody knows
+            whether telemetry is missing.
 
     Returns:
         ``passed`` if every planned node passes, ``failed`` if any does not; ``not_measured`` if that cannot be told of
@@ -58,7 +61,7 @@ def check(
     """
     if expectation.device_type == "cpu" and not NODE_CHECKS[name].on_cpu:
         return CheckResult(name, "not_measured", None, f"{NODE_CHECKS[name].title}: means nothing without a GPU")
-    evidence = NodeEvidence(expectation, surveys, hosts_planned, telemetry, transports)
+    evidence = NodeEvidence(expectation, surveys, hosts_planned, telemetry, transports, blocks or {})
     return concluded(name, _FIND[name](evidence), hosts_planned)
 
 

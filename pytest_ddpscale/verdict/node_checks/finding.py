@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pytest_ddpscale.plan.node_check import NodeExpectation
@@ -13,6 +13,7 @@ from pytest_ddpscale.results.transport_record import Transport
 from pytest_ddpscale.verdict.verdict import Culprit
 
 CheckOutcome = Literal["passed", "failed", "not_measured"]
+Blocks = Mapping[tuple[str, str], Collection[tuple[str, str, int]]]
 _MOST_NAMED = 3
 
 
@@ -26,6 +27,7 @@ class NodeEvidence:
         hosts_planned: how many nodes there should be.
         telemetry: what GPUs said while they worked.
         transports: what NCCL said, of each rank.
+        blocks: (host, GPU UUID) → the blocks that it took part in, by (study, arm, round); empty where nobody knows.
     """
 
     expectation: NodeExpectation
@@ -33,6 +35,7 @@ class NodeEvidence:
     hosts_planned: int
     telemetry: Sequence[Telemetry] = ()
     transports: Sequence[Transport] = ()
+    blocks: Blocks = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,15 @@ class Fault:
         stands_alone: whether it is a fault whatever other nodes are like, such as a lost GPU. Of anything else the
             expectation may be wrong, if most nodes do not meet it.
         is_certain: False if nothing says which of several that differ is the odd one.
+        is_from_outside: whether it may come from what several nodes share, such as the facility's power: if most nodes
+            have it, it is nobody's.
     """
 
     text: str
     gpu: GpuPlace | None = None
     stands_alone: bool = False
     is_certain: bool = True
+    is_from_outside: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,31 +164,42 @@ def concluded(name: str, findings: Mapping[str, Finding], hosts_planned: int) ->
 
 @dataclass(frozen=True)
 class _Doubts:
-    """Whether most nodes, or most GPUs, fail alike, so that the expectation may be what is wrong."""
+    """Whether most nodes, or most GPUs, fail alike, so that the expectation, or what they share, may be at fault."""
 
     of_nodes: bool
     of_gpus: bool
+    from_outside: bool
     notes: tuple[str, ...]
 
 
 def _doubts(findings: Mapping[str, Finding], planned: int) -> _Doubts:
-    """The rule of `by_node.with_failed_nodes`; a node where some of its GPUs fail has the others to compare with."""
+    """The rule of `by_node.with_failed_nodes`; a node where some of its GPUs fail has the others to compare with.
+
+    A single node is no majority: what it is not is its own fault.
+    """
     compared = [(host, one) for host, finding in findings.items() for one in finding.faults if not one.stands_alone]
     failed_nodes = {host for host, one in compared if one.gpu is None}
     failed_gpus = {(host, one.gpu) for host, one in compared if one.gpu is not None}
-    of_nodes = 2 * len(failed_nodes) > planned
+    of_nodes = planned > 1 and 2 * len(failed_nodes) > planned
     has_most_nodes = 2 * len({host for host, _ in failed_gpus}) > planned
     of_gpus = has_most_nodes and 2 * len(failed_gpus) > sum(finding.gpus for finding in findings.values())
+    outside = [host for host, finding in findings.items() if any(one.is_from_outside for one in finding.faults)]
+    from_outside = 2 * len(outside) > planned
     notes = []
+    if from_outside:
+        notes.append(f"{len(outside)} of {planned} nodes are held down from outside: is it the facility?")
     if of_nodes:
         notes.append(f"{len(failed_nodes)} of {planned} nodes fail alike: is the expectation right?")
     if of_gpus:
         notes.append(f"{len(failed_gpus)} GPUs of most nodes fail alike: is the expectation right?")
-    return _Doubts(of_nodes, of_gpus, tuple(f"{text} No node is certain to be at fault" for text in notes))
+    return _Doubts(
+        of_nodes, of_gpus, from_outside, tuple(f"{text} No node is certain to be at fault" for text in notes)
+    )
 
 
 def _culprit(host: str, one: Fault, doubts: _Doubts) -> Culprit:
     doubted = not one.stands_alone and (doubts.of_nodes if one.gpu is None else doubts.of_gpus)
+    doubted |= one.is_from_outside and doubts.from_outside
     is_certain = one.is_certain and not doubted
     if one.gpu is None:
         return Culprit("node", host, None, None, one.text, is_certain=is_certain)

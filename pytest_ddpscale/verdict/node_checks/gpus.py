@@ -52,10 +52,19 @@ def _gpus(expectation: NodeExpectation, survey: Survey) -> Finding:
     if len(places) < asked:
         why = "" if places else f": {no_gpu_reason(survey)}"
         found += fault(f"{len(places)} GPUs are visible; expected {asked}{why}")
+    found += _installed(expectation, survey)
     for gpu in survey.gpus:
         if gpu.problem and not gpu.is_visible:
             found += note(f"GPU {gpu.index} of the node, which ranks do not use, does not answer: {gpu.problem}")
     return found
+
+
+def _installed(expectation: NodeExpectation, survey: Survey) -> Finding:
+    """Whether a GPU is gone from the driver, which ranks of a gang that is as large as what is left cannot miss."""
+    pattern, least = expectation.name_pattern or ".*", expectation.gpus_installed or 0
+    # One that a cgroup withholds has no name.
+    seen = sum(not gpu.name or re.fullmatch(pattern, gpu.name) is not None for gpu in survey.gpus)
+    return fault(f"the driver has {seen} GPUs of this SKU; expected {least}") if seen < least else Finding()
 
 
 def _model(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.survey_record import SurveyedGpu
 from pytest_ddpscale.results.telemetry_record import Telemetry
-from pytest_ddpscale.verdict.node_checks.finding import Finding, GpuPlace, NodeEvidence, fault, gpu_label, unknown
+from pytest_ddpscale.verdict.node_checks.finding import Finding, GpuPlace, NodeEvidence, fault, gpu_label, note, unknown
 from pytest_ddpscale.verdict.node_checks.surveyed import Findings, each_gpu, unread
 from pytest_ddpscale.verdict.node_checks.working import each_working_gpu, in_most_windows
 
@@ -17,7 +17,7 @@ _NOTHING_EXPECTED = "the SKU's `node:` says nothing of {}"
 
 
 def pcie(evidence: NodeEvidence) -> Findings:
-    """Width now, and the generation that GPU and slot can have together; an idle GPU saves power at generation 1."""
+    """Generation and width that GPU and slot can have together: an idle GPU saves power by having less of either."""
     return each_gpu(evidence, _pcie)
 
 
@@ -40,11 +40,24 @@ def _pcie(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Fi
         own = "" if gpu.pcie_generation_gpu_max is None else f" (the GPU alone: {gpu.pcie_generation_gpu_max})"
         text = f"PCIe of GPU and slot reaches generation {gpu.pcie_generation_max}{own}; expected {generation}"
         found += fault(text, place)
-    if width is not None and gpu.pcie_width is None:
-        found += unread(gpu, place, "pcie_width")
-    elif width is not None and gpu.pcie_width is not None and gpu.pcie_width < width:
-        found += fault(f"PCIe has {gpu.pcie_width} lanes; expected {width}", place)
-    return found
+    return found if width is None else found + _width(gpu, place, width)
+
+
+def _width(gpu: SurveyedGpu, place: GpuPlace, expected: int) -> Finding:
+    """Too few lanes are certain if there can be no more, or if the link does not save power."""
+    if gpu.pcie_width_max is not None and gpu.pcie_width_max < expected:
+        return fault(f"PCIe of GPU and slot reaches {gpu.pcie_width_max} lanes; expected {expected}", place)
+    if gpu.pcie_width is None:
+        return unread(gpu, place, "pcie_width")
+    if gpu.pcie_width >= expected:
+        return Finding()
+    for reading in ("pcie_generation", "pcie_generation_max"):
+        if getattr(gpu, reading) is None:
+            return unread(gpu, place, reading)
+    if gpu.pcie_generation == gpu.pcie_generation_max:
+        return fault(f"PCIe has {gpu.pcie_width} lanes; expected {expected}", place)
+    saving = f"at generation {gpu.pcie_generation} of {gpu.pcie_generation_max}, where it may save power"
+    return note(f"{gpu_label(place)}: PCIe has {gpu.pcie_width} of {expected} lanes {saving}: see pcie_under_load")
 
 
 def _nvlink(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:

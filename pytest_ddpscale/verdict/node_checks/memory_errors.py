@@ -66,6 +66,11 @@ def _repairs(gpu: SurveyedGpu, place: GpuPlace) -> Finding:
 
 
 def _under_load(expectation: NodeExpectation, windows: Sequence[Telemetry], place: GpuPlace) -> Finding:
+    """New errors of all windows.
+
+    A single one that is not read leaves it open: the next counts from the poll before its own begin, not from the last
+    window that was read, so that an error of the unread one may be in no count.
+    """
     found = Finding()
     uncorrected = sum(window.ecc_uncorrected or 0 for window in windows)
     corrected = sum(window.ecc_corrected or 0 for window in windows)

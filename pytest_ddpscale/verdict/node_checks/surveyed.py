@@ -31,9 +31,16 @@ def each_gpu(evidence: NodeEvidence, judge: JudgeGpu) -> Findings:
 
 
 def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, GpuPlace]]:
-    """The GPUs that ranks may use, each with its place among them."""
+    """The GPUs that ranks may use, each with its local rank, in the order of these.
+
+    The order is CUDA_VISIBLE_DEVICES's. Where a survey does not say it, it is the driver's.
+    """
     visible = [gpu for gpu in survey.gpus if gpu.is_visible]
-    return [(gpu, GpuPlace(index, gpu.uuid)) for index, gpu in enumerate(visible)]
+    ranks = [gpu.local_rank for gpu in visible]
+    if all(rank is None for rank in ranks):
+        ranks = list(range(len(visible)))
+    found = [(gpu, GpuPlace(rank, gpu.uuid)) for gpu, rank in zip(visible, ranks, strict=True)]
+    return sorted(found, key=lambda one: len(visible) if one[1].index is None else one[1].index)
 
 
 def unread(gpu: SurveyedGpu, place: GpuPlace, reading: str) -> Finding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from pytest_ddpscale.plan.node_check import NodeExpectation
@@ -41,14 +41,24 @@ def _now(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:
     if not found:
         return Finding()
     heat = "" if gpu.temperature_c is None else f" at {gpu.temperature_c} °C"
-    return fault(f"clocks are held down{heat}: {', '.join(found)}", place, stands_alone=True)
+    return _alone(fault(f"clocks are held down{heat}: {', '.join(found)}", place), found)
 
 
 def _under_load(_: NodeExpectation, windows: Sequence[Telemetry], place: GpuPlace) -> Finding:
     seen = {reason for window in windows for reason in held_down_by(_lasting(window))}
     text = f"clocks are held down: {', '.join(sorted(seen))},"
-    found = in_most_windows(windows, _was_held_down, text, "throttle_reasons", place)
-    return replace(found, faults=tuple(replace(one, stands_alone=True) for one in found.faults))
+    return _alone(in_most_windows(windows, _was_held_down, text, "throttle_reasons", place), seen)
+
+
+def _alone(found: Finding, reasons: Collection[str]) -> Finding:
+    """Faults that need no comparison; a power brake without heat may be a signal to the whole facility.
+
+    With the brake NVML also sets ``hw_slowdown``.
+    """
+    is_braked = any("power_brake" in reason for reason in reasons)
+    is_from_outside = is_braked and not any("thermal" in reason for reason in reasons)
+    faults = (replace(one, stands_alone=True, is_from_outside=is_from_outside) for one in found.faults)
+    return replace(found, faults=tuple(faults))
 
 
 def _lasting(window: Telemetry) -> list[str]:

@@ -47,7 +47,7 @@ def test_a_node_that_could_not_be_looked_at_is_not_passed(name: str) -> None:
 
 
 def test_a_failure_says_what_else_is_not_known() -> None:
-    result = judged("pcie", with_gpu(host="n1", pcie_width=8), survey("n2", problem="it hangs"))
+    result = judged("pcie", with_gpu(host="n1", pcie_width_max=8), survey("n2", problem="it hangs"))
     assert result.outcome == "failed"
     assert "also not known: n2: it could not be looked at: it hangs" in result.notes
 
@@ -63,7 +63,7 @@ def test_what_means_something_on_cpu_passes_there(name: str) -> None:
 
 
 def test_if_most_nodes_fail_alike_the_expectation_may_be_wrong_and_nobody_is_certain() -> None:
-    everywhere = [survey(host, gpus=gpus(host, which=range(8), pcie_width=8)) for host in ("n1", "n2", "n3")]
+    everywhere = [survey(host, gpus=gpus(host, which=range(8), pcie_width_max=8)) for host in ("n1", "n2", "n3")]
     result = judged("pcie", *everywhere, survey("n4"))
     assert (result.outcome, result.share) == ("failed", 0.25)
     assert len(result.culprits) == 24
@@ -72,13 +72,38 @@ def test_if_most_nodes_fail_alike_the_expectation_may_be_wrong_and_nobody_is_cer
 
 
 def test_one_bad_gpu_on_most_nodes_is_certain_beside_the_good_ones() -> None:
-    result = judged("pcie", with_gpu(host="n1", pcie_width=8), with_gpu(host="n2", pcie_width=4))
+    result = judged("pcie", with_gpu(host="n1", pcie_width_max=8), with_gpu(host="n2", pcie_width_max=4))
     assert [culprit.is_certain for culprit in result.culprits] == [True, True]
 
 
 def test_one_bad_gpu_of_a_single_node_is_certain_and_all_of_them_are_not() -> None:
     assert judged("nvlink", with_gpu(nvlinks_active=0)).culprits[0].is_certain
     assert not judged("nvlink", with_gpu(which=range(8), nvlinks_active=0)).culprits[0].is_certain
+
+
+def test_what_a_single_node_as_a_whole_is_not_is_certainly_its_own_fault() -> None:
+    node = survey(gpus=gpus(count=7), free_bytes={"run_directory": 0})
+    assert [culprit.is_certain for culprit in judged("gpus", node).culprits] == [True]
+    assert sorted(unfit_hosts(["gpus", "disk"], A100, by_host([node]), 1)) == ["n1"]
+    alike = [survey(host, free_bytes={"run_directory": 0}) for host in ("n1", "n2")]
+    assert not any(culprit.is_certain for culprit in judged("disk", *alike).culprits)
+
+
+@pytest.mark.parametrize(("braked", "is_certain"), [(1, True), (2, True), (3, False), (4, False)])
+def test_a_power_brake_of_most_nodes_may_be_the_facilitys(braked: int, is_certain: bool) -> None:
+    reasons = ("hw_slowdown", "hw_power_brake_slowdown")
+    nodes = [with_gpu(host=f"n{i}", throttle_reasons=reasons if i < braked else ()) for i in range(4)]
+    result = judged("throttling", *nodes)
+    assert result.outcome == "failed"
+    assert [culprit.is_certain for culprit in result.culprits] == [is_certain] * braked
+    assert any("is it the facility?" in text for text in result.notes) is not is_certain
+
+
+def test_heat_is_certain_even_beside_a_power_brake_of_most_nodes() -> None:
+    hot = ("hw_thermal_slowdown", "hw_power_brake_slowdown")
+    nodes = [with_gpu(host=f"n{i}", throttle_reasons=("hw_power_brake_slowdown",)) for i in range(3)]
+    culprits = judged("throttling", *nodes, with_gpu(host="n3", throttle_reasons=hot)).culprits
+    assert [culprit.host for culprit in culprits if culprit.is_certain] == ["n3"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +127,7 @@ def test_a_lost_gpu_is_certain_even_among_gpus_of_which_the_expectation_may_be_w
 
 
 def test_a_reason_names_a_few_and_counts_the_rest() -> None:
-    result = judged("pcie", with_gpu(which=range(8), pcie_width=8), survey("n2"), survey("n3"))
+    result = judged("pcie", with_gpu(which=range(8), pcie_width_max=8), survey("n2"), survey("n3"))
     assert result.reason.count("8 lanes") == 3
     assert result.reason.endswith("; and 5 more")
 
@@ -132,7 +157,7 @@ def test_checks_that_were_not_asked_for_leave_nobody_out() -> None:
 def test_nodes_that_may_be_right_are_not_left_out() -> None:
     nodes = [survey("n1"), survey("n2", versions=VERSIONS | {"nccl": "2.26.2"})]
     assert unfit_hosts(["versions"], A100, by_host(nodes), 2) == {}
-    everywhere = [survey(host, gpus=gpus(host, which=range(8), pcie_width=8)) for host in ("n1", "n2")]
+    everywhere = [survey(host, gpus=gpus(host, which=range(8), pcie_width_max=8)) for host in ("n1", "n2")]
     assert unfit_hosts(["pcie"], A100, by_host(everywhere), 2) == {}
 
 

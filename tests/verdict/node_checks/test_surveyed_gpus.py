@@ -52,7 +52,8 @@ def test_healthy_nodes_pass(name: str) -> None:
         ("throttling", {"throttle_reasons": ("sw_thermal_slowdown",)}, "sw_thermal_slowdown"),
         ("throttling", {"throttle_reasons": ("hw_power_brake_slowdown",)}, "hw_power_brake_slowdown"),
         ("pcie", {"pcie_generation_max": 3}, "reaches generation 3 (the GPU alone: 4); expected 4"),
-        ("pcie", {"pcie_width": 8}, "8 lanes; expected 16"),
+        ("pcie", {"pcie_width_max": 8}, "PCIe of GPU and slot reaches 8 lanes; expected 16"),
+        ("pcie", {"pcie_width": 8, "pcie_generation": 4}, "PCIe has 8 lanes; expected 16"),
         ("nvlink", {"nvlinks_active": 11}, "11 NVLinks are up; expected 12"),
         ("kernels", {"compute_capability": "7.0"}, "no kernels for compute capability 7.0; it has sm_75"),
         ("bf16", {"compute_capability": "7.5"}, "no bf16 of its own"),
@@ -131,6 +132,24 @@ def test_an_idle_link_at_generation_1_is_no_fault() -> None:
     assert judged("pcie", survey()).outcome == "passed"
 
 
+def test_an_idle_link_with_fewer_lanes_is_noted_and_left_to_the_check_under_load() -> None:
+    result = judged("pcie", with_gpu(pcie_width=8))
+    assert result.outcome == "passed"
+    assert result.notes == (
+        "n1: GPU 3 (GPU-n1-3): PCIe has 8 of 16 lanes at generation 1 of 4, where it may save power: "
+        "see pcie_under_load",
+    )
+
+
+@pytest.mark.parametrize("reading", ["pcie_generation", "pcie_generation_max"])
+def test_too_few_lanes_of_a_link_that_may_save_power_or_not_are_not_passed(reading: str) -> None:
+    changes: dict[str, Any] = {"pcie_width": 8, reading: None}
+    expectation = replace(A100, pcie_generation=None)
+    result = judged("pcie", with_gpu(**changes), expectation=expectation)
+    assert result.outcome == "not_measured"
+    assert f"{reading} cannot be read" in result.reason
+
+
 @pytest.mark.parametrize(
     "reasons", [(), ("gpu_idle",), ("sw_power_cap",), ("applications_clocks_setting", "sync_boost")]
 )
@@ -200,8 +219,32 @@ def test_gpus_that_ranks_may_not_use_are_not_judged() -> None:
 
 
 def test_a_culprit_is_called_by_its_local_rank() -> None:
-    node = survey(gpus=(gpu(0, is_visible=False), *(gpu(index) for index in range(1, 8)), gpu(8, pcie_width=4)))
+    node = survey(gpus=(gpu(0, is_visible=False), *(gpu(index) for index in range(1, 8)), gpu(8, pcie_width_max=4)))
     assert judged("pcie", node).culprits[0].gpu_index == 7
+
+
+def test_a_culprit_has_the_local_rank_that_cuda_gives_it() -> None:
+    """CUDA_VISIBLE_DEVICES=3,1."""
+    ranks = {3: 0, 1: 1}
+    shown = [gpu(index, is_visible=index in ranks, local_rank=ranks.get(index)) for index in range(4)]
+    shown[3] = replace(shown[3], ecc_uncorrected=1)
+    result = judged("ecc", survey(gpus=tuple(shown)), expectation=replace(A100, gpus_per_node=2))
+    (culprit,) = result.culprits
+    assert (culprit.gpu_index, culprit.gpu_uuid) == (0, "GPU-n1-3")
+    unnamed = gpu(0, uuid="", problem="GPU is lost")  # may be one of those that are listed by UUID
+    (lost,) = judged("gpus", survey(gpus=(unnamed, *(gpu(i, local_rank=i - 1) for i in range(1, 9))))).culprits
+    assert (lost.gpu_index, lost.gpu_uuid) == (None, None)
+
+
+def test_a_gpu_that_is_gone_from_the_driver_is_missed_though_no_rank_needs_it() -> None:
+    expectation = replace(A100, gpus_per_node=7, gpus_installed=8)
+    result = judged("gpus", survey(gpus=gpus(count=7)), expectation=expectation)
+    assert result.outcome == "failed"
+    assert result.culprits[0].evidence == "the driver has 7 GPUs of this SKU; expected 8"
+    other = gpu(7, is_visible=False, name="Quadro P400")
+    assert judged("gpus", survey(gpus=(*gpus(count=7), other)), expectation=expectation).outcome == "failed"
+    for hidden in (gpu(7, is_visible=False), gpu(7, is_visible=False, name="", uuid="")):  # … or of another job
+        assert judged("gpus", survey(gpus=(*gpus(count=7), hidden)), expectation=expectation).outcome == "passed"
 
 
 def test_bf16_is_judged_only_if_a_plan_uses_it() -> None:
@@ -228,11 +271,8 @@ def test_a_torch_without_kernels_is_told_from_one_that_says_nothing(
 
 @given(faulty=st.sets(st.integers(0, 7)), unreadable=st.sets(st.integers(0, 7)))
 def test_a_node_passes_only_if_every_gpu_is_read_and_as_expected(faulty: set[int], unreadable: set[int]) -> None:
-    node = survey(
-        gpus=tuple(
-            gpu(index, pcie_width=None if index in unreadable else 8 if index in faulty else 16) for index in range(8)
-        )
-    )
+    widths = [None if index in unreadable else 8 if index in faulty else 16 for index in range(8)]
+    node = survey(gpus=tuple(gpu(i, pcie_width=width, pcie_generation=4) for i, width in enumerate(widths)))
     seen = faulty - unreadable
     expected = "failed" if seen else "not_measured" if unreadable else "passed"
     result = judged("pcie", node)

@@ -140,6 +140,56 @@ def test_rdma_through_the_hosts_memory_is_noted() -> None:
     assert "no GPUDirect RDMA" in result.notes[0]
 
 
+ETHERNET = InfiniBandPort("mlx5_0", 1, "ACTIVE", "Ethernet", 100.0)
+
+
+def test_tcp_beside_ethernet_ports_is_noted_unless_roce_is_used_somewhere() -> None:
+    nodes = (survey("n1", infiniband=(ETHERNET,)), survey("n2", infiniband=(ETHERNET,)))
+    result = two_nodes(P2P, TCP, *nodes)
+    assert (result.outcome, result.culprits) == ("passed", ())
+    assert result.notes[0] == "n1: talks TCP to other nodes; could mlx5_0:1 (Ethernet) do RoCE?"
+    mixed = judged("transport", *nodes, transports=ranks("n1", P2P, TCP) + ranks("n2", P2P, RDMA))
+    assert mixed.outcome == "failed"
+    (culprit,) = mixed.culprits
+    assert (culprit.host, culprit.is_certain) == ("n1", True)
+    assert culprit.evidence == "talks TCP to other nodes although mlx5_0:1 (Ethernet) is active"
+
+
+def ports(*states: str) -> tuple[InfiniBandPort, ...]:
+    return tuple(InfiniBandPort(f"mlx5_{i}", 1, state, "InfiniBand", 400.0) for i, state in enumerate(states))
+
+
+def with_ports(*nodes: tuple[InfiniBandPort, ...]) -> CheckResult:
+    hosts = [f"n{i}" for i in range(len(nodes))]
+    surveys = [survey(host, infiniband=its) for host, its in zip(hosts, nodes, strict=True)]
+    transports = [one for host in hosts for one in ranks(host, P2P, RDMA)]
+    return judged("transport", *surveys, transports=transports)
+
+
+def test_a_node_with_fewer_active_infiniband_ports_than_most_others_fails_and_names_them() -> None:
+    healthy = ports("ACTIVE", "ACTIVE")
+    result = with_ports(healthy, healthy, ports("ACTIVE", "DOWN"))
+    assert result.outcome == "failed"
+    (culprit,) = result.culprits
+    assert (culprit.kind, culprit.host, culprit.is_certain) == ("node", "n2", True)
+    expected = "1 InfiniBand ports are active; 2 of 2 other nodes have 2: mlx5_0:1 is ACTIVE, mlx5_1:1 is DOWN"
+    assert culprit.evidence == expected
+    assert with_ports(healthy, healthy, ()).culprits[0].evidence.endswith("it has none")
+
+
+def test_ports_that_no_majority_has_accuse_nobody() -> None:
+    one, two = ports("ACTIVE", "DOWN"), ports("ACTIVE", "ACTIVE")
+    assert with_ports(one, one, two).outcome == "passed"
+    assert with_ports(one, one, one).outcome == "passed"
+    assert with_ports((ETHERNET, *one), one, one).outcome == "passed"
+
+
+def test_of_two_nodes_the_one_with_fewer_ports_is_noted() -> None:
+    result = with_ports(ports("ACTIVE", "ACTIVE"), ports("ACTIVE", "1: DOWN"))
+    assert result.outcome == "passed"
+    assert result.notes[0].startswith("n1: 1 InfiniBand ports are active; 1 of 1 other nodes have 2: ")
+
+
 def test_gloo_is_not_judged() -> None:
     transports = [Transport("n1", 0, 0, "cpu", "gloo")]
     result = judged("transport", cpu_survey("n1"), expectation=CPU, transports=transports)
