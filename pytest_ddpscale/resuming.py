@@ -19,7 +19,14 @@ from pytest_ddpscale.results.run_directory import (
     not_writable,
     write_atomically,
 )
-from pytest_ddpscale.results.run_record import IMPORTED, is_simulated, resume_run, studies_measured
+from pytest_ddpscale.results.run_record import (
+    IMPORTED,
+    is_simulated,
+    left_out_hosts,
+    resume_run,
+    studies_measured,
+)
+from pytest_ddpscale.results.survey_record import STUDY_ID as SURVEY
 
 # What a session concluded, as opposed to what it measured: it is moved out of the way of the next one's.
 _CONCLUSIONS = (
@@ -73,26 +80,39 @@ class Resumption:
     def set_aside(self) -> None:
         """Move the records of what is measured again to superseded.jsonl. No rank may be writing.
 
+        What nodes were, and how their ranks were connected, is found out anew as well: they may be other nodes, or
+        mended. Only of a node that was left out nothing new will be known. Where nothing is missing all stays.
+
         A crash on the way leaves records in both files, and none in neither.
 
         Raises:
             OSError: a file cannot be written.
+            RunDirectoryError: run.json is broken.
         """
+        left_out = left_out_hosts(self.run.read_run())
         for path in (self.run.measurements_jsonl, self.run.telemetry_jsonl):
             if path.exists():
-                self._set_aside(path)
+                self._set_aside(path, left_out)
         self.run.steering_json.unlink(missing_ok=True)  # its word was about an earlier attempt
 
-    def _set_aside(self, path: Path) -> None:
+    def _set_aside(self, path: Path, left_out: set[str]) -> None:
         superseded: list[str] = []
         kept: list[str] = []
         for line in _lines(path):
-            (superseded if _study_of(line) in self.missing else kept).append(line)
+            (superseded if self._is_measured_anew(line, left_out) else kept).append(line)
         cut_torn_line(self.run.superseded_jsonl)
         append_whole(self.run.superseded_jsonl, "".join(superseded).encode())
         with self.run.superseded_jsonl.open("rb") as file:
             os.fsync(file.fileno())
         write_atomically(path, "".join(kept))
+
+    def _is_measured_anew(self, line: str, left_out: set[str]) -> bool:
+        record = parse_strict_json(line)
+        if not isinstance(record, dict) or not self.missing:
+            return False
+        if record.get("kind") == "survey":
+            return record.get("host") not in left_out
+        return record.get("kind") == "transport" or record.get("study") in (*self.missing, SURVEY)
 
 
 def read_resumption(run: RunDirectory) -> Resumption:
@@ -177,8 +197,3 @@ def _lines(path: Path) -> list[str]:
     if not path.exists():
         return []
     return [f"{line}\n" for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-
-
-def _study_of(line: str) -> str:
-    record = parse_strict_json(line)
-    return str(record.get("study")) if isinstance(record, dict) else ""

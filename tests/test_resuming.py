@@ -16,8 +16,10 @@ from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Measurement, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import start_run
+from pytest_ddpscale.results.run_record import errors_of, note_left_out, start_run
+from pytest_ddpscale.results.survey_record import Survey, surveys_of
 from pytest_ddpscale.results.telemetry_record import Telemetry
+from pytest_ddpscale.results.transport_record import Transport, transports_of
 from pytest_ddpscale.resuming import extra_launches, read_resumption, refuse_other_devices
 
 NAMES = ("decided", "rounds", "budget", "error", "interrupted", "unended", "unbegun")
@@ -145,6 +147,31 @@ class TestSetAside:
         assert run.read_telemetry() == [one for one in told if one.study in ("weak/decided", "weak/rounds")]
         aside = [line for line in texts(run.superseded_jsonl) if '"telemetry"' in line]
         assert sorted(texts(run.telemetry_jsonl) + aside) == sorted(before)
+
+    def test_moves_what_nodes_were_and_how_ranks_were_connected(self, run: RunDirectory) -> None:
+        """An old survey may be another node's: it would fail a good run, or stand in for a node nobody looked at."""
+        told = [Survey("old", 1.0).as_json(), Transport("old", 0, 0, "cpu").as_json()]
+        run.append_records([*told, StudyEnd("survey", "error", "no answer").as_json()])
+        read_resumption(run).set_aside()
+        assert surveys_of(run.read_records()) == {}
+        assert transports_of(run.read_records()) == []
+        assert "survey" not in errors_of(run.read_records())
+        assert sum('"old"' in line for line in texts(run.superseded_jsonl)) == len(told)
+        run.append_record(Survey("new", 2.0).as_json())
+        assert list(surveys_of(run.read_records())) == ["new"]
+
+    def test_leaves_what_a_node_was_that_was_left_out(self, run: RunDirectory) -> None:
+        """Nobody will look at it anew, and what was asked for had it."""
+        note_left_out(run, 2, {"n3": "ecc: GPU 2: it was left out: twice"})
+        run.append_records([Survey(host, 1.0).as_json() for host in ("n2", "n3", "n30")])
+        read_resumption(run).set_aside()
+        assert list(surveys_of(run.read_records())) == ["n3"]
+
+    def test_leaves_all_where_nothing_is_measured_anew(self, run: RunDirectory) -> None:
+        run.append_records([Survey("n1", 1.0).as_json(), Transport("n1", 0, 0, "cpu").as_json()])
+        before = texts(run.measurements_jsonl)
+        replace(read_resumption(run), missing={}).set_aside()
+        assert texts(run.measurements_jsonl) == before
 
     def test_takes_back_the_supervisors_last_word(self, run: RunDirectory) -> None:
         """Else the study measured anew would end in the round in which the earlier attempt had told enough."""

@@ -10,6 +10,7 @@ from typing import Any
 # Of what ranks say of themselves: what changes how fast they train or talk.
 _VERSIONS = ("torch", "torchvision", "cuda", "nccl", "cudnn", "pytest_ddpscale")
 _SHOWN = 4  # names in one message
+_MEASURED = ("measurement", "seeded_step", "probe", "pair")  # kinds of records that tell of devices
 
 
 Place = tuple[Any, Any, Any]  # host, local rank and device, as they were recorded
@@ -41,7 +42,7 @@ def gangs_of(records: Sequence[dict[str, Any]]) -> dict[str, Gang]:
     Args:
         records: all of measurements.jsonl, in order.
     """
-    measured = [(str(r.get("study")), gang) for r, gang in gang_of_each(records) if r.get("kind") == "measurement"]
+    measured = [(str(r.get("study")), gang) for r, gang in gang_of_each(records) if r.get("kind") in _MEASURED]
     return {study: gang for study, gang in measured if gang.places}
 
 
@@ -67,7 +68,8 @@ def why_not_one_machine(records: Sequence[dict[str, Any]]) -> str:
     """Why the studies of a run say nothing of one machine together; empty if they do.
 
     Each study tells of the devices it ran on and of no others: a cluster of which every half passed another half of
-    the studies has passed none of them. A launch with fewer ranks on the same hosts is no contradiction.
+    the studies has passed none of them. A launch with fewer ranks on the same hosts is no contradiction. Surveys tell
+    of the nodes they were made on: one that was measured and never looked at is not what they are about.
 
     Args:
         records: all of measurements.jsonl, in order.
@@ -93,7 +95,16 @@ def why_not_one_machine(records: Sequence[dict[str, Any]]) -> str:
                     f"studies were measured with different software: {one} with {name} {first.versions.get(name)}, "
                     f"{other} with {name} {second.versions.get(name)}"
                 )
-    return ""
+    return _why_not_looked_at(records, {host for _, gang in gangs for host in gang.hosts})
+
+
+def _why_not_looked_at(records: Sequence[dict[str, Any]], measured: set[str]) -> str:
+    """Which of these hosts has no survey though there are some; empty if all are known."""
+    surveyed = {str(record.get("host")) for record in records if record.get("kind") == "survey"}
+    unseen = measured - surveyed
+    if not surveyed or not unseen:
+        return ""
+    return f"measured on {_names(unseen)}, but what was looked at before is {_names(surveyed)}"
 
 
 def _versions(record: dict[str, Any]) -> dict[str, str]:

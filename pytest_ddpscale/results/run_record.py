@@ -15,6 +15,7 @@ from pytest_ddpscale.results.run_directory import RUN_SCHEMA_VERSION, RunDirecto
 IMPORTED = "imported"  # status of a run made of another tool's results
 SIMULATED = "simulated"  # status of a run of the simulator, and the field of run.json that is true in it
 SIMULATED_DEVICE = "SIM-"  # what its devices are called, in place of GPU-
+_LEFT_OUT = " was left out: "  # between a node's name and why
 SIMULATED_NOTE = "SIMULATED: no machine was measured"
 
 
@@ -80,7 +81,7 @@ def note_left_out(run: RunDirectory, devices_present: int, unfit: Mapping[str, s
         unfit: host → why.
     """
     record = run.read_run()
-    notes = [f"{host} was left out: {why}" for host, why in unfit.items()]
+    notes = [f"{host}{_LEFT_OUT}{why}" for host, why in unfit.items()]
     run.write_json(run.run_json, {**record, "devices_present": devices_present, "left_out": notes})
 
 
@@ -110,6 +111,11 @@ def resume_run(
     record |= {"status": "running", "resumed": [*(earlier if isinstance(earlier, list) else ()), began]}
     record.pop("finished_at", None)
     run.write_json(run.run_json, record)
+
+
+def left_out_hosts(record: dict[str, Any]) -> set[str]:
+    """Names of the nodes that were left out; `record` as in `resumption_notes`."""
+    return {note.partition(_LEFT_OUT)[0] for note in left_out_notes(record)}
 
 
 def left_out_notes(record: dict[str, Any]) -> list[str]:

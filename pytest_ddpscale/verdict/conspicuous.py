@@ -22,6 +22,7 @@ from pytest_ddpscale.verdict.verdict import Culprit, Verdict
 # Of the rounds of an arm: what a device is in fewer of them may be a neighbour's doing.
 SHARE_OF_ROUNDS = 0.5
 _MOST_NAMED = 3
+_POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 _IN_WORDS = {
     "stalled": "busy at nearly idle power: it waits inside a kernel",
     "throttled": "held down by heat, power supply or board",
@@ -38,6 +39,8 @@ def conspicuous_notes(evidence: Evidence) -> list[str]:
 def with_stalled_devices(verdict: Verdict, measured: Rounds, telemetry: Sequence[Telemetry]) -> Verdict:
     """A pass that rests on devices which only wait says nothing: it becomes inconclusive, and they are named.
 
+    One that rests on GPUs whose power is not known says so.
+
     Args:
         verdict: on device_utilization.
         measured: complete rounds of the arm in question.
@@ -49,10 +52,19 @@ def with_stalled_devices(verdict: Verdict, measured: Rounds, telemetry: Sequence
     theirs = [one for one in telemetry if (one.study, one.arm, one.round, one.rank) in blocks]
     stalled = [windows for flag, windows in _mostly(theirs) if flag == "stalled"]
     if not stalled:
-        return verdict
+        is_known = _has_known_power(measured, theirs)
+        return verdict if is_known else replace(verdict, notes=(*verdict.notes, _POWER_UNKNOWN))
     culprits = tuple(_culprit(windows) for windows in stalled)
     reason = f"{_name(stalled[0])} is {_IN_WORDS['stalled']} ({_power(stalled[0])}), so its utilization says nothing"
     return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits)
+
+
+def _has_known_power(measured: Rounds, telemetry: Sequence[Telemetry]) -> bool:
+    """Whether of every GPU it is known in most blocks if it stalls. Nobody asks it of a CPU, or of imported values."""
+    blocks = [one for arm_round in measured.values() for one in arm_round.ranks if not one.single_sample]
+    gpus = Counter((one.host, one.device) for one in blocks if one.device != "cpu")
+    told = Counter((one.host, one.device) for one in telemetry if mean_power_w(one) is not None and one.power_limit_w)
+    return all(told[gpu] >= SHARE_OF_ROUNDS * count for gpu, count in gpus.items())
 
 
 def _culprit(windows: Sequence[Telemetry]) -> Culprit:

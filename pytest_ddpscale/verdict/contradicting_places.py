@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.places import Gang, gang_of_each
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
@@ -40,26 +41,44 @@ def refuse_contradicting_places(run: RunDirectory, plan: Plan, records: Sequence
         RunDirectoryError: the message has the line.
     """
     _refuse_unplanned_pairs(run, plan, records)
-    placed = list(_placed(records))
+    placed, connected = list(_placed(records)), list(_connected(records))
+    probed = [one for one in placed if one.study == PROBES]
+    _refuse_ranks_beyond_the_plan(run, plan, [*probed, *connected])
     _refuse_ranks_that_move(run, placed)
     if plan.nodes > 1:  # a simulated run says 1, however many hosts it has
         _refuse_nodes_that_are_not_told_apart(run, placed)
         _refuse_ranks_of_another_layout(run, plan, placed)
-    if any(record.get("kind") == "startup" for record in records):
-        _refuse_what_was_not_announced(run, placed)
+    # Only what was measured here has probes and transports.
+    if probed or connected or any(record.get("kind") == "startup" for record in records):
+        _refuse_what_was_not_announced(run, [*placed, *connected])
         _refuse_other_numbers_of_nodes(run, plan, placed)
 
 
 def _placed(records: Sequence[dict[str, Any]]) -> Iterator[_Placed]:
     for number, (record, gang) in enumerate(gang_of_each(records), start=1):
         kind = record.get("kind")
-        if kind in ("measurement", "seeded_step"):
+        if kind in ("measurement", "seeded_step", "probe"):
             place = (record["rank"], record["host"], record["local_rank"], record["device"])
             yield _Placed(number, record["study"], record.get("arm"), *place, gang)
         elif kind == "pair":
             ends = zip(record["ranks"], record["hosts"], record["local_ranks"], record["devices"], strict=True)
             for place in ends:
                 yield _Placed(number, record["study"], None, *place, gang)
+
+
+def _connected(records: Sequence[dict[str, Any]]) -> Iterator[_Placed]:
+    """Ranks whose connections are known. Each gang has told of its own."""
+    for number, (record, gang) in enumerate(gang_of_each(records), start=1):
+        if record.get("kind") == "transport":
+            place = (record["rank"], record["host"], record["local_rank"], record["device"])
+            yield _Placed(number, "transport", None, *place, gang)
+
+
+def _refuse_ranks_beyond_the_plan(run: RunDirectory, plan: Plan, placed: Sequence[_Placed]) -> None:
+    for one in placed:
+        if one.rank >= plan.layout.world_size:
+            found = f"{_as_said(one)}, but plan.json plans for {plan.layout.world_size} ranks"
+            raise broken_file(run.measurements_jsonl, found)
 
 
 def _refuse_unplanned_pairs(run: RunDirectory, plan: Plan, records: Sequence[dict[str, Any]]) -> None:

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.verdict.contradicting_places import refuse_contradicting_places
+from pytest_ddpscale.verdict.contradicting_probes import refuse_unplanned_probes
 from pytest_ddpscale.verdict.contradicting_rounds import refuse_contradicting_rounds
 
 # Steps follow each other without a gap, timed by the same clock as their block: only its rounding may differ.
 STEPS_DIFFER_FROM_BLOCK = 0.05
 NumberedLines = Sequence[tuple[int, Measurement]]  # the line in measurements.jsonl, from 1, and what it holds
+
+
+class _Block(NamedTuple):
+    """What a rank trained or probed, and the line of measurements.jsonl that says so, from 1."""
+
+    number: int
+    study: str
+    arm: str
+    round: int
+    rank: int
+    device: str
+    done: str
 
 
 def refuse_contradictions(
@@ -42,10 +56,11 @@ def refuse_contradictions(
     # Not strict: a run that still measures may have grown between reading the one and the other.
     lines = list(zip(numbers, measurements, strict=False))
     _refuse_contradicting_steps(run, lines)
+    refuse_unplanned_probes(run, plan, records)
     refuse_contradicting_rounds(run, plan, records)
     if not is_imported:
-        _refuse_devices_of_another_type(run, plan, lines)
-        _refuse_shared_gpus(run, plan, lines)
+        _refuse_devices_of_another_type(run, plan, records)
+        _refuse_shared_gpus(run, plan, _blocks(records))
         refuse_contradicting_places(run, plan, records)
 
 
@@ -56,26 +71,38 @@ def _refuse_contradicting_steps(run: RunDirectory, lines: NumberedLines) -> None
             raise broken_file(run.measurements_jsonl, f"line {number} has {found}")
 
 
-def _refuse_devices_of_another_type(run: RunDirectory, plan: Plan, lines: NumberedLines) -> None:
+def _blocks(records: Sequence[dict[str, Any]]) -> Iterator[_Block]:
+    for number, record in enumerate(records, start=1):
+        if record.get("kind") == "measurement":
+            arm, done = record["arm"], "trained"
+        elif record.get("kind") == "probe":
+            arm, done = Probe(record["probe"], record["world_size"]).id, "was probed"
+        else:
+            continue
+        yield _Block(number, record["study"], arm, record["round"], record["rank"], record["device"], done)
+
+
+def _refuse_devices_of_another_type(run: RunDirectory, plan: Plan, records: Sequence[dict[str, Any]]) -> None:
     """A plan of GPUs is not measured on a CPU, nor the other way round."""
-    for number, one in lines:
-        if (one.device == "cpu") != (plan.device_type == "cpu"):
-            found = f"line {number} was measured on {one.device!r}, but plan.json plans for {plan.device_type}"
+    for number, record in enumerate(records, start=1):
+        is_measured = record.get("kind") in ("measurement", "probe", "transport")
+        if is_measured and (record["device"] == "cpu") != (plan.device_type == "cpu"):
+            found = f"line {number} was measured on {record['device']!r}, but plan.json plans for {plan.device_type}"
             raise broken_file(run.measurements_jsonl, found)
 
 
-def _refuse_shared_gpus(run: RunDirectory, plan: Plan, lines: NumberedLines) -> None:
-    """Ranks that train at the same time have a GPU each: another one was left out, and nothing is known of it."""
+def _refuse_shared_gpus(run: RunDirectory, plan: Plan, blocks: Iterable[_Block]) -> None:
+    """Ranks that work at the same time have a GPU each: another one was left out, and nothing is known of it."""
     if plan.device_type == "cpu":
         return  # which all ranks share
     users: dict[tuple[str, str, int, str], tuple[int, int]] = {}
-    for number, one in lines:
-        rank, line = users.setdefault((one.study, one.arm, one.round, one.device), (one.rank, number))
+    for one in blocks:
+        rank, line = users.setdefault((one.study, one.arm, one.round, one.device), (one.rank, one.number))
         if rank != one.rank:
             raise RunDirectoryError(
                 str(run.measurements_jsonl),
-                f"line {number}: rank {one.rank} of {one.study}, {one.arm}, round {one.round} trained on {one.device}, "
-                f"as did rank {rank} on line {line}",
+                f"line {one.number}: rank {one.rank} of {one.study}, {one.arm}, round {one.round} {one.done} on "
+                f"{one.device}, as {'did' if one.done == 'trained' else 'was'} rank {rank} on line {line}",
                 "a GPU of its own for every rank",
                 "Restore the file from a copy, or measure again with as many GPUs as ranks.",
             )

@@ -17,6 +17,7 @@ from pytest_ddpscale.results.run_record import IMPORTED, errors_of, interruption
 from pytest_ddpscale.results.survey_record import Survey, surveys_of
 from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.results.transport_record import Transport, transports_of
+from pytest_ddpscale.verdict.contradicting_telemetry import telemetry_of_blocks
 from pytest_ddpscale.verdict.contradictions import refuse_contradictions
 
 
@@ -64,6 +65,19 @@ class Evidence:
         for one in self.measurements:
             studies.setdefault(one.study, []).append(one)
         return {study: by_host(theirs) for study, theirs in studies.items()}
+
+    @cached_property
+    def by_probe(self) -> Mapping[tuple[str, int], Sequence[ProbeMeasurement]]:
+        """What was probed, by the probe's name and world size. Made once, as `by_node`."""
+        probes: dict[tuple[str, int], list[ProbeMeasurement]] = {}
+        for one in self.probes:
+            probes.setdefault((one.probe, one.world_size), []).append(one)
+        return probes
+
+    @cached_property
+    def rounds_probed(self) -> Collection[int]:
+        """Numbers of the rounds in which anything was probed."""
+        return frozenset(one.round for one in self.probes)
 
     def seeded_checksums(self, study_id: str) -> dict[int, str]:
         """Checksum of the seeded step, by rank; empty where none was computed.
@@ -132,11 +146,11 @@ def read_evidence(run: RunDirectory, died: str = DIED) -> Evidence:
         raise broken_file(run.plan_json, "has two studies of one id")
     try:
         evidence = evidence_of(plan, run.read_measurements(), records)
-        evidence = replace(evidence, telemetry=run.read_telemetry())
     except (KeyError, TypeError, ValueError) as error:
         raise broken_file(run.measurements_jsonl, f"holds a record that is none of its kind ({error})") from None
     is_imported = record.get("status") == IMPORTED
     refuse_contradictions(run, plan, records, evidence.measurements, is_imported=is_imported)
+    evidence = replace(evidence, telemetry=telemetry_of_blocks(run, plan, records, run.read_telemetry()))
     if not is_imported:
         ended = studies_that_ended(records)
         unfinished = {study: died for study in ids if study not in ended}

@@ -134,3 +134,13 @@ def test_a_node_that_was_faster_is_rejected(site: Site, history: Path, remembere
     assert "GPU 0 on node1: throughput_per_gpu of tiny is 66.7% of its past" in reason
     assert site.outcome(str(latest(site))) == "rejected"
     assert nights_in(history)[-1] == "rejected", "and no norm for later nights"
+
+
+def test_no_regression_by_itself_says_what_to_select_with_it(site: Site) -> None:
+    site.write("thresholds.yaml", THRESHOLDS + REGRESSION)
+    result = site.run(*ON_CPU, "-k", "no_regression")
+    assert_no_crash(result)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    outcome, reason = outcome_of(site, latest(site), "no_regression")
+    assert outcome == "not_measured"
+    assert reason.endswith("select what measures with it (-m node_health)")

@@ -74,6 +74,30 @@ def test_other_software_is_named() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["probe", "seeded_step", "pair"])
+def test_what_was_not_trained_is_of_the_machine_too(kind: str) -> None:
+    """As probes of a run that was resumed elsewhere."""
+    survey = {"kind": "survey", "study": "survey", "host": "b"}
+    records = [*startups("a:0"), {"kind": kind, "study": "probes"}, survey, *startups("b:0"), *measured("weak/r")]
+    assert why_not_one_machine(records) == "studies were measured on different hosts: probes on a, weak/r on b"
+
+
+@pytest.mark.parametrize(
+    ("surveyed", "why"),
+    [
+        ("", ""),
+        ("ab", ""),
+        ("abc", ""),
+        ("a", "measured on b, but what was looked at before is a"),
+        ("cd", "measured on a, b, but what was looked at before is c, d"),
+    ],
+)
+def test_a_node_that_was_measured_and_never_looked_at_is_named(surveyed: str, why: str) -> None:
+    """As one that an earlier run of surveys alone was gone on with. One of which the ranks died is no contradiction."""
+    surveys: Records = [{"kind": "survey", "study": "survey", "host": host} for host in surveyed]
+    assert why_not_one_machine([*surveys, *startups("a:0", "b:0"), *measured("weak/r")]) == why
+
+
 def test_a_gang_that_measured_nothing_does_not_count() -> None:
     records = startups("a:0", "z:0") + startups("a:0", "b:0") + measured("weak/r") + startups("q:0")
     assert why_not_one_machine(records) == ""

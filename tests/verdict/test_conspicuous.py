@@ -21,6 +21,7 @@ CASE = make_case("device_utilization", 0.9)
 ROUNDS = 8
 MEASURED = make_measurements(CASE, [0.99] * ROUNDS)
 STALLED_TEXT = "99% busy, 95 W of 700 W, 1900 MHz of 1980 MHz"
+POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 Change = Callable[[Telemetry], dict[str, Any]]
 
 
@@ -127,6 +128,30 @@ class TestStalledDevice:
     @pytest.mark.parametrize("change", [{}, THROTTLED, {"power_w": None}, {"utilization": None}])
     def test_a_pass_of_devices_that_do_not_stall_or_do_not_tell_stays(self, change: dict[str, Any]) -> None:
         assert judged(rank_1(change)).outcome == "passed"
+
+    @pytest.mark.parametrize(
+        ("changes", "rounds", "is_told"),
+        [
+            ({}, ROUNDS, False),
+            ({"power_w": None}, ROUNDS, True),
+            ({"power_w": None}, ROUNDS // 2 + 1, True),
+            ({"power_w": None}, ROUNDS // 2, False),
+            ({"power_w": None, "energy_j": 600.0, "sources": {"energy_j": "counter"}}, ROUNDS, False),
+            ({"power_limit_w": None}, ROUNDS, True),
+        ],
+    )
+    def test_cannot_be_told_from_a_busy_one_where_power_is_unknown(
+        self, changes: dict[str, Any], rounds: int, is_told: bool
+    ) -> None:
+        assert judged(rank_1(changes, rounds)).notes == ((POWER_UNKNOWN,) if is_told else ())
+
+    def test_cannot_be_told_without_telemetry(self) -> None:
+        verdict = judge(CASE, make_evidence(CASE, MEASURED), CONFIDENCE)
+        assert (verdict.outcome, verdict.notes) == ("passed", (POWER_UNKNOWN,))
+
+    def test_is_none_on_a_cpu(self) -> None:
+        measured = [replace(one, device="cpu") for one in MEASURED]
+        assert judge(CASE, make_evidence(CASE, measured), CONFIDENCE).notes == ()
 
     def test_saves_nothing_that_fails(self) -> None:
         case = make_case("device_utilization", 0.995)
