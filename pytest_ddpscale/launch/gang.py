@@ -109,8 +109,8 @@ class Gang:
                 exit_code = process.wait() if why is None else None
         except _NotStarted as error:
             return GangEnd(None, str(error), was_started=False)
-        self._take_messages(channel)
         self._pass_records_on()
+        self._take_messages(channel)  # last: records are judged, which takes time, and then who is silent is asked
         if why is None:  # else Slurm would say that its step was cancelled, and that was us
             interrupted = why_step_ended(channel.slurm_lines)
         return self._end(exit_code, why, interrupted, channel)
@@ -205,9 +205,11 @@ class Gang:
     ) -> None:
         """Until all nodes have answered, or cannot any more, or the time is over."""
         ends_s = time.monotonic() + limit_s
-        while process.poll() is None and time.monotonic() < ends_s:
+        while True:
+            # Asked before messages are taken: what was said in time counts, however long listeners were busy.
+            is_over = process.poll() is not None or time.monotonic() >= ends_s
             self._take_messages(channel)
-            if all(index in answers or node.exit is not None for index, node in self._roll.nodes.items()):
+            if is_over or all(i in answers or node.exit is not None for i, node in self._roll.nodes.items()):
                 return
             self._hear({})
             time.sleep(POLL_S)
@@ -227,7 +229,7 @@ class Gang:
         there = [node.host for node in self._roll.nodes.values()]
         is_queueing = self._may_queue and not there
         limit_s = self._limits.queue_s if is_queueing else self._limits.startup_s
-        if time.monotonic() - self._heard_s < limit_s:
+        if len(there) >= self._spec.nodes or time.monotonic() - self._heard_s < limit_s:
             return ""
         if is_queueing:
             return f"Slurm gave no nodes within {limit_s:g} s (--ddp-queue-limit)"
@@ -245,6 +247,8 @@ class Gang:
                 self._hear({})
             if not running:
                 return None
+            # Records are judged as they are passed on, which may take longer than a node may be silent.
+            self._take_messages(channel)
             now_s = time.monotonic()
             if self._roll.has_trouble:
                 trouble_since_s = trouble_since_s or now_s

@@ -14,7 +14,7 @@ Where nccl-tests gives the mean time of all ranks, the slowest rank's counts her
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -60,10 +60,7 @@ class Place:
 
 def value_of(measurement: ProbeMeasurement) -> float:
     """What one rank measured: TFLOPS (10¹² operations per second) of a matmul; else GB/s (10⁹ bytes per second)."""
-    probe = Probe(measurement.probe, measurement.world_size)
-    if probe.kind == "matmul":
-        return measurement.per_second / TERA
-    return measurement.per_second / GIGA * _bus_factor(probe)
+    return _valuer(Probe(measurement.probe, measurement.world_size))(measurement)
 
 
 def expected_ranks(probe: Probe, layout: Layout) -> list[Ranks]:
@@ -108,11 +105,12 @@ def places(measurements: Iterable[ProbeMeasurement], probe: Probe, layout: Layou
     rounds: dict[Ranks, dict[int, dict[int, ProbeMeasurement]]] = {
         ranks: defaultdict(dict) for ranks in sorted(expected)
     }
+    is_pair, size = probe.kind == "send-recv", probe.message_bytes
     for one in of_probe(measurements, probe):
-        ranks = _pair(one) if probe.kind == "send-recv" else together.get(one.rank, ())
-        if ranks in rounds and _has_its_message(one, probe):
+        ranks = _pair(one) if is_pair else together.get(one.rank, ())
+        if ranks in rounds and (size is None or _has_size(one, size)):
             theirs = rounds[ranks][one.round]
-            theirs[one.rank] = min(theirs.get(one.rank, one), one, key=_age)
+            theirs[one.rank] = min(theirs[one.rank], one, key=_age) if one.rank in theirs else one
     return _samples(probe, rounds)
 
 
@@ -120,11 +118,17 @@ def _samples(
     probe: Probe, rounds: Mapping[Ranks, Mapping[int, Mapping[int, ProbeMeasurement]]]
 ) -> dict[Place, list[Sample]]:
     found: dict[Place, list[Sample]] = {}
+    value = _valuer(probe)
     for ranks, by_round in rounds.items():
-        for _, theirs in sorted(by_round.items()):
+        own: dict[tuple[tuple[str, int, str], ...], list[Sample]] = {}  # mostly one: ranks stay where they are
+        for number in sorted(by_round):
+            theirs = by_round[number]
             if len(theirs) == len(ranks):
                 ends = [theirs[rank] for rank in ranks]
-                found.setdefault(place_of(probe, ends), []).append(Sample(min(map(value_of, ends))))
+                where = tuple([(end.host, end.local_rank, end.device) for end in ends])
+                if where not in own:
+                    own[where] = found.setdefault(place_of(probe, ends), [])
+                own[where].append(Sample(min(map(value, ends))))
     return found
 
 
@@ -145,6 +149,14 @@ def _pair(measurement: ProbeMeasurement) -> Ranks:
     return () if peer is None else (min(measurement.rank, peer), max(measurement.rank, peer))
 
 
+def _valuer(probe: Probe) -> Callable[[ProbeMeasurement], float]:
+    """What `value_of` is of measurements of this probe."""
+    if probe.kind == "matmul":
+        return lambda one: one.per_second / TERA
+    factor = _bus_factor(probe)
+    return lambda one: one.per_second / GIGA * factor
+
+
 def _bus_factor(probe: Probe) -> float:
     n = probe.world_size
     if probe.kind == "all-reduce":
@@ -152,9 +164,8 @@ def _bus_factor(probe: Probe) -> float:
     return (n - 1) / n if probe.kind in ("all-gather", "reduce-scatter") else 1.0
 
 
-def _has_its_message(measurement: ProbeMeasurement, probe: Probe) -> bool:
-    size = probe.message_bytes
-    return size is None or abs(measurement.work - size) <= _ALIGNMENT_BYTES * probe.world_size
+def _has_size(measurement: ProbeMeasurement, message_bytes: int) -> bool:
+    return abs(measurement.work - message_bytes) <= _ALIGNMENT_BYTES * measurement.world_size
 
 
 def _age(measurement: ProbeMeasurement) -> tuple[float, float]:

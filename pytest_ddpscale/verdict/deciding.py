@@ -9,7 +9,9 @@ from typing import Any
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
+from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, training_cases
 from pytest_ddpscale.verdict.by_node import UNDECIDED
@@ -44,6 +46,9 @@ class Decider:
         self._confidence = confidence
         self._records: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self._measurements: dict[str, list[Measurement]] = defaultdict(list)
+        self._probes: dict[str, list[ProbeMeasurement]] = defaultdict(list)
+        # Of probes that had told enough: how many measurements of them there were then.
+        self._told: dict[Probe, int] = {}
 
     def hear(self, record: dict[str, Any]) -> None:
         """Take note of a record."""
@@ -51,6 +56,8 @@ class Decider:
             return
         if record.get("kind") == "measurement":
             self._measurements[record["study"]].append(Measurement.from_json(record))
+        elif record.get("kind") == "probe":
+            self._probes[record["study"]].append(ProbeMeasurement.from_json(record))
         else:
             self._records[record["study"]].append(record)
 
@@ -59,8 +66,7 @@ class Decider:
         if self._plan.pairs is not None and study_id == self._plan.pairs.id:
             return [study_id] if self._is_any_link_in_question() else []
         if self._plan.probes is not None and study_id == self._plan.probes.id:
-            evidence = evidence_of(self._plan, (), self._records[study_id])
-            return probes_needed(self._plan.probes, self._probed, evidence, self._confidence)
+            return self._needed_probes(self._plan.probes)
         study = self._plan.study(study_id)
         if study is None:
             return []
@@ -72,6 +78,19 @@ class Decider:
             return [arm.name for arm in study.arms] if rounds < ROUNDS_WITHOUT_REQUIREMENTS else []
         evidence = evidence_of(self._plan_of_those_there(study, measurements), measurements, records)
         return arms_needed(study, self._cases[study_id], evidence, self._confidence)
+
+    def _needed_probes(self, study: ProbeStudy) -> list[str]:
+        """As `needed_arms`. What had told enough and was not measured since is not judged again."""
+        evidence = self._evidence_on_probes()
+        measured = {probe: len(evidence.by_probe.get((probe.name, probe.world_size), ())) for probe in study.probes}
+        told = {probe for probe, count in measured.items() if self._told.get(probe) == count}
+        asked = [case for case in self._probed if case.probe not in told]
+        needed = probes_needed(study, asked, evidence, self._confidence)
+        self._told |= {probe: count for probe, count in measured.items() if probe.id not in needed}
+        return needed
+
+    def _evidence_on_probes(self) -> Evidence:
+        return replace(evidence_of(self._plan, (), self._records[PROBES]), probes=self._probes[PROBES])
 
     def _is_any_link_in_question(self) -> bool:
         """Whether a requirement on ranks of several nodes is not met: then it is worth knowing which link is slow."""
@@ -85,7 +104,7 @@ class Decider:
     def _is_any_probe_in_question(self) -> bool:
         """Whether a requirement on a probe over several nodes is not met."""
         per_node = self._plan.layout.ranks_per_node
-        evidence = evidence_of(self._plan, (), self._records[PROBES])
+        evidence = self._evidence_on_probes()
         apart = [case for case in self._probed if case.requirement.world_size > per_node]
         return not all(judge(case, evidence, self._confidence).passed for case in apart)
 

@@ -12,7 +12,7 @@ such as the two halves of a node, no GPU explains it and the links are named.
 
 from __future__ import annotations
 
-import statistics
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ def with_probe_culprits(verdict: Verdict, judged: Sequence[PlaceVerdict], planne
         return verdict
     if failed[0].place.kind == "gang":
         return with_slow_node_pairs(verdict, evidence)
-    culprits = tuple(_culprits(judged))
+    culprits = tuple(_culprits(judged, _Values(judged)))
     if 2 * len(failed) <= planned:
         return replace(verdict, culprits=culprits)
     uncertain = tuple(replace(culprit, is_certain=False) for culprit in culprits)
@@ -75,32 +75,62 @@ def _notes_on_all(failed: Sequence[PlaceVerdict], planned: int) -> list[str]:
     return [f"{len(failed)} of {planned} {noun} fail alike: is the bound right? Nobody is certain to be at fault"]
 
 
-def _culprits(judged: Sequence[PlaceVerdict]) -> Iterable[Culprit]:
+class _Values:
+    """Values of all places that have one. Sorted once: each of thousands that fail may be held against the others."""
+
+    def __init__(self, judged: Sequence[PlaceVerdict]) -> None:
+        self._sorted = sorted(_values_of(judged))
+
+    def beside(self, mine: Sequence[PlaceVerdict]) -> str:
+        """``, 790 is the median of 7 others``; `mine` are among all."""
+        own = sorted(_values_of(mine))
+        others = len(self._sorted) - len(own)
+        if not others:
+            return ", and no other to compare with"
+        whom = "the other one" if others == 1 else f"the median of {others} others"
+        median = (self._other((others - 1) // 2, own) + self._other(others // 2, own)) / 2
+        return f", {median:.4g} is {whom}"
+
+    def _other(self, number: int, own: Sequence[float]) -> float:
+        """The one of that number, from 0, among the others in order."""
+        for passed, value in enumerate(own):
+            first = bisect_left(self._sorted, value) + passed - bisect_left(own, value)
+            if first > number:
+                break
+            number += 1
+        return self._sorted[number]
+
+
+def _values_of(places: Iterable[PlaceVerdict]) -> list[float]:
+    return [place.verdict.value for place in places if place.verdict.value is not None]
+
+
+def _culprits(judged: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culprit]:
     by_host: dict[str, list[PlaceVerdict]] = defaultdict(list)
     for place in judged:
         by_host[place.place.host].append(place)
     for host, theirs in by_host.items():
         failed = [place for place in theirs if place.is_failed]
         if len(by_host) > 1 and len(failed) == len(theirs) > 1:
-            yield _whole_node(host, theirs, judged)
+            yield _whole_node(host, theirs, values)
         elif theirs[0].place.kind == "link":
-            yield from _of_links(theirs, judged)
+            yield from _of_links(theirs, values)
         else:
-            yield from (_of_place(place, judged) for place in failed)
+            yield from (_of_place(place, values) for place in failed)
 
 
-def _whole_node(host: str, theirs: Sequence[PlaceVerdict], judged: Sequence[PlaceVerdict]) -> Culprit:
+def _whole_node(host: str, theirs: Sequence[PlaceVerdict], values: _Values) -> Culprit:
     what = f"all {len(theirs)} {NOUNS[theirs[0].place.kind]} fail, the worst with {_worst(theirs)}"
-    return Culprit("node", host, None, None, f"{what}{_beside(theirs, judged)}")
+    return Culprit("node", host, None, None, f"{what}{values.beside(theirs)}")
 
 
-def _of_place(place: PlaceVerdict, judged: Sequence[PlaceVerdict]) -> Culprit:
-    where, evidence = place.place, f"{_worst([place])}{_beside([place], judged)}"
+def _of_place(place: PlaceVerdict, values: _Values) -> Culprit:
+    where, evidence = place.place, f"{_worst([place])}{values.beside([place])}"
     kind: Literal["gpu", "node"] = "node" if where.kind == "node" else "gpu"
     return Culprit(kind, where.host, where.gpu_index, where.gpu_uuid, evidence)
 
 
-def _of_links(pairs: Sequence[PlaceVerdict], judged: Sequence[PlaceVerdict]) -> Iterable[Culprit]:
+def _of_links(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culprit]:
     """Those at fault among the pairs of one node, by the rule of this module."""
     by_end: dict[End, list[PlaceVerdict]] = defaultdict(list)
     for pair in pairs:
@@ -108,13 +138,13 @@ def _of_links(pairs: Sequence[PlaceVerdict], judged: Sequence[PlaceVerdict]) -> 
             by_end[end].append(pair)
     slow = [end for end, own in by_end.items() if _explains_its_pairs(own)]
     for end in slow:
-        yield _of_end(end, by_end, judged, is_certain=True)
+        yield _of_end(end, by_end, values, is_certain=True)
     left = [pair for pair in pairs if pair.is_failed and not set(slow) & set(ends_of(pair.place))]
     shared = shared_end([pair.place for pair in left])
     if shared is not None:
-        yield _of_end(shared, by_end, judged, is_certain=False)
+        yield _of_end(shared, by_end, values, is_certain=False)
         return
-    yield from (link_culprit(pair.place, f"{_worst([pair])}{_beside([pair], judged)}") for pair in left)
+    yield from (link_culprit(pair.place, f"{_worst([pair])}{values.beside([pair])}") for pair in left)
 
 
 def _explains_its_pairs(own: Sequence[PlaceVerdict]) -> bool:
@@ -123,12 +153,10 @@ def _explains_its_pairs(own: Sequence[PlaceVerdict]) -> bool:
     return failed > 1 and 2 * failed > len(own) and all(pair.verdict.outcome != "passed" for pair in own)
 
 
-def _of_end(
-    end: End, by_end: Mapping[End, Sequence[PlaceVerdict]], judged: Sequence[PlaceVerdict], *, is_certain: bool
-) -> Culprit:
+def _of_end(end: End, by_end: Mapping[End, Sequence[PlaceVerdict]], values: _Values, *, is_certain: bool) -> Culprit:
     own = by_end[end]
     failed = [pair for pair in own if pair.is_failed]
-    evidence = f"{len(failed)} of its {len(own)} pairs fail, the worst with {_worst(failed)}{_beside(own, judged)}"
+    evidence = f"{len(failed)} of its {len(own)} pairs fail, the worst with {_worst(failed)}{values.beside(own)}"
     evidence += ": it is this GPU, not its links" if is_certain else ": it, or its links to those"
     return Culprit("gpu", *end, evidence, is_certain=is_certain)
 
@@ -137,13 +165,3 @@ def _worst(places: Iterable[PlaceVerdict]) -> str:
     """``612 TFLOPS``."""
     worst = min(places, key=lambda place: place.verdict.margin or 0.0).verdict
     return f"{worst.value:.4g} {worst.unit}"
-
-
-def _beside(mine: Sequence[PlaceVerdict], judged: Sequence[PlaceVerdict]) -> str:
-    """``, 790 is the median of 7 others``."""
-    own = {place.place for place in mine}
-    others = [p.verdict.value for p in judged if p.place not in own and p.verdict.value is not None]
-    if not others:
-        return ", and no other to compare with"
-    whom = "the other one" if len(others) == 1 else f"the median of {len(others)} others"
-    return f", {statistics.median(others):.4g} is {whom}"

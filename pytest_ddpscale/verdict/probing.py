@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pytest_ddpscale.metrics.probes import Place, Ranks, expected_ranks, of_probe, places
+from pytest_ddpscale.metrics.probes import Place, Ranks, expected_ranks, places
 from pytest_ddpscale.plan.probe import STUDY_ID, Probe, ProbeStudy
+from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
 from pytest_ddpscale.verdict.by_node import UNDECIDED
@@ -45,7 +46,7 @@ def judge_probe(
     """
     probe = _probe_of(case)
     verdict = _on_speed(blank, case, probe, evidence, confidence, peak)
-    return with_wrong_data(verdict, probe, of_probe(evidence.probes, probe))
+    return with_wrong_data(verdict, probe, _measured(probe, evidence))
 
 
 def probes_needed(study: ProbeStudy, cases: Sequence[NodeCase], evidence: Evidence, confidence: float) -> list[str]:
@@ -91,7 +92,7 @@ def _on_speed(
         return replace(blank, outcome="error", reason=evidence.errors[study.id])
     if study.id in evidence.interrupted:
         return replace(blank, reason=evidence.interrupted[study.id])
-    samples = places(evidence.probes, probe, evidence.plan.layout)
+    samples = places(_measured(probe, evidence), probe, evidence.plan.layout)
     expected, due = expected_ranks(probe, evidence.plan.layout), _rounds_due(probe, evidence)
 
     def judge_place(place: Place, confidence: float) -> Verdict:
@@ -104,10 +105,14 @@ def _on_speed(
     return with_probe_culprits(verdict, judged, len(expected), evidence)
 
 
+def _measured(probe: Probe, evidence: Evidence) -> Sequence[ProbeMeasurement]:
+    return evidence.by_probe.get((probe.name, probe.world_size), ())
+
+
 def _rounds_due(probe: Probe, evidence: Evidence) -> int:
     """How many rounds there should be: all that were begun, but those that left the probe out."""
     timed = evidence.timed_arms.get(STUDY_ID, {})
-    begun = {one.round for one in evidence.probes} | set(timed)
+    begun = {*evidence.rounds_probed, *timed}
     return sum(number not in timed or probe.id in timed[number] for number in begun)
 
 

@@ -23,14 +23,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 # Lag-one correlations between rounds under which the interval has to hold.
 CORRELATIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 # Means are expected a few standard deviations of a round away from a bound: any value is valid, and 3 decides
 # soonest at the margins of benchmarks/wrong_verdicts.py.
 EFFECT_SCALE = 3.0
-_WIDENINGS, _HALVINGS = 200, 50
+# So many doublings away the values no longer tell means apart.
+_WIDENINGS, _STEPS = 64, 100
+# Of a limit's distance from the centre, relative.
+_PRECISION = 1e-13
 
 
 class EProcess:
@@ -50,23 +54,22 @@ class EProcess:
         # Centred, because the sums of squares would lose what matters of values that hardly differ.
         self.centre = math.fsum(values) / self._n
         residuals = [value - self.centre for value in values]
-        self._whitened = [_Whitened(residuals, correlation) for correlation in CORRELATIONS]
+        self._parabolas = [_whitened_squares(residuals, correlation) for correlation in CORRELATIONS]
+        self._independent = self._parabolas[CORRELATIONS.index(0.0)]
+        self._penalty = 0.5 * math.log1p(EFFECT_SCALE**2 * self._independent.weight)
 
     def log_evidence(self, mean: float) -> float:
         """Natural logarithm of the e-value against `mean`; -inf where the values say nothing."""
+        # Asked for hundreds of thousands of times when a large cluster is judged: a list, and no calls in it.
         shift = mean - self.centre
-        independent = self._whitened[0]
-        prior = EFFECT_SCALE**2 / (1 + EFFECT_SCALE**2 * independent.weight)
-        left_over = independent.square(shift) - prior * independent.product(shift) ** 2
-        squares = [whitened.square(shift) for whitened in self._whitened]
-        if left_over <= 0 or min(squares) <= 0:
+        twice, squared = 2 * shift, shift * shift
+        this_mean = min([square - twice * product + squared * weight for square, product, weight in self._parabolas])
+        square, product, weight = self._independent
+        prior = EFFECT_SCALE**2 / (1 + EFFECT_SCALE**2 * weight)
+        other_mean = square - twice * product + squared * weight - prior * (product - shift * weight) ** 2
+        if other_mean <= 0 or this_mean <= 0:
             return -math.inf  # every value equals the mean
-        other_mean = -0.5 * math.log1p(EFFECT_SCALE**2 * independent.weight) - self._n / 2 * math.log(left_over)
-        this_mean = max(
-            whitened.log_jacobian - self._n / 2 * math.log(square)
-            for whitened, square in zip(self._whitened, squares, strict=True)
-        )
-        return other_mean - this_mean
+        return self._n / 2 * (math.log(this_mean) - math.log(other_mean)) - self._penalty
 
     def interval(self, confidence: float) -> tuple[float, float] | None:
         """All means that are not ruled out.
@@ -80,52 +83,78 @@ class EProcess:
         if not 0 < confidence < 1:
             raise ValueError(f"confidence {confidence}; expected more than 0 and less than 1")
         threshold = -math.log(1 - confidence)
-        low, high = self._limit(threshold, -1.0), self._limit(threshold, 1.0)
+        low = self._limit(threshold, -1.0)
+        high = None if low is None else self._limit(threshold, 1.0)
         return None if low is None or high is None else (low, high)
 
     def _limit(self, threshold: float, direction: float) -> float | None:
-        spread = math.sqrt(self._whitened[0].square(0.0) / self._n)
+        spread = math.sqrt(self._independent.square / self._n)
         if spread == 0:  # all alike: whatever rules out one other mean rules out all
             elsewhere = self.centre + direction * max(1.0, abs(self.centre))
             return self.centre if self.log_evidence(elsewhere) >= threshold else None
-        outside = spread
+
+        def excess(reach: float) -> float:
+            return self.log_evidence(self.centre + direction * reach) - threshold
+
+        inside, below, outside = 0.0, -math.inf, spread
         for _ in range(_WIDENINGS):
-            if self.log_evidence(self.centre + direction * outside) >= threshold:
-                break
-            outside *= 2
-        else:
-            return None
-        inside = 0.0
-        for _ in range(_HALVINGS):
-            middle = (inside + outside) / 2
-            if self.log_evidence(self.centre + direction * middle) >= threshold:
-                outside = middle
-            else:
-                inside = middle
-        return self.centre + direction * outside
+            above = excess(outside)
+            if above >= 0:
+                return self.centre + direction * _crossing(excess, inside, below, outside, above)
+            inside, below, outside = outside, above, 2 * outside
+        return None
 
 
-class _Whitened:
-    """Sums over a series after a filter that makes AR(1) noise of one correlation independent.
+def _crossing(function: Callable[[float], float], inside: float, below: float, outside: float, above: float) -> float:
+    """Where a function comes from below zero to above, by false position with the Illinois rule; never before that.
 
-    Attributes:
-        weight: what a unit shift of the series adds to the sum of squares.
-        log_jacobian: logarithm of the filter's determinant.
+    Dowell and Jarratt (1971), "A modified regula falsi method for computing the root of an equation", BIT 11: an end
+    that stays where it is for two steps counts half, so that both ends close in. Ten steps do for what takes fifty
+    halvings.
+
+    Args:
+        function: of the distance from the centre.
+        inside: where it is below zero.
+        below: its value there; -inf if that is not known.
+        outside: where it is not.
+        above: its value there.
     """
+    kept = 0  # which end the last step left where it was
+    for _ in range(_STEPS):
+        if outside - inside <= _PRECISION * outside:
+            break
+        middle = (inside * above - outside * below) / (above - below) if math.isfinite(below) else math.nan
+        if not inside < middle < outside:
+            middle = (inside + outside) / 2
+        value = function(middle)
+        if value >= 0:
+            outside, above, below = middle, value, below / 2 if kept == -1 else below
+            kept = -1
+        else:
+            inside, below, above = middle, value, above / 2 if kept == 1 else above
+            kept = 1
+    return outside
 
-    def __init__(self, residuals: Sequence[float], correlation: float) -> None:
-        first, others = math.sqrt(1 - correlation**2), 1 - correlation
-        filtered = [first * residuals[0]]
-        filtered += [b - correlation * a for a, b in itertools.pairwise(residuals)]
-        self.weight = first**2 + (len(residuals) - 1) * others**2
-        self.log_jacobian = math.log(first)
-        self._product = first * filtered[0] + others * math.fsum(filtered[1:])
-        self._square = math.fsum(value**2 for value in filtered)
 
-    def product(self, shift: float) -> float:
-        """Of the filtered, shifted series with the filtered constant."""
-        return self._product - shift * self.weight
+class _Parabola(NamedTuple):
+    """Sum of squares of a filtered series that is shifted by s: square - 2·s·product + s²·weight."""
 
-    def square(self, shift: float) -> float:
-        """Of the filtered, shifted series with itself."""
-        return max(0.0, self._square - 2 * shift * self._product + shift**2 * self.weight)
+    square: float
+    product: float
+    weight: float
+
+
+def _whitened_squares(residuals: Sequence[float], correlation: float) -> _Parabola:
+    """After a filter that makes AR(1) noise of one correlation independent, and divided by det(filter)^(2/n).
+
+    So the likelihood of the noise, with σ integrated out, is the sum to the power of -n/2.
+    """
+    first, others = math.sqrt(1 - correlation**2), 1 - correlation
+    filtered = [first * residuals[0]]
+    filtered += [b - correlation * a for a, b in itertools.pairwise(residuals)]
+    scale = first ** (-2 / len(residuals))
+    return _Parabola(
+        scale * math.fsum([value**2 for value in filtered]),
+        scale * (first * filtered[0] + others * math.fsum(filtered[1:])),
+        scale * (first**2 + (len(residuals) - 1) * others**2),
+    )

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def single_sample_estimate(value: float, relative_error: float, confidence: floa
     return Estimate(value, (value * math.exp(-reach), value * math.exp(reach)))
 
 
+@cache
 def t_quantile(probability: float, degrees: int) -> float:
     """Quantile of Student's t distribution, for probabilities from 0.5 up.
 

@@ -35,8 +35,8 @@ from pytest_ddpscale.worker.steering import needed_arms
 from pytest_ddpscale.worker.transport import Seat, read_transport
 from pytest_ddpscale.worker.whereabouts import Whereabouts
 
-# Judging takes a tenth of a second; more than this, and another round is the better use of the time.
-STEERING_PATIENCE_S = 5.0
+# Judging takes a tenth of a second, 512 nodes' probes 5 s. After more than this another round is better use of time.
+STEERING_PATIENCE_S = 10.0
 
 
 class Gang:

@@ -194,6 +194,18 @@ def test_a_node_that_is_not_heard_of_is_lost_and_the_others_are_not(run: Run) ->
     assert end.interrupted == ""
 
 
+def test_nobody_is_silent_while_the_supervisor_does_not_listen(run: Run, tmp_path: Path) -> None:
+    """Judging what was recorded may take longer than a node may be silent."""
+    record = f"print(json.dumps({{'kind': 'x'}}), file=open({str(tmp_path / 'measurements.jsonl')!r}, 'a'))"
+    beats = "for n in range(30): say('beat'); say('beat', 1); time.sleep(0.05)"
+
+    def judge(record: dict[str, Any]) -> None:
+        if record.get("kind") == "x":
+            time.sleep(1.0)
+
+    assert run(f"serve(2); {record}\n{beats}", nodes=2, hear=judge, silence_s=0.6) == GangEnd(0)
+
+
 def test_a_node_that_slurm_gives_up_is_lost_at_once(run: Run) -> None:
     end = run("serve(2); print('srun: error: Node failure on n2', file=sys.stderr); beat_until_stop(0, 1)", nodes=2)
     assert end.lost_hosts == ("n2",)

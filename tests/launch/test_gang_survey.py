@@ -134,6 +134,17 @@ def test_a_node_that_does_not_answer_is_written_down_as_that(stage: Stage) -> No
     assert stage.orders() == ["clock", "start"]
 
 
+def test_answers_that_came_while_the_supervisor_did_not_listen_count(stage: Stage) -> None:
+    class SlowToTakeNote(list[dict[str, Any]]):
+        def append(self, record: dict[str, Any]) -> None:
+            time.sleep(0 if record else 0.8)
+            super().append(record)
+
+    stage.heard = SlowToTakeNote()
+    stage.measure(f"up(2); time.sleep(0.2); survey(0, 1); clock(0.0, 0.0); order(); measure(*{IDS})", survey_s=0.5)
+    assert [(survey.problem, survey.clock is None) for survey in stage.surveys.values()] == [("", False)] * 2
+
+
 def test_an_agent_that_has_ended_is_not_waited_for(stage: Stage) -> None:
     begun_s = time.monotonic()
     with pytest.raises(NotAdmitted):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,11 @@ from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
+from pytest_ddpscale.verdict import probing
 from pytest_ddpscale.verdict.deciding import Decider
 from pytest_ddpscale.verdict.evaluation import judge
+from pytest_ddpscale.verdict.probing import judge_probe
+from pytest_ddpscale.verdict.verdict import Verdict
 from tests.verdict.nodes import measure_nodes, nodes_evidence, plan_of_nodes
 from tests.verdict.probed import CONFIDENCE, MATMUL, measure_probe, probe_case, steady
 from tests.verdict.sample import make_case
@@ -72,6 +76,48 @@ class TestLinksAreInQuestion:
         for probe in measure_probe(plan, MATMUL, steady(SLOW)):
             decider.hear(probe.as_json())
         assert decider.needed_arms(PAIRS) == expected
+
+
+class TestProbesThatHaveToldEnough:
+    BOUNDS = probe_case(MATMUL, 50.0), probe_case(WIDE, 50.0)
+
+    @pytest.fixture
+    def judged(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Names of the probes that are judged."""
+        found: list[str] = []
+
+        def judge_and_note(blank: Verdict, case: NodeCase, *others: Any) -> Verdict:
+            found.append(case.id)
+            return judge_probe(blank, case, *others)
+
+        monkeypatch.setattr(probing, "judge_probe", judge_and_note)
+        return found
+
+    def test_are_not_judged_again_before_they_are_measured_again(self, judged: list[str]) -> None:
+        matmul, wide = self.BOUNDS
+        decider = probed(FAST, matmul, wide)
+        assert decider.needed_arms("probes") == []
+        assert judged == [matmul.id, wide.id]
+        assert decider.needed_arms("probes") == []
+        assert judged == [matmul.id, wide.id]
+
+    def test_are_judged_again_with_what_was_measured_meanwhile(self, judged: list[str]) -> None:
+        matmul, wide = self.BOUNDS
+        decider = probed(FAST, matmul, wide)
+        decider.needed_arms("probes")
+        judged.clear()
+        plan = plan_of(self.BOUNDS)
+        for one in measure_probe(plan, WIDE, lambda number, ranks: FAST if number < 8 else 5 * SLOW, 16):
+            if one.round >= 8:
+                decider.hear(one.as_json())
+        assert decider.needed_arms("probes") == [WIDE.id]
+        assert judged == [wide.id]
+
+    def test_are_still_asked_for_while_another_bound_on_them_is_open(self, judged: list[str]) -> None:
+        both = probe_case(WIDE, 50.0), probe_case(WIDE, FAST * 1.001)
+        decider = probed(FAST, *both)
+        assert [decider.needed_arms("probes") for _ in range(2)] == [[WIDE.id]] * 2
+        assert judged == [case.id for case in both] * 2
 
 
 class TestWhatNeedsMoreRanksThanThereAre:

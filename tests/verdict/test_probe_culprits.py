@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations, product
@@ -145,6 +146,19 @@ def test_two_halves_that_cannot_reach_each_other_name_links_and_no_gpu() -> None
     assert ends == [("link", *pair) for pair in across]
     assert not any(c.is_certain for c in verdict.culprits)
     assert any("16 of 28 pairs fail alike" in note for note in verdict.notes)
+
+
+def test_each_of_many_slow_gpus_is_held_against_all_others_but_itself() -> None:
+    values: dict[tuple[int, ...], float] = {
+        (rank,): (50.0 + rank if rank % 2 == 0 else 100.0 + rank) for rank in range(16)
+    }
+    values[2,] = values[4,]  # alike, and not the same
+    verdict = judge_steady(MATMUL, 90.0, steady(100.0, values), nodes=2)
+    assert len(verdict.culprits) == 8
+    for rank, culprit in zip(range(0, 16, 2), verdict.culprits, strict=True):
+        median = statistics.median(value for ranks, value in values.items() if ranks != (rank,))
+        told = float(culprit.evidence.split(", ")[1].removesuffix(" is the median of 15 others"))
+        assert told == pytest.approx(median, rel=2e-3)
 
 
 def test_the_only_pair_there_is_blames_no_end() -> None:

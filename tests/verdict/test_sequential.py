@@ -111,6 +111,31 @@ class TestInterval:
         assert wide is not None
         assert wide[1] - wide[0] > 1.5 * (narrow[1] - narrow[0])
 
+    def test_limits_are_the_nearest_means_that_are_ruled_out(self) -> None:
+        chance, threshold = random.Random(0), -math.log(0.05)
+        for rounds in (5, 6, 8, 12, 30) * 20:
+            process = EProcess([chance.gauss(100, 1) for _ in range(rounds)])
+            interval = process.interval(0.95)
+            assert interval is not None
+            for limit in interval:
+                assert process.log_evidence(limit) >= threshold - 1e-9
+                assert process.log_evidence(limit - 1e-6 * (limit - process.centre)) < threshold
+
+    def test_limits_are_found_in_few_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A judgement of hundreds of nodes asks for tens of thousands of intervals."""
+        asked: list[float] = []
+        evidence_of = EProcess.log_evidence
+
+        def log_evidence(self: EProcess, mean: float) -> float:
+            asked.append(mean)
+            return evidence_of(self, mean)
+
+        monkeypatch.setattr(EProcess, "log_evidence", log_evidence)
+        chance = random.Random(0)
+        for _ in range(100):
+            EProcess([chance.gauss(100, 1) for _ in range(8)]).interval(0.95)
+        assert len(asked) < 100 * 40
+
     @pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0, math.nan])
     def test_refuses_a_confidence_that_is_none(self, confidence: float) -> None:
         with pytest.raises(ValueError, match="confidence"):
