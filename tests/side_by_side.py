@@ -1,4 +1,4 @@
-"""The suite in several pytest-xdist workers (``-n 2``): who shares a worker, and who has the machine to themselves.
+"""The suite in several pytest-xdist workers (``-n 3``): who shares a worker, and who has the machine to themselves.
 
 Tests that start real ranks go first, those over Slurm to one worker and the others to another; the rest go by file.
 A test marked ``timing`` runs while no other does: it would take a neighbour's work for its own ranks' slowness.
