@@ -46,9 +46,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the groups first that take longest."""
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: group_of(item.nodeid) not in REAL_RANKS.values())
+    """Put the groups first that take longest, and of those what runs alone: later it would wait for a long neighbour."""
+    if not hasattr(config, "workerinput"):
+        return
+    timed = {_file_of(item) for item in items if item.get_closest_marker("timing")}
+    items.sort(key=lambda item: (group_of(item.nodeid) not in REAL_RANKS.values(), _file_of(item) not in timed))
+
+
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(wrapper=True)
