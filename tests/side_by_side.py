@@ -46,7 +46,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the groups first that take longest, and of those what runs alone: later it would wait for a long neighbour."""
+    """Put the groups first that take longest, and of those what runs alone, which later would wait for neighbours."""
     if not hasattr(config, "workerinput"):
         return
     timed = {_file_of(item) for item in items if item.get_closest_marker("timing")}
