@@ -1,6 +1,6 @@
 """The suite in several pytest-xdist workers (``-n 3``): who shares a worker, and who has the machine to themselves.
 
-Tests that start real ranks go first, those over Slurm to one worker and the others to another; the rest go by file.
+Tests that start real ranks go first, each lane to a worker of its own; the rest go by file.
 A test marked ``timing`` runs while no other does: it would take a neighbour's work for its own ranks' slowness.
 """
 
@@ -16,8 +16,16 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Tests that start real ranks: those over Slurm wait for much of their time, so the others go beside them.
-REAL_RANKS = {"tests/integration/test_slurm": "slurm", "tests/slurm_lab/": "slurm", "tests/integration/": "ranks"}
+# Tests that start real ranks, in lanes that take about as long: those over Slurm wait for much of their time, so that
+# others go beside them. The first prefix counts.
+REAL_RANKS = {
+    "tests/integration/test_slurm": "slurm",
+    "tests/slurm_lab/": "slurm",
+    "tests/integration/test_resume": "slurm",
+    "tests/integration/test_two_nodes": "slurm",
+    "tests/integration/played_gpus/": "played",
+    "tests/integration/": "ranks",
+}
 
 
 def group_of(node_id: str) -> str:
