@@ -1,6 +1,6 @@
 """The suite in several pytest-xdist workers (``-n 3``): who shares a worker, and who has the machine to themselves.
 
-Tests that start real ranks go first, each lane to a worker of its own; the rest go by file.
+Tests that start real ranks go first, each lane to a worker of its own; the rest go by file, with lower priority.
 A test marked ``timing`` runs while no other does: it would take a neighbour's work for its own ranks' slowness.
 """
 
@@ -26,6 +26,9 @@ REAL_RANKS = {
     "tests/integration/played_gpus/": "played",
     "tests/integration/": "ranks",
 }
+
+# Of tests without real ranks, beside those with them: a tenth of a core that both want.
+NICENESS = 10
 
 
 def group_of(node_id: str) -> str:
@@ -71,6 +74,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     run_id = getattr(item.config, "workerinput", {}).get("testrunuid")
     if run_id is None:
         return (yield)
+    if group_of(item.nodeid) not in REAL_RANKS.values():
+        # For good: a worker's tests with real ranks are behind it. Those of other workers have verdicts to come to.
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     with _place(run_id, alone=item.get_closest_marker("timing") is not None):
         return (yield)
 
