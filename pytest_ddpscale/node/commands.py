@@ -14,6 +14,25 @@ from pytest_ddpscale.orphans import die_with_parent
 _MOMENT_S = 0.5
 
 
+def started(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A process in a session of its own, so that all it starts can be ended with it; it ends with this one.
+
+    Args:
+        arguments: its command line.
+
+    Raises:
+        OSError: it could not be started.
+    """
+    return subprocess.Popen(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+
+
 class Command:
     """Starts a program at once.
 
@@ -29,14 +48,7 @@ class Command:
         self._process: subprocess.Popen[bytes] | None = None
         self._problem = ""
         try:
-            self._process = subprocess.Popen(
-                arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+            self._process = started(arguments)
         except OSError as error:
             self._problem = f"{self._name} could not be started ({error.strerror or error})"
 

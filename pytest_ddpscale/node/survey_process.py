@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.node.commands import close_pipes, kill_session, last_line
-from pytest_ddpscale.orphans import die_with_parent
+from pytest_ddpscale.node.commands import close_pipes, kill_session, last_line, started
 from pytest_ddpscale.results.records import parse_strict_json
 from pytest_ddpscale.results.survey_record import Survey
 
@@ -42,14 +41,7 @@ class SurveyProcess:
         self._why_not_started = ""
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+            self._process = started(command)
         except OSError as error:
             self._why_not_started = f"the survey could not be started ({error.strerror or error})"
 
