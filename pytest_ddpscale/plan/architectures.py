@@ -6,11 +6,15 @@ import re
 from collections.abc import Iterable
 
 _CAPABILITY = re.compile(r"(\d+)\.(\d+)")
-_ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)[af]?")
+_ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)(?P<bound>[af]?)")
 
 
 def has_kernels(architectures: Iterable[str], capability: tuple[int, int]) -> bool:
-    """Whether a build has code for a GPU: binaries run on later minors, PTX on anything later.
+    """Whether a build has code for a GPU.
+
+    Binaries run on later minors of their major version, PTX on anything later. What uses features of one architecture
+    (``sm_90a``) runs on that alone, and what uses those of a family (``sm_100f``) on its later minors: CUDA programming
+    guide, "Feature Set Compiler Targets".
 
     Args:
         architectures: as ``torch.cuda.get_arch_list`` gives them: ``sm_90``, ``sm_90a``, ``compute_120`` …
@@ -21,9 +25,13 @@ def has_kernels(architectures: Iterable[str], capability: tuple[int, int]) -> bo
         if match is None:
             continue
         built = (int(match["major"]), int(match["minor"]))
-        if match["kind"] == "sm" and built[0] == capability[0] and built[1] <= capability[1]:
-            return True
-        if match["kind"] == "compute" and built <= capability:
+        if match["bound"] == "a":
+            runs = built == capability
+        elif match["bound"] == "f" or match["kind"] == "sm":
+            runs = built[0] == capability[0] and built[1] <= capability[1]
+        else:
+            runs = built <= capability
+        if runs:
             return True
     return False
 

@@ -18,9 +18,14 @@ from pytest_ddpscale.plan.architectures import has_kernels, parse_capability
         (["sm_90"], (10, 0), False),
         (["sm_90a", "sm_100", "sm_120"], (12, 0), True),
         (["sm_100f", "compute_120"], (10, 0), True),
+        (["sm_100f"], (10, 3), True),  # B300 is of B200's family
+        (["sm_100a"], (10, 3), False),
+        (["sm_90a", "compute_90a"], (9, 0), True),
+        (["sm_90a", "compute_90a"], (10, 0), False),  # such PTX is for Hopper alone
+        (["compute_100f"], (12, 0), False),
     ],
 )
-def test_a_build_is_accepted_only_if_ithas_kernels_for_the_gpu(
+def test_a_build_is_accepted_only_if_it_has_kernels_for_the_gpu(
     architectures: list[str], capability: tuple[int, int], expected: bool
 ) -> None:
     assert has_kernels(architectures, capability) is expected
