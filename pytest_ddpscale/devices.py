@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
+import sys
 
 from pytest_ddpscale.cluster import Cluster
 from pytest_ddpscale.errors import OptionError, SkuError
+from pytest_ddpscale.node.commands import Command
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.detection import Gpu, has_driver, visible_gpus
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
+
+# `nvidia-smi` takes up to ten seconds on eight GPUs whose driver is not kept loaded.
+DRIVER_LIMIT_S = 60.0
 
 
 def needs_no_gpu(thresholds: ThresholdsFile, asked: str, collect_only: bool) -> bool:
@@ -29,8 +35,9 @@ def gpus_here(asked: str, silent: list[SkuError]) -> list[Gpu]:
         silent: takes the error of each GPU that does not answer, as long as one does.
 
     Raises:
-        SkuError: NVML is broken, no GPU answers, or ``auto`` finds a driver and no GPU.
+        SkuError: NVML hangs or is broken, no GPU answers, or ``auto`` finds a driver and no GPU.
     """
+    refuse_hanging_driver()
     gpus = visible_gpus(silent=silent)
     if silent and not gpus:
         raise silent[0]
@@ -40,6 +47,21 @@ def gpus_here(asked: str, silent: list[SkuError]) -> list[Gpu]:
             "Look at nvidia-smi and CUDA_VISIBLE_DEVICES; to measure the CPU all the same, write --gpu-sku=cpu.",
         )  # fmt: skip
     return gpus
+
+
+def refuse_hanging_driver(limit_s: float = DRIVER_LIMIT_S) -> None:
+    """Have another process ask the driver first: one that hangs could not be given up, nor interrupted, in this one.
+
+    Raises:
+        SkuError: it did not answer in time. Any other problem is found again by whoever asks next.
+    """
+    command = Command([sys.executable, "-m", "pytest_ddpscale.sku.detection"], limit_s)
+    command.output()
+    if command.was_too_late:
+        raise SkuError(
+            f"NVML on {platform.node()}", f"the NVIDIA driver did not answer within {limit_s:g} s", "a working driver",
+            "Look for Xid messages with `dmesg`, drain the node and reboot it: who asks the driver hangs until then.",
+        )  # fmt: skip
 
 
 def gpus_asked(settings: Settings, cluster: Cluster) -> int:

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.cluster import THIS_MACHINE, Cluster
-from pytest_ddpscale.devices import devices_per_node
-from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.devices import devices_per_node, refuse_hanging_driver
+from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.settings import settings_from
+from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
+from tests.nvml_stand_in.machine import A100, HANG, UNKNOWN_ERROR, PlayedMachine
 
+__all__ = ["machine", "nvml_library_directory"]
 ELSEWHERE = Cluster(2, uses_slurm=True, is_elsewhere=True)
 ALLOCATED = Cluster(2, ("n1", "n2"), uses_slurm=True)
 
@@ -69,3 +72,27 @@ def test_on_one_machine_a_world_size_that_does_not_fit_is_refused_with_a_hint_fo
         found("cuda", 8, world_sizes="1,16")
     with pytest.raises(OptionError, match=r"found 16, but 4 CPU cores can be used; .* --ddp-gpus-per-node=16 lets"):
         found("cpu", 0, world_sizes="1,16")
+
+
+class TestDriver:
+    """Played, and asked by a process of its own."""
+
+    @pytest.fixture
+    def driver(self, machine: PlayedMachine, monkeypatch: pytest.MonkeyPatch) -> PlayedMachine:
+        for name, value in machine.environment().items():
+            monkeypatch.setenv(name, value)
+        return machine
+
+    def test_one_that_hangs_is_given_up_and_its_node_is_named(self, driver: PlayedMachine) -> None:
+        driver.play([A100], {"nvmlInit": HANG})
+        with pytest.raises(
+            SkuError, match=r"^NVML on \S+: the NVIDIA driver did not answer within 1\.5 s; .* reboot it"
+        ):
+            refuse_hanging_driver(limit_s=1.5)
+
+    @pytest.mark.parametrize("failures", [{}, {"nvmlInit": UNKNOWN_ERROR}])
+    def test_one_that_answers_is_asked_on_whatever_it_says(
+        self, driver: PlayedMachine, failures: dict[str, int]
+    ) -> None:
+        driver.play([A100], failures)
+        refuse_hanging_driver()

@@ -39,6 +39,9 @@ class Command:
     Args:
         arguments: its command line.
         limit_s: seconds that it may take.
+
+    Attributes:
+        was_too_late: whether it was given up because it took longer.
     """
 
     def __init__(self, arguments: Sequence[str], limit_s: float) -> None:
@@ -47,6 +50,7 @@ class Command:
         self._ends_s = time.monotonic() + limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._problem = ""
+        self.was_too_late = False
         try:
             self._process = started(arguments)
         except OSError as error:
@@ -59,6 +63,7 @@ class Command:
         try:
             output, errors = self._process.communicate(timeout=max(0.0, self._ends_s - time.monotonic()))
         except subprocess.TimeoutExpired:
+            self.was_too_late = True
             kill_session(self._process)
             close_pipes(self._process)
             return "", f"did not answer within {self._limit_s:g} s"

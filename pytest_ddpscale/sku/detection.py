@@ -199,3 +199,8 @@ def _nvml_is_broken(error: Exception) -> SkuError:
         f"NVML on {platform.node()}", f"the NVIDIA driver is there, but does not answer ({error})",
         "a working driver", "Make `nvidia-smi` work on this machine first: reload the driver or reboot.",
     )  # fmt: skip
+
+
+if __name__ == "__main__":  # only to see whether the driver answers at all: `devices.refuse_hanging_driver`
+    with contextlib.suppress(SkuError):
+        visible_gpus(silent=[])

@@ -30,6 +30,8 @@ def gangs(monkeypatch: pytest.MonkeyPatch) -> list[InstantGang]:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Decide what NVML finds; by default there is no driver."""
 
+    monkeypatch.setattr(devices, "refuse_hanging_driver", lambda: None)
+
     def has(*gpus: Gpu, driver: bool) -> None:
         monkeypatch.setattr(devices, "visible_gpus", lambda silent: list(gpus))
         monkeypatch.setattr(devices, "has_driver", lambda: driver)
