@@ -179,6 +179,12 @@ def studies_measured(records: Sequence[dict[str, Any]]) -> set[str]:
     return {study for study, reason in ends.items() if reason in ("decided", "rounds")}
 
 
+def studies_out_of_time(records: Sequence[dict[str, Any]]) -> set[str]:
+    """Ids of the studies that ended because the session's budget was spent."""
+    ends = {str(r["study"]): r.get("reason") for r in records if r.get("kind") == "study_end"}
+    return {study for study, reason in ends.items() if reason == "budget"}
+
+
 def studies_that_ended(records: Sequence[dict[str, Any]]) -> set[str]:
     """Ids of the studies whose end was recorded, good or bad."""
     return {str(r.get("study")) for r in records if r.get("kind") == "study_end"}

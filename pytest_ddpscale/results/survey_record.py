@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 STUDY_ID = "survey"
+_POST_MORTEM = "post_mortem"
 Record = TypeVar("Record", bound="DataclassInstance")
 
 
@@ -208,9 +209,13 @@ class Survey:
         """The survey as JSON types, with its ``kind``."""
         return {"kind": "survey", "study": STUDY_ID, **asdict(self)}
 
+    def as_post_mortem(self) -> dict[str, Any]:
+        """The same of GPUs that were looked at again after ranks had failed, with a ``kind`` of its own."""
+        return {**self.as_json(), "kind": _POST_MORTEM}
+
     @staticmethod
     def from_json(data: dict[str, Any]) -> Survey:
-        """Read what `as_json` wrote.
+        """Read what `as_json` or `as_post_mortem` wrote.
 
         Raises:
             TypeError: a key is missing or unknown, or its value of another type.
@@ -228,6 +233,11 @@ def surveys_of(records: Sequence[dict[str, Any]]) -> dict[str, Survey]:
     """The surveys among records, by host; a node's last one counts. Raises as `Survey.from_json`."""
     found = [Survey.from_json(record) for record in records if record.get("kind") == "survey"]
     return {survey.host: survey for survey in found}
+
+
+def post_mortems_of(records: Sequence[dict[str, Any]]) -> list[Survey]:
+    """What nodes were after their ranks had failed, in order: driver and GPUs. Raises as `Survey.from_json`."""
+    return [Survey.from_json(record) for record in records if record.get("kind") == _POST_MORTEM]
 
 
 def _typed(record: Record) -> Record:

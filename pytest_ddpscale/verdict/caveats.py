@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from pytest_ddpscale.metrics.rounds import ArmRound
@@ -27,6 +27,14 @@ _MOST_PLAUSIBLE = {
 _LEAST_PLAUSIBLE = {"exposed_communication": -0.1, "ddp_overhead": -0.1}
 # Steps that are left out are cheaper, and training that skips many does not converge.
 MOST_SKIPPED_STEPS = 0.05
+
+
+def with_spent_budget(verdict: Verdict, study_id: str, out_of_time: Collection[str]) -> Verdict:
+    """What is open because there was no time for it says so: nothing is wrong with the machine."""
+    if study_id not in out_of_time or verdict.outcome not in ("inconclusive", "not_measured"):
+        return verdict
+    note = "the time of --ddp-budget was over before this was decided"
+    return replace(verdict, notes=(*verdict.notes, note))
 
 
 def with_missing_rounds(verdict: Verdict, begun: int) -> Verdict:

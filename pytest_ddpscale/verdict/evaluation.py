@@ -27,12 +27,19 @@ from pytest_ddpscale.metrics.samples import (
 )
 from pytest_ddpscale.plan.metric import baseline_arm, measured_arm
 from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
 from pytest_ddpscale.verdict.by_node import NodeVerdict, combined, judge_nodes, with_failed_nodes, worst_per_round
-from pytest_ddpscale.verdict.caveats import with_host_bound, with_missing_rounds, with_plausibility, with_skipped_steps
+from pytest_ddpscale.verdict.caveats import (
+    with_host_bound,
+    with_missing_rounds,
+    with_plausibility,
+    with_skipped_steps,
+    with_spent_budget,
+)
 from pytest_ddpscale.verdict.checking import judge_check
 from pytest_ddpscale.verdict.conspicuous import with_stalled_devices
 from pytest_ddpscale.verdict.culprits import Comparison, with_culprits, with_slow_baseline
@@ -60,10 +67,15 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
     blank = blank_verdict(case, confidence)
     if isinstance(case, NodeCase):
         return _judge_node(blank, case, evidence, confidence)
-    question = case.question
-    study = matching_study(evidence.plan, question)
+    study = matching_study(evidence.plan, case.question)
     if study is None:
-        return replace(blank, reason=why_no_study(evidence.plan, question))
+        return replace(blank, reason=why_no_study(evidence.plan, case.question))
+    verdict = _judge_study(blank, case, study, evidence, confidence)
+    return with_spent_budget(verdict, study.id, evidence.out_of_time)
+
+
+def _judge_study(blank: Verdict, case: Case, study: Study, evidence: Evidence, confidence: float) -> Verdict:
+    question = case.question
     if study.id in evidence.errors:
         return replace(blank, outcome="error", reason=evidence.errors[study.id])
     if study.id in evidence.interrupted:
@@ -87,7 +99,8 @@ def _judge_node(blank: Verdict, case: NodeCase, evidence: Evidence, confidence: 
     """On something else than training; what nodes reached before is judged where their history is."""
     subject = case.requirement.definition.subject
     if subject == "probe":
-        return judge_probe(blank, case, evidence, confidence, peak=case.peak)
+        verdict = judge_probe(blank, case, evidence, confidence, peak=case.peak)
+        return with_spent_budget(verdict, PROBES, evidence.out_of_time)
     if subject == "check":
         return judge_check(blank, case, evidence)
     return blank

@@ -13,8 +13,14 @@ from pytest_ddpscale.results.pair_record import PairMeasurement, pairs_of
 from pytest_ddpscale.results.probe_record import ProbeMeasurement, probes_of
 from pytest_ddpscale.results.records import Measurement, SeededStep, flops_of, seeded_steps_of, timed_arms_of
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
-from pytest_ddpscale.results.run_record import IMPORTED, errors_of, interruptions_of, studies_that_ended
-from pytest_ddpscale.results.survey_record import Survey, surveys_of
+from pytest_ddpscale.results.run_record import (
+    IMPORTED,
+    errors_of,
+    interruptions_of,
+    studies_out_of_time,
+    studies_that_ended,
+)
+from pytest_ddpscale.results.survey_record import Survey, post_mortems_of, surveys_of
 from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.results.transport_record import Transport, transports_of
 from pytest_ddpscale.verdict.contradicting_telemetry import telemetry_of_blocks
@@ -40,6 +46,8 @@ class Evidence:
         surveys: what each node was before anything was launched, by host.
         telemetry: what GPUs said of themselves while they were measured.
         transports: how each rank's NCCL talks to the others.
+        post_mortems: what GPUs were after ranks had failed, in order; empty if none did.
+        out_of_time: ids of the studies that ended because the budget was spent.
         hosts: names of all hosts that ever took part, measured or not, where they are known.
     """
 
@@ -57,6 +65,8 @@ class Evidence:
     surveys: Mapping[str, Survey] = field(default_factory=dict)
     telemetry: Sequence[Telemetry] = ()
     transports: Sequence[Transport] = ()
+    post_mortems: Sequence[Survey] = ()
+    out_of_time: Collection[str] = ()
 
     @cached_property
     def by_node(self) -> Mapping[str, Mapping[str, Sequence[Measurement]]]:
@@ -113,6 +123,8 @@ def evidence_of(plan: Plan, measurements: Sequence[Measurement], records: Sequen
         unsupported_of(records),
         surveys_of(records),
         transports=transports_of(records),
+        post_mortems=post_mortems_of(records),
+        out_of_time=studies_out_of_time(records),
     )
 
 

@@ -23,6 +23,7 @@ from pytest_ddpscale.results.run_record import (
     resumption_notes,
     start_run,
     studies_measured,
+    studies_out_of_time,
 )
 
 
@@ -139,6 +140,7 @@ class TestEnds:
         records = [end.as_json() for end in self.ENDS]
         assert interruptions_of(records) == {"interrupted": "the job reached its time limit"}
         assert errors_of(records) == {"error": "no memory"}
+        assert studies_out_of_time(records) == {"budget"}
 
 
 class TestResumed:

@@ -14,6 +14,7 @@ from pytest_ddpscale.results.survey_record import (
     RemappedRows,
     Survey,
     SurveyedGpu,
+    post_mortems_of,
     surveys_of,
 )
 
@@ -62,6 +63,13 @@ def test_a_value_of_another_type_is_refused(changes: dict[str, Any]) -> None:
 def test_one_without_a_name_or_a_time_is_refused(key: str) -> None:
     with pytest.raises(TypeError):
         Survey.from_json(without(key))
+
+
+def test_what_gpus_are_after_a_failure_is_no_survey() -> None:
+    line = strict_json(SURVEY.as_post_mortem())
+    records = [parse_strict_json(line), Survey("n1", 1.0).as_json()]
+    assert post_mortems_of(records) == [SURVEY]
+    assert surveys_of(records) == {"n1": Survey("n1", 1.0)}
 
 
 def test_a_nodes_last_survey_counts() -> None:

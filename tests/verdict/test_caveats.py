@@ -23,6 +23,28 @@ GOOD = (0.98, 0.981, 0.979, 0.98, 0.98, 0.981, 0.979)
 STRONG = tuple(name for name in METRICS if METRICS[name].scaling == "strong")
 
 
+NO_TIME = "the time of --ddp-budget was over before this was decided"
+
+
+class TestSpentBudget:
+    """Who gave too little time learns that this is all that was wrong."""
+
+    @pytest.mark.parametrize(
+        ("rounds", "outcome"), [(0, "not_measured"), (3, "inconclusive"), (7, "passed")]
+    )
+    def test_is_told_of_what_stays_open(self, rounds: int, outcome: str) -> None:
+        case = make_case("weak_scaling_efficiency", 0.9)
+        evidence = make_evidence(case, make_measurements(case, GOOD[:rounds]))
+        verdict = judge(case, replace(evidence, out_of_time={evidence.plan.studies[0].id}), CONFIDENCE)
+        assert verdict.outcome == outcome
+        assert (NO_TIME in verdict.notes) is (outcome != "passed")
+
+    def test_of_another_study_is_not_told(self) -> None:
+        case = make_case("weak_scaling_efficiency", 0.9)
+        verdict = judge(case, replace(make_evidence(case, []), out_of_time={"weak/other"}), CONFIDENCE)
+        assert (verdict.outcome, verdict.notes) == ("not_measured", ())
+
+
 class TestMissingRounds:
     """They may be the very ones that would have failed."""
 

@@ -12,6 +12,7 @@ from pytest_ddpscale.metrics.probes import expected_ranks
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from pytest_ddpscale.verdict.by_node import UNDECIDED
+from pytest_ddpscale.verdict.evaluation import judge
 from pytest_ddpscale.verdict.probing import probes_needed
 from pytest_ddpscale.verdict.verdict import Verdict
 from tests.verdict.probed import (
@@ -117,6 +118,15 @@ def test_a_study_that_broke_is_an_error() -> None:
 def test_an_interrupted_study_measured_nothing() -> None:
     verdict = judge_steady(MATMUL, BOUND, steady(110.0), interrupted={"probes": "interrupted: by the user"})
     assert (verdict.outcome, verdict.reason) == ("not_measured", "interrupted: by the user")
+
+
+@pytest.mark.parametrize(("rounds", "outcome"), [(0, "not_measured"), (3, "inconclusive")])
+def test_what_there_was_no_time_for_says_so(rounds: int, outcome: str) -> None:
+    plan = probe_plan(MATMUL)
+    measured = measure_probe(plan, MATMUL, steady(110.0), rounds)
+    verdict = judge(probe_case(MATMUL, BOUND), probe_evidence(plan, measured, out_of_time={"probes"}), CONFIDENCE)
+    assert verdict.outcome == outcome
+    assert "the time of --ddp-budget was over before this was decided" in verdict.notes
 
 
 def test_what_a_gpu_cannot_do_is_not_measured() -> None:
