@@ -26,8 +26,8 @@ POLL_S = 0.2
 GRACE_S = 10.0
 # After the first bad news: other ranks' reports of the same moment, which may be the cause.
 COLLECT_S = 3.0
-# For agents to end their ranks, stacks written, and to say so.
-FAREWELL_S = 15.0
+# For agents to end their ranks, stacks written, to look at their GPUs, and to say so.
+FAREWELL_S = 20.0
 # For agents, which only listen then, to say what their clocks show.
 CLOCK_S = 10.0
 Admit = Callable[[list[dict[str, Any]]], str]
@@ -45,6 +45,7 @@ class GangEnd:
         failures: reports that ranks left of themselves.
         was_started: whether any process of it ran.
         refused: why its nodes were not admitted, so that no rank was started; empty if they were.
+        post_mortems: what GPUs were after ranks had failed, as records.
     """
 
     exit_code: int | None
@@ -54,6 +55,7 @@ class GangEnd:
     failures: tuple[dict[str, Any], ...] = ()
     was_started: bool = True
     refused: str = ""
+    post_mortems: tuple[dict[str, Any], ...] = ()
 
 
 class Gang:
@@ -102,10 +104,11 @@ class Gang:
         """Start it, and return when nothing of it is left."""
         try:
             with self._started() as (process, channel):
-                why = self._assemble(process, channel) or self._watch(process, channel)
+                refusal = self._assemble(process, channel)
+                why = refusal or self._watch(process, channel)
                 interrupted = why_step_ended(channel.slurm_lines)
                 if why is not None:
-                    self._dismiss(process, channel)
+                    self._dismiss(process, channel, failed=not refusal)
                 exit_code = process.wait() if why is None else None
         except _NotStarted as error:
             return GangEnd(None, str(error), was_started=False)
@@ -128,7 +131,9 @@ class Gang:
             why = describe(roll, exit_code, channel.other_lines)
         elif why is not None and roll.ranks:
             why = f"{why} {describe_standstill(roll)}."
-        return GangEnd(exit_code, why or "", interrupted, lost, tuple(roll.failures))
+        return GangEnd(
+            exit_code, why or "", interrupted, lost, tuple(roll.failures), post_mortems=roll.post_mortems.post_mortems()
+        )
 
     @contextmanager
     def _started(self) -> Iterator[tuple[subprocess.Popen[bytes], Channel]]:
@@ -271,9 +276,9 @@ class Gang:
             return f"the gang was not done after {limits.total_s:g} s (--ddp-total-limit), so it was ended."
         return ""
 
-    def _dismiss(self, process: subprocess.Popen[bytes], channel: Channel) -> None:
-        """Have the agents end their ranks, and wait for their last words."""
-        channel.say("stop")
+    def _dismiss(self, process: subprocess.Popen[bytes], channel: Channel, *, failed: bool = False) -> None:
+        """Have the agents end their ranks, and wait for their last words; after a failure also on their GPUs."""
+        channel.say("stop", **({"failed": True} if failed else {}))
         # While srun waits for nodes there is nobody to hear it.
         patience_ends = time.monotonic() + (FAREWELL_S if self._roll.nodes else 0.0)
         while process.poll() is None and time.monotonic() < patience_ends:

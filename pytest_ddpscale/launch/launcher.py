@@ -24,6 +24,7 @@ class GangSpec:
         beat_s: seconds between two words of a node's agent on every rank.
         survey: whether agents first say what their nodes are.
         has_gpus: whether that asks for GPUs.
+        post_mortem: whether agents look at the GPUs once ranks have failed.
     """
 
     gang_id: str
@@ -35,6 +36,7 @@ class GangSpec:
     beat_s: float = 2.0
     survey: bool = False
     has_gpus: bool = True
+    post_mortem: bool = False
 
 
 class Launcher(Protocol):
@@ -51,4 +53,5 @@ def agent_command(gang: GangSpec, container: Container, *further: str) -> list[s
     agent = [container.python, "-m", "pytest_ddpscale.node", f"--gang={gang.gang_id}"]
     size = [f"--ranks-per-node={gang.ranks_per_node}", f"--log-dir={gang.log_dir}", f"--beat-s={gang.beat_s:g}"]
     survey = [] if not gang.survey else ["--survey"] if gang.has_gpus else ["--survey", "--no-gpu"]
-    return [*container.command, *agent, *size, *survey, *further, "--", *gang.worker_arguments]
+    after = ["--post-mortem"] if gang.post_mortem else []
+    return [*container.command, *agent, *size, *survey, *after, *further, "--", *gang.worker_arguments]

@@ -84,6 +84,7 @@ class Roll:
         port: for the rendezvous, free on the first node; None before that came up.
         moved_s: when any rank last did something, on the supervisor's clock; None before all began.
         surveys: what the nodes are, as far as their agents said so.
+        post_mortems: what GPUs were after ranks had failed, likewise.
     """
 
     nodes: dict[int, NodeNews] = field(default_factory=dict)
@@ -95,6 +96,7 @@ class Roll:
     port: int | None = None
     moved_s: float | None = None
     surveys: Surveys = field(default_factory=Surveys)
+    post_mortems: Surveys = field(default_factory=Surveys)
 
     def hear(self, message: dict[str, Any], now_s: float) -> None:
         """Take note of a message; one that is not as agents make them is passed over.
@@ -110,7 +112,7 @@ class Roll:
         news.heard_s = now_s
         handler = {
             "up": self._up, "rank": self._rank, "failed": self._failed, "gone": self._gone, "words": self._words,
-            "exit": self._exit, "survey": self._survey, "clock": self._clock,
+            "exit": self._exit, "survey": self._survey, "clock": self._clock, "post_mortem": self._post_mortem,
         }.get(str(message["say"]))  # fmt: skip
         if handler is not None:
             handler(message, node, now_s)
@@ -160,6 +162,9 @@ class Roll:
 
     def _survey(self, message: dict[str, Any], node: int, now_s: float) -> None:
         self.surveys.hear_piece(message)
+
+    def _post_mortem(self, message: dict[str, Any], node: int, now_s: float) -> None:
+        self.post_mortems.hear_piece(message)
 
     def _clock(self, message: dict[str, Any], node: int, now_s: float) -> None:
         self.surveys.hear_clock(message)

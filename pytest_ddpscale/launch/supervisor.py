@@ -140,6 +140,7 @@ class Supervisor:
             return seen.ended
         self._keep_reports(end, log.with_suffix(""))
         self._run.cut_torn_line()
+        self._run.append_records(end.post_mortems)
         left = [study for study in studies if study not in seen.ended]
         if end.interrupted:
             self._end(left, "interrupted", end.interrupted)
@@ -177,6 +178,7 @@ class Supervisor:
             beat_s=max(1.0, nodes * plan.layout.ranks_per_node / _NODES_PER_BEAT_S),
             survey=plan.survey and not self._is_surveyed,
             has_gpus=plan.device_type == "cuda",
+            post_mortem=plan.survey and plan.device_type == "cuda",
         )
         place, hear, deadline = self._place, self._hear, self._deadline
         return Gang(spec, place.launcher, place.environment, self._limits, log, tail, hear, deadline, self._take)

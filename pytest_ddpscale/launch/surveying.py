@@ -45,6 +45,10 @@ class Surveys:
         if type(node) is int and isinstance(said, float) and isinstance(heard, float):
             self.clocks[node] = said, heard
 
+    def post_mortems(self) -> tuple[dict[str, Any], ...]:
+        """What was found, as records of what GPUs were after ranks had failed, in the nodes' order."""
+        return tuple(Survey.from_json(found).as_post_mortem() for _, found in sorted(self.found.items()))
+
     def records(self, hosts: Mapping[int, str], asked_unix_s: float) -> list[dict[str, Any]]:
         """One record per node, in the nodes' order.
 

@@ -20,6 +20,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--beat-s", type=float, default=2.0, help="seconds between two words on every rank")
     parser.add_argument("--survey", action="store_true", help="say first what this node is")
     parser.add_argument("--no-gpu", action="store_true", help="ask for no GPU in that")
+    parser.add_argument("--post-mortem", action="store_true", help="look at the GPUs once ranks have failed")
     parser.add_argument("worker_arguments", nargs=argparse.REMAINDER, help="after --: of pytest_ddpscale.worker")
     return parser.parse_args(argv)
 
@@ -39,6 +40,7 @@ def main() -> int:
         beat_s=arguments.beat_s,
         survey=arguments.survey,
         has_gpus=not arguments.no_gpu,
+        post_mortem=arguments.post_mortem,
     )
     return NodeAgent(task).run()
 

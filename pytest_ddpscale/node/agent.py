@@ -24,7 +24,7 @@ from pytest_ddpscale.node.pieces import pieces_of
 from pytest_ddpscale.node.ports import free_port
 from pytest_ddpscale.node.processes import GANG_VARIABLE, members, stop_gang
 from pytest_ddpscale.node.ranks import LocalRanks, oom_kills
-from pytest_ddpscale.node.survey_process import SurveyProcess, survey_command
+from pytest_ddpscale.node.survey_process import SurveyProcess, post_mortem, survey_command
 from pytest_ddpscale.node.torchrun import Place, RankExit, ended_pids, rank_exits, rank_log, torchrun_command
 from pytest_ddpscale.node.words import last_words
 from pytest_ddpscale.orphans import die_with_parent
@@ -51,6 +51,7 @@ class Task:
         beat_s: seconds between two words on every rank.
         survey: whether to say first what this node is.
         has_gpus: whether that asks for GPUs.
+        post_mortem: whether to look at the GPUs once ranks have failed.
     """
 
     gang_id: str
@@ -62,6 +63,7 @@ class Task:
     beat_s: float
     survey: bool = False
     has_gpus: bool = True
+    post_mortem: bool = False
 
 
 class NodeAgent:
@@ -118,7 +120,7 @@ class NodeAgent:
                     self._read_orders(selector)
                 if survey is not None and (found := survey.poll()) is not None:
                     survey = None
-                    self._tell_survey(found)
+                    self._tell_survey("survey", found)
                 start = next((order for order in self._orders if order["say"] == "start"), None)
                 if start is not None and not self._is_unwanted():  # a "stop" may have come with it
                     return start
@@ -135,6 +137,8 @@ class NodeAgent:
         for news in ranks.news():
             if not (was_ended and news["say"] == "gone"):  # those went because we ended them
                 self._tell(news)
+        if self._task.post_mortem and self._is_post_mortem_wanted(process, was_ended=was_ended):
+            self._tell_survey("post_mortem", post_mortem(self._task.host))
         output = self._output.decode("utf-8", errors="replace")
         exits = rank_exits(output)
         self._tell_last_words(log_dir, exits, was_ended=was_ended)
@@ -148,6 +152,12 @@ class NodeAgent:
             survivors=len(members(self._family)),
         )
         return 0 if was_ended else int(process.returncode)
+
+    def _is_post_mortem_wanted(self, process: subprocess.Popen[bytes], *, was_ended: bool) -> bool:
+        """Whether ranks failed, here or elsewhere: not if somebody only wants to have his terminal back."""
+        if was_ended:
+            return any(order["say"] == "stop" and order.get("failed") is True for order in self._orders)
+        return process.returncode != 0
 
     @property
     def _family(self) -> str:
@@ -253,10 +263,10 @@ class NodeAgent:
             for text in last_words(rank_log(log_dir, local_rank)):
                 self._say("words", local_rank=local_rank, text=text)
 
-    def _tell_survey(self, survey: dict[str, Any]) -> None:
+    def _tell_survey(self, word: str, survey: dict[str, Any]) -> None:
         pieces = pieces_of(survey)
         for part, data in enumerate(pieces):
-            self._say("survey", part=part, parts=len(pieces), data=data)
+            self._say(word, part=part, parts=len(pieces), data=data)
 
     def _say(self, word: str, **fields: Any) -> None:
         self._tell({"say": word, **fields})

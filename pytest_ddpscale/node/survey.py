@@ -67,6 +67,24 @@ def survey(run_directory: Path, host: str, *, gpus: bool) -> Survey:
     )
 
 
+def post_mortem(host: str) -> Survey:
+    """What the driver says of the GPUs after ranks have failed: nothing else, as somebody waits for it.
+
+    Args:
+        host: the node's name.
+    """
+    _about_to("ask the NVIDIA driver")
+    driver = read_gpus()
+    return Survey(
+        host=host,
+        unix_s=time.time(),
+        has_driver=driver.is_loaded,
+        driver_problem=driver.problem,
+        gpus=with_visibility(driver.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")),
+        versions=driver.versions,
+    )
+
+
 def with_visibility(gpus: tuple[SurveyedGpu, ...], visible_devices: str | None) -> tuple[SurveyedGpu, ...]:
     """Say which of the GPUs ranks may use, and which rank: CUDA's rules, over those that no cgroup withholds.
 
@@ -151,11 +169,15 @@ def _about_to(step: str) -> None:
 def main() -> None:
     """Print the survey of this node."""
     parser = argparse.ArgumentParser(prog="python -m pytest_ddpscale.node.survey", description=__doc__)
-    parser.add_argument("--run-dir", type=Path, required=True, help="where measurements will go")
+    parser.add_argument("--run-dir", type=Path, default=Path(), help="where measurements will go; default: here")
     parser.add_argument("--host", default=socket.gethostname(), help="the node's name; default: the host's")
     parser.add_argument("--no-gpu", action="store_true", help="ask for no GPU")
+    parser.add_argument("--post-mortem", action="store_true", help="ask for GPUs, and nothing else")
     arguments = parser.parse_args()
-    found = survey(arguments.run_dir, arguments.host, gpus=not arguments.no_gpu)
+    if arguments.post_mortem:
+        found = post_mortem(arguments.host)
+    else:
+        found = survey(arguments.run_dir, arguments.host, gpus=not arguments.no_gpu)
     print(strict_json(found.as_json()))
 
 

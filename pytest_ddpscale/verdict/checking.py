@@ -28,7 +28,10 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     plan, name = evidence.plan, case.requirement.check
     expectation = node_expectation(case.sku, plan)
     blocks = _blocks(evidence) if NODE_CHECKS[name].reads == "telemetry" else None
-    found = check(name, expectation, evidence.surveys, plan.nodes, evidence.telemetry, evidence.transports, blocks)
+    found = check(
+        name, expectation, evidence.surveys, plan.nodes,
+        evidence.telemetry, evidence.transports, blocks, evidence.post_mortems,
+    )  # fmt: skip
     reason = found.reason
     why_no_survey = evidence.errors.get(STUDY_ID) or evidence.interrupted.get(STUDY_ID)
     if found.outcome == "not_measured" and why_no_survey:

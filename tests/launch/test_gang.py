@@ -20,6 +20,8 @@ from pytest_ddpscale.launch.gang import Gang, GangEnd
 from pytest_ddpscale.launch.launcher import GangSpec
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.tail import Tail
+from pytest_ddpscale.node.pieces import pieces_of
+from pytest_ddpscale.results.survey_record import Survey
 from tests.launch.sample import gang as spec_of
 
 AGENTS = f"""
@@ -241,6 +243,22 @@ say("exit", code=1, exits=[[1, -9, 1, True]], oom_kills=1)"""
         "rank 1 on n1 was killed by SIGKILL in timed block (study weak/r, arm ddp@2, round 3): the kernel ended it for "
         "lack of memory (oom_kill in /proc/vmstat); its last lines:\n  Killed by nobody knows whom"
     )
+
+
+def test_after_a_failure_agents_are_asked_for_their_gpus(run: Run, tmp_path: Path) -> None:
+    found = [Survey(host, 1.0, has_driver=True, cores=2) for host in ("n1", "n2")]
+    source = f"""PIECES = {[pieces_of(one.as_json()) for one in found]!r}
+serve(2)
+say("failed", 1, local_rank=0, rank=2, phase="timed block", type="RuntimeError", message="CUDA error")
+order()
+for node, pieces in enumerate(PIECES):
+    for part, data in enumerate(pieces):
+        say("post_mortem", node, part=part, parts=len(pieces), data=data)
+for node in range(2):
+    say("exit", node, code=1, exits=[])"""
+    end = run(source, nodes=2)
+    assert end.post_mortems == tuple(one.as_post_mortem() for one in found)
+    assert log_of(tmp_path).splitlines()[-1] == 'was told {"say": "stop", "failed": true}'
 
 
 SLURM_SAYS = "slurmstepd-n1: error: *** STEP 2.0 ON n1 CANCELLED AT 2026-11-21T19:37:39{} ***"

@@ -21,7 +21,7 @@ from pytest_ddpscale.node.pieces import pieces_of
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.survey_record import Survey, surveys_of
+from pytest_ddpscale.results.survey_record import Survey, post_mortems_of, surveys_of
 from pytest_ddpscale.verdict.evaluation import judge
 from pytest_ddpscale.verdict.evidence import evidence_of
 from tests.launch.test_gang import ScriptedLauncher
@@ -143,6 +143,19 @@ def test_answers_that_came_while_the_supervisor_did_not_listen_count(stage: Stag
     stage.heard = SlowToTakeNote()
     stage.measure(f"up(2); time.sleep(0.2); survey(0, 1); clock(0.0, 0.0); order(); measure(*{IDS})", survey_s=0.5)
     assert [(survey.problem, survey.clock is None) for survey in stage.surveys.values()] == [("", False)] * 2
+
+
+def test_what_gpus_are_after_ranks_have_failed_is_written_down(stage: Stage) -> None:
+    source = f"""up(2); survey(0, 1); clock(0.0, 0.0); order()
+say("failed", 1, local_rank=0, rank=2, phase="timed block", type="RuntimeError", message="CUDA error")
+order()
+for part, data in enumerate({pieces_of(SURVEYS[1])!r}):
+    say("post_mortem", 1, part=part, parts={len(pieces_of(SURVEYS[1]))}, data=data)
+say("exit", 0, code=1, exits=[]); say("exit", 1, code=1, exits=[])"""
+    stage.measure(source)
+    assert [one.host for one in post_mortems_of(stage.records)] == ["n2"]
+    assert set(stage.surveys) == {"n1", "n2"}, "those are another matter"
+    assert {reason for _, reason in stage.ends} == {"error"}
 
 
 def test_an_agent_that_has_ended_is_not_waited_for(stage: Stage) -> None:

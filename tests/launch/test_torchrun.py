@@ -22,8 +22,8 @@ def test_the_agent_is_started_with_the_running_interpreter() -> None:
 
 
 def test_agents_are_told_to_survey_their_nodes_and_whether_for_gpus() -> None:
-    options: list[list[str]] = [[], ["--survey"], ["--survey", "--no-gpu"]]
-    gangs = (gang(has_gpus=False), gang(survey=True), gang(survey=True, has_gpus=False))
+    options: list[list[str]] = [[], ["--survey"], ["--survey", "--no-gpu"], ["--post-mortem"]]
+    gangs = (gang(has_gpus=False), gang(survey=True), gang(survey=True, has_gpus=False), gang(post_mortem=True))
     for spec, expected in zip(gangs, options, strict=True):
         command = TorchrunLauncher().command(spec)
         assert command[command.index("--beat-s=2") + 1 : command.index("--")] == expected

@@ -194,6 +194,24 @@ class TestUnwanted:
             assert agent._is_unwanted() is unwanted
 
 
+@pytest.mark.parametrize(
+    ("code", "stop", "wanted"),
+    [
+        (1, None, True),  # a rank failed here, and torchrun gave up
+        (0, None, False),
+        (-15, {"say": "stop", "failed": True}, True),  # a rank failed, here or on another node
+        (-15, {"say": "stop"}, False),  # Ctrl-C
+    ],
+)
+def test_gpus_are_looked_at_once_ranks_have_failed(code: int, stop: dict[str, Any] | None, wanted: bool) -> None:
+    agent = NodeAgent(TASK)
+    agent._orders.extend([stop] if stop else [])
+    process = subprocess.Popen(["true"])
+    process.wait(timeout=60)
+    process.returncode = code
+    assert agent._is_post_mortem_wanted(process, was_ended=stop is not None) is wanted
+
+
 def test_the_host_is_named_as_slurm_names_it() -> None:
     assert host_of({"SLURMD_NODENAME": "n7"}) == "n7"
     assert host_of({}) == socket.gethostname()

@@ -39,6 +39,7 @@ def check(
     telemetry: Sequence[Telemetry] = (),
     transports: Sequence[Transport] = (),
     blocks: Blocks | None = None,
+    post_mortems: Sequence[Survey] = (),
 ) -> CheckResult:
     """One check of all nodes.
 
@@ -51,6 +52,7 @@ def check(
         transports: what NCCL said; only the check of transports reads it.
         blocks: (host, GPU UUID) → blocks that it took part in; only checks under load read it. Without it nobody knows
             whether telemetry is missing.
+        post_mortems: what GPUs were after ranks had failed.
 
     Returns:
         ``passed`` if every planned node passes, ``failed`` if any does not; ``not_measured`` if that cannot be told of
@@ -61,7 +63,7 @@ def check(
     """
     if expectation.device_type == "cpu" and not NODE_CHECKS[name].on_cpu:
         return CheckResult(name, "not_measured", None, f"{NODE_CHECKS[name].title}: means nothing without a GPU")
-    evidence = NodeEvidence(expectation, surveys, hosts_planned, telemetry, transports, blocks or {})
+    evidence = NodeEvidence(expectation, surveys, hosts_planned, telemetry, transports, blocks or {}, post_mortems)
     return concluded(name, _FIND[name](evidence), hosts_planned)
 
 

@@ -28,6 +28,7 @@ class NodeEvidence:
         telemetry: what GPUs said while they worked.
         transports: what NCCL said, of each rank.
         blocks: (host, GPU UUID) → the blocks that it took part in, by (study, arm, round); empty where nobody knows.
+        post_mortems: what GPUs were after ranks had failed; empty if none did.
     """
 
     expectation: NodeExpectation
@@ -36,6 +37,7 @@ class NodeEvidence:
     telemetry: Sequence[Telemetry] = ()
     transports: Sequence[Transport] = ()
     blocks: Blocks = field(default_factory=dict)
+    post_mortems: Sequence[Survey] = ()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import re
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.verdict.node_checks.finding import Finding, GpuPlace, NodeEvidence, fault, note, unknown
+from pytest_ddpscale.verdict.node_checks.losses import lost_at_work
 from pytest_ddpscale.verdict.node_checks.surveyed import (
     Findings,
     each_gpu,
@@ -21,8 +22,13 @@ _GIB = 2**30
 
 
 def gpus(evidence: NodeEvidence) -> Findings:
-    """As many GPUs of the SKU as asked, each of which answers; on CPU as many cores as ranks."""
-    return each_node(evidence, _cores if evidence.expectation.device_type == "cpu" else _gpus)
+    """As many GPUs of the SKU as asked, each of which answers, also while it works; on CPU as many cores as ranks."""
+    if evidence.expectation.device_type == "cpu":
+        return each_node(evidence, _cores)
+    found = each_node(evidence, _gpus)
+    for host, finding in lost_at_work(evidence).items():
+        found[host] = found.get(host, Finding()) + finding
+    return found
 
 
 def processes(evidence: NodeEvidence) -> Findings:

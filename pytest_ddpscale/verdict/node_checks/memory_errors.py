@@ -8,6 +8,7 @@ from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.survey_record import SurveyedGpu
 from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.verdict.node_checks.finding import Finding, GpuPlace, NodeEvidence, fault, gpu_label, note, unknown
+from pytest_ddpscale.verdict.node_checks.losses import gpus_afterwards
 from pytest_ddpscale.verdict.node_checks.surveyed import Findings, each_gpu, is_unsupported, unread
 from pytest_ddpscale.verdict.node_checks.working import each_working_gpu
 
@@ -18,8 +19,13 @@ def ecc(evidence: NodeEvidence) -> Findings:
 
 
 def ecc_under_load(evidence: NodeEvidence) -> Findings:
-    """No uncorrectable error appears while GPUs work."""
-    return each_working_gpu(evidence, _under_load)
+    """No uncorrectable error appears while GPUs work, nor is there a new one after ranks have failed."""
+    found = each_working_gpu(evidence, _under_load)
+    for host, before, after, place in gpus_afterwards(evidence):
+        known = found.get(host, Finding())
+        if all(one.gpu != place for one in known.faults):
+            found[host] = known + _new_since(before, after, place)
+    return found
 
 
 def _ecc(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:
@@ -85,6 +91,18 @@ def _under_load(expectation: NodeExpectation, windows: Sequence[Telemetry], plac
         text = f"memory errors cannot be read in {len(unread_windows)} of {len(windows)} windows ({reason})"
         found += unknown(f"{gpu_label(place)}: {text}")
     return found
+
+
+def _new_since(before: SurveyedGpu, after: SurveyedGpu, place: GpuPlace) -> Finding:
+    """What the driver counts after ranks have failed, and did not before they began: it may have ended them."""
+    was, now = before.ecc_uncorrected, after.ecc_uncorrected
+    if was is not None and now is not None and now > was:
+        text = f"{now - was} new uncorrectable memory errors when ranks had failed"
+        return fault(text, place, stands_alone=True)
+    rows_before, rows = before.remapped_rows, after.remapped_rows
+    if rows_before is not None and rows is not None and rows.pending and not rows_before.pending:
+        return fault("a memory row waits to be remapped since ranks failed", place, stands_alone=True)
+    return Finding()
 
 
 def _has_no_ecc(window: Telemetry) -> bool:

@@ -122,7 +122,9 @@ class EndedSession:
         return [one for one in lines_of(self.run / name) if one["kind"] == kind]
 
 
-def begin(site: Path, machine: PlayedMachine, *arguments: str, link: str = "P2P/CUMEM") -> PlayedSession:
+def begin(
+    site: Path, machine: PlayedMachine, *arguments: str, link: str = "P2P/CUMEM", **environ: str
+) -> PlayedSession:
     """Start a session with the acceptance tests, of as few and as short rounds as can decide.
 
     Args:
@@ -130,13 +132,14 @@ def begin(site: Path, machine: PlayedMachine, *arguments: str, link: str = "P2P/
         machine: that it runs on.
         arguments: more of pytest's.
         link: by what NCCL connects ranks.
+        environ: more of the environment.
     """
     shutil.copytree(CHECKOUT / "acceptance", site / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(Path(__file__).with_name("thresholds.yaml"), site)
     (site / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     (site / "torch").mkdir()
     torch = write_torch(site / "torch", CUDA_BUILD.replace("sm_90", "sm_90 sm_100"))
-    played = machine.environment(PLAYED_TORCH=str(torch), PLAYED_LINK=link, GLOO_SOCKET_IFNAME="lo")
+    played = machine.environment(PLAYED_TORCH=str(torch), PLAYED_LINK=link, GLOO_SOCKET_IFNAME="lo", **environ)
     environment = {**played, "PYTHONPATH": os.pathsep.join([str(RANK_SITE), played["PYTHONPATH"]])}
     options = ["--gpu-sku=auto", "--ddp-run-dir=run", "--ddp-history=history.sqlite"]
     options += ["--ddp-pass-env=NVML_STAND_IN,PLAYED_*", "-p", "no:cacheprovider", "acceptance"]

@@ -291,12 +291,37 @@ def test_blocks_that_nobody_watched_say_why(dying: EndedSession) -> None:
     assert 4 in {one["round"] for one in silent}
 
 
+def test_a_gpu_that_was_lost_is_named_although_ranks_went_on(dying: EndedSession) -> None:
+    assert (dying.exit_code, dying.verdicts["outcome"]) == (1, "rejected")
+    assert dying.named("gpus") == {GPUS[1]}
+    assert dying.verdict("gpus")["culprits"][0]["evidence"] == "lost while it worked: GPU is lost"
+
+
 def test_what_the_driver_did_not_say_is_no_pass(dying: EndedSession) -> None:
-    assert dying.exit_code == 1
-    assert dying.verdicts["outcome"] == "incomplete"
     for name in ("device_utilization", "images_per_joule"):
         assert dying.verdict(name)["outcome"] == "inconclusive", name
     for name in ("ecc_under_load", "throttling_under_load", "pcie_under_load"):
         assert dying.verdict(name)["outcome"] == "not_measured", name
         assert dying.verdict(name)["value"] is None
         assert f"GPU 1 ({uuid_of(1)})" in dying.verdict(name)["reason"]
+
+
+@pytest.fixture(scope="module")
+def crashed(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+    """Two A100 one of which is lost while ranks work, and takes its rank with it."""
+    site = _site(tmp_path_factory)
+    machine = _machine(nvml_library_directory, site.parent, [A100, A100])
+    session = begin(site, machine, "-k", "test_node_check", PLAYED_LOSS="1")
+    session.until(has_begun)
+    machine.play([A100, replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST})])
+    return session.ended()
+
+
+def test_a_gpu_that_ends_its_rank_is_named(crashed: EndedSession) -> None:
+    assert (crashed.exit_code, crashed.verdicts["outcome"]) == (1, "rejected")
+    assert crashed.named("gpus") == {GPUS[1]}
+    assert crashed.verdict("gpus")["culprits"][0]["evidence"] == "lost when ranks had failed: GPU is lost"
+    assert f"blame     GPU 1 ({uuid_of(1)}) on {HOST}" in crashed.terminal
+    assert "CUDA error: unspecified launch failure" in crashed.terminal
+    assert [one["host"] for one in crashed.lines("measurements.jsonl", "post_mortem")] == [HOST]
+    assert crashed.left_behind == []
