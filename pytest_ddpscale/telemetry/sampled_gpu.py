@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,9 @@ from pytest_ddpscale.telemetry.gpm import Gpm
 from pytest_ddpscale.telemetry.log import GpuLog
 
 Reading = Callable[[Any], float]
+# Between two readings of what each NVLink counts by itself, some fifty errors a GPU, where no window ends: reading them
+# takes longer than all the rest, and their growth is counted over windows.
+LINK_ERRORS_EVERY_S = 5.0
 _UUID_PREFIXES = ("GPU-", "MIG-")
 
 
@@ -75,25 +79,33 @@ class SampledGpu:
         self._buffers = [Buffer(kept, self._handle, self._asker, self.log) for kept in KEPT]
         self._fields = FieldCounters(self._handle, self._asker)
         self._gpm: Gpm | None = None
+        self._link_errors_s = -math.inf
 
     def mark(self) -> None:
         """Read what is wanted between two moments, of which this is one: energy, traffic and GPM."""
         if not self.log.problem:
-            self._read_totals(is_edge=True)
+            self._read_totals(is_edge=True, link_errors=False)
 
-    def _read_totals(self, is_edge: bool) -> None:
+    def _read_totals(self, *, is_edge: bool, link_errors: bool) -> None:
         self._read_gpm(time.time(), is_edge)
         for reading, ask in (_CONSUMPTION if is_edge else {**_CONSUMPTION, **_ERRORS}).items():
             self._keep_total(reading, time.time(), self._ask(reading, ask))
         now_s = time.time()
-        for reading, total in self._fields.read(only_traffic=is_edge).items():
+        for reading, total in self._fields.read(only_traffic=not link_errors).items():
             self._keep_total(reading, now_s, total)
 
-    def poll(self) -> None:
-        """Read everything, the driver's samples included."""
+    def poll(self, *, ends_window: bool = True) -> None:
+        """Read everything, the driver's samples included.
+
+        Args:
+            ends_window: whether a window ends now; else errors of links are left out, unless they are due.
+        """
         if self.log.problem:
             return
-        self._read_totals(is_edge=False)
+        link_errors = ends_window or time.monotonic() - self._link_errors_s >= LINK_ERRORS_EVERY_S
+        if link_errors:
+            self._link_errors_s = time.monotonic()
+        self._read_totals(is_edge=False, link_errors=link_errors)
         now_s = time.time()
         for buffer in self._buffers:
             buffer.update(now_s, may_poll=True)

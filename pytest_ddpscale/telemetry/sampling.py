@@ -39,10 +39,10 @@ class Sampling:
         else:
             self._gpus = {uuid: SampledGpu(uuid) for uuid in uuids}
 
-    def poll(self) -> None:
-        """Read all GPUs."""
+    def poll(self, *, ends_window: bool = False) -> None:
+        """Read all GPUs; `ends_window` as in `SampledGpu.poll`."""
         for gpu in self._gpus.values():
-            gpu.poll()
+            gpu.poll(ends_window=ends_window)
 
     def answer(self, line: bytes) -> dict[str, Any] | None:
         """Do what a line asks, and say what to answer; None for nothing.
@@ -64,7 +64,7 @@ class Sampling:
             windows = [(str(uuid), float(start), float(end)) for uuid, start, end in message["windows"]]
         except (ValueError, TypeError, KeyError) as error:
             return {"problem": words(error)}
-        self.poll()
+        self.poll(ends_window=True)
         return {"devices": [cut(self._log(uuid), start_s, end_s) for uuid, start_s, end_s in windows]}
 
     def _log(self, uuid: str) -> GpuLog:
