@@ -36,7 +36,7 @@ class Pace:
 # would always take that decides when the truth is one standard deviation of a round away from the bound.
 PACES: dict[DeviceType, Pace] = {"cuda": Pace(16, 2.0, 10.0), "cpu": Pace(16, 1.2, 2.0)}
 # Of one probe in one round. Probes reach their pace at once, and there are many.
-PROBE_BLOCKS_S: dict[DeviceType, float] = {"cuda": 0.5, "cpu": 0.1}
+PROBE_BLOCKS_S: dict[DeviceType, float] = {"cuda": 0.4, "cpu": 0.1}
 
 
 @dataclass(frozen=True)

@@ -174,8 +174,9 @@ def node_health(name: str, ranks_per_node: int) -> Estimate:
 
 
 @pytest.mark.parametrize("sku", GPUS)
-def test_a_node_of_8_gpus_is_decided_in_less_than_5_minutes(sku: str) -> None:
-    assert node_health(sku, 8).seconds <= MINUTES_5
+def test_a_node_of_8_gpus_is_decided_in_less_than_5_minutes_even_if_it_takes_all_rounds(sku: str) -> None:
+    found = node_health(sku, 8)
+    assert found.seconds < found.most_seconds <= MINUTES_5
 
 
 def test_any_machine_keeps_the_bounds_of_a_cpu() -> None:
