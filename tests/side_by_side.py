@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ REAL_RANKS = {
     "tests/integration/test_resume": "slurm",
     "tests/integration/test_two_nodes": "slurm",
     "tests/integration/played_gpus/": "played",
+    "tests/integration/test_gang": "played",
     "tests/integration/": "ranks",
 }
 
@@ -57,11 +59,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the groups first that take longest, and of those what runs alone, which later would wait for neighbours."""
+    """Put the groups first that take longest, and of those what runs alone, which later would wait for neighbours.
+
+    By the share of a file that runs alone: the files themselves stay together, for what their tests share.
+    """
     if not hasattr(config, "workerinput"):
         return
-    timed = {_file_of(item) for item in items if item.get_closest_marker("timing")}
-    items.sort(key=lambda item: (group_of(item.nodeid) not in REAL_RANKS.values(), _file_of(item) not in timed))
+    tests = Counter(map(_file_of, items))
+    timed = Counter(_file_of(item) for item in items if item.get_closest_marker("timing"))
+    shares = {file: timed[file] / count for file, count in tests.items()}
+    items.sort(key=lambda item: (group_of(item.nodeid) not in REAL_RANKS.values(), -shares[_file_of(item)]))
 
 
 def _file_of(item: pytest.Item) -> str:
