@@ -1,6 +1,7 @@
-"""The suite in several pytest-xdist workers (``-n 3``): who shares a worker, and who has the machine to themselves.
+"""The suite in several pytest-xdist workers (``-n 4``): who shares a worker, and who has the machine to themselves.
 
-Tests that start real ranks go first, each lane to a worker of its own; the rest go by file, with lower priority.
+Tests that start real ranks go first, each lane to a worker of its own; the rest go by file, with lower priority, to one
+more, and to whoever is done with its lane.
 A test marked ``timing`` runs while no other does: it would take a neighbour's work for its own ranks' slowness.
 """
 
@@ -17,13 +18,11 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Tests that start real ranks, in lanes that take about as long: those over Slurm wait for much of their time, so that
-# others go beside them. The first prefix counts.
+# Tests that start real ranks, in lanes of which none takes much longer than the others: those over Slurm wait for much
+# of their time, so that others go beside them. The first prefix counts.
 REAL_RANKS = {
     "tests/integration/test_slurm": "slurm",
     "tests/slurm_lab/": "slurm",
-    "tests/integration/test_resume": "slurm",
-    "tests/integration/test_two_nodes": "slurm",
     "tests/integration/played_gpus/": "played",
     "tests/integration/test_gang": "played",
     "tests/integration/": "ranks",
