@@ -53,13 +53,17 @@ def refuse_hanging_driver(limit_s: float = DRIVER_LIMIT_S) -> None:
     """Have another process ask the driver first: one that hangs could not be given up, nor interrupted, in this one.
 
     Raises:
-        SkuError: it did not answer in time. Any other problem is found again by whoever asks next.
+        SkuError: it did not answer in time, or brought the process down. Any other problem is found again by whoever
+            asks next.
     """
     command = Command([sys.executable, "-m", "pytest_ddpscale.sku.detection"], limit_s)
     command.output()
-    if command.was_too_late:
+    found = f"the NVIDIA driver did not answer within {limit_s:g} s" if command.was_too_late else ""
+    if command.signal:
+        found = f"signal {command.signal} ended a process that asked the NVIDIA driver"
+    if found:
         raise SkuError(
-            f"NVML on {platform.node()}", f"the NVIDIA driver did not answer within {limit_s:g} s", "a working driver",
+            f"NVML on {platform.node()}", found, "a working driver",
             "Look for Xid messages with `dmesg`, drain the node and reboot it: who asks the driver hangs until then.",
         )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,3 +97,11 @@ class TestDriver:
     ) -> None:
         driver.play([A100], failures)
         refuse_hanging_driver()
+
+    def test_one_that_brings_the_process_down_is_named(
+        self, driver: PlayedMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "pynvml.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        with pytest.raises(SkuError, match="signal 11 ended a process that asked the NVIDIA driver"):
+            refuse_hanging_driver()

@@ -26,8 +26,10 @@ POLL_S = 0.2
 GRACE_S = 10.0
 # After the first bad news: other ranks' reports of the same moment, which may be the cause.
 COLLECT_S = 3.0
-# For agents to end their ranks, stacks written, to look at their GPUs, and to say so.
-FAREWELL_S = 20.0
+# For agents to end their ranks, stacks written, and to say so …
+FAREWELL_S = 15.0
+# … and to look at their GPUs besides, if ranks have failed.
+LOOK_S = 15.0
 # For agents, which only listen then, to say what their clocks show.
 CLOCK_S = 10.0
 Admit = Callable[[list[dict[str, Any]]], str]
@@ -280,7 +282,8 @@ class Gang:
         """Have the agents end their ranks, and wait for their last words; after a failure also on their GPUs."""
         channel.say("stop", **({"failed": True} if failed else {}))
         # While srun waits for nodes there is nobody to hear it.
-        patience_ends = time.monotonic() + (FAREWELL_S if self._roll.nodes else 0.0)
+        patience_s = FAREWELL_S + (LOOK_S if failed and self._spec.post_mortem else 0.0)
+        patience_ends = time.monotonic() + (patience_s if self._roll.nodes else 0.0)
         while process.poll() is None and time.monotonic() < patience_ends:
             self._take_messages(channel)
             time.sleep(POLL_S / 2)

@@ -24,7 +24,12 @@ from pytest_ddpscale.node.pieces import pieces_of
 from pytest_ddpscale.node.ports import free_port
 from pytest_ddpscale.node.processes import GANG_VARIABLE, members, stop_gang
 from pytest_ddpscale.node.ranks import LocalRanks, oom_kills
-from pytest_ddpscale.node.survey_process import SurveyProcess, post_mortem, survey_command
+from pytest_ddpscale.node.survey_process import (
+    POST_MORTEM_LIMIT_S,
+    SurveyProcess,
+    post_mortem_command,
+    survey_command,
+)
 from pytest_ddpscale.node.torchrun import Place, RankExit, ended_pids, rank_exits, rank_log, torchrun_command
 from pytest_ddpscale.node.words import last_words
 from pytest_ddpscale.orphans import die_with_parent
@@ -137,11 +142,11 @@ class NodeAgent:
         for news in ranks.news():
             if not (was_ended and news["say"] == "gone"):  # those went because we ended them
                 self._tell(news)
-        if self._task.post_mortem and self._is_post_mortem_wanted(process, was_ended=was_ended):
-            self._tell_survey("post_mortem", post_mortem(self._task.host))
         output = self._output.decode("utf-8", errors="replace")
         exits = rank_exits(output)
         self._tell_last_words(log_dir, exits, was_ended=was_ended)
+        if self._task.post_mortem and (was_ended or process.returncode != 0):
+            self._look_at_gpus_again(was_ended=was_ended)
         self._say(
             "exit",
             code=process.returncode,
@@ -153,11 +158,27 @@ class NodeAgent:
         )
         return 0 if was_ended else int(process.returncode)
 
-    def _is_post_mortem_wanted(self, process: subprocess.Popen[bytes], *, was_ended: bool) -> bool:
-        """Whether ranks failed, here or elsewhere: not if somebody only wants to have his terminal back."""
-        if was_ended:
-            return any(order["say"] == "stop" and order.get("failed") is True for order in self._orders)
-        return process.returncode != 0
+    def _look_at_gpus_again(self, *, was_ended: bool) -> None:
+        """Say what they are after ranks failed, here or elsewhere, unless somebody only wants his terminal back."""
+        if was_ended and not any(order["say"] == "stop" for order in self._orders):
+            return  # nobody listens
+        look = SurveyProcess(post_mortem_command(self._task.host), self._task.host, POST_MORTEM_LIMIT_S)
+        with selectors.DefaultSelector() as selector:
+            if self._is_input_open:
+                selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
+            while not self._is_hurried:
+                if (found := look.poll()) is not None:
+                    self._tell_survey("post_mortem", found)
+                    break
+                for _ in selector.select(POLL_S):
+                    self._read_orders(selector)
+        look.stop()
+
+    @property
+    def _is_hurried(self) -> bool:
+        """Whether the supervisor is gone, or has said stop though nothing had failed."""
+        stops = [order for order in self._orders if order["say"] == "stop"]
+        return not self._is_input_open or any(order.get("failed") is not True for order in stops)
 
     @property
     def _family(self) -> str:

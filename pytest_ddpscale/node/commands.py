@@ -42,6 +42,7 @@ class Command:
 
     Attributes:
         was_too_late: whether it was given up because it took longer.
+        signal: that ended it; 0 if none did.
     """
 
     def __init__(self, arguments: Sequence[str], limit_s: float) -> None:
@@ -51,6 +52,7 @@ class Command:
         self._process: subprocess.Popen[bytes] | None = None
         self._problem = ""
         self.was_too_late = False
+        self.signal = 0
         try:
             self._process = started(arguments)
         except OSError as error:
@@ -67,6 +69,7 @@ class Command:
             kill_session(self._process)
             close_pipes(self._process)
             return "", f"did not answer within {self._limit_s:g} s"
+        self.signal = max(0, -self._process.returncode)
         if self._process.returncode != 0:
             return "", last_line(errors) or f"ended with code {self._process.returncode}"
         return output.decode("utf-8", errors="replace"), ""

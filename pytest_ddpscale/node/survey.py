@@ -44,7 +44,7 @@ def survey(run_directory: Path, host: str, *, gpus: bool) -> Survey:
     torch_answer = ask_torch()
     topology = Command(["nvidia-smi", "topo", "-m"], _TOPOLOGY_LIMIT_S) if gpus else None
     _about_to("ask the NVIDIA driver")
-    driver = read_gpus() if gpus else DriverState(is_loaded=False)
+    driver = read_gpus(_about_to_ask_gpu) if gpus else DriverState(is_loaded=False)
     _about_to("look for InfiniBand")
     ports = infiniband_ports()
     _about_to("look for free space")
@@ -74,7 +74,7 @@ def post_mortem(host: str) -> Survey:
         host: the node's name.
     """
     _about_to("ask the NVIDIA driver")
-    driver = read_gpus()
+    driver = read_gpus(_about_to_ask_gpu)
     return Survey(
         host=host,
         unix_s=time.time(),
@@ -160,6 +160,10 @@ def _versions(driver: DriverState, torch: TorchFacts) -> Mapping[str, str | None
         "pytest_ddpscale": __version__,
         "kernel": platform.release(),
     }
+
+
+def _about_to_ask_gpu(index: int) -> None:
+    _about_to(f"ask the NVIDIA driver for GPU {index}")
 
 
 def _about_to(step: str) -> None:

@@ -80,7 +80,8 @@ class Telemetry:
         pcie_rx_bytes_per_s: received by it.
         nvlink_tx_bytes_per_s: payload sent over all links.
         nvlink_rx_bytes_per_s: payload received over all links.
-        nvlink_errors: replays, recoveries and checksum errors of all links, new as with `ecc_corrected`.
+        nvlink_errors: replays, recoveries and checksum errors of all links, new in the window or in the five seconds
+            before it.
         sm_activity: share of SMs with work, 0 … 1 (GPM, as the next three: Hopper and later).
         sm_occupancy: share of the warps that could be resident, 0 … 1.
         tensor_activity: share of time in which tensor cores worked, 0 … 1.

@@ -40,10 +40,13 @@ class DriverState:
     gpus: tuple[SurveyedGpu, ...] = ()
 
 
-def read_gpus() -> DriverState:
+def read_gpus(about_to: Callable[[int], None] = lambda index: None) -> DriverState:
     """Ask NVML for all GPUs, whatever CUDA_VISIBLE_DEVICES says.
 
     Every error of NVML becomes part of what is returned. A driver that hangs hangs the caller.
+
+    Args:
+        about_to: called with the index of each GPU before that is asked, which may be the last that is heard.
     """
     import pynvml
 
@@ -54,13 +57,13 @@ def read_gpus() -> DriverState:
     except pynvml.NVMLError as error:
         return DriverState(is_loaded=True, problem=str(error))
     try:
-        return _driver(pynvml)
+        return _driver(pynvml, about_to)
     finally:
         with contextlib.suppress(pynvml.NVMLError):  # it may have died meanwhile
             pynvml.nvmlShutdown()
 
 
-def _driver(nvml: Any) -> DriverState:
+def _driver(nvml: Any, about_to: Callable[[int], None]) -> DriverState:
     system = _Questions(nvml)
     older = nvml.nvmlSystemGetCudaDriverVersion
     cuda = system.ask("cuda_driver", nvml.nvmlSystemGetCudaDriverVersion_v2, older=older)
@@ -71,7 +74,11 @@ def _driver(nvml: Any) -> DriverState:
     count = system.ask("count", nvml.nvmlDeviceGetCount)
     if count is None:
         return DriverState(is_loaded=True, problem=system.unreadable["count"], versions=versions)
-    return DriverState(is_loaded=True, versions=versions, gpus=tuple(_gpu(nvml, index) for index in range(count)))
+    gpus = []
+    for index in range(count):
+        about_to(index)
+        gpus.append(_gpu(nvml, index))
+    return DriverState(is_loaded=True, versions=versions, gpus=tuple(gpus))
 
 
 def _gpu(nvml: Any, index: int) -> SurveyedGpu:

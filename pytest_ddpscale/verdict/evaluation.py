@@ -100,7 +100,8 @@ def _judge_node(blank: Verdict, case: NodeCase, evidence: Evidence, confidence: 
     subject = case.requirement.definition.subject
     if subject == "probe":
         verdict = judge_probe(blank, case, evidence, confidence, peak=case.peak)
-        return with_spent_budget(verdict, PROBES, evidence.out_of_time)
+        could_be_done = case.probe is not None and case.probe.id not in evidence.unsupported
+        return with_spent_budget(verdict, PROBES, evidence.out_of_time) if could_be_done else verdict
     if subject == "check":
         return judge_check(blank, case, evidence)
     return blank

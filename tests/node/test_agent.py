@@ -195,21 +195,22 @@ class TestUnwanted:
 
 
 @pytest.mark.parametrize(
-    ("code", "stop", "wanted"),
+    ("orders", "is_input_open", "hurried"),
     [
-        (1, None, True),  # a rank failed here, and torchrun gave up
-        (0, None, False),
-        (-15, {"say": "stop", "failed": True}, True),  # a rank failed, here or on another node
-        (-15, {"say": "stop"}, False),  # Ctrl-C
+        ([], True, False),  # a rank failed here, and nobody said anything yet
+        ([{"say": "stop", "failed": True}], True, False),  # a rank failed, here or on another node
+        ([{"say": "stop"}], True, True),  # Ctrl-C
+        ([{"say": "stop", "failed": True}, {"say": "stop"}], True, True),  # Ctrl-C because it takes long
+        ([], False, True),
     ],
 )
-def test_gpus_are_looked_at_once_ranks_have_failed(code: int, stop: dict[str, Any] | None, wanted: bool) -> None:
+def test_gpus_are_looked_at_once_ranks_have_failed_unless_somebody_is_in_a_hurry(
+    orders: list[dict[str, Any]], is_input_open: bool, hurried: bool
+) -> None:
     agent = NodeAgent(TASK)
-    agent._orders.extend([stop] if stop else [])
-    process = subprocess.Popen(["true"])
-    process.wait(timeout=60)
-    process.returncode = code
-    assert agent._is_post_mortem_wanted(process, was_ended=stop is not None) is wanted
+    agent._orders.extend(orders)
+    agent._is_input_open = is_input_open
+    assert agent._is_hurried is hurried
 
 
 def test_the_host_is_named_as_slurm_names_it() -> None:

@@ -17,7 +17,7 @@ import pytest
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node import survey_process as survey_process_module
 from pytest_ddpscale.node.survey import free_bytes, infiniband_ports, with_visibility
-from pytest_ddpscale.node.survey_process import SurveyProcess, post_mortem, survey_command
+from pytest_ddpscale.node.survey_process import SurveyProcess, post_mortem_command, survey_command
 from pytest_ddpscale.results.survey_record import InfiniBandPort, Survey, SurveyedGpu
 from tests.node.fake_torch import CUDA_BUILD, write_torch
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
@@ -70,7 +70,7 @@ def test_a_node_with_eight_gpus(node: PlayedMachine, tmp_path: Path, monkeypatch
 
 def test_after_ranks_have_failed_only_the_driver_is_asked(node: PlayedMachine) -> None:
     node.play(node_of(A100, 2, gpu1=replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST})))
-    found = Survey.from_json(post_mortem("n7"))
+    found = Survey.from_json(outcome(SurveyProcess(post_mortem_command("n7"), "n7")))
     assert (found.host, found.problem, found.torch_problem, found.free_bytes, found.arch_list) == ("n7", "", "", {}, ())
     assert [(gpu.uuid, gpu.local_rank, gpu.problem) for gpu in found.gpus] == [
         (uuid_of(0), 0, ""), ("", 1, "GPU is lost"),
@@ -79,9 +79,9 @@ def test_after_ranks_have_failed_only_the_driver_is_asked(node: PlayedMachine) -
 
 
 def test_a_driver_that_hangs_after_ranks_have_failed_is_not_waited_for(node: PlayedMachine) -> None:
-    node.play([A100], {"nvmlInit": HANG})
-    found = Survey.from_json(post_mortem("n7", limit_s=1.0))
-    assert found.problem == "the survey was not done within 1 s; it said last: about to ask the NVIDIA driver"
+    node.play(node_of(A100, 2, gpu1=replace(A100, failures={"nvmlDeviceGetName": HANG})))
+    found = Survey.from_json(outcome(SurveyProcess(post_mortem_command("n7"), "n7", limit_s=1.5)))
+    assert found.problem.endswith("it said last: about to ask the NVIDIA driver for GPU 1")
 
 
 def test_on_a_cpu_sku_no_driver_is_asked(node: PlayedMachine, tmp_path: Path) -> None:

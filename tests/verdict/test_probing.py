@@ -129,6 +129,14 @@ def test_what_there_was_no_time_for_says_so(rounds: int, outcome: str) -> None:
     assert "the time of --ddp-budget was over before this was decided" in verdict.notes
 
 
+def test_more_time_would_not_help_what_a_gpu_cannot_do() -> None:
+    plan, case = probe_plan(MATMUL), probe_case(MATMUL, BOUND)
+    verdict = judge(
+        case, probe_evidence(plan, [], out_of_time={"probes"}, unsupported={MATMUL.id: "n0: too old"}), CONFIDENCE
+    )
+    assert (verdict.outcome, verdict.notes) == ("not_measured", ())
+
+
 def test_what_a_gpu_cannot_do_is_not_measured() -> None:
     reason = "n0: an A100 has no fp8"
     verdict = judge_steady(Probe("matmul-fp8"), BOUND, steady(110.0), unsupported={"matmul-fp8": reason})

@@ -6,13 +6,22 @@ from collections.abc import Iterator
 
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.results.telemetry_record import Telemetry
-from pytest_ddpscale.verdict.node_checks.finding import Finding, GpuPlace, NodeEvidence, fault, unknown
+from pytest_ddpscale.verdict.node_checks.finding import (
+    Finding,
+    GpuPlace,
+    NodeEvidence,
+    fault,
+    gpu_label,
+    note,
+    unknown,
+)
 from pytest_ddpscale.verdict.node_checks.surveyed import Findings, gpu_places
 
-# NVML's words on a GPU that is gone until it, or its node, is reset. Any other error may be the driver's.
+# NVML on a GPU that is gone until it, or its node, is reset: as the sampler writes it, and as the survey does. Any
+# other error may be the driver's.
 _LOST = ("NVMLError_GpuIsLost", "NVMLError_ResetRequired")
-
 _GONE = "the driver no longer has it"
+_LOST_IN_WORDS = ("GPU is lost", "GPU requires restart", _GONE)
 
 Afterwards = tuple[str, SurveyedGpu, SurveyedGpu, GpuPlace]
 
@@ -23,17 +32,22 @@ def lost_at_work(evidence: NodeEvidence) -> Findings:
     As the sampler was told while they worked, and as a look at the GPUs says after they have failed.
     """
     lost: dict[tuple[str, GpuPlace], str] = {}
+    silent: Findings = {}
     for window in evidence.telemetry:
-        if why := _loss_in(window):
+        if (why := _loss_in(window)) and not _is_from_before(window, evidence):
             lost.setdefault((window.host, GpuPlace(window.local_rank, window.device)), f"lost while it worked: {why}")
     for host, before, after, place in gpus_afterwards(evidence):
-        if after.problem and not before.problem:
+        if after.problem in _LOST_IN_WORDS and not before.problem:
             lost.setdefault((host, place), f"lost when ranks had failed: {after.problem}")
+        elif after.problem and not before.problem:
+            text = f"{gpu_label(place)} did not answer when ranks had failed: {after.problem}"
+            silent[host] = silent.get(host, Finding()) + unknown(text)
+    for host, finding in _silent_drivers(evidence):
+        silent[host] = silent.get(host, Finding()) + finding
+    faults = [(host, fault(why, place, stands_alone=True)) for (host, place), why in lost.items()]
     found: Findings = {}
-    for (host, place), why in lost.items():
-        found[host] = found.get(host, Finding()) + fault(why, place, stands_alone=True)
-    for host, why in _silent_drivers(evidence):
-        found[host] = found.get(host, Finding()) + unknown(f"after ranks had failed: {why}")
+    for host, finding in (*faults, *silent.items()):
+        found[host] = found.get(host, Finding()) + finding
     return found
 
 
@@ -44,7 +58,7 @@ def gpus_afterwards(evidence: NodeEvidence) -> Iterator[Afterwards]:
     """
     for after in evidence.post_mortems:
         before = evidence.surveys.get(after.host)
-        if before is None or before.problem or after.problem or after.driver_problem:
+        if before is None or before.problem or _why_silent(after) or _are_other_gpus(before, after):
             continue
         for gpu, place in gpu_places(before):
             yield after.host, gpu, _found_again(gpu, before, after), place
@@ -55,16 +69,37 @@ def _found_again(gpu: SurveyedGpu, before: Survey, after: Survey) -> SurveyedGpu
     same = next((one for one in after.gpus if one.uuid == gpu.uuid and gpu.uuid), None)
     if same is not None:
         return same
-    if len(after.gpus) == len(before.gpus) and not after.gpus[gpu.index].uuid:
+    is_as_long = len(after.gpus) == len(before.gpus) and gpu.index < len(after.gpus)
+    if is_as_long and not after.gpus[gpu.index].uuid:
         return after.gpus[gpu.index]
     return SurveyedGpu(gpu.index, gpu.uuid, gpu.name, gpu.pci_bus_id, gpu.pci_device_id, problem=_GONE)
 
 
-def _silent_drivers(evidence: NodeEvidence) -> Iterator[tuple[str, str]]:
+def _silent_drivers(evidence: NodeEvidence) -> Iterator[tuple[str, Finding]]:
+    """Of a driver that says that something is wrong nothing can be told; one that is slow had little time."""
     for after in evidence.post_mortems:
-        why = after.problem or after.driver_problem
+        before, why = evidence.surveys.get(after.host), _why_silent(after)
         if why:
-            yield after.host, why
+            text = f"after ranks had failed: {why}"
+            yield after.host, unknown(text) if after.driver_problem or not after.problem else note(text)
+        elif before is not None and not before.problem and _are_other_gpus(before, after):
+            yield after.host, note("after ranks had failed other GPUs were there than before they began")
+
+
+def _why_silent(after: Survey) -> str:
+    return after.problem or after.driver_problem or ("" if after.has_driver else "there is no NVIDIA driver any more")
+
+
+def _are_other_gpus(before: Survey, after: Survey) -> bool:
+    """Whether others are there than were surveyed, as a later job step may be given: they tell nothing of those."""
+    new = {gpu.uuid for gpu in after.gpus if gpu.uuid} - {gpu.uuid for gpu in before.gpus}
+    return len(new) > sum(not gpu.uuid for gpu in before.gpus)
+
+
+def _is_from_before(window: Telemetry, evidence: NodeEvidence) -> bool:
+    """Whether it is older than what is known of the node: a run that was resumed may have been mended meanwhile."""
+    survey = evidence.surveys.get(window.host)
+    return survey is not None and window.ended_unix_s < survey.unix_s
 
 
 def _loss_in(window: Telemetry) -> str:

@@ -22,9 +22,10 @@ def ecc_under_load(evidence: NodeEvidence) -> Findings:
     """No uncorrectable error appears while GPUs work, nor is there a new one after ranks have failed."""
     found = each_working_gpu(evidence, _under_load)
     for host, before, after, place in gpus_afterwards(evidence):
-        known = found.get(host, Finding())
-        if all(one.gpu != place for one in known.faults):
-            found[host] = known + _new_since(before, after, place)
+        new, known = _new_since(before, after, place), found.get(host, Finding())
+        # Nothing new is no sign that anybody watched.
+        if new.faults and all(one.gpu != place for one in known.faults):
+            found[host] = known + new
     return found
 
 
@@ -99,8 +100,14 @@ def _new_since(before: SurveyedGpu, after: SurveyedGpu, place: GpuPlace) -> Find
     if was is not None and now is not None and now > was:
         text = f"{now - was} new uncorrectable memory errors when ranks had failed"
         return fault(text, place, stands_alone=True)
+    if before.retired_pages_pending is False and after.retired_pages_pending:
+        return fault("a memory page waits to be retired since ranks failed", place, stands_alone=True)
     rows_before, rows = before.remapped_rows, after.remapped_rows
-    if rows_before is not None and rows is not None and rows.pending and not rows_before.pending:
+    if rows_before is None or rows is None:
+        return Finding()
+    if rows.failed and not rows_before.failed:
+        return fault("a faulty memory row could not be remapped since ranks failed", place, stands_alone=True)
+    if rows.pending and not rows_before.pending:
         return fault("a memory row waits to be remapped since ranks failed", place, stands_alone=True)
     return Finding()
 

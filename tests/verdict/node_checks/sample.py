@@ -88,7 +88,7 @@ def spread(value: float) -> Spread:
 def window(host: str = "n1", local_rank: int = 0, number: int = 0, **changes: Any) -> Telemetry:
     healthy = Telemetry(
         study="weak/resnet152-fp16", arm="ddp@8", round=number, rank=local_rank, local_rank=local_rank, host=host,
-        device=f"GPU-{host}-{local_rank}", started_unix_s=100.0 + number, ended_unix_s=101.0 + number, polls=10,
+        device=f"GPU-{host}-{local_rank}", started_unix_s=1.7e9 + number, ended_unix_s=1.7e9 + number + 1, polls=10,
         utilization=spread(0.98), throttle_reasons={"sw_power_cap": 0.9}, ecc_corrected=0, ecc_uncorrected=0,
         pcie_generation=4, pcie_width=16,
     )  # fmt: skip
