@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,16 +56,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the groups first that take longest, and of those what runs alone, which later would wait for neighbours.
-
-    By the share of a file that runs alone: the files themselves stay together, for what their tests share.
-    """
+    """Put the groups first that take longest, and of those what runs alone, which later would wait for neighbours."""
     if not hasattr(config, "workerinput"):
         return
-    tests = Counter(map(_file_of, items))
-    timed = Counter(_file_of(item) for item in items if item.get_closest_marker("timing"))
-    shares = {file: timed[file] / count for file, count in tests.items()}
-    items.sort(key=lambda item: (group_of(item.nodeid) not in REAL_RANKS.values(), -shares[_file_of(item)]))
+    timed = {_file_of(item) for item in items if item.get_closest_marker("timing")}
+    items.sort(key=lambda item: (group_of(item.nodeid) not in REAL_RANKS.values(), _file_of(item) not in timed))
 
 
 def _file_of(item: pytest.Item) -> str:
