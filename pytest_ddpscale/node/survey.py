@@ -51,12 +51,8 @@ def survey(run_directory: Path, host: str, *, gpus: bool) -> Survey:
     free = free_bytes(run_directory)
     _about_to("wait for torch and nvidia-smi")
     torch = torch_answer()
-    return Survey(
-        host=host,
-        unix_s=time.time(),
-        has_driver=driver.is_loaded,
-        driver_problem=driver.problem,
-        gpus=with_visibility(driver.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")),
+    return replace(
+        _of_driver(host, driver),
         cores=len(os.sched_getaffinity(0)),
         versions=_versions(driver, torch),
         torch_problem=torch.problem,
@@ -74,7 +70,10 @@ def post_mortem(host: str) -> Survey:
         host: the node's name.
     """
     _about_to("ask the NVIDIA driver")
-    driver = read_gpus(_about_to_ask_gpu)
+    return _of_driver(host, read_gpus(_about_to_ask_gpu))
+
+
+def _of_driver(host: str, driver: DriverState) -> Survey:
     return Survey(
         host=host,
         unix_s=time.time(),
