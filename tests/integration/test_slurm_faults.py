@@ -91,7 +91,10 @@ def test_a_job_that_hits_its_time_limit_is_no_failure_and_can_be_finished(lab: S
     wait_until_nobody_is_left(lab)
 
 
-def test_a_run_from_a_login_node_that_is_interrupted_leaves_no_job(lab: SlurmLab, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_run_from_a_login_node_that_is_interrupted_leaves_no_job(
+    lab: SlurmLab, tmp_path: Path, number: signal.Signals
+) -> None:
     run = RunDirectory(tmp_path / "run")
     command = pytest_command(run.path, two_studies(tmp_path), "--ddp-nodes=2", "-k", "small", *ENDLESS)
     pytest_process = subprocess.Popen(
@@ -99,7 +102,7 @@ def test_a_run_from_a_login_node_that_is_interrupted_leaves_no_job(lab: SlurmLab
     )
     try:
         wait_until_measuring(run)
-        pytest_process.send_signal(signal.SIGINT)
+        pytest_process.send_signal(number)
         output, _ = pytest_process.communicate(timeout=GONE_S)
     finally:
         pytest_process.kill()
