@@ -55,5 +55,7 @@ class Asker:
 
 
 def words(error: Exception) -> str:
-    """``NVMLError_GpuIsLost: GPU is lost``."""
+    """``NVMLError_GpuIsLost: GPU is lost``; of a name that the installed pynvml lacks, what to install."""
+    if isinstance(error, AttributeError) and error.obj is pynvml:
+        return f"the installed nvidia-ml-py has no {error.name}; install nvidia-ml-py>=12.560"
     return f"{type(error).__name__}: {error}"

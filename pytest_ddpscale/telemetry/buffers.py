@@ -27,7 +27,7 @@ class Kept:
 
     Attributes:
         reading: name of the record's field.
-        sampling_type: nvmlSamplingType_t.
+        sampling_type: name of the nvmlSamplingType_t, which an older nvidia-ml-py may lack.
         now: asks for its value of the moment, in the same unit, where there is no buffer.
         scale: of the driver's unit, to that of the record's field.
         least: smallest value that is possible, in the driver's unit; smaller ones are left out.
@@ -35,28 +35,28 @@ class Kept:
     """
 
     reading: str
-    sampling_type: int
+    sampling_type: str
     now: Callable[[Any], float]
     scale: float
     least: float
     most: float
 
 
-def _clock(kind: int) -> Callable[[Any], float]:
-    return lambda handle: float(pynvml.nvmlDeviceGetClockInfo(handle, kind))
+def _clock(kind: str) -> Callable[[Any], float]:
+    return lambda handle: float(pynvml.nvmlDeviceGetClockInfo(handle, getattr(pynvml, kind)))
 
 
 KEPT = (
-    Kept("utilization", pynvml.NVML_GPU_UTILIZATION_SAMPLES,
+    Kept("utilization", "NVML_GPU_UTILIZATION_SAMPLES",
          lambda handle: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), 0.01, 0, 100),
-    Kept("memory_utilization", pynvml.NVML_MEMORY_UTILIZATION_SAMPLES,
+    Kept("memory_utilization", "NVML_MEMORY_UTILIZATION_SAMPLES",
          lambda handle: float(pynvml.nvmlDeviceGetUtilizationRates(handle).memory), 0.01, 0, 100),
     # mW; no board is without power, none takes 100 kW
-    Kept("power_w", pynvml.NVML_TOTAL_POWER_SAMPLES,
+    Kept("power_w", "NVML_TOTAL_POWER_SAMPLES",
          lambda handle: float(pynvml.nvmlDeviceGetPowerUsage(handle)), 0.001, 1, 1e8),
     # MHz
-    Kept("sm_clock_mhz", pynvml.NVML_PROCESSOR_CLK_SAMPLES, _clock(pynvml.NVML_CLOCK_SM), 1, 1, 1e5),
-    Kept("memory_clock_mhz", pynvml.NVML_MEMORY_CLK_SAMPLES, _clock(pynvml.NVML_CLOCK_MEM), 1, 1, 1e5),
+    Kept("sm_clock_mhz", "NVML_PROCESSOR_CLK_SAMPLES", _clock("NVML_CLOCK_SM"), 1, 1, 1e5),
+    Kept("memory_clock_mhz", "NVML_MEMORY_CLK_SAMPLES", _clock("NVML_CLOCK_MEM"), 1, 1, 1e5),
 )  # fmt: skip
 
 
@@ -92,8 +92,9 @@ class Buffer:
                 self._polled.append(now_unix_s, value * self._kept.scale)
 
     def _take_over(self) -> None:
+        sampling_type = getattr(pynvml, self._kept.sampling_type)
         try:
-            kind, samples = pynvml.nvmlDeviceGetSamples(self._handle, self._kept.sampling_type, self._last_seen_us)
+            kind, samples = pynvml.nvmlDeviceGetSamples(self._handle, sampling_type, self._last_seen_us)
         except pynvml.NVMLError_NotFound:
             return  # nothing newer
         member = VALUE_MEMBERS[kind]

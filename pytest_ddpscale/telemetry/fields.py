@@ -22,8 +22,7 @@ ALL_LINKS = 0xFFFFFFFF
 MOST_LINKS = 18  # of a Hopper or Blackwell GPU; earlier ones have up to 12
 _KIB = 1024
 # A byte counter of 32 bits wraps several times between two polls.
-_WIDE = (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG,
-         pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG)  # fmt: skip
+_WIDE = ("ulVal", "ullVal", "sllVal")
 
 
 @dataclass(frozen=True)
@@ -32,37 +31,38 @@ class FieldCounter:
 
     Attributes:
         reading: name of the record's field.
-        alternatives: sets of field ids, of which the first that is answered is used.
+        alternatives: sets of NVML_FI_…, of which the first that is answered is used. Names, as an older nvidia-ml-py
+            lacks some.
         scopes: of each field: links, or `ALL_LINKS`; of a field that has none, 0.
         is_traffic: whether it counts bytes, for which 32 bits are too few, and not errors.
         scale: to bytes, or to a number of errors.
     """
 
     reading: str
-    alternatives: tuple[tuple[int, ...], ...]
+    alternatives: tuple[tuple[str, ...], ...]
     scopes: Sequence[int]
     is_traffic: bool
     scale: float = 1
 
 
 COUNTERS = (
-    FieldCounter("pcie_tx_bytes_per_s", ((pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,),), (0,), True),
-    FieldCounter("pcie_rx_bytes_per_s", ((pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,),), (0,), True),
-    FieldCounter("nvlink_tx_bytes_per_s", ((pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,),), (ALL_LINKS,), True, _KIB),
-    FieldCounter("nvlink_rx_bytes_per_s", ((pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,),), (ALL_LINKS,), True, _KIB),
+    FieldCounter("pcie_tx_bytes_per_s", (("NVML_FI_DEV_PCIE_COUNT_TX_BYTES",),), (0,), True),
+    FieldCounter("pcie_rx_bytes_per_s", (("NVML_FI_DEV_PCIE_COUNT_RX_BYTES",),), (0,), True),
+    FieldCounter("nvlink_tx_bytes_per_s", (("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX",),), (ALL_LINKS,), True, _KIB),
+    FieldCounter("nvlink_rx_bytes_per_s", (("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX",),), (ALL_LINKS,), True, _KIB),
     FieldCounter(
         "nvlink_errors",
         (
             (
-                pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY,
-                pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY,
-                pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC,
+                "NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY",
+                "NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY",
+                "NVML_FI_DEV_NVLINK_ERROR_DL_CRC",
             ),
             # NVLink 5, which corrects and repeats by itself: what got through that
             (
-                pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS,
-                pynvml.NVML_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS,
-                pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS,
+                "NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS",
+                "NVML_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS",
+                "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
             ),
         ),
         range(MOST_LINKS),
@@ -118,19 +118,23 @@ class FieldCounters:
             if answered:
                 found[counter] = answered
             else:
-                self._asker.refuse(counter.reading, pynvml.NVMLError(refusal))
+                self._asker.refuse(counter.reading, refusal)
         return found
 
-    def _find_fields(self, counter: FieldCounter) -> tuple[list[tuple[int, int]], int]:
-        """The fields of the first alternative that has any, and what the driver says of one that it has not."""
-        refusal = pynvml.NVML_ERROR_NOT_SUPPORTED
+    def _find_fields(self, counter: FieldCounter) -> tuple[list[tuple[int, int]], Exception]:
+        """The fields of the first alternative that has any, and why one has none."""
+        refusal: Exception = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         for alternative in counter.alternatives:
-            candidates = [(field, scope) for field in alternative for scope in counter.scopes]
+            try:
+                candidates = [(getattr(pynvml, field), scope) for field in alternative for scope in counter.scopes]
+            except AttributeError as error:  # a sum without one of them would be too small
+                refusal = error
+                continue
             values = self._values(candidates)
             answered = [field for field in candidates if values[field].nvmlReturn == pynvml.NVML_SUCCESS]
             if answered:
                 return answered, refusal
-            refusal = values[candidates[0]].nvmlReturn
+            refusal = pynvml.NVMLError(values[candidates[0]].nvmlReturn)
         return [], refusal
 
 
@@ -146,7 +150,8 @@ def _total(counter: FieldCounter, fields: list[tuple[int, int]], values: dict[tu
         answer = values[field]
         if answer.nvmlReturn != pynvml.NVML_SUCCESS:
             raise pynvml.NVMLError(answer.nvmlReturn)
-        if counter.is_traffic and answer.valueType not in _WIDE:
+        member = VALUE_MEMBERS[answer.valueType]
+        if counter.is_traffic and member not in _WIDE:
             raise ValueError("the driver's counter has 32 bits and wraps between two polls")
-        total += getattr(answer.value, VALUE_MEMBERS[answer.valueType])
+        total += getattr(answer.value, member)
     return total * counter.scale

@@ -8,6 +8,8 @@ from typing import Any
 
 import pynvml
 
+from pytest_ddpscale.telemetry.asking import Asker
+
 # Closer together, two samples say nothing: the counters behind them are read every 100 ms.
 LEAST_APART_S = 0.1
 _MIB = 2**20
@@ -19,24 +21,24 @@ class GpmMetric:
 
     Attributes:
         reading: name of the record's field.
-        number: NVML_GPM_METRIC_….
+        name: NVML_GPM_METRIC_…, which an older nvidia-ml-py may lack.
         scale: of NVML's unit, to that of the field.
         most: largest value that is possible, in the field's unit.
     """
 
     reading: str
-    number: int
+    name: str
     scale: float
     most: float
 
 
 METRICS = (
-    GpmMetric("sm_activity", pynvml.NVML_GPM_METRIC_SM_UTIL, 0.01, 1.0),
-    GpmMetric("sm_occupancy", pynvml.NVML_GPM_METRIC_SM_OCCUPANCY, 0.01, 1.0),
-    GpmMetric("tensor_activity", pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, 0.01, 1.0),
-    GpmMetric("dram_activity", pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL, 0.01, 1.0),
-    GpmMetric("pcie_tx_bytes_per_s", pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, _MIB, 1e13),
-    GpmMetric("pcie_rx_bytes_per_s", pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC, _MIB, 1e13),
+    GpmMetric("sm_activity", "NVML_GPM_METRIC_SM_UTIL", 0.01, 1.0),
+    GpmMetric("sm_occupancy", "NVML_GPM_METRIC_SM_OCCUPANCY", 0.01, 1.0),
+    GpmMetric("tensor_activity", "NVML_GPM_METRIC_ANY_TENSOR_UTIL", 0.01, 1.0),
+    GpmMetric("dram_activity", "NVML_GPM_METRIC_DRAM_BW_UTIL", 0.01, 1.0),
+    GpmMetric("pcie_tx_bytes_per_s", "NVML_GPM_METRIC_PCIE_TX_PER_SEC", _MIB, 1e13),
+    GpmMetric("pcie_rx_bytes_per_s", "NVML_GPM_METRIC_PCIE_RX_PER_SEC", _MIB, 1e13),
 )
 
 
@@ -45,15 +47,22 @@ class Gpm:
 
     Args:
         handle: NVML's, of the GPU.
+        asker: of the GPU.
 
     Raises:
         pynvml.NVMLError: the GPU has none, or its driver does not know of it.
     """
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, asker: Asker) -> None:
         if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         self._handle = handle
+        self._numbers: dict[GpmMetric, int] = {}
+        for metric in METRICS:
+            try:
+                self._numbers[metric] = getattr(pynvml, metric.name)
+            except AttributeError as error:
+                asker.refuse(metric.reading, error)
         self._before, self._after = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
         self._before_s: float | None = None
         self._request = pynvml.c_nvmlGpmMetricsGet_t()  # some 20 KB: made once
@@ -86,13 +95,13 @@ class Gpm:
         request = self._request
         ctypes.memset(ctypes.byref(request), 0, ctypes.sizeof(request))
         request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        request.numMetrics = len(METRICS)
+        request.numMetrics = len(self._numbers)
         request.sample1, request.sample2 = self._after, self._before
-        for place, metric in enumerate(METRICS):
-            request.metrics[place].metricId = metric.number
+        for place, number in enumerate(self._numbers.values()):
+            request.metrics[place].metricId = number
         pynvml.nvmlGpmMetricsGet(request)
         found = {}
-        for place, metric in enumerate(METRICS):
+        for place, metric in enumerate(self._numbers):
             value = request.metrics[place].value * metric.scale
             if request.metrics[place].nvmlReturn == pynvml.NVML_SUCCESS and 0 <= value <= metric.most:  # NaN is not
                 found[metric.reading] = value

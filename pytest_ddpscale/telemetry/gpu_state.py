@@ -13,13 +13,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pynvml
+
 from pytest_ddpscale.results.survey_record import GpuProcess, RemappedRows, SurveyedGpu
+from pytest_ddpscale.telemetry.asking import words
 from pytest_ddpscale.telemetry.throttle import reasons_of
 
-Question = Callable[..., Any]
+# An NVML function and its arguments after the handle, by name: an older nvidia-ml-py lacks some.
+Question = tuple[str, ...]
 _PROC = Path("/proc")
 # Inode of the namespace in which a kernel starts (PROC_PID_INIT_INO, linux/proc_ns.h): there NVML's pids are ours.
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
+# Fields of SurveyedGpu that are what NVML gives.
+_NUMBERS: dict[str, Question] = {
+    "ecc_corrected": ("nvmlDeviceGetTotalEccErrors", "NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC"),
+    "ecc_uncorrected": ("nvmlDeviceGetTotalEccErrors", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),
+    "ecc_uncorrected_ever": ("nvmlDeviceGetTotalEccErrors", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_AGGREGATE_ECC"),
+    "temperature_c": ("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
+    "sm_clock_max_mhz": ("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM"),
+    "pcie_generation": ("nvmlDeviceGetCurrPcieLinkGeneration",),
+    "pcie_generation_max": ("nvmlDeviceGetMaxPcieLinkGeneration",),
+    "pcie_generation_gpu_max": ("nvmlDeviceGetGpuMaxPcieLinkGeneration",),
+    "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth",),
+    "pcie_width_max": ("nvmlDeviceGetMaxPcieLinkWidth",),
+}
+# Fields that are on or off.
+_MODES = {
+    "mig_enabled": "nvmlDeviceGetMigMode",
+    "ecc_enabled": "nvmlDeviceGetEccMode",
+    "retired_pages_pending": "nvmlDeviceGetRetiredPagesPendingStatus",
+}
+_POWER_LIMITS = {
+    "power_limit_w": "nvmlDeviceGetEnforcedPowerLimit",
+    "power_limit_default_w": "nvmlDeviceGetPowerManagementDefaultLimit",
+}
 
 
 @dataclass(frozen=True)
@@ -48,8 +75,6 @@ def read_gpus(about_to: Callable[[int], None] = lambda index: None) -> DriverSta
     Args:
         about_to: called with the index of each GPU before that is asked, which may be the last that is heard.
     """
-    import pynvml
-
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
@@ -57,61 +82,62 @@ def read_gpus(about_to: Callable[[int], None] = lambda index: None) -> DriverSta
     except pynvml.NVMLError as error:
         return DriverState(is_loaded=True, problem=str(error))
     try:
-        return _driver(pynvml, about_to)
+        return _driver(about_to)
     finally:
         with contextlib.suppress(pynvml.NVMLError):  # it may have died meanwhile
             pynvml.nvmlShutdown()
 
 
-def _driver(nvml: Any, about_to: Callable[[int], None]) -> DriverState:
-    system = _Questions(nvml)
-    older = nvml.nvmlSystemGetCudaDriverVersion
-    cuda = system.ask("cuda_driver", nvml.nvmlSystemGetCudaDriverVersion_v2, older=older)
+def _driver(about_to: Callable[[int], None]) -> DriverState:
+    system = _Questions()
+    older = ("nvmlSystemGetCudaDriverVersion",)
+    cuda = system.ask("cuda_driver", "nvmlSystemGetCudaDriverVersion_v2", older=older)
     versions = {
-        "driver": system.ask("driver", nvml.nvmlSystemGetDriverVersion),
+        "driver": system.ask("driver", "nvmlSystemGetDriverVersion"),
         "cuda_driver": None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",  # 12080 is 12.8
     }
-    count = system.ask("count", nvml.nvmlDeviceGetCount)
+    count = system.ask("count", "nvmlDeviceGetCount")
     if count is None:
         return DriverState(is_loaded=True, problem=system.unreadable["count"], versions=versions)
     gpus = []
     for index in range(count):
         about_to(index)
-        gpus.append(_gpu(nvml, index))
+        gpus.append(_gpu(index))
     return DriverState(is_loaded=True, versions=versions, gpus=tuple(gpus))
 
 
-def _gpu(nvml: Any, index: int) -> SurveyedGpu:
+def _gpu(index: int) -> SurveyedGpu:
     try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    except nvml.NVMLError_NoPermission as error:  # NVML counts it, CUDA does not see it
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    except pynvml.NVMLError_NoPermission as error:  # NVML counts it, CUDA does not see it
         return SurveyedGpu(index, "", "", "", "", is_visible=False, unreadable={"handle": str(error)})
-    except nvml.NVMLError as error:
+    except pynvml.NVMLError as error:
         return SurveyedGpu(index, "", "", "", "", problem=str(error))
-    gpu = _Questions(nvml, handle)
-    uuid = gpu.ask("uuid", nvml.nvmlDeviceGetUUID)
-    name = gpu.ask("name", nvml.nvmlDeviceGetName)
-    pci = gpu.ask("pci", nvml.nvmlDeviceGetPciInfo)
+    gpu = _Questions(handle)
+    uuid = gpu.ask("uuid", "nvmlDeviceGetUUID")
+    name = gpu.ask("name", "nvmlDeviceGetName")
+    pci = gpu.ask("pci", "nvmlDeviceGetPciInfo")
     unnamed = next(iter(gpu.unreadable.values()), "")  # whom nobody can name, nobody can use
-    memory = _memory(gpu, nvml)
-    links, links_up = _nvlinks(gpu, nvml)
-    readings: dict[str, Any] = {reading: gpu.ask(reading, *asked) for reading, asked in _numbers(nvml).items()}
-    readings |= {reading: _truth(gpu.ask(reading, question)) for reading, question in _modes(nvml).items()}
-    readings |= {reading: _watts(gpu.ask(reading, question)) for reading, question in _power_limits(nvml).items()}
+    # The older function counts what the driver keeps for itself as used.
+    memory = gpu.ask("memory", "nvmlDeviceGetMemoryInfo", "nvmlMemory_v2", older=("nvmlDeviceGetMemoryInfo",))
+    links, links_up = _nvlinks(gpu)
+    readings: dict[str, Any] = {reading: gpu.ask(reading, *question) for reading, question in _NUMBERS.items()}
+    readings |= {reading: _truth(gpu.ask(reading, question)) for reading, question in _MODES.items()}
+    readings |= {reading: _watts(gpu.ask(reading, question)) for reading, question in _POWER_LIMITS.items()}
     return SurveyedGpu(
         index=index,
         uuid=uuid or "",
         name=name or "",
         pci_bus_id=_text(pci.busId) if pci else "",
         pci_device_id=f"{pci.pciDeviceId >> 16:04x}" if pci else "",  # the low half is the vendor, 10de
-        compute_capability=_capability(gpu.ask("compute_capability", nvml.nvmlDeviceGetCudaComputeCapability)),
+        compute_capability=_capability(gpu.ask("compute_capability", "nvmlDeviceGetCudaComputeCapability")),
         memory_bytes=int(memory.total) if memory else None,
         memory_used_bytes=int(memory.used) if memory else None,
-        remapped_rows=_remapped_rows(gpu.ask("remapped_rows", nvml.nvmlDeviceGetRemappedRows)),
-        throttle_reasons=_throttle_reasons(gpu, nvml),
+        remapped_rows=_remapped_rows(gpu.ask("remapped_rows", "nvmlDeviceGetRemappedRows")),
+        throttle_reasons=_throttle_reasons(gpu),
         nvlinks=links,
         nvlinks_active=links_up,
-        processes=_processes(gpu.ask("processes", nvml.nvmlDeviceGetComputeRunningProcesses)),
+        processes=_processes(gpu.ask("processes", "nvmlDeviceGetComputeRunningProcesses")),
         **readings,
         problem=gpu.lost or unnamed,
         unreadable=gpu.unreadable,
@@ -122,7 +148,6 @@ class _Questions:
     """Asks NVML about one GPU, or about the system, and keeps what it did not answer.
 
     Args:
-        nvml: the module pynvml.
         subject: the handle that each question is about; none for the system.
 
     Attributes:
@@ -130,67 +155,34 @@ class _Questions:
         lost: why the whole GPU does not answer; empty while it does.
     """
 
-    def __init__(self, nvml: Any, *subject: Any) -> None:
-        self._nvml = nvml
+    def __init__(self, *subject: Any) -> None:
         self._subject = subject
         self.unreadable: dict[str, str] = {}
         self.lost = ""
 
-    def ask(self, reading: str, question: Question, *arguments: Any, older: Question | None = None) -> Any:
+    def ask(self, reading: str, *question: str | Callable[..., Any], older: Question = ()) -> Any:
         """The answer; None if there is none.
 
         Args:
             reading: what the answer is called.
-            question: the NVML function.
-            arguments: further ones of it.
-            older: what to ask a driver that does not have that function.
+            question: the NVML function, and what it is given after the subject.
+            older: what to ask where the driver, or nvidia-ml-py, does not have that function.
         """
         if self.lost:  # each call may take long to fail
             self.unreadable[reading] = self.lost
             return None
         try:
-            return question(*self._subject, *arguments)
-        except self._nvml.NVMLError as error:
-            if older is not None and isinstance(error, self._nvml.NVMLError_FunctionNotFound):
-                return self.ask(reading, older, *arguments)
+            function, *arguments = (getattr(pynvml, one) if isinstance(one, str) else one for one in question)
+            return function(*self._subject, *arguments)
+        except (pynvml.NVMLError_FunctionNotFound, AttributeError) as error:
+            if older:
+                return self.ask(reading, *older)
+            self.unreadable[reading] = words(error) if isinstance(error, AttributeError) else str(error)
+        except pynvml.NVMLError as error:
             self.unreadable[reading] = str(error)
-            if error.value in (self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_RESET_REQUIRED):
+            if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
                 self.lost = str(error)
-            return None
-
-
-def _numbers(nvml: Any) -> dict[str, tuple[Any, ...]]:
-    """Fields of SurveyedGpu that are what NVML gives: the function and its arguments after the handle."""
-    corrected, uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-    errors = nvml.nvmlDeviceGetTotalEccErrors
-    return {
-        "ecc_corrected": (errors, corrected, nvml.NVML_VOLATILE_ECC),
-        "ecc_uncorrected": (errors, uncorrected, nvml.NVML_VOLATILE_ECC),
-        "ecc_uncorrected_ever": (errors, uncorrected, nvml.NVML_AGGREGATE_ECC),
-        "temperature_c": (nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
-        "sm_clock_max_mhz": (nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM),
-        "pcie_generation": (nvml.nvmlDeviceGetCurrPcieLinkGeneration,),
-        "pcie_generation_max": (nvml.nvmlDeviceGetMaxPcieLinkGeneration,),
-        "pcie_generation_gpu_max": (nvml.nvmlDeviceGetGpuMaxPcieLinkGeneration,),
-        "pcie_width": (nvml.nvmlDeviceGetCurrPcieLinkWidth,),
-        "pcie_width_max": (nvml.nvmlDeviceGetMaxPcieLinkWidth,),
-    }
-
-
-def _modes(nvml: Any) -> dict[str, Question]:
-    """Fields that are on or off."""
-    return {
-        "mig_enabled": nvml.nvmlDeviceGetMigMode,
-        "ecc_enabled": nvml.nvmlDeviceGetEccMode,
-        "retired_pages_pending": nvml.nvmlDeviceGetRetiredPagesPendingStatus,
-    }
-
-
-def _power_limits(nvml: Any) -> dict[str, Question]:
-    return {
-        "power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit,
-        "power_limit_default_w": nvml.nvmlDeviceGetPowerManagementDefaultLimit,
-    }
+        return None
 
 
 def _truth(found: Any) -> bool | None:
@@ -206,15 +198,6 @@ def _capability(found: tuple[int, int] | None) -> str | None:
     return None if found is None else f"{found[0]}.{found[1]}"
 
 
-def _memory(gpu: _Questions, nvml: Any) -> Any:
-    """Total and used bytes. The older function counts what the driver keeps for itself as used."""
-
-    def ask(handle: Any) -> Any:
-        return nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
-
-    return gpu.ask("memory", ask, older=nvml.nvmlDeviceGetMemoryInfo)
-
-
 def _remapped_rows(found: tuple[int, int, int, int] | None) -> RemappedRows | None:
     if found is None:
         return None
@@ -222,31 +205,28 @@ def _remapped_rows(found: tuple[int, int, int, int] | None) -> RemappedRows | No
     return RemappedRows(correctable, uncorrectable, pending=bool(is_pending), failed=bool(has_failed))
 
 
-def _throttle_reasons(gpu: _Questions, nvml: Any) -> tuple[str, ...] | None:
-    older = nvml.nvmlDeviceGetCurrentClocksThrottleReasons  # the same, before NVIDIA renamed it in driver 535
-    bits = gpu.ask("throttle_reasons", nvml.nvmlDeviceGetCurrentClocksEventReasons, older=older)
+def _throttle_reasons(gpu: _Questions) -> tuple[str, ...] | None:
+    older = ("nvmlDeviceGetCurrentClocksThrottleReasons",)  # the same, before NVIDIA renamed it in driver 535
+    bits = gpu.ask("throttle_reasons", "nvmlDeviceGetCurrentClocksEventReasons", older=older)
     return None if bits is None else reasons_of(bits)
 
 
-def _nvlinks(gpu: _Questions, nvml: Any) -> tuple[int | None, int | None]:
+def _nvlinks(gpu: _Questions) -> tuple[int | None, int | None]:
     """How many links there are, and how many of them are up.
 
     A GPU without NVLink answers "Not Supported" for each, and one with fewer links than NVML knows
     "Invalid Argument" or "Not Supported" for those that it does not have. A link that is down is there.
     """
-    absent = (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument)
+    states = gpu.ask("nvlinks", _states_of_links)
+    return (None, None) if states is None else (len(states), sum(map(bool, states)))
 
-    def state_of(handle: Any, link: int) -> int | None:
-        try:
-            return int(nvml.nvmlDeviceGetNvLinkState(handle, link))
-        except absent:
-            return None
 
-    answers = [gpu.ask("nvlinks", state_of, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
-    if "nvlinks" in gpu.unreadable:
-        return None, None
-    states = [state for state in answers if state is not None]
-    return len(states), sum(map(bool, states))
+def _states_of_links(handle: Any) -> list[int]:
+    states = []
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        with contextlib.suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
+            states.append(pynvml.nvmlDeviceGetNvLinkState(handle, link))
+    return states
 
 
 def _processes(found: list[Any] | None) -> tuple[GpuProcess, ...] | None:

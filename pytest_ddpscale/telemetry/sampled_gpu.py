@@ -22,15 +22,18 @@ LINK_ERRORS_EVERY_S = 5.0
 _UUID_PREFIXES = ("GPU-", "MIG-")
 
 
-def _ecc_errors(kind: int) -> Reading:
-    return lambda handle: float(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, pynvml.NVML_VOLATILE_ECC))
+def _ecc_errors(kind: str) -> Reading:
+    def ask(handle: Any) -> float:
+        return float(pynvml.nvmlDeviceGetTotalEccErrors(handle, getattr(pynvml, kind), pynvml.NVML_VOLATILE_ECC))
+
+    return ask
 
 
 def _throttle_mask(handle: Any) -> int:
     """Why the clocks are held down now. Drivers before 535 know the call by its old name only."""
     try:
         return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    except pynvml.NVMLError_FunctionNotFound:
+    except (pynvml.NVMLError_FunctionNotFound, AttributeError):
         return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
@@ -48,8 +51,8 @@ _CONSUMPTION: dict[str, Reading] = {
 }
 # … and errors, whose growth is counted from poll to poll.
 _ERRORS: dict[str, Reading] = {
-    "ecc_corrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
-    "ecc_uncorrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+    "ecc_corrected": _ecc_errors("NVML_MEMORY_ERROR_TYPE_CORRECTED"),
+    "ecc_uncorrected": _ecc_errors("NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
     "pcie_replays": lambda handle: float(pynvml.nvmlDeviceGetPcieReplayCounter(handle)),
 }
 # What hardly changes.
@@ -128,7 +131,7 @@ class SampledGpu:
 
     def _read_gpm(self, now_s: float, is_edge: bool) -> None:
         if self._gpm is None:
-            self._gpm = self._asker.ask("gpm", lambda: Gpm(self._handle))
+            self._gpm = self._asker.ask("gpm", lambda: Gpm(self._handle, self._asker))
         gpm = self._gpm
         found = None if gpm is None else self._asker.ask("gpm", lambda: gpm.read(now_s, is_edge))
         if found is not None:

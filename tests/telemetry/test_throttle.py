@@ -15,7 +15,8 @@ def test_every_bit_that_nvidia_ml_py_knows_has_its_name() -> None:
         for name, value in vars(pynvml).items()
         if re.match(r"nvmlClocks(Event|Throttle)Reason(?!None|All|UserDefined)", name)
     }
-    assert {bit: re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for bit, name in known.items()} == REASONS
+    named = {bit: re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for bit, name in known.items()}
+    assert named == {bit: reason for bit, reason in REASONS.items() if bit in known}  # older releases know fewer
 
 
 def test_a_mask_is_named_from_its_lowest_bit_and_nothing_in_it_is_lost() -> None:
