@@ -22,6 +22,7 @@ from pytest_ddpscale.worker.device import open_device
 
 # As many as the worker lets pass before each of its blocks.
 WARM_STEPS = 1
+TIMEOUT = timedelta(minutes=10)
 ROUNDS_BETWEEN_REPORTS = 20
 
 
@@ -43,7 +44,7 @@ class Rank:
                 self._build_bare()
             else:
                 device = open_device(job.device_type, control.local_rank)
-                self._arms = StudyArms(job.study, device, control.rank, control.layout)
+                self._arms = StudyArms(job.study, device, control.rank, control.layout, TIMEOUT)
 
     def run(self) -> dict[str, dict[Loop, list[float]]]:
         """Time every block. Returns seconds by world size (as text) and loop; nothing for arms of other ranks."""
@@ -100,7 +101,7 @@ def main() -> None:
     """Run one rank."""
     folder = Path(sys.argv[1])
     job = Job(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
-    control = connect(timedelta(minutes=10))
+    control = connect(TIMEOUT)
     rank = Rank(job, control)
     seconds = rank.run()
     (folder / f"rank-{control.rank}.json").write_text(json.dumps(seconds), encoding="utf-8")

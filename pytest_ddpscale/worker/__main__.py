@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace, whereabouts: Whereabouts) -> None:
             study = plan.study(study_id)
             if study is None:
                 raise RuntimeError(f"plan.json has no study {study_id}")
-            gang.run_study(study)
+            gang.run_study(study, timeout)
 
 
 def _nccl_logs() -> Path:

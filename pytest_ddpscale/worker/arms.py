@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -28,12 +29,13 @@ class StudyArms:
         device: where.
         rank: global rank of this process.
         layout: of the gang; all its ranks construct this object at the same time.
+        timeout: limit for one collective.
 
     Raises:
         RuntimeError: the gang has too few ranks, or the device cannot train in that precision.
     """
 
-    def __init__(self, study: Study, device: Device, rank: int, layout: Layout) -> None:
+    def __init__(self, study: Study, device: Device, rank: int, layout: Layout, timeout: timedelta) -> None:
         if study.world_size > layout.world_size:
             raise RuntimeError(f"study {study.id} needs {study.world_size} ranks; this gang has {layout.world_size}")
         device.check(study.workload.precision)
@@ -43,7 +45,7 @@ class StudyArms:
         self._study = study
         self._device = device
         self._rank = rank
-        self._groups = make_groups(study.arms, layout)
+        self._groups = make_groups(study.arms, layout, timeout)
         self._model = build_model(study.workload, device.torch_device)
         self._replicas = Replicas(self._model, device, self._groups, compiled=study.workload.compile)
         self._batches: dict[int, Batch] = {}
@@ -86,7 +88,8 @@ class StudyArms:
         self._batches.clear()
         # Wrappers before the groups they communicate in.
         del self._replicas, self._model
-        for group in set(self._groups.values()):
+        # In the order of their making: destroying an NCCL communicator waits for its other members to do the same.
+        for group in dict.fromkeys(self._groups.values()):
             dist.destroy_process_group(group)
         self._device.release()
 

@@ -99,14 +99,14 @@ class Gang:
         self._write_said("startup", ranks, is_timed=False)
         self._control.forget(f"startup/{self._control.rank}")
 
-    def run_study(self, study: Study) -> None:
+    def run_study(self, study: Study, timeout: timedelta) -> None:
         """Time every arm in every round, until all rounds are done or time is up."""
         here = self._whereabouts
         here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
         if self._is_first:
             self._directory.append_record({"kind": "study_start", "study": study.id, "unix_s": time.time()})
         refuse_other_layout(study, self._plan.layout, self._layout)
-        arms = StudyArms(study, self._device, self._control.rank, self._layout)
+        arms = StudyArms(study, self._device, self._control.rank, self._layout, timeout)
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
         reason = self._run_rounds(study, arms, steps)

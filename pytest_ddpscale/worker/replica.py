@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -141,11 +142,19 @@ def crew(arm: Arm) -> Crew:
     return arm.world_size, arm.placement
 
 
-def make_groups(arms: Sequence[Arm], layout: Layout) -> dict[Crew, dist.ProcessGroup]:
+def make_groups(arms: Sequence[Arm], layout: Layout, timeout: timedelta) -> dict[Crew, dist.ProcessGroup]:
     """The process groups that this rank is in, of all that arms under DDP train in.
 
     All ranks of the gang make all groups in the same order: torch names groups by how many a rank has made, and members
     of one group have to agree on its name. One that a rank is not in costs it microseconds and no communication.
+
+    Args:
+        arms: of a study.
+        layout: of the gang.
+        timeout: limit for one collective; by default NCCL's is 10 minutes, whatever the default group has.
+
+    Returns:
+        By crew, in the order in which they were made.
     """
     crews = {crew(arm): arm for arm in arms if arm.kind in WRAPPED_KINDS}
     made: dict[tuple[int, ...], Any] = {}
@@ -153,7 +162,7 @@ def make_groups(arms: Sequence[Arm], layout: Layout) -> dict[Crew, dist.ProcessG
     for key in sorted(crews):
         for ranks in layout.groups(crews[key]):
             if ranks not in made:
-                made[ranks] = dist.new_group(ranks=list(ranks))
+                made[ranks] = dist.new_group(ranks=list(ranks), timeout=timeout)
             group = made[ranks]
             # A rank outside a group gets a placeholder for it.
             if isinstance(group, dist.ProcessGroup):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,12 @@ class ScriptedLauncher:
     def __init__(self, *commands: list[str]) -> None:
         self._commands = list(commands)
         self.started = 0
+        self.worker_arguments: Sequence[str] = ()
 
     def command(self, gang: GangSpec) -> list[str]:
         """The next command."""
         self.started += 1
+        self.worker_arguments = gang.worker_arguments
         return self._commands[min(self.started, len(self._commands)) - 1]
 
 
@@ -125,3 +128,11 @@ def test_other_errors_of_the_system_are_not_taken_for_it(run: RunDirectory) -> N
     run.logs.rmdir()
     with pytest.raises(FileNotFoundError, match=r"gang-0\.log"):
         measure(run, ScriptedLauncher(["/no/such/python"]))
+
+
+def test_ranks_wait_for_each_other_longer_than_the_supervisor_does(run: RunDirectory) -> None:
+    """Else those that wait fail first, and one of them is blamed."""
+    launcher = ScriptedLauncher(["/no/such/python"])
+    Supervisor(place(launcher), run, Limits(inactivity_s=900.0, startup_s=900.0)).measure(PLAN)
+    timeout_s = launcher.worker_arguments[list(launcher.worker_arguments).index("--timeout-s") + 1]
+    assert float(timeout_s) > 900.0

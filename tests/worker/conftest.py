@@ -1,4 +1,4 @@
-"""A process group that one process can have."""
+"""Process groups that one process can have."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -20,5 +21,13 @@ def one_thread() -> None:
 def gloo_of_one(tmp_path: Path) -> Iterator[None]:
     """A real process group with this process as its only rank."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def fake_gang_of_eight() -> Iterator[None]:
+    """Process groups as the first of eight ranks has them, without the others: nothing communicates."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     yield
     dist.destroy_process_group()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import torch
 
 from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.plan.workload import Workload
 
 CPU = torch.device("cpu")
+TIMEOUT = timedelta(seconds=60)
 TINY = Workload("tiny", "resnet18", "fp32", 2, 32, "contiguous", num_classes=10)
 
 

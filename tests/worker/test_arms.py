@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpscale.plan.layout import Layout
@@ -23,7 +24,7 @@ from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.order import arm_order
 
 from .ranks import on_two_ranks
-from .sample import study
+from .sample import TIMEOUT, study
 
 ARMS = (Arm("alone", 1, 2), Arm("ddp", 1, 2))
 ONE_RANK = (*ARMS, Arm("each", 1, 2), Arm("no_sync", 1, 2))
@@ -55,7 +56,7 @@ def test_a_block_never_has_too_few_steps_to_show_their_spread() -> None:
 
 
 def test_blocks_time_each_step_and_their_sum_is_the_block(gloo_of_one: None) -> None:
-    arms = StudyArms(study(*ARMS), CpuDevice(), rank=0, layout=Layout(1, 1))
+    arms = StudyArms(study(*ARMS), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)
     for arm in ARMS:
         timing = arms.time_block(arm, 4)
         assert len(timing.step_s) == 4
@@ -79,7 +80,7 @@ def test_wrappers_are_built_once_and_are_gone_with_the_model_after_close(
         original(self, *args, **kwargs)
 
     monkeypatch.setattr(DistributedDataParallel, "__init__", remember)
-    arms = StudyArms(study(*ONE_RANK), CpuDevice(), rank=0, layout=Layout(1, 1))
+    arms = StudyArms(study(*ONE_RANK), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)
     model = weakref.ref(arms.model)
     weights = [weakref.ref(parameter) for parameter in arms.model.parameters()]
     gc.disable()
@@ -96,8 +97,25 @@ def test_wrappers_are_built_once_and_are_gone_with_the_model_after_close(
         gc.enable()
 
 
+@pytest.mark.usefixtures("fake_gang_of_eight")
+def test_groups_are_destroyed_in_the_order_of_their_making(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which all ranks have in common, as NCCL needs it: each waits for a group's other members."""
+    sizes = range(1, 9)
+    arms = StudyArms(study(*(Arm("ddp", size, 2) for size in sizes)), CpuDevice(), 0, Layout(1, 8), TIMEOUT)
+    destroyed: list[int] = []
+    original = dist.destroy_process_group
+
+    def remember(group: dist.ProcessGroup) -> None:
+        destroyed.append(group.size())
+        original(group)
+
+    monkeypatch.setattr(dist, "destroy_process_group", remember)
+    arms.close()
+    assert destroyed == list(sizes)
+
+
 def test_only_ddp_arms_have_a_checksum_of_their_parameters(gloo_of_one: None) -> None:
-    arms = StudyArms(study(*ONE_RANK), CpuDevice(), rank=0, layout=Layout(1, 1))
+    arms = StudyArms(study(*ONE_RANK), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)
     checksums = {arm.kind: arms.time_block(arm, 3).parameters_checksum for arm in ONE_RANK}
     assert checksums.pop("ddp") is not None
     assert checksums == {"alone": None, "each": None, "no_sync": None}
@@ -117,7 +135,7 @@ def test_peak_memory_is_without_what_idle_wrappers_hold(gloo_of_one: None) -> No
         def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
             return replace(super().time_steps(step, steps), peak_memory_bytes=1000)
 
-    arms = StudyArms(study(*ARMS), SmallGpu(), rank=0, layout=Layout(1, 1))
+    arms = StudyArms(study(*ARMS), SmallGpu(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)
     peaks = [arms.time_block(arm, 3).peak_memory_bytes for arm in (*ARMS, *ARMS)]
     assert peaks == [1000, 990, 990, 990]
     arms.close()
@@ -129,7 +147,7 @@ def test_steps_that_the_loss_scaler_left_out_are_reported(gloo_of_one: None, mon
 
     for scale, skipped in ((1.0, 0), (2.0**127, 4)):
         monkeypatch.setattr(arms_module, "new_scaler", scaler_of(scale))
-        arms = StudyArms(study(*ARMS), CpuDevice(), rank=0, layout=Layout(1, 1))
+        arms = StudyArms(study(*ARMS), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)
         for arm in ARMS:
             assert arms.time_block(arm, 4).skipped_steps == skipped
         arms.close()
@@ -154,7 +172,7 @@ class OneBitWrong(CpuDevice):
 def checksums_of_four_rounds(rank: int) -> list[str | None]:
     """Of ddp@2, with every other arm in between; one bit goes wrong on rank 1 in the second block of ddp@2."""
     device = OneBitWrong()
-    arms = StudyArms(study(*TWO_RANKS), device, rank, Layout(1, 2))
+    arms = StudyArms(study(*TWO_RANKS), device, rank, Layout(1, 2), TIMEOUT)
     if rank == 1:
         device.victim = max(arms.model.parameters(), key=torch.numel).detach()
     last, found = TWO_RANKS[-1], []
@@ -187,7 +205,7 @@ def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(
 
     monkeypatch.setattr(torch, "compile", fake_compile)
     workload = Workload("tiny", "resnet18", "fp32", 2, 32, "contiguous", num_classes=10, compile=True)
-    arms = StudyArms(study(*ARMS, workload=workload), CpuDevice(), rank=0, layout=Layout(1, 1))
+    arms = StudyArms(study(*ARMS, workload=workload), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)
     for _ in range(3):
         for arm in ARMS:
             arms.time_block(arm, 3)
@@ -198,4 +216,4 @@ def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(
 
 def test_a_study_that_needs_more_ranks_than_the_gang_has_is_refused(gloo_of_one: None) -> None:
     with pytest.raises(RuntimeError, match="needs 4 ranks; this gang has 1"):
-        StudyArms(study(Arm("ddp", 4, 2)), CpuDevice(), rank=0, layout=Layout(1, 1))
+        StudyArms(study(Arm("ddp", 4, 2)), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)

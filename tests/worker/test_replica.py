@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pytest_ddpscale.worker.replica import Replicas, StepCounter, crew, make_gro
 from pytest_ddpscale.worker.training import Batch, build_model
 
 from .ranks import on_two_ranks
-from .sample import CPU, TINY
+from .sample import CPU, TIMEOUT, TINY
 
 ALONE, DDP_1, DDP_2 = Arm("alone", 1, 2), Arm("ddp", 1, 2), Arm("ddp", 2, 2)
 EACH_2, SILENT_2 = Arm("each", 2, 2), Arm("no_sync", 2, 2)
@@ -52,7 +53,7 @@ def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 def _two_wrappers(rank: int, memory_format: MemoryFormat) -> dict[str, bool]:
     workload = replace(TINY, memory_format=memory_format)
-    groups = make_groups((DDP_1, DDP_2), Layout(1, 2))
+    groups = make_groups((DDP_1, DDP_2), Layout(1, 2), TIMEOUT)
     model = build_model(workload, CPU)
     shared = Replicas(model, CpuDevice(), groups, compiled=False)
     batch = Batch(workload, 2, CPU, seed=rank)
@@ -105,7 +106,7 @@ def test_two_wrappers_over_one_model_give_the_gradients_of_a_fresh_one(program: 
 
 def test_arms_share_the_model_and_groups_share_their_wrapper(gloo_of_one: None) -> None:
     arms = (ALONE, Arm("each", 1, 2), DDP_1, Arm("no_sync", 1, 2))
-    replicas = Replicas(build_model(TINY, CPU), CpuDevice(), make_groups(arms, Layout(1, 1)), compiled=False)
+    replicas = Replicas(build_model(TINY, CPU), CpuDevice(), make_groups(arms, Layout(1, 1), TIMEOUT), compiled=False)
     alone, each, ddp, silent = (replicas.of(arm) for arm in arms)
     assert alone is each
     assert ddp is silent
@@ -118,14 +119,14 @@ def test_a_compiled_arm_has_weights_of_its_own(gloo_of_one: None, monkeypatch: p
     monkeypatch.setattr(torch, "compile", lambda model: model)
     model = build_model(TINY, CPU)
     arms = (ALONE, DDP_1, Arm("no_sync", 1, 2))
-    replicas = Replicas(model, CpuDevice(), make_groups(arms, Layout(1, 1)), compiled=True)
+    replicas = Replicas(model, CpuDevice(), make_groups(arms, Layout(1, 1), TIMEOUT), compiled=True)
     models = [replicas.of(arm).weights.model for arm in arms]
     assert len({id(model) for model in [model, *models]}) == 4
     assert len({id(replicas.of(arm).weights.optimizer) for arm in arms}) == 3
 
 
 def test_only_arms_whose_replicas_can_differ_are_aligned(gloo_of_one: None) -> None:
-    groups = make_groups((DDP_1,), Layout(1, 1))
+    groups = make_groups((DDP_1,), Layout(1, 1), TIMEOUT)
     kept = Replicas(build_model(TINY, CPU), CpuDevice(), groups, compiled=False)
     assert kept.group(DDP_1) is groups[1, "packed"]
     assert kept.group(ALONE) is None
@@ -142,7 +143,7 @@ def test_an_arm_is_not_charged_with_what_idle_wrappers_hold(gloo_of_one: None, m
         device.bytes += 44
 
     monkeypatch.setattr(DistributedDataParallel, "__init__", with_buckets)
-    groups = make_groups((DDP_1,), Layout(1, 1))
+    groups = make_groups((DDP_1,), Layout(1, 1), TIMEOUT)
     (group,) = groups.values()
     both = {crew(DDP_1): group, crew(DDP_2): group}
     replicas = Replicas(build_model(TINY, CPU), device, both, compiled=False)
@@ -153,8 +154,15 @@ def test_an_arm_is_not_charged_with_what_idle_wrappers_hold(gloo_of_one: None, m
 
 
 def test_groups_are_made_for_wrapped_arms_only(gloo_of_one: None) -> None:
-    assert list(make_groups((ALONE, Arm("each", 1, 2)), Layout(1, 1))) == []
-    assert list(make_groups((Arm("no_sync", 1, 2), DDP_1), Layout(1, 1))) == [(1, "packed")]
+    assert list(make_groups((ALONE, Arm("each", 1, 2)), Layout(1, 1), TIMEOUT)) == []
+    assert list(make_groups((Arm("no_sync", 1, 2), DDP_1), Layout(1, 1), TIMEOUT)) == [(1, "packed")]
+
+
+def test_a_group_has_the_timeout_it_is_given_and_not_the_backends_own(gloo_of_one: None) -> None:
+    """NCCL's own of 10 minutes ends ranks that wait for a slow one before anybody could say which."""
+    timeout = timedelta(seconds=4711)
+    (group,) = make_groups((DDP_1,), Layout(1, 1), timeout).values()
+    assert group._get_backend(CPU).options._timeout == timeout
 
 
 def test_momentum_is_there_from_the_beginning_with_the_strides_of_the_weights() -> None:
