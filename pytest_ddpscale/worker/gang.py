@@ -106,15 +106,22 @@ class Gang:
         if self._is_first:
             self._directory.append_record({"kind": "study_start", "study": study.id, "unix_s": time.time()})
         refuse_other_layout(study, self._plan.layout, self._layout)
+        # Preparation and warm-up may take minutes that nobody has any more.
+        ended, _ = self._next_round(study, BEFORE_ROUNDS, study.arms)
+        reason = ended or self._measure_study(study, timeout)
+        if self._is_first:
+            self._directory.append_record(StudyEnd(study.id, reason).as_json())
+
+    def _measure_study(self, study: Study, timeout: timedelta) -> str:
+        """Prepare a study, measure it and clean up. Returns why it ended."""
         arms = StudyArms(study, self._device, self._control.rank, self._layout, timeout)
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
         reason = self._run_rounds(study, arms, steps)
-        here.arm, here.phase = None, "cleaning up"
+        self._whereabouts.arm, self._whereabouts.phase = None, "cleaning up"
         self._tell_transports(study.id, [group for arm in study.arms for group in self._layout.groups(arm)])
         arms.close()
-        if self._is_first:
-            self._directory.append_record(StudyEnd(study.id, reason).as_json())
+        return reason
 
     def run_pairs(self, study: PairStudy, timeout: timedelta) -> None:
         """Measure pairs of nodes until it is known which node or link is slow, if the supervisor wants to know."""
