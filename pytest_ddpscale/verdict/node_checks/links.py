@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from pytest_ddpscale.plan.node_check import NodeExpectation
-from pytest_ddpscale.results.survey_record import SurveyedGpu
+from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.verdict.node_checks.finding import Finding, GpuPlace, NodeEvidence, fault, gpu_label, note, unknown
-from pytest_ddpscale.verdict.node_checks.surveyed import Findings, each_gpu, unread
+from pytest_ddpscale.verdict.node_checks.surveyed import Findings, each_gpu, each_node, gpus_of, unread
 from pytest_ddpscale.verdict.node_checks.working import each_working_gpu, in_most_windows
 
 # Below it a GPU may have been let save power, its link with it.
@@ -27,8 +28,8 @@ def pcie_under_load(evidence: NodeEvidence) -> Findings:
 
 
 def nvlink(evidence: NodeEvidence) -> Findings:
-    """All links are up."""
-    return each_gpu(evidence, _nvlink)
+    """All links are up, unless a node has one GPU and needs none."""
+    return each_node(evidence, lambda expectation, survey: gpus_of(expectation, survey, partial(_nvlink, survey)))
 
 
 def _pcie(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:
@@ -60,14 +61,21 @@ def _width(gpu: SurveyedGpu, place: GpuPlace, expected: int) -> Finding:
     return note(f"{gpu_label(place)}: PCIe has {gpu.pcie_width} of {expected} lanes {saving}: see pcie_under_load")
 
 
-def _nvlink(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:
+def _nvlink(survey: Survey, expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:
     if expectation.nvlinks is None:
         return unknown(_NOTHING_EXPECTED.format("nvlinks"))
     if gpu.nvlinks_active is None:
         return Finding() if expectation.nvlinks == 0 else unread(gpu, place, "nvlinks_active")
     if gpu.nvlinks_active == expectation.nvlinks:
         return Finding()
+    if gpu.nvlinks_active == 0 and len(survey.gpus) == 1 and _asked_for(expectation) == 1:
+        text = f"none of {expectation.nvlinks} NVLinks is up, and this GPU is the only one here: there is nothing to"
+        return note(f"{gpu_label(place)}: {text} link it with, as in a virtual machine that is given one GPU")
     return fault(f"{gpu.nvlinks_active} NVLinks are up; expected {expectation.nvlinks}", place)
+
+
+def _asked_for(expectation: NodeExpectation) -> int:
+    return max(expectation.gpus_per_node or 1, expectation.gpus_installed or 1)
 
 
 def _under_load(expectation: NodeExpectation, windows: Sequence[Telemetry], place: GpuPlace) -> Finding:

@@ -10,7 +10,7 @@ from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.verdict.node_checks.finding import Fault, Finding, GpuPlace, NodeEvidence, fault, note, unknown
-from pytest_ddpscale.verdict.node_checks.surveyed import Findings, each_gpu, each_node, looked_at, unread
+from pytest_ddpscale.verdict.node_checks.surveyed import Findings, each_gpu, each_node, gpus_of, looked_at, unread
 
 _COMPARED: dict[DeviceType, tuple[str, ...]] = {
     "cpu": ("torch", "python", "pytest_ddpscale"),
@@ -89,7 +89,7 @@ def _kernels(expectation: NodeExpectation, survey: Survey) -> Finding:
         text = f"{build} has no kernels for compute capability {gpu.compute_capability}; it has "
         return fault(text + " ".join(survey.arch_list), place)
 
-    return each_gpu(NodeEvidence(expectation, {survey.host: survey}, 1), judge)[survey.host]
+    return gpus_of(expectation, survey, judge)
 
 
 def _bf16(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:

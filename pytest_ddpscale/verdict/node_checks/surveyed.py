@@ -27,7 +27,7 @@ def looked_at(survey: Survey) -> Finding | None:
 
 def each_gpu(evidence: NodeEvidence, judge: JudgeGpu) -> Findings:
     """Judge each GPU that ranks may use and that answers; of one that does not, nothing is known."""
-    return each_node(evidence, lambda expectation, survey: _gpus_of(expectation, survey, judge))
+    return each_node(evidence, lambda expectation, survey: gpus_of(expectation, survey, judge))
 
 
 def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, GpuPlace]]:
@@ -58,7 +58,8 @@ def _reason(gpu: SurveyedGpu, reading: str) -> str:
     return gpu.unreadable.get(reading) or gpu.unreadable.get(_READ_AS.get(reading, ""), "")
 
 
-def _gpus_of(expectation: NodeExpectation, survey: Survey, judge: JudgeGpu) -> Finding:
+def gpus_of(expectation: NodeExpectation, survey: Survey, judge: JudgeGpu) -> Finding:
+    """Judge the GPUs of one node, as `each_gpu` does."""
     found = Finding()
     places = gpu_places(survey)
     if not places:

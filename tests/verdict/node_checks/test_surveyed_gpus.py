@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
 from pytest_ddpscale.results.survey_record import GpuProcess, RemappedRows, Survey
 from tests.verdict.node_checks.sample import (
     A100,
@@ -22,6 +22,9 @@ from tests.verdict.node_checks.sample import (
     unread,
     with_gpu,
 )
+
+A100_ALONE = replace(A100, gpus_per_node=1)
+ALONE = survey(gpus=gpus(count=1, which=[0], nvlinks_active=0))
 
 SURVEY_CHECKS = [name for name, check in NODE_CHECKS.items() if check.reads == "survey"]
 OF_GPUS = ["processes", "mig", "ecc", "throttling", "pcie", "nvlink", "kernels", "bf16"]
@@ -161,6 +164,29 @@ def test_gpus_without_nvlinks_need_none_to_be_read() -> None:
     node = survey(gpus=gpus(which=range(8), nvlinks=0, nvlinks_active=None))
     assert judged("nvlink", node, expectation=replace(A100, nvlinks=0)).outcome == "passed"
     assert judged("nvlink", node).outcome == "not_measured"
+
+
+def test_the_only_gpu_of_a_virtual_machine_needs_no_nvlink_and_that_is_noted() -> None:
+    result = judged("nvlink", ALONE, expectation=A100_ALONE)
+    assert result.outcome == "passed"
+    assert "GPU 0 (GPU-n1-0): none of 12 NVLinks is up, and this GPU is the only one here" in result.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("node", "expectation"),
+    [
+        pytest.param(ALONE, A100, id="seven are missing"),
+        pytest.param(ALONE, replace(A100_ALONE, gpus_installed=8), id="seven are missing from a GPU's node"),
+        pytest.param(survey(gpus=gpus(count=1, which=[0], nvlinks_active=11)), A100_ALONE, id="one link is down"),
+        pytest.param(
+            survey(gpus=(gpu(nvlinks_active=0), gpu(1, is_visible=False))), A100_ALONE, id="another one is withheld"
+        ),
+    ],
+)
+def test_links_that_are_down_fail_a_gpu_that_could_have_them(node: Survey, expectation: NodeExpectation) -> None:
+    result = judged("nvlink", node, expectation=expectation)
+    assert result.outcome == "failed"
+    assert "expected 12" in result.reason
 
 
 @pytest.mark.parametrize("name", ["pcie", "nvlink"])
