@@ -30,6 +30,7 @@ from pytest_ddpscale.worker.order import arm_order
 from pytest_ddpscale.worker.pairs import PairSearch
 from pytest_ddpscale.worker.probes.groups import crews
 from pytest_ddpscale.worker.probes.running import ProbeRounds
+from pytest_ddpscale.worker.process_groups import communicator_options
 from pytest_ddpscale.worker.seeded import seeded_step
 from pytest_ddpscale.worker.steering import needed_arms
 from pytest_ddpscale.worker.transport import Seat, read_transport
@@ -85,6 +86,7 @@ class Gang:
             rank=self._control.rank,
             world_size=self._control.world_size,
             timeout=timeout,
+            pg_options=communicator_options(self._device.backend),
         )
         yield
         self._telemetry.close()  # else it ends with this process

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm, Placement
 from pytest_ddpscale.worker.device import Device
+from pytest_ddpscale.worker.process_groups import new_group
 
 # Small enough for random labels to leave every loss finite; it does not change what is timed.
 LEARNING_RATE = 1e-3
@@ -143,28 +144,24 @@ def crew(arm: Arm) -> Crew:
 
 
 def make_groups(arms: Sequence[Arm], layout: Layout, timeout: timedelta) -> dict[Crew, dist.ProcessGroup]:
-    """The process groups that this rank is in, of all that arms under DDP train in.
-
-    All ranks of the gang make all groups in the same order: torch names groups by how many a rank has made, and members
-    of one group have to agree on its name. One that a rank is not in costs it microseconds and no communication.
+    """The process groups that this rank is in, of all that arms under DDP train in; all ranks of the gang call this.
 
     Args:
         arms: of a study.
         layout: of the gang.
-        timeout: limit for one collective; by default NCCL's is 10 minutes, whatever the default group has.
+        timeout: limit for one collective.
 
     Returns:
         By crew, in the order in which they were made.
     """
     crews = {crew(arm): arm for arm in arms if arm.kind in WRAPPED_KINDS}
-    made: dict[tuple[int, ...], Any] = {}
+    made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
     groups: dict[Crew, dist.ProcessGroup] = {}
     for key in sorted(crews):
         for ranks in layout.groups(crews[key]):
             if ranks not in made:
-                made[ranks] = dist.new_group(ranks=list(ranks), timeout=timeout)
+                made[ranks] = new_group(ranks, timeout)
             group = made[ranks]
-            # A rank outside a group gets a placeholder for it.
-            if isinstance(group, dist.ProcessGroup):
+            if group is not None:
                 groups[key] = group
     return groups

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -156,13 +155,6 @@ def test_an_arm_is_not_charged_with_what_idle_wrappers_hold(gloo_of_one: None, m
 def test_groups_are_made_for_wrapped_arms_only(gloo_of_one: None) -> None:
     assert list(make_groups((ALONE, Arm("each", 1, 2)), Layout(1, 1), TIMEOUT)) == []
     assert list(make_groups((Arm("no_sync", 1, 2), DDP_1), Layout(1, 1), TIMEOUT)) == [(1, "packed")]
-
-
-def test_a_group_has_the_timeout_it_is_given_and_not_the_backends_own(gloo_of_one: None) -> None:
-    """NCCL's own of 10 minutes ends ranks that wait for a slow one before anybody could say which."""
-    timeout = timedelta(seconds=4711)
-    (group,) = make_groups((DDP_1,), Layout(1, 1), timeout).values()
-    assert group._get_backend(CPU).options._timeout == timeout
 
 
 def test_momentum_is_there_from_the_beginning_with_the_strides_of_the_weights() -> None:

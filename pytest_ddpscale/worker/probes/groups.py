@@ -10,6 +10,7 @@ import torch.distributed as dist
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.worker.process_groups import new_group
 
 Ranks = tuple[int, ...]
 
@@ -58,8 +59,7 @@ class ProbeGroups:
     def group(self, probe: Probe) -> dist.ProcessGroup | None:
         """The process group in which this rank does a probe, connected; None if it does it alone or not at all.
 
-        All ranks of the gang call this for the same probes in the same order: torch names groups by how many a rank
-        has made, and members have to agree on the name.
+        All ranks of the gang call this for the same probes in the same order.
         """
         if probe.kind in SINGLE_DEVICE:
             return None
@@ -78,9 +78,8 @@ class ProbeGroups:
         self._made.clear()
 
     def _make(self, ranks: Ranks) -> dist.ProcessGroup | None:
-        group = dist.new_group(ranks=list(ranks), timeout=self._timeout)
-        if not isinstance(group, dist.ProcessGroup):
-            return None  # a rank outside gets a placeholder
-        # NCCL connects with the first collective; were that a send-recv, each pair got a communicator of its own.
-        dist.all_reduce(torch.zeros(1, device=self._device), group=group)
+        group = new_group(ranks, self._timeout)
+        if group is not None:
+            # NCCL connects with the first collective; were that a send-recv, each pair got a communicator of its own.
+            dist.all_reduce(torch.zeros(1, device=self._device), group=group)
         return group
