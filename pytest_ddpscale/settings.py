@@ -208,7 +208,9 @@ class _Value:
     where: str
 
     def refuse(self, expected: str) -> OptionError:
-        return OptionError(self.where, f"found {self.text!r}", expected)
+        from pytest_ddpscale.masking import masked_arguments  # here, as every pytest session loads this module
+
+        return OptionError(self.where, f"found {masked_arguments([self.text])[0]!r}", expected)
 
 
 def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str]) -> _Value:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "pytest_ddpscale"
-EVERYBODY = {"errors", "packaged", "orphans", ""}  # "" is the package itself, for its version
+EVERYBODY = {"errors", "packaged", "orphans", "masking", ""}  # "" is the package itself, for its version
 ALLOWED: dict[str, set[str]] = {
     "plan": set(),
     "telemetry": {"results"},
@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "packaged": set(),
     "orphans": set(),
+    "masking": set(),
 }
 TOP = {
     "plugin",

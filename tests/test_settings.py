@@ -53,6 +53,11 @@ def refusal(name: str, text: str) -> OptionError:
     return raised.value
 
 
+@pytest.mark.parametrize("text", ["gpu --password hunter2", "--comment='token=hunter2", "--export=KEY=hunter2"])
+def test_a_refusal_quotes_no_secret(text: str) -> None:
+    assert "hunter2" not in str(refusal("ddp_slurm_args", text))
+
+
 def test_nothing_asked_for() -> None:
     assert read() == Settings(
         gpu_sku="auto", sku_was_given=False, thresholds=None, run_dir=None, judge=None, resume=None,

@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO, Any
 
+from pytest_ddpscale.masking import masked_text
 from pytest_ddpscale.node.messages import STAY_EVERY_S, decode, encode
 
 _PATIENCE_S = 2.0
@@ -113,12 +114,13 @@ class Channel:
                         message["heard_unix_s"] = time.time()
                     self._messages.put(message)
                     continue
+                masked = masked_text(line)
                 with self._log_lock:
-                    self._lines.append(line.rstrip("\n")[:_MOST_CHARACTERS])
-                    if line.startswith(_SLURMS_VOICES):
+                    self._lines.append(masked.rstrip("\n")[:_MOST_CHARACTERS])
+                    if masked.startswith(_SLURMS_VOICES):
                         self._slurm_lines.append(self._lines[-1])
                     with contextlib.suppress(OSError):
-                        log.write(data)
+                        log.write(data if masked == line else masked.encode())
                         log.flush()
 
     def _open_log(self) -> IO[bytes]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.masking import masked_text
 from pytest_ddpscale.plan.study import DeviceType
 
 Runtime = Literal["pyxis", "apptainer"]
@@ -66,8 +67,8 @@ def container_of(image: str | None, mounted: Path, device_type: DeviceType, *, h
         return Container((), (_apptainer(), "exec", *gpus, "--bind", str(place), image), _PYTHON_INSIDE)
     if not has_srun:
         raise OptionError(
-            "--ddp-container", f"{image} is an image for Pyxis, which is a plugin of srun", "--ddp-launcher=slurm",
-            "On one machine use Apptainer: a .sif file, or apptainer:IMAGE.",
+            "--ddp-container", f"{masked_text(image)} is an image for Pyxis, which is a plugin of srun",
+            "--ddp-launcher=slurm", "On one machine use Apptainer: a .sif file, or apptainer:IMAGE.",
         )  # fmt: skip
     return Container((f"--container-image={image}", f"--container-mounts={place}:{place}"), (), _PYTHON_INSIDE)
 

@@ -20,6 +20,7 @@ from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.roll import Roll
 from pytest_ddpscale.launch.slurm_job import failed_nodes, queue_state, why_step_ended
 from pytest_ddpscale.launch.tail import Tail
+from pytest_ddpscale.masking import masked_arguments
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 
 POLL_S = 0.2
@@ -327,5 +328,5 @@ class _NotStarted(GangError):
             "a program that this user may run",
             "Check that it is still there, with its virtual environment, and that processes can be started here; "
             # Last, because it is long, and a terminal shows the beginning.
-            f"then measure again. The command was: {shlex.join(command)}",
+            f"then measure again. The command was: {shlex.join(masked_arguments(command))}",
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pytest_ddpscale.masking import masked_text
+
 _LAST_LINES = 8
 _FRAMES = 10
 _STACK = "most recent call first"  # faulthandler's heading
@@ -26,7 +28,7 @@ def last_words(log: Path | None) -> list[str]:
     except OSError:
         return []
     # Output may be anything: what a terminal would act on is left out.
-    clean = ["".join(c for c in line if c.isprintable()) for line in lines]
+    clean = [masked_text("".join(c for c in line if c.isprintable())) for line in lines]
     headings = [number for number, line in enumerate(clean) if _STACK in line and line.startswith("Current thread")]
     if not headings:
         return [line for line in clean if line.strip()][-_LAST_LINES:]

@@ -57,6 +57,8 @@ def is_empty(item: pytest.Item) -> bool:
 
 def rerun_command(item: pytest.Item) -> str:
     """The command that measures just this requirement again, from the directory pytest was started in."""
+    from pytest_ddpscale.masking import masked_arguments
+
     settings = item.config.stash[SETTINGS]
     acceptance = session_of(item.config)
     command = ["pytest", f"--gpu-sku={acceptance.sku}"]
@@ -65,4 +67,4 @@ def rerun_command(item: pytest.Item) -> str:
     if settings.gpus_per_node is not None:
         command.append(f"--ddp-gpus-per-node={settings.gpus_per_node}")
     path = os.path.relpath(item.path, item.config.invocation_params.dir)
-    return shlex.join([*command, f"{path}::{item.name}"])
+    return shlex.join(masked_arguments([*command, f"{path}::{item.name}"]))

@@ -93,7 +93,8 @@ class RunDirectory:
         run = RunDirectory(path)
         run.refuse_if_taken()
         try:
-            run.logs.mkdir(parents=True, exist_ok=True)
+            make_directory(path, exist_ok=True)
+            run.logs.mkdir(exist_ok=True)
             with tempfile.TemporaryFile(dir=path):
                 pass
         except OSError as error:
@@ -250,6 +251,12 @@ class RunDirectory:
             f"What was measured before is kept. Make room or have the file system mended; --ddp-resume={self.path} "
             "then measures what is missing.",
         )  # fmt: skip
+
+
+def make_directory(path: Path, *, exist_ok: bool = False) -> None:
+    """Make a run directory, which others may not read unless they are of its group. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o750, exist_ok=exist_ok)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.results.run_directory import LOCK_NAME, RunDirectory, not_writable
+from pytest_ddpscale.results.run_directory import LOCK_NAME, RunDirectory, make_directory, not_writable
 from pytest_ddpscale.results.run_lock import RunLock
 
 RUNS_FOLDER = Path("ddpscale-runs")
@@ -71,7 +71,7 @@ def _created(path: Path) -> tuple[RunDirectory, RunLock]:
             RunLock.acquire(path).release()  # who is writing there says more than that something is there
         raise
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_directory(path, exist_ok=True)
     except OSError as error:
         raise not_writable(path, error) from None
     lock = RunLock.acquire(path)
@@ -93,7 +93,7 @@ def _claimed(paths: Iterator[Path]) -> Path:
     """The first of the paths that was not there, made: no other process gets the same. Raises RunDirectoryError."""
     for path in paths:
         try:
-            path.mkdir(parents=True)
+            make_directory(path)
         except FileExistsError:
             continue
         except OSError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale import __version__
+from pytest_ddpscale.masking import masked_arguments
 from pytest_ddpscale.results.run_directory import RUN_SCHEMA_VERSION, RunDirectory
 
 IMPORTED = "imported"  # status of a run made of another tool's results
@@ -59,7 +60,7 @@ def start_run(
         "sku": sku,
         "status": "running",
         "started_at": now_iso(),
-        "argv": list(argv),
+        "argv": masked_arguments(argv),
         "thresholds": {"path": str(thresholds_path), "sha256": thresholds_sha256},
         "versions": {
             "python": platform.python_version(),
@@ -102,7 +103,7 @@ def resume_run(
     record = run.read_run()
     began = {
         "at": now_iso(),
-        "argv": list(argv),
+        "argv": masked_arguments(argv),
         "status_before": record.get("status"),
         "thresholds_sha256": thresholds_sha256,
         "measured_anew": dict(measured_anew),

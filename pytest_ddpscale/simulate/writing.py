@@ -8,6 +8,7 @@ from typing import Any
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.masking import masked_arguments
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import strict_json
 from pytest_ddpscale.results.run_directory import RUN_SCHEMA_VERSION, RunDirectory
@@ -43,7 +44,9 @@ def write_simulated_run(
             file.writelines(strict_json(record) + "\n" for record in simulated.records())
         # Last, because it is what makes a directory a run.
         record = _run(cluster, plan, faults, seed)
-        run.write_json(run.run_json, record | {"started_at": started_at, "finished_at": now_iso(), "argv": list(argv)})
+        run.write_json(
+            run.run_json, record | {"started_at": started_at, "finished_at": now_iso(), "argv": masked_arguments(argv)}
+        )
     except OSError as error:
         raise RunDirectoryError(
             str(run.path), f"cannot be written ({error.strerror or error})", "a writable directory with space left",

@@ -21,6 +21,7 @@ import torch  # noqa: E402
 import torchvision  # noqa: E402
 
 from pytest_ddpscale import __version__  # noqa: E402
+from pytest_ddpscale.masking import masked_environment, masked_text  # noqa: E402
 from pytest_ddpscale.orphans import die_with_parent  # noqa: E402
 from pytest_ddpscale.results.rank_status import FINISHED, STATUS_VARIABLE  # noqa: E402
 from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically  # noqa: E402
@@ -65,6 +66,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 def startup_record(control: Control, device_id: str, device_name: str) -> dict[str, object]:
     """Who this rank is, and how long it took to get here."""
     cuda = torch.version.cuda
+    recorded = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_RECORDED)}
     return {
         "kind": "startup",
         "rank": control.rank,
@@ -87,7 +89,7 @@ def startup_record(control: Control, device_id: str, device_name: str) -> dict[s
             "cudnn": torch.backends.cudnn.version() if cuda and torch.cuda.is_available() else None,
             "pytest_ddpscale": __version__,
         },
-        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_RECORDED)},
+        "environment": masked_environment(recorded),
     }
 
 
@@ -140,7 +142,7 @@ def report_failure(run_dir: Path, error: BaseException, whereabouts: Whereabouts
         "round": whereabouts.round,
         "phase": whereabouts.phase,
         "type": type(error).__name__,
-        "message": str(error),
+        "message": masked_text(str(error)),
         "unix_s": time.time(),
     }
     if whereabouts.tell_failure(report):

@@ -33,6 +33,7 @@ WHOLE = replace(WEAK, arms=EVERY_KIND)
 STRONG = Study("strong", TINY, (Arm("alone", 1, 4), Arm("ddp", 2, 2)), rounds=5, block_s=0.1, warmup_s=0.1)
 NARROW = replace(STRONG, workload=replace(TINY, name="narrow"), arms=STRONG.arms[:1])
 LONG = replace(WEAK, workload=replace(TINY, name="long"), rounds=10_000)
+SITE_TOKEN = "hunter2-of-the-site"
 BROKEN = replace(WEAK, workload=replace(TINY, name="broken", model="resnet9000"))
 
 
@@ -68,7 +69,9 @@ def assert_gone(pids: list[int]) -> None:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, Supervisor]:
     """Three studies, undisturbed: what tests look at that disturb nothing."""
-    return measure(tmp_path_factory.mktemp("gang"), WHOLE, STRONG, NARROW)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("NCCL_SITE_TOKEN", SITE_TOKEN)
+        return measure(tmp_path_factory.mktemp("gang"), WHOLE, STRONG, NARROW)
 
 
 def test_one_gang_measures_every_arm_of_every_study_in_every_round(measured: tuple[RunDirectory, Supervisor]) -> None:
@@ -134,6 +137,17 @@ def test_ranks_say_who_they_are_and_how_long_they_took_to_start(measured: tuple[
     assert startup["rendezvous_s"] > 0
     assert startup["environment"]["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
     assert startup["versions"]["torch"]
+
+
+def test_no_file_of_the_run_has_the_value_of_a_variable_named_like_a_secret(
+    measured: tuple[RunDirectory, Supervisor],
+) -> None:
+    run, _ = measured
+    startup = next(record for record in run.read_records() if record["kind"] == "startup")
+    assert startup["environment"]["NCCL_SITE_TOKEN"] == "***"
+    files = [path for path in run.path.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert not [path for path in files if SITE_TOKEN.encode() in path.read_bytes()]
 
 
 def test_isolation_starts_a_gang_for_each_study(tmp_path: Path) -> None:

@@ -52,6 +52,14 @@ def test_messages_are_heard_and_the_rest_is_logged(open_channel: Open, tmp_path:
     assert sorted((tmp_path / "gang-0.log").read_text().splitlines()) == ["last", "module load: ok"]
 
 
+def test_secrets_that_a_scheduler_quotes_are_neither_logged_nor_told(open_channel: Open, tmp_path: Path) -> None:
+    channel, process = open_channel("print('srun: error: invalid --comment=token=hunter2 given', file=sys.stderr)")
+    heard(channel, process)
+    expected = "srun: error: invalid --comment=token=*** given"
+    assert channel.other_lines == channel.slurm_lines == [expected]
+    assert (tmp_path / "gang-0.log").read_text() == f"{expected}\n"
+
+
 def test_what_a_clock_shows_is_stamped_as_it_arrives_and_not_as_it_is_fetched(open_channel: Open) -> None:
     """Judging a large cluster may keep the supervisor busy meanwhile."""
     source = """print('@ddpscale {"say":"clock","node":0,"unix_s":1.5}')"""

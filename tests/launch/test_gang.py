@@ -297,8 +297,9 @@ def test_an_interrupt_ends_the_gang_in_order(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_cannot_be_started_ran_no_rank(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ScriptedLauncher, "command", lambda self, gang: ["/no such/srun", "-N2"])
+    command = ["/no such/srun", "-N2", "--comment=token=hunter2"]
+    monkeypatch.setattr(ScriptedLauncher, "command", lambda self, gang: command)
     end = run("")
     assert not end.was_started
     assert end.why.startswith("/no such/srun: could not be started (No such file or directory)")
-    assert end.why.endswith("The command was: '/no such/srun' -N2")
+    assert end.why.endswith("The command was: '/no such/srun' -N2 '--comment=token=***'")

@@ -20,6 +20,11 @@ def test_the_last_eight_lines_that_say_something(log: Path) -> None:
     assert last_words(log) == [f"line {n}" for n in range(12, 20)]
 
 
+def test_a_login_in_them_is_masked(log: Path) -> None:
+    log.write_text("OSError: no answer from http://ann:hunter2@proxy:8080\n", encoding="utf-8")
+    assert last_words(log) == ["OSError: no answer from http://***@proxy:8080"]
+
+
 def test_the_stack_that_a_rank_leaves_when_it_is_ended_and_what_came_before(log: Path) -> None:
     with log.open("w", encoding="utf-8") as file:
         file.write("".join(f"before {n}\n" for n in range(6)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 import subprocess
 import sys
 from datetime import datetime
@@ -59,6 +60,20 @@ class TestNewRunDirectory:
         assert [path.name for path in tmp_path.iterdir()] == ["mine"]
         lock.release()
         assert [path.name for path in run.path.iterdir()] == ["logs"]
+
+    @pytest.mark.parametrize("asked", [Path("mine"), Path("deep/mine"), None])
+    def test_others_may_not_read_it(self, tmp_path: Path, asked: Path | None) -> None:
+        run, lock = new_run_directory(asked, "cpu")
+        assert stat.S_IMODE(run.path.stat().st_mode) == 0o750
+        assert RunDirectory.create(Path("another")).path.stat().st_mode == run.path.stat().st_mode
+        lock.release()
+
+    def test_a_directory_that_was_made_for_it_keeps_its_mode(self, tmp_path: Path) -> None:
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine").chmod(0o755)
+        _, lock = new_run_directory(Path("mine"), "cpu")
+        assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o755
+        lock.release()
 
     def test_a_directory_with_a_run_is_never_reused(self, run: RunDirectory) -> None:
         with pytest.raises(RunDirectoryError, match="already holds a run"):

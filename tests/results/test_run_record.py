@@ -53,6 +53,13 @@ class TestRunJson:
         assert record["versions"]["pytest"] == pytest.__version__
         assert "finished_at" not in record
 
+    def test_secrets_of_the_command_line_are_not(self, run: RunDirectory) -> None:
+        argv = ("pytest", "--ddp-slurm-args=--comment=token=hunter2", "--password", "hunter2", "-k", "key or token")
+        start_run(run, "a100", argv, Path("thresholds.yaml"), "ab" * 32)
+        resume_run(run, argv, "ab" * 32, {})
+        assert "hunter2" not in run.run_json.read_text(encoding="utf-8")
+        assert run.read_run()["argv"][-2:] == ["-k", "key or token"]
+
     def test_how_it_ended_is_added(self, run: RunDirectory) -> None:
         before = run.read_run()
         finish_run(run, "interrupted")

@@ -1,0 +1,59 @@
+"""Secrets that a command line, an environment or a message may hold, replaced by ``***`` before anything is recorded.
+
+What is masked rather goes too far than leaves a part of a secret: the rest of the word in which one begins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+MASK = "***"
+_SECRET = r"(?:token|secret|password|passwd|key|credential)s?"  # noqa: S105 (how names of secrets end)
+_SECRET_NAME = re.compile(rf".*{_SECRET}", re.IGNORECASE | re.DOTALL)
+_SECRET_OPTION = re.compile(rf"-[\w-]*{_SECRET}", re.IGNORECASE)
+# `token=…` anywhere in a word, and `--password …` in a word that is a command line of its own.
+_SECRET_WITHIN = re.compile(rf"(?:{_SECRET}=|(?<![\w-])-[\w-]*{_SECRET}\s+)(?=.)", re.IGNORECASE | re.DOTALL)
+_LOGIN = re.compile(r"(?<=://)[^\s/]*@")
+_LINE = re.compile(r"(-[\w-]+=)?(-.*)", re.DOTALL)
+# Words as a shell sees them, and what is between them.
+_TOKEN = re.compile(r"""\s+|(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|\\.?|[^\s"'\\])+""", re.DOTALL)
+
+
+def masked_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables whose name ends like a secret's keep only their name."""
+    return {name: MASK if _SECRET_NAME.fullmatch(name) else masked_text(value) for name, value in environ.items()}
+
+
+def masked_arguments(arguments: Sequence[str]) -> list[str]:
+    """A command line without ``--password VALUE``, ``token=VALUE`` and ``user:password@`` of URLs."""
+    return list(_masked(arguments))
+
+
+def masked_text(text: str) -> str:
+    """A message or a line of a log, likewise."""
+    return "".join(_masked(_TOKEN.findall(text)))
+
+
+def _masked(words: Iterable[str]) -> Iterator[str]:
+    is_value = False
+    for word in words:
+        if word.isspace():
+            yield word
+            continue
+        yield MASK if is_value else _masked_word(word)
+        is_value = _SECRET_OPTION.fullmatch(word) is not None
+
+
+def _masked_word(word: str) -> str:
+    line = _LINE.fullmatch(word)  # as in --ddp-slurm-args="--exclusive --comment=token=…"
+    if line is not None:
+        option, tokens = line[1] or "", _TOKEN.findall(line[2])
+        if len(tokens) > 1 and not _SECRET_WITHIN.search(option + tokens[0]):
+            return option + "".join(_masked(tokens))
+    word = _LOGIN.sub(f"{MASK}@", word)
+    begin = _SECRET_WITHIN.search(word)
+    if begin is None:
+        return word
+    kept = word[: begin.end()]
+    return kept + MASK + "".join(quote for quote in "'\"" if kept.count(quote) % 2)
