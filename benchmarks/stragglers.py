@@ -98,7 +98,9 @@ def uniformity(run_path: Path, place: Place) -> Verdict:
     Supervisor(place, run, Limits(inactivity_s=120)).measure(plan)
     source = {"measured": 1.0, "margin_pct": 2.0, "reference": "equal ranks"}
     line = {"metric": "rank_uniformity", "workload": WORKLOAD.name, "world_size": RANKS, "at_most": 1.02}
-    case = Case(Requirement.model_validate(line | {"source": source}), WORKLOAD, "small-2rank", "", floor_img_per_s=1.0)
+    case = Case(
+        Requirement.model_validate(line | {"source": source}), 2, WORKLOAD, "small-2rank", "", floor_img_per_s=1.0
+    )
     return judge(case, read_evidence(run), 0.95)
 
 

@@ -9,8 +9,10 @@ import sys
 from pytest_ddpscale.cluster import Cluster
 from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.node.commands import Command
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.results.run_record import SIMULATED
 from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.detection import Gpu, has_driver, visible_gpus
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
@@ -130,3 +132,17 @@ def measured_sku(thresholds: ThresholdsFile, settings: Settings, earlier: RunDir
             f"Leave --gpu-sku out, or write --gpu-sku={measured}.",
         )  # fmt: skip
     return asked
+
+
+def measured_layout(earlier: RunDirectory) -> Layout:
+    """The nodes of an earlier run, and how many devices each had, whether ranks used all of them or not.
+
+    Raises:
+        RunDirectoryError: its plan or run.json is broken.
+    """
+    plan, record = earlier.read_plan(), earlier.read_run()
+    nodes, present, hosts = plan.nodes, record.get("devices_present"), record.get("hosts")
+    if record.get(SIMULATED) is True and isinstance(hosts, list):  # the plan of a simulation is of ranks, not of nodes
+        nodes, present = max(1, len(hosts)), plan.world_size
+    per_node = -(-present // nodes) if isinstance(present, int) else 0
+    return Layout(nodes, max(per_node, plan.layout.ranks_per_node if nodes == plan.nodes else 1))

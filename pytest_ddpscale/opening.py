@@ -7,18 +7,27 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_ddpscale.cluster import find_cluster
-from pytest_ddpscale.devices import devices_per_node, gpus_asked, gpus_here, measured_sku, needs_no_gpu
+from pytest_ddpscale.devices import (
+    devices_per_node,
+    gpus_asked,
+    gpus_here,
+    measured_layout,
+    measured_sku,
+    needs_no_gpu,
+)
 from pytest_ddpscale.errors import SkuError
 from pytest_ddpscale.packaged import packaged
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.resuming import read_resumption
 from pytest_ddpscale.session import AcceptanceSession, Site
 from pytest_ddpscale.settings import AUTO
 from pytest_ddpscale.sku.matching import resolve_sku
 from pytest_ddpscale.thresholds.cases import cases_for, device_type
-from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 
 DEFAULT_NAME = "thresholds.yaml"
+USUAL_GPUS_PER_NODE = 8
 
 
 def open_session(site: Site) -> AcceptanceSession:
@@ -38,7 +47,9 @@ def open_session(site: Site) -> AcceptanceSession:
     earlier = judged or begun
     sku = measured_sku(thresholds, settings, earlier) if earlier else settings.gpu_sku
     if judged is not None:
-        return AcceptanceSession(site, thresholds, sku, cases_for(thresholds, sku), None, judged, resumed)
+        return AcceptanceSession(
+            site, thresholds, sku, cases_for(thresholds, sku, measured_layout(judged)), None, judged, resumed
+        )
     cluster = find_cluster(settings, os.environ, plans_only=site.collect_only)
     no_devices_here = site.collect_only or cluster.is_elsewhere
     if sku == AUTO and cluster.is_elsewhere and not site.collect_only:
@@ -59,11 +70,22 @@ def open_session(site: Site) -> AcceptanceSession:
         problems.append(f"{len(gpus)} GPUs are visible here, {asked} were asked for")
         wanted = replace(settings, gpus_per_node=None, world_sizes=None)
     per_node = devices_per_node(wanted, kind, len(gpus), collect_only=site.collect_only, cluster=cluster)
+    if per_node is None and cluster.nodes > 1:  # only planned: the plan has to know how many ranks each node has
+        per_node = _usual_devices(thresholds, sku)
     devices = None if per_node is None else per_node * cluster.nodes
+    layout = (
+        measured_layout(resumed.run) if resumed else Layout(cluster.nodes, per_node or _usual_devices(thresholds, sku))
+    )
     return AcceptanceSession(
-        site, thresholds, sku, cases_for(thresholds, sku), devices, judged, resumed, cluster=cluster,
+        site, thresholds, sku, cases_for(thresholds, sku, layout), devices, judged, resumed, cluster=cluster,
         gpus_asked=asked if wanted is not settings else None, silent=tuple(problems),
     )  # fmt: skip
+
+
+def _usual_devices(thresholds: ThresholdsFile, sku: str) -> int:
+    """GPUs of a node that nobody can look at."""
+    node = thresholds.thresholds.skus[sku].node
+    return (node.gpus if node else None) or USUAL_GPUS_PER_NODE
 
 
 def _thresholds_path(site: Site) -> Path:

@@ -47,9 +47,9 @@ class Planning:
     def why_not(self, case: AnyCase) -> str | None:
         """What this machine lacks for a requirement, or nothing."""
         requirement = case.requirement
-        if self.devices is not None and requirement.world_size > self.devices:
+        if self.devices is not None and case.world_size > self.devices:
             what = "GPUs" if self.device_type == "cuda" else "ranks"
-            return f"needs {requirement.world_size} {what}; {self.devices} can be used here"
+            return f"needs {case.world_size} {what}; {self.devices} can be used here"
         if requirement.placement == "spread" and self.cluster.nodes == 1 and not self.plans_only:
             return "needs several nodes to spread ranks over; there is 1"
         return None

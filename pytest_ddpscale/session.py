@@ -17,6 +17,7 @@ from pytest_ddpscale.launch.place import Place
 from pytest_ddpscale.launch.supervisor import Listener, NotAdmitted, Supervisor
 from pytest_ddpscale.past import baseline_of, history_file_of, keep_baseline
 from pytest_ddpscale.plan.estimate import estimate
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.planning import Planning
@@ -37,7 +38,7 @@ from pytest_ddpscale.results.run_record import (
 )
 from pytest_ddpscale.resuming import Resumption, extra_launches, read_resumption, refuse_other_devices
 from pytest_ddpscale.settings import LEAVE_OUT, Settings
-from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, device_type, training_cases
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.verdict.bounds import blank_verdict
 from pytest_ddpscale.verdict.by_node import devices_covered
@@ -314,11 +315,17 @@ class AcceptanceSession:
         return (f"judged from {self.judged_run.path}, nothing was measured", *kept)
 
     def _verdict(self, case: AnyCase, listener: Listener) -> Verdict:
-        why_not = self._planning.why_not(case) if self.judged_run is None else None
+        if self.needs_measuring() and self._why_not(case) is None:
+            self.measure(listener)
+            case = next((one for one in self.selected if one.id == case.id), case)  # it may be asked of fewer nodes now
+        why_not = self._why_not(case)
         if why_not is not None:
             return self._judged_without_data(case, why_not)
         question = case.question if isinstance(case, Case) else None
         return self._judged(case, self._evidence_for(question, listener))
+
+    def _why_not(self, case: AnyCase) -> str | None:
+        return self._planning.why_not(case) if self.judged_run is None else None
 
     def _judged(self, case: AnyCase, evidence: Evidence) -> Verdict:
         confidence = self.site.settings.confidence
@@ -412,10 +419,17 @@ class AcceptanceSession:
         self.devices = self.devices // self.cluster.nodes * others.nodes
         self.cluster = others
         note_left_out(self.run, self.devices, admission.unfit)
+        self._ask_anew(Layout(others.nodes, self.devices // others.nodes))
         self.plan = self._planning.plan_for(self._planning.measurable(self.selected))
         self.run.write_json(self.run.plan_json, self.plan.as_json())
         # What the nodes are is known.
         self._launch(replace(self.plan, survey=False), listener)
+
+    def _ask_anew(self, layout: Layout) -> None:
+        """Of fewer nodes: `all` is fewer ranks. What is about more nodes than are left stays, and is not measured."""
+        now = {case.id: case for case in cases_for(self.thresholds, self.sku, layout)}
+        self.cases = [now.get(case.id, case) for case in self.cases]
+        self.selected = [now.get(case.id, case) for case in self.selected]
 
     def _place(self, run_path: Path) -> Place:
         return place_of(self.cluster, self.site.settings, self.device_type, run_path, os.environ)

@@ -1,13 +1,16 @@
-"""Where ranks are: how they are numbered over nodes, and which of them train an arm together."""
+"""Where ranks are: how they are numbered over nodes, how many a world size is, and which train an arm together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from pytest_ddpscale.plan.study import Arm
+
+# As a thresholds file has it: a number of ranks, ``node`` (all of one node), ``2 nodes``, or ``all`` of several nodes.
+WorldSize: TypeAlias = int | str
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,15 @@ class Layout:
     def world_size(self) -> int:
         """Ranks on all nodes."""
         return self.nodes * self.ranks_per_node
+
+    def ranks_in(self, world_size: WorldSize) -> int | None:
+        """How many ranks a world size means here; None if it is about more nodes than there are, or `all` is one."""
+        if isinstance(world_size, int):
+            return world_size
+        if world_size == "node":
+            return self.ranks_per_node
+        nodes = self.nodes if world_size == "all" else int(world_size.removesuffix(" nodes"))
+        return nodes * self.ranks_per_node if 1 < nodes <= self.nodes else None
 
     def fits_node(self, arm: Arm) -> bool:
         """Whether one node trains the arm by itself, so that all nodes do so at once and each is judged alone."""

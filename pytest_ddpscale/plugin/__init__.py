@@ -205,7 +205,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 def _is_of_a_size(case: AnyCase, wanted: Sequence[int]) -> bool:
     """Whether a requirement is of one of these world sizes, or of a node whatever is run on it."""
-    return case.requirement.definition.subject in ("check", "node") or case.requirement.world_size in wanted
+    return case.requirement.definition.subject in ("check", "node") or case.world_size in wanted
 
 
 def _refuse(config: pytest.Config, error: pytest.UsageError) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question, build_plan
 from pytest_ddpscale.plan.study import DeviceType, Plan
@@ -111,10 +112,14 @@ def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> Cluster
     name = thresholds.sku_name(options.sku)
     sku = thresholds.thresholds.skus[name]
     _check_workloads(options, sku)
-    asked = [case for case in training_cases(cases_for(thresholds, name)) if _is_wanted(case, options)]
-    gpus = max((case.requirement.world_size for case in asked), default=1) if options.gpus is None else options.gpus
-    cases = tuple(case for case in asked if case.requirement.world_size <= gpus)
+    gpus = options.gpus
+    if gpus is None:
+        one_node = Layout(1, max(1, options.gpus_per_node))
+        gpus = max((case.world_size for case in _wanted(thresholds, name, one_node, options)), default=1)
     _check(options, gpus)
+    per_node = options.gpus_per_node
+    layout = Layout(-(-gpus // per_node), min(gpus, per_node))
+    cases = tuple(case for case in _wanted(thresholds, name, layout, options) if case.world_size <= gpus)
     if not cases:
         of_workloads = f" of {', '.join(options.workloads)}" if options.workloads is not None else ""
         raise OptionError(
@@ -151,8 +156,9 @@ def _scaling_questions(workload: Workload, world_size: int) -> list[Question]:
     return [Question(METRICS[name], workload, world_size) for name in names] if world_size > 1 else []
 
 
-def _is_wanted(case: Case, options: ClusterOptions) -> bool:
-    return options.workloads is None or case.workload.name in options.workloads
+def _wanted(thresholds: ThresholdsFile, name: str, layout: Layout, options: ClusterOptions) -> list[Case]:
+    cases = training_cases(cases_for(thresholds, name, layout))
+    return [case for case in cases if options.workloads is None or case.workload.name in options.workloads]
 
 
 def _check_workloads(options: ClusterOptions, sku: Sku) -> None:

@@ -78,7 +78,7 @@ def _rounds(arguments: argparse.Namespace) -> int | None:
 
 
 def _world_sizes(arguments: argparse.Namespace, cluster: Cluster) -> tuple[int, ...]:
-    largest = max(case.requirement.world_size for case in cluster.cases)
+    largest = max(case.world_size for case in cluster.cases)
     asked: tuple[str, ...] = arguments.world_sizes
     if not asked:
         return (cluster.gpus,) if cluster.gpus > largest else ()

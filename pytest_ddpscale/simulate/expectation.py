@@ -70,7 +70,7 @@ def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> E
     Raises:
         OptionError: no line says how fast a GPU is.
     """
-    lines = [r for r in file.thresholds.skus[sku_name].requirements if r.workload == workload.name]
+    lines = [r for r in file.thresholds.skus[sku_name].requirements if r.workload == workload.name and _ranks(r)]
     img_per_s = _img_per_s(lines, file.thresholds)
     if img_per_s is None:
         raise OptionError(
@@ -90,7 +90,7 @@ def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> E
 def _img_per_s(lines: Sequence[Requirement], thresholds: Thresholds) -> float | None:
     throughput = [line for line in lines if line.metric == "throughput_per_gpu"]
     if throughput:
-        return _expected(min(throughput, key=lambda line: line.world_size))
+        return _expected(min(throughput, key=_ranks))
     ratios = [line for line in lines if line.versus is not None]
     return _expected(ratios[0]) * thresholds.reference_throughput(ratios[0])[0] if ratios else None
 
@@ -114,12 +114,17 @@ def _expected(line: Requirement) -> float:
 
 def _published(lines: Sequence[Requirement], metric: str) -> dict[int, float]:
     found = [line for line in lines if line.metric == metric and line.source.measured is not None]
-    return {line.world_size: line.source.measured for line in found if line.source.measured is not None}
+    return {_ranks(line): line.source.measured for line in found if line.source.measured is not None}
+
+
+def _ranks(line: Requirement) -> int:
+    """0 of a line that says in words how many, such as `all`: it does not say of how many its figure is."""
+    return line.world_size if isinstance(line.world_size, int) else 0
 
 
 def _power_w(lines: Sequence[Requirement], img_per_s: float, efficiency: Mapping[int, float]) -> float | None:
     energy = [line for line in lines if line.metric == "images_per_joule"]
-    return img_per_s * efficiency.get(energy[0].world_size, 1.0) / _expected(energy[0]) if energy else None
+    return img_per_s * efficiency.get(_ranks(energy[0]), 1.0) / _expected(energy[0]) if energy else None
 
 
 def _memory(lines: Sequence[Requirement], workload: Workload) -> tuple[float, int] | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import DeviceType
@@ -20,8 +21,10 @@ class Case:
 
     Attributes:
         requirement: the line of thresholds.yaml.
+        world_size: ranks that train together here.
         workload: what it trains.
-        name: ``resnet152-fp16-8gpu`` or ``…-8gpu-spread``: the bracketed part of the test's name, unique in a metric.
+        name: ``resnet152-fp16-8gpu``, ``…-8gpu-spread`` or ``…-all``: the bracketed part of the test's name, unique in
+            a metric, and the same wherever it is measured.
         where: ``file:line`` of the requirement.
         reference_img_per_s: throughput per GPU of the reference generation; None without `versus`.
         peak_tflops: of one GPU of the SKU in the workload's precision, dense; None if it is not known.
@@ -29,6 +32,7 @@ class Case:
     """
 
     requirement: Requirement
+    world_size: int
     workload: Workload
     name: str
     where: str
@@ -45,7 +49,7 @@ class Case:
     def question(self) -> Question:
         """What has to be measured to judge it."""
         requirement = self.requirement
-        return Question(requirement.definition, self.workload, requirement.world_size, requirement.placement)
+        return Question(requirement.definition, self.workload, self.world_size, requirement.placement)
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,11 @@ class NodeCase:
     peak: float | None = None
 
     @property
+    def world_size(self) -> int:
+        """Ranks that communicate here."""
+        return self.probe.world_size if self.probe else 1
+
+    @property
     def id(self) -> str:
         """``busbw_gbps[all-reduce-32mib-8gpu]``: unique in a run."""
         return f"{self.requirement.metric}[{self.name}]"
@@ -82,18 +91,29 @@ def device_type(sku: Sku) -> DeviceType:
     return "cpu" if sku.detect.device == "cpu" else "cuda"
 
 
-def cases_for(file: ThresholdsFile, sku_name: str) -> list[AnyCase]:
-    """All cases of a SKU: its checks, then its requirements in the order of the file."""
+def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCase]:
+    """The cases of a SKU: its checks, then its requirements in the order of the file.
+
+    Args:
+        file: that has the SKU.
+        sku_name: canonical name.
+        layout: of the ranks that there are: it says how many `node`, `2 nodes` and `all` are. Requirements on several
+            nodes are none of a single one's, nor are those on ranks among each other of a node with one rank.
+    """
     sku = file.thresholds.skus[sku_name]
     paths: list[tuple[str | int, ...]] = [("checks", name) for name in sku.checks]
     paths += [("requirements", i) for i in range(len(sku.requirements))]
-    wheres = [file.where("skus", sku_name, *path) for path in paths]
-    return [
-        _training_case(file, sku, requirement, where)
-        if requirement.definition.subject == "workload"
-        else _node_case(sku, requirement, where)
-        for requirement, where in zip(sku.all_requirements, wheres, strict=True)
-    ]
+    found: list[AnyCase] = []
+    for requirement, path in zip(sku.all_requirements, paths, strict=True):
+        ranks = layout.ranks_in(requirement.world_size)
+        if ranks is None or ranks < requirement.definition.minimum_world_size:
+            continue
+        where = file.where("skus", sku_name, *path)
+        if requirement.definition.subject == "workload":
+            found.append(_training_case(file, sku, requirement, ranks, where))
+        else:
+            found.append(_node_case(sku, requirement, ranks, where))
+    return found
 
 
 def training_cases(cases: Iterable[AnyCase]) -> list[Case]:
@@ -101,15 +121,15 @@ def training_cases(cases: Iterable[AnyCase]) -> list[Case]:
     return [case for case in cases if isinstance(case, Case)]
 
 
-def _training_case(file: ThresholdsFile, sku: Sku, requirement: Requirement, where: str) -> Case:
+def _training_case(file: ThresholdsFile, sku: Sku, requirement: Requirement, ranks: int, where: str) -> Case:
     reference = file.thresholds.reference_throughput(requirement)[0] if requirement.versus else None
     workload = sku.workloads[requirement.workload]
     peak_tflops, floor = sku.peak_tflops(workload), _floor_img_per_s(sku, workload)
-    return Case(requirement, workload, _name(sku, requirement), where, reference, peak_tflops, floor)
+    return Case(requirement, ranks, workload, _name(sku, requirement), where, reference, peak_tflops, floor)
 
 
-def _node_case(sku: Sku, requirement: Requirement, where: str) -> NodeCase:
-    probe = Probe(requirement.probe, requirement.world_size) if requirement.probe else None
+def _node_case(sku: Sku, requirement: Requirement, ranks: int, where: str) -> NodeCase:
+    probe = Probe(requirement.probe, ranks) if requirement.probe else None
     return NodeCase(requirement, _name(sku, requirement), where, sku, probe, _peak_of(sku, probe))
 
 
@@ -133,10 +153,11 @@ def _floor_img_per_s(sku: Sku, workload: Workload) -> float | None:
 
 
 def _name(sku: Sku, requirement: Requirement) -> str:
-    unit = "rank" if device_type(sku) == "cpu" else "gpu"
-    name = requirement.subject or "node"
-    if requirement.definition.subject == "workload" or requirement.world_size > 1:
-        name += f"-{requirement.world_size}{unit}"
+    name, size = requirement.subject or "node", requirement.world_size
+    if isinstance(size, str):
+        name += f"-{size.replace(' ', '')}"
+    elif requirement.definition.subject == "workload" or size > 1:
+        name += f"-{size}{'rank' if device_type(sku) == 'cpu' else 'gpu'}"
     if requirement.placement == "spread":
         name += "-spread"
     if requirement.versus:

@@ -91,7 +91,8 @@ def _why_unmeasurable(thresholds: Thresholds, sku: Sku, requirement: Requirement
         known = ", ".join(sku.workloads) or "none"
         return f"workload {requirement.workload!r} is not defined for this SKU; its workloads: {known}"
     try:
-        measured_arm(requirement.definition, workload, requirement.world_size)
+        if isinstance(requirement.world_size, int):
+            measured_arm(requirement.definition, workload, requirement.world_size)
     except ValueError as error:
         return str(error)
     if requirement.metric == "model_flops_utilization" and sku.peak_tflops(workload) is None:

@@ -6,8 +6,18 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
+from pytest_ddpscale.plan.layout import WorldSize
 from pytest_ddpscale.plan.metric import METRICS, Metric
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.probe import Probe
@@ -52,6 +62,18 @@ MARGIN_TOLERANCE = 0.006
 MEMORY_TOLERANCE = 0.10
 
 
+# The words for a world size that depends on where it is measured: `node`, `2 nodes` …, `all`.
+_WORLD_SIZE_IN_WORDS = r"node|all|([2-9]|[1-9][0-9]{1,5}) nodes"
+
+
+def _known_world_size(value: Any) -> Any:
+    if type(value) is int and value >= 1:
+        return value
+    if isinstance(value, str) and re.fullmatch(_WORLD_SIZE_IN_WORDS, value):
+        return value
+    raise PydanticCustomError("int_type", "a whole number from 1 up, `node`, `all`, or a number of nodes: `2 nodes`")
+
+
 class _Strict(BaseModel):
     # NaN compares as false with every bound, so it would slip through each check below.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -79,7 +101,17 @@ class Requirement(_Strict):
     workload: str = Field("", description="A name under this SKU's `workloads`.")
     probe: str = Field("", description="What is probed without training, such as `matmul-bf16` or `all-reduce-32mib`.")
     check: str = Field("", description="A check of the nodes; `checks` of the SKU is the short form.")
-    world_size: int = Field(1, ge=1, description="Ranks that train together.")
+    world_size: Annotated[
+        WorldSize,
+        BeforeValidator(_known_world_size),
+        WithJsonSchema(
+            {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": f"^({_WORLD_SIZE_IN_WORDS})$"}]}
+        ),
+    ] = Field(
+        1,
+        description="Ranks that train together: a number; `node`, all GPUs of one node; `2 nodes`, or `all`, every GPU "
+        "of the run. The last two are asked only of runs on so many nodes, more than one.",
+    )
     placement: Placement = Field(
         "packed", description="`packed` fills a node before the next; `spread` deals the ranks to all nodes in turn."
     )
@@ -119,7 +151,8 @@ class Requirement(_Strict):
         for field in ("workload", "probe", "check"):
             if (getattr(self, field) != "") != (field == wanted):
                 raise ValueError(f"{self.metric} {'needs' if field == wanted else 'takes no'} `{field}: NAME`")
-        if wanted == "probe" and Probe(self.probe, self.world_size).kind not in self.definition.probes:
+        ranks = self.world_size if isinstance(self.world_size, int) else 2
+        if wanted == "probe" and Probe(self.probe, ranks).kind not in self.definition.probes:
             raise ValueError(
                 f"{self.metric} is not what {self.probe} measures; expected {', '.join(self.definition.probes)}"
             )
@@ -134,7 +167,12 @@ class Requirement(_Strict):
 
     def _check_world_size(self) -> None:
         least, most = self.definition.minimum_world_size, self.definition.maximum_world_size
-        if least <= self.world_size <= (most or self.world_size):
+        if isinstance(self.world_size, str):
+            if self.definition.scaling == "strong":
+                raise ValueError(f"{self.metric} shares one batch among the ranks; expected a number as `world_size`")
+            if most is None:
+                return
+        elif least <= self.world_size <= (most or self.world_size):
             return
         expected = f"at least {least}" if most is None else f"{least}" if least == most else f"{least} to {most}"
         raise ValueError(f"world_size {self.world_size} says nothing about {self.metric}; expected {expected}")
@@ -199,7 +237,7 @@ class Requirement(_Strict):
         """Name of the workload, the probe or the check that it is about; empty if it is about a node as a whole."""
         return self.workload or self.probe or self.check
 
-    def key(self) -> tuple[str, str, int, Placement, str | None]:
+    def key(self) -> tuple[str, str, WorldSize, Placement, str | None]:
         """What is measured; two requirements may share it and differ in bound and severity."""
         return (self.metric, self.subject, self.world_size, self.placement, self.versus)
 

@@ -21,7 +21,7 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
         id=case.id,
         metric=requirement.metric,
         workload=requirement.subject,
-        world_size=requirement.world_size,
+        world_size=case.world_size,
         severity=requirement.severity,
         bound={key: requirement.bound},
         outcome="not_measured",

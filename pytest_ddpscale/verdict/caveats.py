@@ -83,6 +83,6 @@ def with_host_bound(verdict: Verdict, case: Case, plan: Plan, measured: Mapping[
         return verdict
     reason = (
         f"{HOST_BOUND}: devices were {statistics.fmean(busy):.0%} busy (below {HOST_BOUND_UTILIZATION:.0%}), so "
-        f"{case.workload.global_batch_size} images are too few for {case.requirement.world_size} GPUs to say anything"
+        f"{case.workload.global_batch_size} images are too few for {case.world_size} GPUs to say anything"
     )
     return replace(verdict, outcome="inconclusive", reason=reason, notes=(*verdict.notes, HOST_BOUND))

@@ -105,7 +105,7 @@ class Decider:
         """Whether a requirement on a probe over several nodes is not met."""
         per_node = self._plan.layout.ranks_per_node
         evidence = self._evidence_on_probes()
-        apart = [case for case in self._probed if case.requirement.world_size > per_node]
+        apart = [case for case in self._probed if case.world_size > per_node]
         return not all(judge(case, evidence, self._confidence).passed for case in apart)
 
     def _fits_node(self, case: Case) -> bool:

@@ -95,3 +95,20 @@ def test_an_arm_that_is_too_large_is_refused() -> None:
 def test_a_layout_of_nothing_is_refused(size: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="expected a whole number from 1 up"):
         Layout(*size)
+
+
+@given(LAYOUTS, st.integers(1, 100))
+def test_a_number_of_ranks_is_that_number_and_a_node_is_all_of_its_ranks(layout: Layout, number: int) -> None:
+    assert layout.ranks_in(number) == number
+    assert layout.ranks_in("node") == layout.ranks_per_node
+
+
+@pytest.mark.parametrize(
+    ("nodes", "two", "four", "every"),
+    [(1, None, None, None), (2, 16, None, 16), (3, 16, None, 24), (4, 16, 32, 32), (16, 16, 32, 128)],
+)
+def test_several_nodes_are_as_many_ranks_as_they_have_if_there_are_so_many(
+    nodes: int, two: int | None, four: int | None, every: int | None
+) -> None:
+    layout = Layout(nodes, 8)
+    assert [layout.ranks_in(size) for size in ("2 nodes", "4 nodes", "all")] == [two, four, every]

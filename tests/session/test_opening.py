@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from pytest_ddpscale import devices
 from pytest_ddpscale.errors import OptionError, RunDirectoryError, SkuError
 from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.records import parse_strict_json
 from pytest_ddpscale.sku.detection import Gpu
 from tests.session.sample import THRESHOLDS, Open, gpu, measured_run
 
@@ -54,6 +56,69 @@ class TestDevices:
     def test_a_judged_run_needs_no_device(self, opened: Open, tmp_path: Path) -> None:
         judge = str(measured_run(tmp_path / "old"))
         assert opened(gpu_sku="auto", ddp_judge=judge, ddp_world_sizes="1024").devices is None
+
+
+class TestWorldSizesInWords:
+    """How many ranks `node` and `all` are depends on where they are measured."""
+
+    ROWS = "".join(
+        f"      - {{metric: weak_scaling_efficiency, workload: r, world_size: {size}, at_least: 0.5, source: *source}}"
+        "\n"
+        for size in ("node", "2 nodes", "all")
+    )
+
+    @pytest.fixture
+    def sizes(self, opened: Open, tmp_path: Path) -> Callable[..., dict[str, int]]:
+        """World sizes of the cases that a session opens, by name."""
+        text = THRESHOLDS.replace("  gpu:\n", f"{self.ROWS}  gpu:\n")
+        (tmp_path / "thresholds.yaml").write_text(text, encoding="utf-8")
+
+        def of(**options: Any) -> dict[str, int]:
+            return {case.name: case.world_size for case in opened(**options).cases if "-" in case.name[1:]}
+
+        return of
+
+    @pytest.fixture
+    def in_words(self, sizes: Callable[..., dict[str, int]]) -> Callable[..., dict[str, int]]:
+        return lambda **options: {name: size for name, size in sizes(**options).items() if "rank" not in name}
+
+    def test_on_one_node_there_is_only_the_node(self, in_words: Callable[..., dict[str, int]]) -> None:
+        assert in_words(ddp_gpus_per_node="4") == {"r-node": 4}
+        assert in_words(ddp_gpus_per_node="1") == {}, "one rank scales to nothing"
+
+    def test_where_nodes_are_only_planned_for_they_count_as_well(self, in_words: Callable[..., dict[str, int]]) -> None:
+        planned = in_words(collect_only=True, ddp_nodes="3", ddp_gpus_per_node="4")
+        assert planned == {"r-node": 4, "r-2nodes": 8, "r-all": 12}
+
+    def test_of_nodes_that_nobody_can_look_at_it_is_said_or_usual(
+        self, opened: Open, tmp_path: Path, in_words: Callable[..., dict[str, int]]
+    ) -> None:
+        planned = {"collect_only": True, "ddp_nodes": "16", "ddp_gpus_per_node": None}
+        assert in_words(**planned) == {"r-node": 8, "r-2nodes": 16, "r-all": 128}
+        said = (
+            (tmp_path / "thresholds.yaml")
+            .read_text(encoding="utf-8")
+            .replace("{device: cpu}\n", "{device: cpu}\n    node: {gpus: 4, source: {reference: a paper}}\n")
+        )
+        (tmp_path / "thresholds.yaml").write_text(said, encoding="utf-8")
+        session = opened(**planned)
+        assert {case.name: case.world_size for case in session.cases}["r-all"] == 64
+        session.select(session.cases)
+        assert session.plan is not None
+        assert (session.plan.nodes, session.plan.layout.world_size) == (16, 64)
+
+    def test_an_earlier_run_says_how_many_devices_its_nodes_had(
+        self, tmp_path: Path, in_words: Callable[..., dict[str, int]]
+    ) -> None:
+        run = measured_run(tmp_path / "old", "cpu")
+        judge = {"gpu_sku": "auto", "ddp_judge": str(run)}
+        assert in_words(**judge) == {}
+        record = parse_strict_json((run / "run.json").read_text(encoding="utf-8"))
+        (run / "run.json").write_text(json.dumps(record | {"devices_present": 6}), encoding="utf-8")
+        assert in_words(**judge) == {"r-node": 6}
+        plan = parse_strict_json((run / "plan.json").read_text(encoding="utf-8"))
+        (run / "plan.json").write_text(json.dumps(plan | {"nodes": 3, "ranks_per_node": 2}), encoding="utf-8")
+        assert in_words(**judge) == {"r-node": 2, "r-2nodes": 4, "r-all": 6}
 
 
 class TestSku:

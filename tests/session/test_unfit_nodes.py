@@ -201,6 +201,17 @@ class TestLeaveOut:
         assert outcomes(judgement) == {CHECK: "failed", PACE: "passed", WEAK: "passed", TOGETHER: "not_measured"}
         assert reason(judgement, TOGETHER) == "needs 6 ranks; 4 can be used here"
 
+    def test_asks_the_ranks_that_are_left_for_what_all_are_asked(self, stage: Stage, tmp_path: Path) -> None:
+        in_words = CHECKED.replace("workload: r, world_size: 6", "workload: r, world_size: all")
+        (tmp_path / "thresholds.yaml").write_text(in_words, encoding="utf-8")
+        session = stage.session("leave-out", ddp_nodes="3")
+        assert [case.world_size for case in session.selected if case.name == "r-all"] == [6]
+        session.judge(session.selected[-1], stage.heard.append)
+        judgement = stage.judged(session)
+        assert [study.world_size for study in stage.gangs[-1].plan.studies] == [4]
+        (verdict,) = (one for one in judgement.verdicts if one.id == "throughput_per_gpu[r-all]")
+        assert (verdict.outcome, verdict.world_size) == ("passed", 4)
+
     def test_is_told_by_the_check_the_notes_and_the_record(self, stage: Stage) -> None:
         session = stage.session("leave-out")
         judgement = stage.judged(session)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.errors import ThresholdsError
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 
 # Line numbers matter: tests name them.
@@ -32,6 +33,8 @@ skus:
 """  # noqa: E501 - one requirement, one line
 WEAK_LINE, RATIO_LINE = 18, 19
 WEAK = VALID.splitlines()[WEAK_LINE - 1]
+
+ONE_NODE = Layout(1, 8)
 
 Refusal = Callable[[str | bytes], tuple[int | None, str]]
 

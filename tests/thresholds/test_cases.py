@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.packaged import packaged
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.planner import PACES, build_plan
 from pytest_ddpscale.thresholds.cases import cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
-from tests.thresholds.conftest import RATIO_LINE, VALID, WEAK, WEAK_LINE, changed
+from tests.thresholds.conftest import ONE_NODE, RATIO_LINE, VALID, WEAK, WEAK_LINE, changed
 
 Load = Callable[[str], ThresholdsFile]
 
@@ -22,77 +24,115 @@ def shipped() -> ThresholdsFile:
 
 
 def test_cases_come_in_the_order_of_the_file(load: Load) -> None:
-    cases = cases_for(load(VALID), "new")
+    cases = cases_for(load(VALID), "new", ONE_NODE)
     assert [case.id for case in cases] == ["weak_scaling_efficiency[r-8gpu]", "generation_ratio[r-1gpu-vs-old]"]
 
 
 def test_a_case_says_the_line_of_its_requirement(load: Load, tmp_path: Path) -> None:
-    weak, ratio = cases_for(load(VALID), "new")
+    weak, ratio = cases_for(load(VALID), "new", ONE_NODE)
     assert weak.where == f"{tmp_path / 'thresholds.yaml'}:{WEAK_LINE}"
     assert ratio.where == f"{tmp_path / 'thresholds.yaml'}:{RATIO_LINE}"
 
 
 def test_spread_ranks_are_in_the_name_and_in_the_question(load: Load) -> None:
     text = changed(WEAK, WEAK.replace("world_size: 8", "world_size: 8, placement: spread"))
-    spread = training_cases(cases_for(load(text), "new"))[0]
+    spread = training_cases(cases_for(load(text), "new", ONE_NODE))[0]
     assert spread.id == "weak_scaling_efficiency[r-8gpu-spread]"
     assert [arm.name for arm in spread.question.arms] == ["alone", "ddp@8-spread"]
 
 
 def test_a_case_asks_its_requirements_question(load: Load) -> None:
-    weak = training_cases(cases_for(load(VALID), "new"))[0]
+    weak = training_cases(cases_for(load(VALID), "new", ONE_NODE))[0]
     assert (weak.question.metric, weak.question.world_size) == (METRICS["weak_scaling_efficiency"], 8)
     assert weak.question.workload == weak.workload == load(VALID).thresholds.skus["new"].workloads["r"]
 
 
 def test_only_a_ratio_has_a_reference_which_is_what_was_published(load: Load) -> None:
-    weak, ratio = training_cases(cases_for(load(VALID), "new"))
+    weak, ratio = training_cases(cases_for(load(VALID), "new", ONE_NODE))
     assert (weak.reference_img_per_s, ratio.reference_img_per_s) == (None, 100.0)
 
 
 def test_a_case_knows_the_peak_in_its_workloads_precision(shipped: ThresholdsFile) -> None:
     peaks = {
-        (case.workload.precision, case.peak_tflops) for case in training_cases(cases_for(shipped, "a100-sxm4-80gb"))
+        (case.workload.precision, case.peak_tflops)
+        for case in training_cases(cases_for(shipped, "a100-sxm4-80gb", ONE_NODE))
     }
     assert peaks == {("fp16", 312.0), ("bf16", 312.0)}
-    assert {case.peak_tflops for case in training_cases(cases_for(shipped, "v100-sxm2-16gb"))} == {125.0}
-    assert {case.peak_tflops for case in training_cases(cases_for(shipped, "cpu"))} == {None}
+    assert {case.peak_tflops for case in training_cases(cases_for(shipped, "v100-sxm2-16gb", ONE_NODE))} == {125.0}
+    assert {case.peak_tflops for case in training_cases(cases_for(shipped, "cpu", ONE_NODE))} == {None}
 
 
 def test_a_case_knows_what_one_gpu_alone_has_to_reach_if_anything_says_so(shipped: ThresholdsFile) -> None:
-    floors = {case.workload.name: case.floor_img_per_s for case in training_cases(cases_for(shipped, "a100-sxm4-80gb"))}
+    floors = {
+        case.workload.name: case.floor_img_per_s
+        for case in training_cases(cases_for(shipped, "a100-sxm4-80gb", ONE_NODE))
+    }
     assert floors["resnet152-fp16"] == 1130
-    assert {case.floor_img_per_s for case in training_cases(cases_for(shipped, "cpu"))} == {10.2}
+    assert {case.floor_img_per_s for case in training_cases(cases_for(shipped, "cpu", ONE_NODE))} == {10.2}
 
 
 def test_of_two_bounds_for_one_gpu_alone_the_floor_is_the_lower(load: Load) -> None:
     floor = VALID.splitlines()[9]
     warning = floor.replace("at_least: 95", "at_least: 98, severity: warn").replace("margin_pct: 5", "margin_pct: 2")
     text = VALID.replace(floor, f"{warning}\n{floor}")
-    assert {case.floor_img_per_s for case in training_cases(cases_for(load(text), "old"))} == {95.0}
-    assert {case.floor_img_per_s for case in training_cases(cases_for(load(VALID), "new"))} == {None}
+    assert {case.floor_img_per_s for case in training_cases(cases_for(load(text), "old", ONE_NODE))} == {95.0}
+    assert {case.floor_img_per_s for case in training_cases(cases_for(load(VALID), "new", ONE_NODE))} == {None}
 
 
 def test_a_warning_beside_a_failure_is_told_apart_by_its_severity(load: Load) -> None:
     warning = WEAK.replace("at_least: 0.95", "at_least: 0.96, severity: warn")
-    cases = cases_for(load(VALID.replace(WEAK, f"{WEAK}\n{warning}")), "new")
+    cases = cases_for(load(VALID.replace(WEAK, f"{WEAK}\n{warning}")), "new", ONE_NODE)
     assert [case.name for case in cases] == ["r-8gpu-fail", "r-8gpu-warn", "r-1gpu-vs-old"]
 
 
 def test_on_cpu_it_is_ranks_that_are_counted(load: Load) -> None:
     file = load(changed("{name: '^New$'}", "{device: cpu}"))
-    assert cases_for(file, "new")[0].name == "r-8rank"
+    assert cases_for(file, "new", ONE_NODE)[0].name == "r-8rank"
     assert [device_type(sku) for sku in file.thresholds.skus.values()] == ["cuda", "cpu"]
 
 
 def test_names_of_the_shipped_file_are_unique_within_a_sku(shipped: ThresholdsFile) -> None:
     for sku in shipped.thresholds.skus:
-        ids = [case.id for case in cases_for(shipped, sku)]
+        ids = [case.id for case in cases_for(shipped, sku, ONE_NODE)]
         assert len(ids) == len(set(ids)), sku
 
 
 def test_names_of_the_shipped_file_need_no_quoting_by_pytest(shipped: ThresholdsFile) -> None:
     for sku in shipped.thresholds.skus:
-        for case in cases_for(shipped, sku):
+        for case in cases_for(shipped, sku, ONE_NODE):
             assert case.name.isascii()
             assert not set(case.name) & set(" []:/'\"")
+
+
+IN_WORDS = "\n".join(
+    WEAK if size == "8" else WEAK.replace("world_size: 8", f"world_size: {size}")
+    for size in ("8", "node", "2 nodes", "all")
+)
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (Layout(1, 1), {"r-8gpu": 8}),
+        (Layout(1, 4), {"r-8gpu": 8, "r-node": 4}),
+        (Layout(1, 8), {"r-8gpu": 8, "r-node": 8}),
+        (Layout(2, 1), {"r-8gpu": 8, "r-2nodes": 2, "r-all": 2}),
+        (Layout(2, 8), {"r-8gpu": 8, "r-node": 8, "r-2nodes": 16, "r-all": 16}),
+        (Layout(16, 4), {"r-8gpu": 8, "r-node": 4, "r-2nodes": 8, "r-all": 64}),
+    ],
+)
+def test_a_world_size_in_words_is_a_number_of_ranks_where_it_is_measured_and_its_word_in_the_name(
+    load: Load, layout: Layout, expected: dict[str, int]
+) -> None:
+    cases = training_cases(cases_for(load(VALID.replace(WEAK, IN_WORDS)), "new", layout))
+    assert {case.name: case.world_size for case in cases if "-vs-" not in case.name} == expected
+    assert all(case.question.world_size == case.world_size for case in cases)
+
+
+def test_what_comes_to_the_same_number_of_ranks_is_measured_once(load: Load) -> None:
+    cases = training_cases(cases_for(load(VALID.replace(WEAK, IN_WORDS)), "new", Layout(2, 8)))
+    questions = [case.question for case in cases if "-vs-" not in case.name]
+    assert len(questions) == 4
+    plan = build_plan("new", "cuda", questions, PACES["cuda"], nodes=2, ranks_per_node=8)
+    (study,) = plan.studies
+    assert [arm.name for arm in study.arms] == ["alone", "ddp@8", "ddp@16", "each@16"]

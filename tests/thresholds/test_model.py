@@ -56,7 +56,8 @@ def test_a_provisional_bound_only_warns_unless_the_file_says_otherwise() -> None
         ({"at_least": "0.95"}, "valid number"),
         ({"at_least": float("nan")}, "finite number"),
         ({"world_size": 1}, "world_size 1 says nothing about weak_scaling_efficiency"),
-        ({"world_size": 8.0}, "valid integer"),
+        *(({"world_size": value}, "a whole number from 1 up, `node`, `all`, or a number of nodes: `2 nodes`")
+          for value in (8.0, 0, True, "1 nodes", "2 node", "2nodes", "8", "every")),
         ({"versus": "old"}, "weak_scaling_efficiency takes no `versus: SKU`"),
         ({"metric": "generation_ratio"}, "generation_ratio needs `versus: SKU`"),
         ({"metric": "speed"}, "Input should be 'throughput_per_gpu'"),
@@ -89,13 +90,16 @@ REASONED = {"measured": 0.97, "reference": "a paper", "reasoning": "as much as a
     ("metric", "world_size", "complaint"),
     [
         ("ddp_overhead", 2, "world_size 2 says nothing about ddp_overhead; expected 1"),
+        ("ddp_overhead", "node", "world_size node says nothing about ddp_overhead; expected 1"),
         ("rank_uniformity", 1, "world_size 1 says nothing about rank_uniformity; expected at least 2"),
         ("exposed_communication", 1, "world_size 1 says nothing about exposed_communication; expected at least 2"),
         ("memory_spread", 1, "world_size 1 says nothing about memory_spread; expected at least 2"),
         ("replica_agreement", 1, "world_size 1 says nothing about replica_agreement; expected at least 2"),
     ],
 )
-def test_a_world_size_of_which_a_metric_says_nothing_is_refused(metric: str, world_size: int, complaint: str) -> None:
+def test_a_world_size_of_which_a_metric_says_nothing_is_refused(
+    metric: str, world_size: int | str, complaint: str
+) -> None:
     key = "at_least" if metric == "replica_agreement" else "at_most"
     bound = {"at_least": None} | {key: 1 if key == "at_least" else 0.5}
     with pytest.raises(ValidationError) as raised:
@@ -346,3 +350,15 @@ def test_strong_scaling_needs_a_global_batch_that_the_ranks_can_share(refusal: R
 def test_several_contradictions_are_counted(refusal: Refusal) -> None:
     _, message = refusal(weak_changed("workload: r", "workload: x").replace("aliases: [older]", "aliases: [new]"))
     assert "(1 more like this)" in message
+
+
+@pytest.mark.parametrize("world_size", ["node", "2 nodes", "16 nodes", "all"])
+def test_a_world_size_may_be_a_word(world_size: str) -> None:
+    assert requirement(world_size=world_size).world_size == world_size
+
+
+def test_strong_scaling_is_of_a_number_of_ranks_that_can_share_the_batch() -> None:
+    with pytest.raises(
+        ValidationError, match="strong_scaling_speedup shares one batch among the ranks; expected a num"
+    ):
+        requirement(metric="strong_scaling_speedup", world_size="all")

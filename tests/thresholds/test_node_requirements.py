@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
-from tests.thresholds.conftest import RATIO_LINE, VALID, Refusal, changed
+from tests.thresholds.conftest import ONE_NODE, RATIO_LINE, VALID, Refusal, changed
 
 Load = Callable[[str], ThresholdsFile]
 
@@ -37,18 +38,18 @@ def probe_changed(old: str, new: str) -> str:
 
 
 def node_cases(file: ThresholdsFile) -> list[NodeCase]:
-    return [case for case in cases_for(file, "new") if isinstance(case, NodeCase)]
+    return [case for case in cases_for(file, "new", ONE_NODE) if isinstance(case, NodeCase)]
 
 
 def test_checks_come_first_then_the_lines_of_the_file(load: Load) -> None:
-    assert [case.id for case in cases_for(load(FULL), "new")] == [
+    assert [case.id for case in cases_for(load(FULL), "new", ONE_NODE)] == [
         "node_check[gpus]", "node_check[clock]", "weak_scaling_efficiency[r-8gpu]", "generation_ratio[r-1gpu-vs-old]",
         "busbw_gbps[all-reduce-32mib-8gpu]", "no_regression[node]",
     ]  # fmt: skip
 
 
 def test_what_trains_is_told_from_what_does_not(load: Load) -> None:
-    cases = cases_for(load(FULL), "new")
+    cases = cases_for(load(FULL), "new", ONE_NODE)
     assert [case.requirement.workload for case in training_cases(cases)] == ["r", "r"]
     assert [case.probe for case in node_cases(load(FULL))] == [None, None, Probe("all-reduce-32mib", 8), None]
 
@@ -205,3 +206,12 @@ def test_how_many_gpus_a_node_has_is_a_whole_number(gpus: str, load: Load, refus
     found = load(changed(HEAD, HEAD + node.format(8))).thresholds.skus["new"].node
     assert found is not None
     assert found.gpus == 8
+
+
+def test_a_probe_of_all_nodes_has_the_word_in_its_name_and_as_many_ranks_as_there_are(load: Load) -> None:
+    text = probe_changed("world_size: 8", "world_size: all")
+    assert [case.id for case in cases_for(load(text), "new", ONE_NODE) if "busbw" in case.id] == []
+    (case,) = (case for case in cases_for(load(text), "new", Layout(4, 8)) if "busbw" in case.id)
+    assert isinstance(case, NodeCase)
+    assert (case.id, case.probe) == ("busbw_gbps[all-reduce-32mib-all]", Probe("all-reduce-32mib", 32))
+    assert case.world_size == 32

@@ -314,6 +314,7 @@ def published(scaling: str, requirement: Requirement, world_size: int) -> dict[s
 
 def value_in_raw_files(requirement: Requirement) -> float:
     n = requirement.world_size
+    assert isinstance(n, int)
     if requirement.metric.startswith("strong"):
         alone, many = published("strong", requirement, 1), published("strong", requirement, n)
         speedup = alone["mean_step_sec"] / many["mean_step_sec"]

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.plan.estimate import Estimate, estimate
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import PACES, build_plan
 from pytest_ddpscale.plan.probe import COLLECTIVES, Probe
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement, Sku
+from tests.thresholds.conftest import ONE_NODE
 
 FILE = load_thresholds(Path(__file__).parents[2] / "thresholds.yaml")
 MEASURED = {name: sku for name, sku in FILE.thresholds.skus.items() if sku.detect.device != "none"}
@@ -74,21 +76,27 @@ def test_nodes_are_those_of_the_data_sheets(
         assert (node.pcie_generation, node.pcie_width, node.nvlinks, node.ecc) == (generation, 16, nvlinks, ecc)
 
 
-@pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
-def test_every_gpu_is_probed_for_computing_memory_host_and_links(sku: Sku) -> None:
-    probes = [Probe(r.probe, r.world_size) for r in sku.requirements if r.probe]
+def probes_of(sku: str, layout: Layout = ONE_NODE) -> list[Probe]:
+    cases = cases_for(FILE, sku, layout)
+    return [case.probe for case in cases if isinstance(case, NodeCase) and case.probe is not None]
+
+
+@pytest.mark.parametrize("sku", GPUS)
+def test_every_gpu_is_probed_for_computing_memory_host_and_links(sku: str) -> None:
+    probes = probes_of(sku)
     assert len(probes) == len(set(probes)) <= MOST_PROBES
-    precisions = {workload.precision for workload in sku.workloads.values()}
+    precisions = {workload.precision for workload in GPUS[sku].workloads.values()}
     assert {p.precision for p in probes if p.kind == "matmul"} - {"fp8"} == precisions
     assert {p.kind for p in probes} >= {"memory-copy", "host-to-device", "device-to-host", *COLLECTIVES, "send-recv"}
     assert Probe("all-reduce-32mib", 8) in probes, "the size of DDP's buckets"
 
 
-@pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
-def test_messages_fit_the_memory(sku: Sku) -> None:
-    assert sku.detect.memory_gib is not None
-    sizes = [Probe(r.probe, r.world_size).message_bytes for r in sku.requirements if r.probe]
-    assert max(size or 0 for size in sizes) <= LARGEST_SHARE_OF_MEMORY * sku.detect.memory_gib * 2**30
+@pytest.mark.parametrize("sku", GPUS)
+def test_messages_fit_the_memory(sku: str) -> None:
+    memory_gib = GPUS[sku].detect.memory_gib
+    assert memory_gib is not None
+    sizes = [probe.message_bytes for probe in probes_of(sku, Layout(2, 8))]
+    assert max(size or 0 for size in sizes) <= LARGEST_SHARE_OF_MEMORY * memory_gib * 2**30
 
 
 def test_only_the_newest_have_fp8_and_no_v100_bf16() -> None:
@@ -121,7 +129,7 @@ def test_a_published_probe_is_cited_by_the_sku_it_was_measured_on_and_no_other()
 
 def test_a_bound_lies_below_what_the_data_sheet_promises() -> None:
     for sku in GPUS:
-        for case in cases_for(FILE, sku):
+        for case in cases_for(FILE, sku, ONE_NODE):
             if isinstance(case, NodeCase) and case.peak is not None:
                 assert 0.4 * case.peak < case.requirement.bound < case.peak, case.id
 
@@ -163,7 +171,7 @@ def test_every_sku_is_compared_with_its_own_past_which_only_warns(sku: Sku) -> N
 
 def node_health(name: str, ranks_per_node: int) -> Estimate:
     """Of `pytest -m node_health` on one node: all checks, all probes, and what compares ranks."""
-    cases, device = cases_for(FILE, name), device_type(FILE.thresholds.skus[name])
+    cases, device = cases_for(FILE, name, ONE_NODE), device_type(FILE.thresholds.skus[name])
     training = training_cases(cases)
     asked = [c.question for c in training if c.requirement.metric in ("rank_uniformity", "replica_agreement")]
     probes = [case.probe for case in cases if isinstance(case, NodeCase) and case.probe]
@@ -181,7 +189,7 @@ def test_a_node_of_8_gpus_is_decided_in_less_than_5_minutes_even_if_it_takes_all
 
 def test_any_machine_keeps_the_bounds_of_a_cpu() -> None:
     probes = [r for r in MEASURED["cpu"].requirements if r.probe]
-    assert {Probe(r.probe, r.world_size).kind for r in probes} == {
+    assert {probe.kind for probe in probes_of("cpu")} == {
         "matmul", "memory-copy", "host-to-device", *COLLECTIVES, "send-recv",
     }  # fmt: skip
     for requirement in probes:

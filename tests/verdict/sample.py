@@ -91,6 +91,7 @@ def make_case(
     }
     return Case(
         Requirement.model_validate(data),
+        world_size,
         workload,
         f"{workload.name}-{world_size}gpu",
         "thresholds.yaml:7",
@@ -124,7 +125,7 @@ def with_steps(one: Measurement, step_s: Sequence[float]) -> Measurement:
 def make_study(case: Case, rounds: int = 5) -> Study:
     """The study that answers a case."""
     requirement = case.requirement
-    arms = tuple(required_arms(requirement.definition, case.workload, requirement.world_size))
+    arms = tuple(required_arms(requirement.definition, case.workload, case.world_size))
     return Study(requirement.definition.scaling, case.workload, arms, rounds, 1.0, 1.0)
 
 
@@ -135,7 +136,7 @@ def make_measurements(case: Case, values: Sequence[float]) -> list[Measurement]:
     disagrees; the other ranks are faster, busier, steadier, smaller and thriftier, and agree.
     """
     study = make_study(case)
-    measured = measured_arm(case.requirement.definition, case.workload, case.requirement.world_size)
+    measured = measured_arm(case.requirement.definition, case.workload, case.world_size)
     return [
         _with_value(one, case, value) if arm == measured else one
         for number, value in enumerate(values)
@@ -172,7 +173,7 @@ def _img_per_s(case: Case, value: float) -> float:
     paces = {
         "throughput_per_gpu": value,
         "generation_ratio": value * REFERENCE_IMG_PER_S,
-        "strong_scaling_speedup": value * ALONE_IMG_PER_S / case.requirement.world_size,
+        "strong_scaling_speedup": value * ALONE_IMG_PER_S / case.world_size,
         "exposed_communication": ALONE_IMG_PER_S * (1 - value),
         "ddp_overhead": ALONE_IMG_PER_S / (1 + value),
     }
