@@ -19,9 +19,9 @@ _PASSED = frozenset(
 )  # fmt: skip
 _PASSED_PREFIXES = (
     "LC_", "CONDA_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "TP_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_",
-    "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_", "CUDNN_", "CUBLAS_", "UCX_", "UCC_", "SHARP_", "FI_", "OFI_",
-    "RDMAV_", "IBV_", "MLX5_", "PSM3_", "SLURM_", "SLURMD_", "SRUN_", "PMIX_", "ENROOT_", "PYXIS_", "APPTAINER_",
-    "APPTAINERENV_", "SINGULARITY_", "SINGULARITYENV_",
+    "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_", "CUDNN_", "CUBLAS_", "CUBLASLT_", "UCX_", "UCC_", "SHARP_",
+    "FI_", "OFI_", "RDMAV_", "IBV_", "MLX5_", "PSM3_", "SLURM_", "SLURMD_", "SRUN_", "PMIX_", "ENROOT_", "PYXIS_",
+    "APPTAINER_", "APPTAINERENV_", "SINGULARITY_", "SINGULARITYENV_",
 )  # fmt: skip
 # Passed by a prefix above, and yet of a surrounding torchrun, or of the size of the step around us: srun would take
 # them for the size of ours.

@@ -14,8 +14,14 @@ import signal  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
 import traceback  # noqa: E402
+from collections.abc import Mapping  # noqa: E402
 from datetime import timedelta  # noqa: E402
 from pathlib import Path  # noqa: E402
+
+# NVIDIA's libraries and torch read these when they are loaded; containers set them.
+for _name in ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE"):
+    if _name in os.environ:
+        print(f"{_name}={os.environ.pop(_name)} is ignored: fp32 is computed in full", flush=True)
 
 import torch  # noqa: E402
 import torchvision  # noqa: E402
@@ -34,7 +40,6 @@ from pytest_ddpscale.worker.transport import transport_environment  # noqa: E402
 from pytest_ddpscale.worker.whereabouts import Whereabouts, whereabouts_of  # noqa: E402
 
 IMPORTED_UNIX_S = time.time()
-# What changes how fast ranks train or talk.
 _RECORDED = (
     "OMP_",
     "NCCL_",
@@ -46,7 +51,7 @@ _RECORDED = (
     "PYTORCH_",
     "CUDNN_",
     "CUBLAS_",
-    "NVIDIA_TF32",
+    "CUBLASLT_",
     "GLIBC_TUNABLES",
 )
 
@@ -66,7 +71,6 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 def startup_record(control: Control, device_id: str, device_name: str) -> dict[str, object]:
     """Who this rank is, and how long it took to get here."""
     cuda = torch.version.cuda
-    recorded = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_RECORDED)}
     return {
         "kind": "startup",
         "rank": control.rank,
@@ -89,8 +93,13 @@ def startup_record(control: Control, device_id: str, device_name: str) -> dict[s
             "cudnn": torch.backends.cudnn.version() if cuda and torch.cuda.is_available() else None,
             "pytest_ddpscale": __version__,
         },
-        "environment": masked_environment(recorded),
+        "environment": recorded(os.environ),
     }
+
+
+def recorded(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment changes how fast ranks train or talk."""
+    return masked_environment({name: environ[name] for name in sorted(environ) if name.startswith(_RECORDED)})
 
 
 def run(arguments: argparse.Namespace, whereabouts: Whereabouts) -> None:

@@ -14,6 +14,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Study
 from pytest_ddpscale.worker.agreement import align, checksum
 from pytest_ddpscale.worker.device import Device, Timing
+from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.replica import Replica, Replicas, make_groups
 from pytest_ddpscale.worker.training import Batch, Trainer, build_model, new_scaler
 
@@ -40,8 +41,7 @@ class StudyArms:
             raise RuntimeError(f"study {study.id} needs {study.world_size} ranks; this gang has {layout.world_size}")
         device.check(study.workload.precision)
         torch.backends.cudnn.benchmark = study.workload.cudnn_benchmark
-        # By default cuDNN convolves fp32 in TF32 from Ampere on: 10 bits of mantissa are another precision.
-        torch.backends.cudnn.allow_tf32 = False
+        compute_fp32_in_full()
         self._study = study
         self._device = device
         self._rank = rank

@@ -33,7 +33,7 @@ def test_what_would_change_torchrun_or_srun_in_silence_is_scrubbed(name: str) ->
     [
         "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_TLS", "FI_PROVIDER", "TORCH_NCCL_BLOCKING_WAIT",
         "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CONF", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "LC_ALL",
-        "CONDA_PREFIX", "APPTAINER_BIND", "ENROOT_DATA_PATH",
+        "CONDA_PREFIX", "CUBLASLT_WORKSPACE_SIZE", "APPTAINER_BIND", "ENROOT_DATA_PATH",
     ],
 )  # fmt: skip
 def test_what_ranks_rely_on_is_passed(name: str) -> None:

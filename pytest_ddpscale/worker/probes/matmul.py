@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_ddpscale.plan.probe import MatmulPrecision
+from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.probes.work import CannotProbeError, memory_permitting
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Matmul:
     peer_rank: int | None = None
 
     def __init__(self, precision: MatmulPrecision, device: torch.device, size: int) -> None:
+        compute_fp32_in_full()
         dtype = _OPERANDS[precision]
         self.work = 2.0 * size**3
         self._left = torch.randn(size, size, device=device).to(dtype)
@@ -68,8 +69,7 @@ class Matmul:
 
     def __call__(self) -> None:
         """Multiply once."""
-        with _fp32_in_full():
-            self._multiply(self._left, self._right, self.product)
+        self._multiply(self._left, self._right, self.product)
 
     def is_correct(self) -> bool:
         """Whether the product comes out as before, and that of other operands is exact.
@@ -163,17 +163,6 @@ class _ScaledProduct:
         torch._scaled_mm(
             left, right, scale_a=self._one, scale_b=self._one, out_dtype=out.dtype, use_fast_accum=True, out=out
         )
-
-
-@contextmanager
-def _fp32_in_full() -> Iterator[None]:
-    """Neither TF32 nor bf16 in the place of fp32, whatever the environment says."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _signs(matrix: torch.Tensor) -> None:
