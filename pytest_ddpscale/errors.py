@@ -29,7 +29,12 @@ class DdpscaleError(Exception):
         if self.expected:
             text += f"; expected {self.expected}"
         text += "."
-        return f"{text} {self.action}" if self.action else text
+        return _printable(f"{text} {self.action}" if self.action else text)
+
+
+def _printable(text: str) -> str:
+    """What a user wrote may carry characters that steer a terminal, or that it cannot show."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 class BadInput(DdpscaleError):

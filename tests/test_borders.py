@@ -14,7 +14,7 @@ ALLOWED: dict[str, set[str]] = {
     "telemetry": {"results"},
     "thresholds": {"plan"},
     "results": {"plan", "thresholds"},
-    "sku": {"thresholds", "settings"},
+    "sku": {"thresholds", "settings", "plan"},
     "metrics": {"plan", "results"},
     "verdict": {"plan", "results", "thresholds", "metrics"},
     "history": {"plan", "results", "thresholds", "metrics", "verdict"},

@@ -38,6 +38,7 @@ class Metric:
             Nor what no model was trained for.
         subject: what a requirement of it is about.
         probes: kinds of probes that measure it.
+        plausible: least and greatest value that any machine could have; None for that of its unit.
     """
 
     name: str
@@ -55,7 +56,30 @@ class Metric:
     carries_acceptance: bool = True
     subject: Subject = "workload"
     probes: tuple[ProbeKind, ...] = ()
+    plausible: tuple[float, float] | None = None
 
+    def range_at(self, world_size: int) -> tuple[float, float]:
+        """The least and the greatest value that any machine could have: a bound beyond them judges nothing."""
+        if self.name == "strong_scaling_speedup":
+            return _PLAUSIBLE[self.unit][0], MOST_EFFICIENCY * world_size
+        return self.plausible or _PLAUSIBLE[self.unit]
+
+
+# Generous: a thousand times slower than the slowest machine of today, and ten times faster than the fastest.
+_PLAUSIBLE: dict[Unit, tuple[float, float]] = {
+    "img/s": (0.001, 1e6),
+    "fraction": (0.001, 1.0),
+    "x": (0.001, 1000.0),
+    "GiB": (0.001, 10_000.0),
+    "ms": (0.01, 3.6e6),
+    "TFLOPS": (0.001, 100_000.0),
+    "GB/s": (0.001, 100_000.0),
+    "img/J": (1e-6, 1e6),
+}
+# Costs, which may be nothing at all.
+_COST = (0.0, 1.0)
+# More is a sign that the measurement or its baseline was disturbed.
+MOST_EFFICIENCY = 1.1
 
 _ALL = (
     Metric(
@@ -65,7 +89,7 @@ _ALL = (
     Metric(
         "weak_scaling_efficiency", "fraction", "weak", "Weak-scaling efficiency",
         "Throughput per GPU among many, relative to one GPU alone, at a fixed per-GPU batch.",
-        minimum_world_size=2, baseline="alone",
+        minimum_world_size=2, baseline="alone", plausible=(0.001, MOST_EFFICIENCY),
     ),
     Metric(
         "strong_scaling_speedup", "x", "strong", "Strong-scaling speed-up",
@@ -75,22 +99,24 @@ _ALL = (
     Metric(
         "strong_scaling_efficiency", "fraction", "strong", "Strong-scaling efficiency",
         "Strong-scaling speed-up divided by the number of GPUs.",
-        minimum_world_size=2, baseline="alone",
+        minimum_world_size=2, baseline="alone", plausible=(0.001, MOST_EFFICIENCY),
     ),
     Metric(
         "rank_uniformity", "x", "weak", "Rank uniformity",
         "Step time of the slowest GPU over that of its peers, each computing by itself at the same time.",
-        minimum_world_size=2, measured="each", upper_bound=True, carries_acceptance=False,
+        minimum_world_size=2, measured="each", upper_bound=True, carries_acceptance=False, plausible=(1.0, 1000.0),
     ),
     Metric(
         "exposed_communication", "fraction", "weak", "Exposed communication",
         "Share of a step that waits for communication which computation does not hide.",
         minimum_world_size=2, baseline="no_sync", upper_bound=True, scale="differences", carries_acceptance=False,
+        plausible=_COST,
     ),
     Metric(
         "ddp_overhead", "fraction", "weak", "DDP overhead",
         "How much longer a step of one GPU takes under DistributedDataParallel than without it.",
         maximum_world_size=1, baseline="alone", upper_bound=True, scale="differences", carries_acceptance=False,
+        plausible=_COST,
     ),
     Metric(
         "step_time_p95", "ms", "weak", "95th percentile of the step time",
@@ -100,7 +126,7 @@ _ALL = (
     Metric(
         "step_time_cv", "fraction", "weak", "Spread of the step time",
         "Standard deviation of the step time relative to its mean, on the rank where it is largest.",
-        upper_bound=True, scale="differences", carries_acceptance=False,
+        upper_bound=True, scale="differences", carries_acceptance=False, plausible=_COST,
     ),
     Metric(
         "device_utilization", "fraction", "weak", "Device utilization",
@@ -124,7 +150,7 @@ _ALL = (
     Metric(
         "memory_spread", "fraction", "weak", "Memory spread",
         "Difference between the most and the least memory that ranks held, relative to the most.",
-        minimum_world_size=2, upper_bound=True, scale="differences", carries_acceptance=False,
+        minimum_world_size=2, upper_bound=True, scale="differences", carries_acceptance=False, plausible=_COST,
     ),
     Metric(
         "replica_agreement", "fraction", "weak", "Replica agreement",
@@ -169,7 +195,7 @@ _ALL = (
     Metric(
         "no_regression", "x", "weak", "No regression",
         "What a node reaches relative to its own earlier runs; the value that fell most.",
-        carries_acceptance=False, subject="node",
+        carries_acceptance=False, subject="node", plausible=(0.001, 1.0),
     ),
 )  # fmt: skip
 

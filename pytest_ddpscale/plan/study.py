@@ -20,7 +20,7 @@ PLAN_SCHEMA_VERSION = 1
 # DDP laying its buckets out anew in its second step, has happened in the warm-up.
 STEPS_BEFORE_TIMING = 1
 FEWEST_STEPS_PER_BLOCK = 3
-MOST_RANKS = 10**7  # of a gang: more than any machine has, and few enough to be listed
+MOST_RANKS = 10**6  # of a gang: more than any machine has, and few enough to be listed
 
 
 @dataclass(frozen=True)

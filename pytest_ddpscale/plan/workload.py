@@ -7,6 +7,8 @@ from typing import Any, ClassVar, Literal
 
 Precision = Literal["fp32", "fp16", "bf16"]
 MemoryFormat = Literal["channels_last", "contiguous"]
+# More than any GPU holds, or any data set has.
+_MOST = {"batch_size": 10**6, "global_batch_size": 10**8, "image_size": 10**4, "num_classes": 10**6}
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,11 @@ class Workload:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        for field in ("batch_size", "image_size", "num_classes"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} is {getattr(self, field)}; expected at least 1")
-        if self.global_batch_size is not None and self.global_batch_size < 1:
-            raise ValueError(f"global_batch_size is {self.global_batch_size}; expected at least 1")
+        for field, most in _MOST.items():
+            number = getattr(self, field)
+            if number is not None and not 1 <= number <= most:
+                expected = "at least 1" if number < 1 else f"at most {most}"
+                raise ValueError(f"{field} is {number}; expected {expected}")
 
     def as_json(self) -> dict[str, Any]:
         """The workload as JSON types, for plan.json."""

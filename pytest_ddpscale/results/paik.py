@@ -6,7 +6,6 @@ spread is that of its steps (`Measurement.single_sample`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpscale.errors import ResultFileError, RunDirectoryError, SkuError
+from pytest_ddpscale.plan.device_name import is_named
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.paik_files import TOOL, RankResult, ResultFile, read_result_files
@@ -132,7 +132,7 @@ def _skus_of_device(device_name: str, thresholds: Thresholds) -> list[str]:
     return [
         name
         for name, sku in thresholds.skus.items()
-        if sku.detect.name is not None and re.fullmatch(sku.detect.name, device_name)
+        if sku.detect.name is not None and is_named(device_name, sku.detect.name)
     ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.errors import SkuError
+from pytest_ddpscale.plan.device_name import is_named
 from pytest_ddpscale.sku.detection import Gpu
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import MEMORY_TOLERANCE, Detect, Thresholds
@@ -62,8 +63,7 @@ def _compare(detect: Detect, gpu: Gpu) -> _Comparison:
         (comparison.agrees if holds else comparison.differs).append(f"{subject} {'matches' if holds else contrast}")
 
     if detect.name is not None:
-        matches = re.fullmatch(detect.name, gpu.name) is not None
-        check(matches, f"name {gpu.name!r}", f"does not match {detect.name!r}")
+        check(is_named(gpu.name, detect.name), f"name {gpu.name!r}", f"does not match {detect.name!r}")
     if detect.pci_device_ids:
         listed = gpu.pci_device_id in detect.pci_device_ids
         check(listed, f"PCI device id {gpu.pci_device_id}", f"is not {' or '.join(detect.pci_device_ids)}")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from typing import Any
 
 from pytest_ddpscale.plan.metric import measured_arm
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
 from pytest_ddpscale.thresholds.model import Requirement, Sku, Thresholds
 
+# A name that begins with a letter or digit is no path and no option.
+LONGEST_NAME = 64
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{LONGEST_NAME - 1}}}")
 Found = list[tuple[tuple[str | int, ...], str]]
 
 
@@ -18,8 +24,40 @@ def contradictions(thresholds: Thresholds) -> list[tuple[tuple[str | int, ...], 
     Returns:
         Pairs of a path into the file, for its line number, and a sentence.
     """
-    found = [_clashing_names, _clashing_requirements, _meaningless_checks, _unmeasurable]
+    found = [_odd_names, _unknown_models, _clashing_names, _clashing_requirements, _meaningless_checks, _unmeasurable]
     return [one for find in found for one in find(thresholds)]
+
+
+def _odd_names(thresholds: Thresholds) -> Found:
+    """Names become names of directories and tests, and are typed on command lines."""
+    named: list[tuple[tuple[str | int, ...], str]] = []
+    for name, sku in thresholds.skus.items():
+        named.append((("skus", name), name))
+        named += [(("skus", name, "aliases", i), alias) for i, alias in enumerate(sku.aliases)]
+        named += [(("skus", name, "workloads", workload), workload) for workload in sku.workloads]
+    found: Found = [
+        (at, f"{name!r} is no name; expected up to {LONGEST_NAME} letters, digits, '.', '_', '+' and '-'")
+        for at, name in named
+        if not _NAME.fullmatch(name)
+    ]
+    found += [
+        (at, "'auto' cannot name a SKU: --gpu-sku=auto asks which it is")
+        for at, name in named
+        if name == "auto" and "workloads" not in at
+    ]
+    return found
+
+
+def _unknown_models(thresholds: Thresholds) -> Found:
+    found: Found = []
+    for name, sku in thresholds.skus.items():
+        for workload in sku.workloads.values():
+            if workload.model not in TORCHVISION_MODELS:
+                near = difflib.get_close_matches(workload.model, sorted(TORCHVISION_MODELS), n=1)
+                hint = f", such as {near[0]}" if near else ""
+                sentence = f"torchvision has no model {workload.model!r}; expected a classification model of it{hint}"
+                found.append((("skus", name, "workloads", workload.name, "model"), sentence))
+    return found
 
 
 def _clashing_names(thresholds: Thresholds) -> Found:

@@ -12,16 +12,18 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StringConstraints,
     WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
+from pytest_ddpscale.plan.device_name import why_no_name_pattern
 from pytest_ddpscale.plan.layout import WorldSize
 from pytest_ddpscale.plan.metric import METRICS, Metric
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.study import Placement
+from pytest_ddpscale.plan.study import MOST_RANKS, Placement
 from pytest_ddpscale.plan.workload import Precision, Workload
 
 SCHEMA_VERSION = 1
@@ -67,11 +69,31 @@ _WORLD_SIZE_IN_WORDS = r"node|all|([2-9]|[1-9][0-9]{1,5}) nodes"
 
 
 def _known_world_size(value: Any) -> Any:
-    if type(value) is int and value >= 1:
+    if type(value) is int and 1 <= value <= MOST_RANKS:
         return value
     if isinstance(value, str) and re.fullmatch(_WORLD_SIZE_IN_WORDS, value):
         return value
-    raise PydanticCustomError("int_type", "a whole number from 1 up, `node`, `all`, or a number of nodes: `2 nodes`")
+    raise PydanticCustomError(
+        "int_type", f"a whole number from 1 to {MOST_RANKS}, `node`, `all`, or a number of nodes: `2 nodes`"
+    )
+
+
+# Far beyond any real SKU; what compares requirements with each other stays quick.
+MOST_REQUIREMENTS = 500
+MOST_SKUS = 200
+
+
+def _readable(text: str) -> str:
+    odd = next((c for c in text if not c.isprintable() and c != "\n"), None)
+    if odd is not None:
+        raise ValueError(f"there is a control character, {odd!r}, in it; expected plain text")
+    return text
+
+
+# Text for people, which is printed on terminals and in reports.
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(_readable)]
+Reference = Annotated[str, StringConstraints(strip_whitespace=True, min_length=3), AfterValidator(_readable)]
+Reasoning = Annotated[str, StringConstraints(strip_whitespace=True, min_length=10), AfterValidator(_readable)]
 
 
 class _Strict(BaseModel):
@@ -86,12 +108,12 @@ class Source(_Strict):
     lies from what was measured is said by `margin_pct`, which is checked, or explained by `reasoning`.
     """
 
-    measured: float | None = Field(None, description="The published value, in the metric's unit.")
+    measured: float | None = Field(None, ge=0, description="The published value, in the metric's unit.")
     margin_pct: float | None = Field(
         None, ge=0, lt=100, description="Distance of the bound from `measured`, in per cent of it."
     )
-    reference: str | None = Field(None, min_length=3, description="Who published it, and for what.")
-    reasoning: str | None = Field(None, min_length=10, description="Why this number, if nobody published one.")
+    reference: Reference | None = Field(None, description="Who published it, and for what.")
+    reasoning: Reasoning | None = Field(None, description="Why this number, if nobody published one.")
 
 
 class Requirement(_Strict):
@@ -105,7 +127,12 @@ class Requirement(_Strict):
         WorldSize,
         BeforeValidator(_known_world_size),
         WithJsonSchema(
-            {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": f"^({_WORLD_SIZE_IN_WORDS})$"}]}
+            {
+                "anyOf": [
+                    {"type": "integer", "minimum": 1, "maximum": MOST_RANKS},
+                    {"type": "string", "pattern": f"^({_WORLD_SIZE_IN_WORDS})$"},
+                ]
+            }
         ),
     ] = Field(
         1,
@@ -142,6 +169,7 @@ class Requirement(_Strict):
             needs = "needs" if self.definition.takes_versus else "takes no"
             raise ValueError(f"{self.metric} {needs} `versus: SKU`")
         self._check_world_size()
+        self._check_range()
         if self.placement == "spread" and self.world_size == 1:
             raise ValueError("placement spread says nothing about world_size 1; expected at least 2")
         return self
@@ -196,6 +224,20 @@ class Requirement(_Strict):
         if self.definition.upper_bound:
             return self.bound >= LEAST_SENSELESS_UPPER_FRACTION_BOUND
         return self.bound > LARGEST_FRACTION_BOUND
+
+    def _check_range(self) -> None:
+        least, most = self.definition.range_at(self.world_size if isinstance(self.world_size, int) else 1)
+        if self.source.measured == 0 and least > 0:
+            raise ValueError(f"nobody measured a {self.metric} of 0; expected what was measured")
+        key = "at_most" if self.definition.upper_bound else "at_least"
+        never_fails = self.bound >= most if self.definition.upper_bound else self.bound < least
+        never_passes = self.bound < least if self.definition.upper_bound else self.bound > most
+        if never_fails or never_passes:
+            what = "no machine could fail it" if never_fails else "no machine could pass it"
+            unit = "" if self.definition.unit in ("fraction", "x") else f" {self.definition.unit}"
+            raise ValueError(
+                f"{key} {self.bound:g} for {self.metric} judges nothing: {what}; expected {least:g} to {most:g}{unit}"
+            )
 
     def _check_source(self) -> None:
         source = self.source
@@ -277,12 +319,9 @@ class Detect(_Strict):
         if self.device == "cuda" and self.name is None:
             raise ValueError("a GPU needs `name: '^…$'`")
         if self.name is not None:
-            if not (self.name.startswith("^") and self.name.endswith("$")):
-                raise ValueError(f"name {self.name!r} is not anchored; expected '^…$', or 6000 matches 6000D")
-            try:
-                re.compile(self.name)
-            except re.error as error:
-                raise ValueError(f"name {self.name!r} is no regular expression: {error}") from None
+            why_not = why_no_name_pattern(self.name)
+            if why_not:
+                raise ValueError(f"name {self.name!r} {why_not}")
         return self
 
 
@@ -293,7 +332,7 @@ class Peak(_Strict):
     bf16_tflops: float | None = Field(None, gt=0, description="Dense tensor-core bf16, TFLOPS.")
     fp32_tflops: float | None = Field(None, gt=0, description="Non-tensor fp32 (no TF32), TFLOPS.")
     memory_bandwidth_gbps: float | None = Field(None, gt=0, description="Device memory, GB/s.")
-    link: str | None = Field(None, description="GPU to GPU, for example NVLink3.")
+    link: Text | None = Field(None, description="GPU to GPU, for example NVLink3.")
     link_bandwidth_gbps: float | None = Field(None, gt=0, description="GPU to GPU, one direction, GB/s.")
     source: Source
 
@@ -350,7 +389,7 @@ class Sku(_Strict):
     # In strict mode pydantic takes a dataclass only ready-made, and Workload is one.
     model_config = ConfigDict(strict=False)
 
-    description: str
+    description: Text
     aliases: list[str] = []
     detect: Detect
     peak: Peak | None = None
@@ -359,7 +398,7 @@ class Sku(_Strict):
         default={}, description="Checks of the nodes, by name: what a node that does not pass means for the run."
     )
     workloads: Annotated[dict[str, Workload], BeforeValidator(_with_name)] = {}
-    requirements: list[Requirement] = []
+    requirements: list[Requirement] = Field(default=[], max_length=MOST_REQUIREMENTS)
 
     @property
     def all_requirements(self) -> list[Requirement]:
@@ -381,7 +420,7 @@ class Thresholds(_Strict):
     """A whole thresholds.yaml."""
 
     schema_version: Literal[1]
-    skus: dict[str, Sku] = Field(min_length=1)
+    skus: dict[str, Sku] = Field(min_length=1, max_length=MOST_SKUS)
 
     def canonical_name(self, name: str) -> str | None:
         """The SKU that `name` is, or is an alias of; None if there is none."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from pytest_ddpscale.metrics.rounds import ArmRound
 from pytest_ddpscale.metrics.samples import utilization_samples
+from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.verdict import Verdict
@@ -18,12 +19,15 @@ from pytest_ddpscale.verdict.verdict import Verdict
 HOST_BOUND_UTILIZATION = 0.90
 HOST_BOUND = "host-bound"
 # Of GPUs: more, or less, is a sign that the measurement or its baseline was disturbed.
-_MOST_PLAUSIBLE = {
-    "device_utilization": 1.0,
-    "weak_scaling_efficiency": 1.1,
-    "strong_scaling_efficiency": 1.1,
-    "model_flops_utilization": 1.0,
-}
+_HAVE_A_MOST = frozenset(
+    {
+        "device_utilization",
+        "weak_scaling_efficiency",
+        "strong_scaling_efficiency",
+        "strong_scaling_speedup",
+        "model_flops_utilization",
+    }
+)
 _LEAST_PLAUSIBLE = {"exposed_communication": -0.1, "ddp_overhead": -0.1}
 # Steps that are left out are cheaper, and training that skips many does not converge.
 MOST_SKIPPED_STEPS = 0.05
@@ -49,9 +53,8 @@ def with_plausibility(verdict: Verdict, plan: Plan) -> Verdict:
     """GPUs are not more than busy, nor clearly faster together than alone: then the measurement is wrong."""
     if plan.device_type != "cuda" or verdict.value is None:
         return verdict
-    most, least = _MOST_PLAUSIBLE.get(verdict.metric, math.inf), _LEAST_PLAUSIBLE.get(verdict.metric, -math.inf)
-    if verdict.metric == "strong_scaling_speedup":
-        most = 1.1 * verdict.world_size
+    most = METRICS[verdict.metric].range_at(verdict.world_size)[1] if verdict.metric in _HAVE_A_MOST else math.inf
+    least = _LEAST_PLAUSIBLE.get(verdict.metric, -math.inf)
     if least <= verdict.value <= most:
         return verdict
     side = f"more than {most:g}" if verdict.value > most else f"less than {least:g}"

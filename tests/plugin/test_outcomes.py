@@ -44,7 +44,7 @@ def test_a_run_that_keeps_every_bound_is_accepted(site: Site) -> None:
 
 
 def test_an_impossible_bound_rejects_for_exactly_that_requirement(site: Site) -> None:
-    site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5"))
+    site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.1"))
     site.measured()
     result = site.judge()
     assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -52,7 +52,7 @@ def test_an_impossible_bound_rejects_for_exactly_that_requirement(site: Site) ->
     assert_no_crash(result)
     assert outcome_line(result).startswith("REJECTED: 1 of 8 requirements failed: weak_scaling_efficiency[")
     output = output_of(result)
-    impossible = REQUIREMENTS[WEAK_8].replace("0.96", "1.5")
+    impossible = REQUIREMENTS[WEAK_8].replace("0.96", "1.1")
     line = site.thresholds.read_text(encoding="utf-8").splitlines().index(f"      - {impossible}") + 1
     assert "FAIL  weak_scaling_efficiency[resnet152-fp16-8gpu]" in output
     assert re.search(r"value +97\.[45]", output)
@@ -66,7 +66,7 @@ def test_an_impossible_bound_rejects_for_exactly_that_requirement(site: Site) ->
 
 
 def test_the_rerun_command_selects_exactly_the_item_that_failed(site: Site) -> None:
-    site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5"))
+    site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.1"))
     site.measured()
     output = output_of(site.judge(f"--thresholds={site.thresholds}"))
     # Where the environment says CI, pytest's short summary repeats the whole explanation.
@@ -82,7 +82,7 @@ def test_the_rerun_command_selects_exactly_the_item_that_failed(site: Site) -> N
 
 
 def test_a_bound_that_only_warns_does_not_reject(site: Site) -> None:
-    text = thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5, severity: warn")
+    text = thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.1, severity: warn")
     site.write("thresholds.yaml", text)
     site.measured()
     result = site.judge("-rx")
@@ -123,7 +123,7 @@ class TestNotMeasured:
         assert site.outcome() == "incomplete"
 
     def test_allowing_it_does_not_allow_a_failure(self, site: Site) -> None:
-        site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5"))
+        site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.1"))
         site.measured(series=[one for one in MEASURED_RUN if one.arm.name != "ddp@2"])
         result = site.judge("--ddp-allow-incomplete")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -197,7 +197,7 @@ def test_weak_scaling_efficiency({arguments}):
         assert "the site has its own rules" in output_of(result)
 
     def test_an_assertion_of_their_own_is_not_forgiven_with_a_warning(self, site: Site) -> None:
-        text = thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5, severity: warn")
+        text = thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.1, severity: warn")
         site.write("thresholds.yaml", text)
         condition = "assert requirement.case.requirement.severity == 'fail', 'the site has its own rules'"
         result = self.judge(site, before=condition)
@@ -225,7 +225,7 @@ def test_weak_scaling_efficiency({arguments}):
         result.assert_outcomes(passed=ALL - 3, skipped=3)
 
     def test_they_forget_to_assert(self, site: Site) -> None:
-        site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5"))
+        site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.1"))
         site.write(
             "acceptance/test_weak_scaling.py",
             'import pytest\n\n@pytest.mark.requirement("weak_scaling_efficiency")\n'
@@ -248,7 +248,7 @@ def test_weak_scaling_efficiency({arguments}):
 
 def test_a_message_of_ones_own_and_a_bare_assertion_are_explained_too(site: Site) -> None:
     """A requirement that only warns is forgiven, however its test is worded."""
-    text = thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5, severity: warn")
+    text = thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.1, severity: warn")
     site.write("thresholds.yaml", text)
     site.write(
         "acceptance/test_weak_scaling.py",
@@ -262,7 +262,7 @@ def test_a_message_of_ones_own_and_a_bare_assertion_are_explained_too(site: Site
 
 
 def test_stopping_at_the_first_failure_judges_the_rest_from_what_is_there(site: Site) -> None:
-    site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.5"))
+    site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.1"))
     site.measured()
     result = site.judge("-x")
     assert result.ret == pytest.ExitCode.TESTS_FAILED

@@ -74,10 +74,10 @@ def test_where_names_the_line_of_the_nearest_known_entry(
         (changed("description: the reference generation", "description: *nothing"), 4, "undefined alias"),
         (VALID + "---\n", 20, "not valid YAML"),
         (changed("description: the reference generation", "description: &a [*a]"), 4, "a YAML anchor contains itself"),
-        (changed("  old:", "  old: &old\n    sku: {again: *old}"), 3, "a YAML anchor contains itself"),
+        (changed("  old:", "  old: &old\n    sku: {again: *old}"), 4, "a YAML anchor contains itself"),
         (VALID + "# bell \a\n", 20, "unprintable character 0x07"),
-        (changed("description: the reference generation", "description: 2026-02-30"), None, "value that cannot be"),
-        ("[" * 5000, None, "nested too deeply"),
+        (changed("description: the reference generation", "description: 2026-02-30"), 4, "value that cannot be"),
+        ("[" * 5000, 1, "nested too deeply"),
         (VALID.encode() + b"# caf\xe9\n", 20, "byte 0xe9 is not UTF-8"),
         (VALID.encode("utf-16"), 1, "is not UTF-8"),
     ],
@@ -117,8 +117,9 @@ def test_such_a_number_is_refused_where_text_or_a_name_belongs(refusal: Refusal)
 
 
 def test_such_text_in_quotes_is_text(load: Callable[[str], ThresholdsFile]) -> None:
-    text = changed("aliases: [older]", "aliases: ['12:30', \"010\", '1_000']")
-    assert load(text).thresholds.skus["old"].aliases == ["12:30", "010", "1_000"]
+    text = changed("aliases: [older]", "aliases: [\"010\", '1_000']").replace("the reference generation", "'12:30'")
+    sku = load(text).thresholds.skus["old"]
+    assert (sku.aliases, sku.description) == (["010", "1_000"], "12:30")
 
 
 @pytest.mark.parametrize("written", ["0.95", ".95", "+0.95", "00.95", "9.5e-1", "95.0e-2", "0.95E+0"])

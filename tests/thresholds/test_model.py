@@ -56,7 +56,7 @@ def test_a_provisional_bound_only_warns_unless_the_file_says_otherwise() -> None
         ({"at_least": "0.95"}, "valid number"),
         ({"at_least": float("nan")}, "finite number"),
         ({"world_size": 1}, "world_size 1 says nothing about weak_scaling_efficiency"),
-        *(({"world_size": value}, "a whole number from 1 up, `node`, `all`, or a number of nodes: `2 nodes`")
+        *(({"world_size": value}, "a whole number from 1 to 1000000, `node`, `all`, or a number of nodes: `2 nodes`")
           for value in (8.0, 0, True, "1 nodes", "2 node", "2nodes", "8", "every")),
         ({"versus": "old"}, "weak_scaling_efficiency takes no `versus: SKU`"),
         ({"metric": "generation_ratio"}, "generation_ratio needs `versus: SKU`"),

@@ -71,7 +71,8 @@ def easy_bound(metric: str) -> float:
 
 def hard_bound(metric: str) -> float:
     """A bound that values of 0.9 from the least one up miss."""
-    return max(0.01, least_value(metric)) if METRICS[metric].upper_bound else 2.0
+    most = METRICS[metric].range_at(world_size_of(metric))[1]
+    return max(0.01, least_value(metric)) if METRICS[metric].upper_bound else min(2.0, most)
 
 
 def make_case(

@@ -292,7 +292,7 @@ class TestDrift:
         assert verdict.interval[1] == pytest.approx(0.95 * 0.95 / 0.89, rel=1e-3)
 
     def test_does_not_save_what_fails_either_way(self) -> None:
-        verdict = judge_values("weak_scaling_efficiency", 1.2, self.FALLING)
+        verdict = judge_values("weak_scaling_efficiency", 1.1, self.FALLING)
         assert verdict.outcome == "failed"
         assert verdict.notes[0].startswith("not steady")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from pytest_ddpscale.plan.device_name import is_named
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.verdict.node_checks.finding import Finding, GpuPlace, NodeEvidence, fault, note, unknown
@@ -67,9 +66,9 @@ def _gpus(expectation: NodeExpectation, survey: Survey) -> Finding:
 
 def _installed(expectation: NodeExpectation, survey: Survey) -> Finding:
     """Whether a GPU is gone from the driver, which ranks of a gang that is as large as what is left cannot miss."""
-    pattern, least = expectation.name_pattern or ".*", expectation.gpus_installed or 0
+    pattern, least = expectation.name_pattern or "^.*$", expectation.gpus_installed or 0
     # One that a cgroup withholds has no name.
-    seen = sum(not gpu.name or re.fullmatch(pattern, gpu.name) is not None for gpu in survey.gpus)
+    seen = sum(not gpu.name or is_named(gpu.name, pattern) for gpu in survey.gpus)
     return fault(f"the driver has {seen} GPUs of this SKU; expected {least}") if seen < least else Finding()
 
 
@@ -79,7 +78,7 @@ def _model(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> F
     found, differences = Finding(), []
     if pattern is not None and not gpu.name:
         found += unread(gpu, place, "name")
-    elif pattern is not None and re.fullmatch(pattern, gpu.name) is None:
+    elif pattern is not None and not is_named(gpu.name, pattern):
         differences.append(f"is a {gpu.name}; expected a name like {pattern}")
     if ids and not gpu.pci_device_id:
         found += unread(gpu, place, "pci_device_id")
