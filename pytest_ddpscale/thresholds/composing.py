@@ -34,12 +34,12 @@ class LimitedLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Compose a node as the base class does, and count what it stands for."""
-        line = self.peek_event().start_mark.line + 1
+        line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
         before = self._nodes
         self._depth += 1
         if self._depth > DEEPEST:
             raise self._refusal(line, "nested too deeply", f"at most {DEEPEST} levels")
-        node = super().compose_node(parent, index)
+        node: Any = super().compose_node(parent, index)
         self._depth -= 1
         if node.end_mark is None:
             raise self._refusal(line, "a YAML anchor contains itself", "a finite document")
