@@ -22,7 +22,7 @@ from pytest_ddpscale.results.run_directory import (
 from pytest_ddpscale.results.run_record import (
     IMPORTED,
     is_simulated,
-    left_out_hosts,
+    left_out_nodes,
     resume_run,
     studies_measured,
 )
@@ -89,7 +89,7 @@ class Resumption:
             OSError: a file cannot be written.
             RunDirectoryError: run.json is broken.
         """
-        left_out = left_out_hosts(self.run.read_run())
+        left_out = set(left_out_nodes(self.run.read_run()))
         for path in (self.run.measurements_jsonl, self.run.telemetry_jsonl):
             if path.exists():
                 self._set_aside(path, left_out)

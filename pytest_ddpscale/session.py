@@ -30,6 +30,7 @@ from pytest_ddpscale.results.run_record import (
     SIMULATED_NOTE,
     finish_run,
     is_simulated,
+    left_out_nodes,
     left_out_notes,
     note_left_out,
     now_iso,
@@ -41,13 +42,15 @@ from pytest_ddpscale.settings import LEAVE_OUT, Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.verdict.bounds import blank_verdict
-from pytest_ddpscale.verdict.by_node import devices_covered
 from pytest_ddpscale.verdict.conspicuous import conspicuous_notes
+from pytest_ddpscale.verdict.coverage import Coverage
+from pytest_ddpscale.verdict.covering import coverage_of
 from pytest_ddpscale.verdict.deciding import Decider
 from pytest_ddpscale.verdict.evaluation import judge, samples_of
 from pytest_ddpscale.verdict.evidence import DIED, Evidence, read_evidence
 from pytest_ddpscale.verdict.matching import covers
-from pytest_ddpscale.verdict.outcome import Caveats, conclude, may_accept, qualified
+from pytest_ddpscale.verdict.outcome import Caveats, conclude, qualified
+from pytest_ddpscale.verdict.slow_links import slow_links
 from pytest_ddpscale.verdict.verdict import Judgement, Verdict
 
 
@@ -238,17 +241,21 @@ class AcceptanceSession:
             if case.id not in self.verdicts:
                 self.verdicts[case.id] = self._late_verdict(case, interrupted)
         verdicts = tuple(self.verdicts[case.id] for case in self.cases if case.id in self.verdicts)
-        outcome, reason = conclude(verdicts, len(self.cases), interrupted)
+        evidence = self._measured_so_far()
+        coverage, slow = self._coverage(evidence), slow_links(evidence)
+        outcome, reason = conclude(verdicts, len(self.cases), interrupted, coverage)
         caveats = Caveats(
             spoiled=spoiled,
-            present=self._devices_present(),
-            covered=self._devices_covered(),
+            coverage=coverage,
             not_one_machine=why_not_one_machine(self._source.read_records()),
             is_simulated=self._is_simulated,
             silent=self.silent,
+            slow_links=tuple(slow),
         )
         outcome, reason = qualified(outcome, reason, caveats)
-        return Judgement(self.sku, outcome, reason, verdicts, self._notes(), self._basis())
+        accused = {host for v in verdicts for c in v.culprits for host in (c.host, c.peer_host)}
+        notes = [f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused]
+        return Judgement(self.sku, outcome, reason, verdicts, (*self._notes(), *notes), self._basis(), coverage)
 
     @property
     def _is_simulated(self) -> bool:
@@ -264,17 +271,24 @@ class AcceptanceSession:
         assert source is not None
         return source
 
-    def _devices_present(self) -> int:
-        """GPUs of the machine that was measured, whether an arm used them or not; 0 if unknown, or on a CPU."""
-        present = self.judged_run.read_run().get("devices_present") if self.judged_run else self.devices
-        return present if isinstance(present, int) and self.device_type != "cpu" else 0
+    @property
+    def _has_records(self) -> bool:
+        return self.run is not None and self.plan is not None and self.run.measurements_jsonl.exists()
 
-    def _devices_covered(self) -> int:
-        """GPUs that took part in what was judged; on several nodes, in a published bound that was kept."""
-        if self.plan is None or self.plan.nodes == 1:
-            return max((study.world_size for study in self.plan.studies), default=0) if self.plan else 0
-        kept = [case for case in training_cases(self.selected) if may_accept(self.verdicts[case.id])]
-        return devices_covered(self.plan, [case.question for case in kept])
+    def _measured_so_far(self) -> Evidence:
+        """What was measured; nothing, if measuring did not begin."""
+        if self._evidence is not None:
+            return self._evidence
+        if self.run is not None and self._has_records:
+            return read_evidence(self.run)
+        return Evidence(self.plan or Plan(self.sku, self.device_type, ()), (), {})
+
+    def _coverage(self, evidence: Evidence) -> Coverage:
+        """What was tested of the machine that was measured."""
+        record = self._source.read_run()
+        present = record.get("devices_present") if self.judged_run else self.devices
+        per_node = present // evidence.plan.nodes if isinstance(present, int) and self.device_type != "cpu" else 0
+        return coverage_of(evidence, self.selected, self.verdicts, left_out_nodes(record), per_node)
 
     def _basis(self) -> dict[str, str]:
         """By which thresholds, on which measurements and when this was judged."""
@@ -347,10 +361,8 @@ class AcceptanceSession:
 
     def _late_verdict(self, case: AnyCase, interrupted: bool) -> Verdict:
         """Of a case whose test never asked: from what is there, without measuring."""
-        if self._evidence is not None:
-            return self._judged(case, self._evidence)
-        if self.run is not None and self.plan is not None and self.run.measurements_jsonl.exists():
-            return self._judged(case, read_evidence(self.run))
+        if self._evidence is not None or self._has_records:
+            return self._judged(case, self._measured_so_far())
         return self._judged_without_data(case, "the session was interrupted" if interrupted else "its test did not ask")
 
     def _judged_without_data(self, case: AnyCase, reason: str) -> Verdict:

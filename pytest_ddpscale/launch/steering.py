@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from pytest_ddpscale.errors import WritingError
-from pytest_ddpscale.results.records import BEFORE_ROUNDS
 from pytest_ddpscale.results.run_directory import RunDirectory
 
 
@@ -36,10 +35,10 @@ class Steering:
         self._run = run
 
     def hear(self, record: dict[str, Any]) -> None:
-        """Take note of a record, and answer it if it begins a study or ends a round."""
+        """Take note of a record, and answer it if it ends a round."""
         self._judge.hear(record)
-        if record.get("kind") in ("study_start", "round_end"):
+        if record.get("kind") == "round_end":
             needed = list(self._judge.needed_arms(record["study"]))
-            word = {"study": record["study"], "round": record.get("round", BEFORE_ROUNDS), "arms": needed}
+            word = {"study": record["study"], "round": record["round"], "arms": needed}
             with suppress(WritingError):  # a full disk costs the advice, not the measurement
                 self._run.write_json(self._run.steering_json, word)

@@ -71,7 +71,7 @@ class LinkFault:
     @property
     def evidence(self) -> str:
         """What was seen: ``0.024 GB/s with n1 and n3, which reach 0.61 GB/s with each other (4 measurements)``."""
-        between = f"with {_listed(self.partners)}" if self.kind == "node" else f"between {_listed(self.hosts)}"
+        between = f"with {listed(self.partners)}" if self.kind == "node" else f"between {listed(self.hosts)}"
         whom = "each other" if self.fast_with_each_other else "others"
         return (
             f"{self._rails}{self.slow_gbps:.3g} GB/s {between}, which reach {self.fast_gbps:.3g} GB/s with {whom} "
@@ -82,7 +82,7 @@ class LinkFault:
     def _rails(self) -> str:
         if self.whole:
             return ""
-        numbers = _listed([str(number) for number in self.ends[0].local_ranks])
+        numbers = listed([str(number) for number in self.ends[0].local_ranks])
         return f"only local rank{'s' if len(self.ends[0].local_ranks) > 1 else ''} {numbers}: "
 
 
@@ -105,6 +105,12 @@ def find_link_faults(
     faults = [_node_fault(told, standings, node) for node in nodes]
     faults += [_link_fault(told, standings, pair) for pair in links]
     return sorted(faults, key=lambda fault: (fault.kind != "node", fault.slow_gbps, fault.hosts))
+
+
+def node_pair_results(pairs: Sequence[PairMeasurement]) -> list[tuple[tuple[str, str], float]]:
+    """What each pair of hosts reached in each round: names in order, and GB/s of the slowest rail."""
+    told = _NodePairs(pair for pair in pairs if pair.hosts[0] != pair.hosts[1])
+    return [((told.hosts[r.nodes[0]], told.hosts[r.nodes[1]]), r.gbps) for r in told.results]
 
 
 class _NodePairs:
@@ -211,7 +217,7 @@ def _sorted_by_host(pair: PairMeasurement) -> PairMeasurement:
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """``n1``, ``n1 and n3`` or ``n1, n2, n3 and 9 more``."""
     shown = list(names[:_PARTNERS_SHOWN])
     if len(names) > _PARTNERS_SHOWN:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from pytest_ddpscale.plan.pairing import first_rounds, most_rounds
 from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Plan, Study
 
@@ -13,9 +14,11 @@ from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMI
 STARTUP_S = 15.0
 OVERHEAD_PER_BLOCK_S = 0.4
 # After which most studies are decided: the mean of benchmarks/wrong_verdicts.py over margins from 2 to 10 %.
-TYPICAL_ROUNDS = 11
+TYPICAL_ROUNDS = 8
 # Of one probe: buffers made, the result verified, a communicator where it needs one.
 PROBE_SETUP_S = 2.0
+# One round of node pairs: a communicator of two ranks each, and twenty all-reduces.
+PAIRS_ROUND_S = 2.0
 # The survey of all nodes at once: NVML, and torch imported to be asked what it was built for.
 SURVEY_S = 5.0
 UNKNOWN: Mapping[str, float] = MappingProxyType({})
@@ -74,10 +77,15 @@ def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float
         gangs * STARTUP_S
         + SURVEY_S * plan.survey
         + (probes_seconds(plan.probes, rounds) if plan.probes else 0.0)
+        + (PAIRS_ROUND_S * pair_rounds(plan.nodes) if plan.pairs else 0.0)
         + sum(study_seconds(study, img_per_s, rounds) for study in plan.studies)
-        for rounds in (TYPICAL_ROUNDS, None)
+        for rounds, pair_rounds in ((TYPICAL_ROUNDS, _first_rounds), (None, most_rounds))
     )
     return Estimate(typical, most, typical * plan.world_size / 3600)
+
+
+def _first_rounds(nodes: int) -> int:
+    return len(first_rounds(nodes))
 
 
 def _step_s(study: Study, arm: Arm, img_per_s: Mapping[str, float]) -> float:

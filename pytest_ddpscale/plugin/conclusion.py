@@ -13,7 +13,7 @@ from pytest_ddpscale.past import remember
 from pytest_ddpscale.plugin.active import FORGOTTEN, JUDGEMENT, PROBLEMS, SETTINGS, SPOILED
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.results.records import flops_of
-from pytest_ddpscale.verdict.outcome import lacks_only_measurements
+from pytest_ddpscale.verdict.outcome import ONE_NODE, lacks_only_measurements
 
 if TYPE_CHECKING:
     from pytest_ddpscale.session import AcceptanceSession
@@ -58,7 +58,7 @@ def _tolerable(config: pytest.Config, judgement: Judgement) -> bool:
         return True
     if judgement.outcome == "rejected" or not config.stash[SETTINGS].allow_incomplete:
         return False
-    return SPOILED not in config.stash and lacks_only_measurements(judgement.verdicts)
+    return SPOILED not in config.stash and lacks_only_measurements(judgement.verdicts, judgement.coverage or ONE_NODE)
 
 
 def _conclude(config: pytest.Config, acceptance: AcceptanceSession, interrupted: bool) -> list[str]:

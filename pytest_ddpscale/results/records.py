@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# In place of a round's number, of the word on a study that has not begun.
+# In place of a round's number, of what is asked before a study begins.
 BEFORE_ROUNDS = -1
 # A thousand times what any GPU trains of the smallest images: more is a broken clock, and would overflow in ratios.
 MOST_IMG_PER_S = 1e9

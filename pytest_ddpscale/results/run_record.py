@@ -114,9 +114,10 @@ def resume_run(
     run.write_json(run.run_json, record)
 
 
-def left_out_hosts(record: dict[str, Any]) -> set[str]:
-    """Names of the nodes that were left out; `record` as in `resumption_notes`."""
-    return {note.partition(_LEFT_OUT)[0] for note in left_out_notes(record)}
+def left_out_nodes(record: dict[str, Any]) -> dict[str, str]:
+    """The nodes that were left out, and why; `record` as in `resumption_notes`."""
+    parts = [note.partition(_LEFT_OUT) for note in left_out_notes(record)]
+    return {host: why for host, _, why in parts}
 
 
 def left_out_notes(record: dict[str, Any]) -> list[str]:

@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from pytest_ddpscale.metrics.rounds import Rounds
 from pytest_ddpscale.metrics.samples import Sample
 from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.replicas import METRIC as REPLICA_AGREEMENT
 from pytest_ddpscale.verdict.verdict import Culprit, Verdict, VerdictOutcome
@@ -119,14 +117,6 @@ def worst_per_round(samples: Sequence[Sequence[Sample]], metric: Metric) -> list
     """Of the values of several nodes, the worst of each round, as far as all nodes have rounds."""
     worst = max if metric.upper_bound else min
     return [worst(of_round, key=lambda sample: sample.value) for of_round in zip(*samples, strict=False)]
-
-
-def devices_covered(plan: Plan, questions: Iterable[Question]) -> int:
-    """The most devices that took part in answering any one of these questions: on all nodes, if each answers it."""
-    sizes = [
-        question.world_size * (plan.nodes if plan.layout.judged_by_node(question.arms) else 1) for question in questions
-    ]
-    return max(sizes, default=0)
 
 
 def _judge_again_if_failed(judge: JudgeNode, found: NodeVerdict, planned: int, confidence: float) -> NodeVerdict:

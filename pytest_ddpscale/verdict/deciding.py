@@ -23,7 +23,7 @@ from pytest_ddpscale.verdict.probing import probes_needed
 from pytest_ddpscale.verdict.verdict import Verdict
 
 # Of a study that no requirement is about, made for a test of the site's own.
-ROUNDS_WITHOUT_REQUIREMENTS = FEWEST_ROUNDS
+ROUNDS_WITHOUT_REQUIREMENTS = 8
 
 
 class Decider:
@@ -63,8 +63,6 @@ class Decider:
 
     def needed_arms(self, study_id: str) -> list[str]:
         """Names of the arms of which further rounds may decide something; none once the study has told enough."""
-        if self._plan.pairs is not None and study_id == self._plan.pairs.id:
-            return [study_id] if self._is_any_link_in_question() else []
         if self._plan.probes is not None and study_id == self._plan.probes.id:
             return self._needed_probes(self._plan.probes)
         study = self._plan.study(study_id)
@@ -91,25 +89,6 @@ class Decider:
 
     def _evidence_on_probes(self) -> Evidence:
         return replace(evidence_of(self._plan, (), self._records[PROBES]), probes=self._probes[PROBES])
-
-    def _is_any_link_in_question(self) -> bool:
-        """Whether a requirement on ranks of several nodes is not met: then it is worth knowing which link is slow."""
-        for study_id, cases in self._cases.items():
-            apart = [case for case in cases if not self._fits_node(case)]
-            evidence = evidence_of(self._plan, self._measurements[study_id], self._records[study_id])
-            if not all(judge(case, evidence, self._confidence).passed for case in apart):
-                return True
-        return self._is_any_probe_in_question()
-
-    def _is_any_probe_in_question(self) -> bool:
-        """Whether a requirement on a probe over several nodes is not met."""
-        per_node = self._plan.layout.ranks_per_node
-        evidence = self._evidence_on_probes()
-        apart = [case for case in self._probed if case.world_size > per_node]
-        return not all(judge(case, evidence, self._confidence).passed for case in apart)
-
-    def _fits_node(self, case: Case) -> bool:
-        return all(self._plan.layout.fits_node(arm) for arm in arms_of(case.question))
 
     def _plan_of_those_there(self, study: Study, measurements: Sequence[Measurement]) -> Plan:
         """Where a node was lost nothing more can pass, but what is left of the gang may still be told good or bad."""

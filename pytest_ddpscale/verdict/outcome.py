@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.verdict.by_place import listed
+from pytest_ddpscale.verdict.coverage import Coverage
 from pytest_ddpscale.verdict.verdict import RunOutcome, Verdict
 
+ONE_NODE = Coverage()
 
-def conclude(verdicts: Sequence[Verdict], required: int, interrupted: bool = False) -> tuple[RunOutcome, str]:
+
+def conclude(
+    verdicts: Sequence[Verdict], required: int, interrupted: bool = False, coverage: Coverage = ONE_NODE
+) -> tuple[RunOutcome, str]:
     """The run's outcome and why, in one sentence.
 
     Args:
         verdicts: of everything that was selected.
         required: how many requirements the SKU has; fewer verdicts make a partial run.
         interrupted: the session ended before every selected item was judged.
+        coverage: what was tested.
 
     Returns:
         ``rejected`` if any requirement of severity ``fail`` failed. Else ``incomplete`` if one of
@@ -24,6 +31,8 @@ def conclude(verdicts: Sequence[Verdict], required: int, interrupted: bool = Fal
         Else ``partial`` if requirements were left out. Else ``accepted``, unless no passed
         requirement of severity ``fail`` with a published bound covers all devices that were
         measured, which is ``incomplete``: a provisional bound cannot accept a cluster on its own.
+        On several nodes it is enough that each keeps one by itself, if a bound over all nodes is kept
+        and none between nodes that is provisional fails: that one has to be calibrated first.
     """
     failed = [v for v in verdicts if v.outcome == "failed" and v.severity == "fail"]
     if failed:
@@ -38,7 +47,7 @@ def conclude(verdicts: Sequence[Verdict], required: int, interrupted: bool = Fal
         return "incomplete", f"interrupted after {len(verdicts)} of {required} requirements"
     if not verdicts:
         return "incomplete", "no requirement was judged"
-    return _among_the_decided(verdicts, required)
+    return _among_the_decided(verdicts, required, coverage)
 
 
 def _only_looks(verdict: Verdict) -> bool:
@@ -46,7 +55,7 @@ def _only_looks(verdict: Verdict) -> bool:
     return (verdict.metric, verdict.severity, verdict.outcome) == ("node_check", "warn", "not_measured")
 
 
-def _among_the_decided(verdicts: Sequence[Verdict], required: int) -> tuple[RunOutcome, str]:
+def _among_the_decided(verdicts: Sequence[Verdict], required: int, coverage: Coverage) -> tuple[RunOutcome, str]:
     passed = [v for v in verdicts if v.passed]
     warned = len(verdicts) - len(passed)
     count = f"{len(passed)} of {required} requirements passed" + (f", {warned} warned" if warned else "")
@@ -54,12 +63,32 @@ def _among_the_decided(verdicts: Sequence[Verdict], required: int) -> tuple[RunO
         return "incomplete", f"{count}: there is nothing to accept"
     if len(verdicts) < required:
         return "partial", f"{count}; the others were not selected"
-    if not rests_on_published(verdicts):
+    if not rests_on_published(verdicts, coverage):
         return "incomplete", (
             f"{count}, but none with a published bound covers all devices: provisional bounds warn, they do not "
             "accept. Put measured numbers with their source into the thresholds file"
         )
+    if coverage.is_on_several_nodes:
+        return _between_nodes(verdicts, count, coverage)
     return "accepted", count
+
+
+def _between_nodes(verdicts: Sequence[Verdict], count: str, coverage: Coverage) -> tuple[RunOutcome, str]:
+    """``accepted`` if what is between nodes was measured over all of them and is as it should be."""
+    between = [v for v in verdicts if v.id in coverage.between_nodes]
+    uncalibrated = [v for v in between if v.outcome == "failed" and v.provisional]
+    if uncalibrated:
+        return "incomplete", (
+            f"{count}, but between nodes a provisional bound is not kept: {_names(uncalibrated)}. "
+            "Find the fault, or calibrate the bound: put what a sound cluster reaches into the thresholds file"
+        )
+    kept = [v for v in between if v.passed and v.id in coverage.over_all_nodes]
+    if not kept:
+        return "incomplete", (
+            f"{count}, but nothing between nodes: no requirement was kept by all {coverage.node_count} nodes together"
+        )
+    provisional = all(v.provisional for v in kept)
+    return "accepted", f"{count}; between nodes: provisional bounds" if provisional else count
 
 
 @dataclass(frozen=True)
@@ -68,19 +97,19 @@ class Caveats:
 
     Attributes:
         spoiled: names of test items that were skipped, or failed for something else than their verdict.
-        present: GPUs of the machine; 0 if unknown, or on a CPU.
-        covered: GPUs of which the verdicts say anything.
+        coverage: what was tested.
         not_one_machine: why the studies were not all measured on the same devices; empty if they were.
         is_simulated: nothing was measured.
         silent: what is known of each GPU that does not answer, so that nothing was measured on it.
+        slow_links: nodes and links that communicate slowly for certain, in words.
     """
 
     spoiled: Sequence[str] = ()
-    present: int = 0
-    covered: int = 0
+    coverage: Coverage = field(default_factory=Coverage)
     not_one_machine: str = ""
     is_simulated: bool = False
     silent: Sequence[str] = ()
+    slow_links: Sequence[str] = ()
 
 
 def qualified(outcome: RunOutcome, reason: str, caveats: Caveats) -> tuple[RunOutcome, str]:
@@ -96,10 +125,27 @@ def qualified(outcome: RunOutcome, reason: str, caveats: Caveats) -> tuple[RunOu
     if caveats.spoiled:
         names = ", ".join(caveats.spoiled)
         return "incomplete", f"{len(caveats.spoiled)} test items were skipped or failed otherwise: {names}"
-    idle = caveats.present - caveats.covered
-    if outcome == "accepted" and idle > 0:
-        return "partial", f"{reason}, but {idle} of {caveats.present} GPUs took no part in any of them"
-    return outcome, reason
+    if absent := caveats.coverage.nodes_absent:
+        nodes = caveats.coverage.node_count
+        return "incomplete", f"{reason}, but {len(absent)} of {nodes} nodes were not tested: {listed(absent)}"
+    if caveats.slow_links:
+        return "incomplete", f"{reason}, but communication is slow at {caveats.slow_links[0]}"
+    return _as_far_as_covered(reason, caveats.coverage) if outcome == "accepted" else (outcome, reason)
+
+
+def _as_far_as_covered(reason: str, coverage: Coverage) -> tuple[RunOutcome, str]:
+    """What would be accepted, unless something of the machine took no part."""
+    if idle := coverage.idle_gpus:
+        names = listed([f"{gpu.name} on {node.host}" for node, gpu in idle])
+        return "partial", f"{reason}, but {len(idle)} of {len(coverage.gpus)} GPUs took no part in any of them: {names}"
+    if coverage.is_on_several_nodes and (idle_nodes := coverage.nodes_idle):
+        return "partial", f"{reason}, but {len(idle_nodes)} of {coverage.node_count} nodes took no part in any of them"
+    missing = coverage.paths_planned - len(coverage.paths)
+    if missing > 0:
+        return "incomplete", (
+            f"{reason}, but {missing} of {coverage.paths_planned} pairs of nodes were not measured with each other"
+        )
+    return "accepted", reason
 
 
 def may_accept(verdict: Verdict) -> bool:
@@ -108,22 +154,27 @@ def may_accept(verdict: Verdict) -> bool:
     return is_kept and METRICS[verdict.metric].carries_acceptance
 
 
-def rests_on_published(verdicts: Sequence[Verdict]) -> bool:
-    """Whether a published bound that can reject was kept by all devices together.
+def rests_on_published(verdicts: Sequence[Verdict], coverage: Coverage = ONE_NODE) -> bool:
+    """Whether a published bound that can reject was kept by all devices: together, or on each node by itself.
 
     A bound at a smaller world size says nothing about the devices beyond it, and that GPUs are alike or compute
     the same says nothing about how fast they are.
     """
     largest = max((v.world_size for v in verdicts), default=0)
+    if coverage.is_on_several_nodes:
+        on_each = min(largest, coverage.ranks_per_node)
+        alone = [v for v in verdicts if v.world_size == on_each and v.id not in coverage.between_nodes]
+        together = [v for v in verdicts if v.world_size == coverage.world_size]
+        return any(map(may_accept, (*alone, *together)))
     return any(may_accept(v) and v.world_size == largest for v in verdicts)
 
 
-def lacks_only_measurements(verdicts: Sequence[Verdict]) -> bool:
+def lacks_only_measurements(verdicts: Sequence[Verdict], coverage: Coverage = ONE_NODE) -> bool:
     """Whether unmeasured requirements are all that stands in the way: the rest was decided well."""
     undecided = [v for v in verdicts if not v.passed and v.outcome != "not_measured" and v.severity == "fail"]
     measured = [v for v in verdicts if v.outcome != "not_measured"]
     broke = any(v.outcome == "error" for v in verdicts)
-    return not undecided and not broke and rests_on_published(measured)
+    return not undecided and not broke and rests_on_published(measured, coverage)
 
 
 def _names(verdicts: Sequence[Verdict]) -> str:

@@ -23,6 +23,12 @@ def with_slow_links(verdict: Verdict, evidence: Evidence, measured: Rounds) -> V
     return with_slow_node_pairs(verdict, evidence) if _spans_nodes(measured) else verdict
 
 
+def slow_links(evidence: Evidence) -> dict[str, set[str]]:
+    """Nodes and links that certainly communicate slowly, in words, with the hosts at their ends."""
+    faults = find_link_faults(evidence.pairs, evidence.plan.device_type)
+    return {f"{_words(fault)} ({fault.evidence})": set(fault.hosts) for fault in faults}
+
+
 def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
     """The same of a verdict that is on ranks of several nodes."""
     slow = {culprit.host for culprit in verdict.culprits if culprit.is_certain}

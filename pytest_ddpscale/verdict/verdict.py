@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pytest_ddpscale.plan.metric import METRICS, Unit
+from pytest_ddpscale.verdict.coverage import Coverage
 
 VerdictOutcome = Literal["passed", "failed", "inconclusive", "not_measured", "error"]
 RunOutcome = Literal["accepted", "rejected", "incomplete", "partial"]
@@ -129,6 +130,7 @@ class Judgement:
         verdicts: in the order of the thresholds file.
         notes: what the reader should know about the whole run, such as where it was imported from.
         basis: by which thresholds file, on which measurements and when it was judged, with digests.
+        coverage: what of the machine was tested; None of what was concluded before this was kept.
     """
 
     sku: str
@@ -137,6 +139,7 @@ class Judgement:
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
     basis: Mapping[str, str] = field(default_factory=dict)
+    coverage: Coverage | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The content of verdicts.json."""
@@ -147,6 +150,7 @@ class Judgement:
             "reason": self.reason,
             "notes": list(self.notes),
             "basis": dict(self.basis),
+            "coverage": self.coverage.as_json() if self.coverage else None,
             "verdicts": [verdict.as_json() for verdict in self.verdicts],
         }
 
@@ -160,4 +164,5 @@ class Judgement:
             verdicts=tuple(Verdict.from_json(verdict) for verdict in data["verdicts"]),
             notes=tuple(data["notes"]),
             basis=dict(data["basis"]),
+            coverage=Coverage.from_json(data["coverage"]) if data.get("coverage") else None,
         )

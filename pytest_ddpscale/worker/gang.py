@@ -126,20 +126,13 @@ class Gang:
         return reason
 
     def run_pairs(self, study: PairStudy, timeout: timedelta) -> None:
-        """Measure pairs of nodes until it is known which node or link is slow, if the supervisor wants to know."""
+        """Measure pairs of nodes until it is known which node or link is slow, if any is."""
         here = self._whereabouts
         here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
-        key = f"{study.id}/wanted"
         if self._is_first:
             self._directory.append_record({"kind": "study_start", "study": study.id, "unix_s": time.time()})
-            wanted = (
-                needed_arms(self._directory, study.id, BEFORE_ROUNDS, STEERING_PATIENCE_S) if self._steered else None
-            )
-            self._control.say(key, wanted is None or bool(wanted))
-        reason = "decided"
-        if self._control.hear(key):
-            search = PairSearch(study, self._device, self._control, self._write, here, timeout, self._deadline_unix_s)
-            reason = search.run()
+        search = PairSearch(study, self._device, self._control, self._write, here, timeout, self._deadline_unix_s)
+        reason = search.run()
         if self._is_first:
             self._directory.append_record(StudyEnd(study.id, reason).as_json())
 

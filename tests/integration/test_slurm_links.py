@@ -14,7 +14,7 @@ from tests.slurm_lab.node import Node
 pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
 WEAK = "weak_scaling_efficiency"
-SHORTER = ("--ddp-rounds=8", "--ddp-block=0.2s")  # a node with little CPU takes several times as long
+SHORTER = ("--ddp-rounds=5", "--ddp-block=0.2s")  # a node with little CPU takes several times as long
 
 
 def names(nodes: int) -> list[str]:
@@ -61,7 +61,10 @@ def test_healthy_nodes_are_accepted_and_nobody_is_accused(lab: SlurmLab, tmp_pat
     assert len({number for host, number in alone if host == "n3"}) >= 5
     assert [one["host"] for one in records if one["kind"] == "survey"] == names(3)
     assert [one["host"] for one in records if one["kind"] == "startup"] == names(3), "ranks come in Slurm's order"
-    assert not [one for one in records if one["kind"] == "pair"], "no link is in question"
+    coverage = ran.judgement["coverage"]
+    assert [path[:2] for path in coverage["paths"]] == [[0, 1], [0, 2], [1, 2]]
+    assert coverage["over_all_nodes"] == [ran.verdict(WEAK)["id"]]
+    assert [node["tested_by"] for node in coverage["nodes"]] == [["survey", "training", "pairs"]] * 3
     assert lab.processes() == []
 
 

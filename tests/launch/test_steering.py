@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.launch.steering import Steering
-from pytest_ddpscale.results.records import BEFORE_ROUNDS
 from pytest_ddpscale.results.run_directory import RunDirectory
 
 
@@ -41,13 +40,6 @@ def test_the_end_of_a_round_is_answered(tmp_path: Path, enough: int, arms: list[
     assert word(run) == {"study": "weak/r", "round": 4, "arms": arms}
 
 
-def test_the_beginning_of_a_study_is_answered(tmp_path: Path) -> None:
-    """A study that an earlier gang began may need no more than some of its arms."""
-    run = RunDirectory(tmp_path)
-    Steering(JudgeAfter(1), run).hear({"kind": "study_start", "study": "weak/r"})
-    assert word(run) == {"study": "weak/r", "round": BEFORE_ROUNDS, "arms": ["alone"]}
-
-
 def test_a_word_that_cannot_be_written_costs_the_advice_only(tmp_path: Path) -> None:
     steering = Steering(JudgeAfter(1), RunDirectory(tmp_path / "missing"))
     steering.hear({"kind": "round_end", "study": "weak/r", "round": 4})
@@ -56,7 +48,8 @@ def test_a_word_that_cannot_be_written_costs_the_advice_only(tmp_path: Path) -> 
 def test_other_records_are_heard_and_not_answered(tmp_path: Path) -> None:
     run, judge = RunDirectory(tmp_path), JudgeAfter(0)
     steering = Steering(judge, run)
-    for record in ({}, {"kind": "startup", "rank": 0}, {"kind": "measurement", "study": "weak/r"}):
+    others: list[dict[str, Any]] = [{}, {"kind": "startup", "rank": 0}, {"kind": "study_start", "study": "weak/r"}]
+    for record in others:
         steering.hear(record)
     assert len(judge.heard) == 3
     assert not run.steering_json.exists()

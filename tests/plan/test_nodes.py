@@ -152,22 +152,18 @@ def test_an_arm_placed_anyhow_is_refused() -> None:
         Arm("ddp", 2, 2, "anyhow")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("probe", "nodes", "has_pairs"),
-    [
-        (Probe("all-reduce-1gib", 24), 3, True),
-        (Probe("all-reduce-1gib", 16), 3, True),
-        (Probe("all-reduce-1gib", 8), 3, False),
-        (Probe("matmul-fp16"), 3, False),
-        (Probe("all-reduce-1gib", 16), 2, False),
-    ],
-)
-def test_a_probe_over_several_nodes_plans_pairs_of_them_where_they_can_tell_who_is_slow(
-    probe: Probe, nodes: int, has_pairs: bool
-) -> None:
-    plan = build_plan("a100", "cuda", [], PACE, nodes=nodes, ranks_per_node=8, probes=[probe])
-    assert plan.study_ids == (("probes", "pairs") if has_pairs else ("probes",))
-    assert plan.layout == Layout(nodes, 8)
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+@pytest.mark.parametrize("probe", [None, Probe("matmul-fp16"), Probe("all-reduce-1gib", 8)], ids=str)
+def test_whatever_is_launched_on_several_nodes_pairs_of_them_are_measured(probe: Probe | None, nodes: int) -> None:
+    questions, probes = ([], [probe]) if probe else ([question("throughput_per_gpu", 1)], [])
+    plan = build_plan("a100", "cuda", questions, PACE, nodes=nodes, ranks_per_node=8, probes=probes)
+    first = "probes" if probe else "weak/one"
+    assert plan.study_ids == ((first, "pairs") if nodes > 1 else (first,))
+
+
+def test_for_a_look_at_nodes_nothing_is_launched() -> None:
+    plan = build_plan("a100", "cuda", [], PACE, nodes=3, ranks_per_node=8, survey=True)
+    assert plan.study_ids == ()
 
 
 def test_a_plan_with_probes_and_a_survey_comes_back_from_json() -> None:

@@ -12,12 +12,11 @@ import os
 import signal
 
 from pytest_ddpscale import session
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.results.records import Measurement, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 
-ROUNDS = FEWEST_ROUNDS + 1
+ROUNDS = 7
 IMG_PER_S = {"ddp@2": 90.0}  # of a rank
 ALONE_IMG_PER_S = 100.0
 

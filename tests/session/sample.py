@@ -70,8 +70,9 @@ class InstantGang:
                 for arm in study.arms:
                     for rank in range(arm.world_size):
                         block_s = arm.batch_size * 10 / IMG_PER_S
+                        device = "cpu" if plan.device_type == "cpu" else f"GPU-{rank}"
                         one = Measurement(
-                            study.id, arm.name, number, rank, rank, "here", "cpu", arm.batch_size, 10, block_s, 1.7e9
+                            study.id, arm.name, number, rank, rank, "here", device, arm.batch_size, 10, block_s, 1.7e9
                         )
                         self.run.append_record(one.as_json())
             if self.ends:

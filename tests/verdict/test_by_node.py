@@ -11,7 +11,7 @@ from pytest_ddpscale.metrics.samples import Sample
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.verdict.by_node import UNDECIDED, devices_covered, worst_per_round
+from pytest_ddpscale.verdict.by_node import UNDECIDED, worst_per_round
 from pytest_ddpscale.verdict.deciding import Decider, more_rounds_may_decide
 from pytest_ddpscale.verdict.evaluation import judge, samples_of
 from pytest_ddpscale.verdict.verdict import Culprit, Verdict
@@ -148,8 +148,8 @@ def test_a_round_that_one_node_lacks_leaves_it_open() -> None:
     found = [one for one in measure_nodes(plan) if (one.round, one.host) != (3, "n1")]
     verdict = judge(THROUGHPUT, nodes_evidence(plan, found), CONFIDENCE)
     assert verdict.outcome == "inconclusive"
-    assert f"n1, one of 3 nodes: only {ROUNDS - 1} of {ROUNDS} rounds are complete" in verdict.reason
-    assert verdict.rounds == ROUNDS - 1
+    assert "n1, one of 3 nodes: only 5 of 6 rounds are complete" in verdict.reason
+    assert verdict.rounds == 5
 
 
 def test_an_impossible_value_of_one_node_is_an_error() -> None:
@@ -180,7 +180,7 @@ def test_a_failure_of_one_among_many_needs_more_evidence_than_on_one_node() -> N
     outcomes = {}
     for nodes in (2, 64):
         plan = plan_of_nodes([THROUGHPUT], nodes, 2)
-        found = restless(measure_nodes(plan, rounds=ROUNDS), "n1", 0.015, center=1.18)
+        found = restless(measure_nodes(plan, rounds=7), "n1", 0.01, center=1.18)
         outcomes[nodes] = judge(THROUGHPUT, nodes_evidence(plan, found), CONFIDENCE)
     assert outcomes[2].outcome == "failed"
     assert outcomes[64].outcome == "inconclusive"
@@ -263,11 +263,3 @@ def test_the_worst_is_the_largest_of_what_has_an_upper_bound() -> None:
     samples = [[Sample(1.0), Sample(2.0)], [Sample(3.0), Sample(1.0)]]
     assert [s.value for s in worst_per_round(samples, METRICS["peak_memory_gib"])] == [3.0, 2.0]
     assert [s.value for s in worst_per_round(samples, METRICS["throughput_per_gpu"])] == [1.0, 1.0]
-
-
-def test_devices_are_covered_on_all_nodes_where_each_is_judged() -> None:
-    large = make_case("throughput_per_gpu", 90.0, world_size=4)
-    plan = plan_of_nodes([THROUGHPUT, large], 3, 2)
-    assert devices_covered(plan, [THROUGHPUT.question]) == 6
-    assert devices_covered(plan, [large.question]) == 4
-    assert devices_covered(plan, []) == 0

@@ -10,7 +10,6 @@ import pytest
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
 from pytest_ddpscale.verdict import probing
 from pytest_ddpscale.verdict.deciding import Decider
@@ -44,38 +43,6 @@ def probed(value: float, *cases: NodeCase, rounds: int = 8) -> Decider:
         for one in measure_probe(plan, probe, steady(value), rounds):
             decider.hear(one.as_json())
     return decider
-
-
-class TestLinksAreInQuestion:
-    def test_if_a_probe_over_several_nodes_misses_its_bound(self) -> None:
-        assert probed(SLOW, probe_case(WIDE, 50.0)).needed_arms(PAIRS) == [PAIRS]
-
-    def test_not_if_it_keeps_it(self) -> None:
-        assert probed(FAST, probe_case(WIDE, 50.0)).needed_arms(PAIRS) == []
-
-    def test_if_one_of_two_bounds_on_it_is_missed(self) -> None:
-        assert probed(70.0, probe_case(WIDE, 50.0), probe_case(WIDE, 90.0)).needed_arms(PAIRS) == [PAIRS]
-
-    def test_not_if_only_probes_within_nodes_miss_theirs(self) -> None:
-        cases = probe_case(WIDE, 5.0), probe_case(NARROW, 50.0), probe_case(MATMUL, 500.0)
-        assert probed(SLOW, *cases).needed_arms(PAIRS) == []
-
-    def test_if_the_probe_broke_or_told_too_little(self) -> None:
-        assert probed(FAST, probe_case(WIDE, 50.0), rounds=2).needed_arms(PAIRS) == [PAIRS]
-        broken = probed(FAST, probe_case(WIDE, 50.0))
-        broken.hear(StudyEnd("probes", "error", "rank 3 died").as_json())
-        assert broken.needed_arms(PAIRS) == [PAIRS]
-
-    @pytest.mark.parametrize(("bound", "expected"), [(50.0, []), (500.0, [PAIRS])])
-    def test_of_training_whatever_else_was_probed(self, bound: float, expected: list[str]) -> None:
-        cases = make_case("throughput_per_gpu", bound, NODES * PER_NODE), probe_case(MATMUL, 50.0)
-        plan = plan_of(cases)
-        decider = Decider(plan, cases, CONFIDENCE)
-        for measured in measure_nodes(plan):
-            decider.hear(measured.as_json())
-        for probe in measure_probe(plan, MATMUL, steady(SLOW)):
-            decider.hear(probe.as_json())
-        assert decider.needed_arms(PAIRS) == expected
 
 
 class TestProbesThatHaveToldEnough:

@@ -1,0 +1,169 @@
+"""What of a run's machine was tested, and by what: its nodes, their GPUs and the paths between the nodes.
+
+Whoever accepts a machine has to know what of it was measured. What was left out, lost or idle is in here too, with
+the reason as far as it is known.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# By what something is tested, in the order in which it is named.
+SURVEY, PROBES, TRAINING, PAIRS = "survey", "probes", "training", "pairs"
+
+
+@dataclass(frozen=True)
+class GpuCoverage:
+    """One GPU.
+
+    Attributes:
+        index: of the rank that uses it, on its host; None if no rank can.
+        uuid: as NVML has it; empty if nobody ever saw it.
+        tested_by: ``probes``, ``training``: those whose requirements were decided with it.
+        problem: why it does not answer; empty if it does.
+    """
+
+    index: int | None
+    uuid: str
+    tested_by: tuple[str, ...] = ()
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """``GPU 3``, or its UUID if it has no number."""
+        return f"GPU {self.index}" if self.index is not None else (self.uuid or "a GPU without a UUID")
+
+
+@dataclass(frozen=True)
+class NodeCoverage:
+    """One node.
+
+    Attributes:
+        host: its name.
+        tested_by: ``survey``, ``probes``, ``training``, ``pairs``.
+        left_out: why nothing was launched on it; empty if something was to be.
+        gpus: that ranks may use, or that do not answer; empty on a CPU.
+    """
+
+    host: str
+    tested_by: tuple[str, ...]
+    left_out: str = ""
+    gpus: tuple[GpuCoverage, ...] = ()
+
+
+@dataclass(frozen=True)
+class PathCoverage:
+    """Two nodes that were measured with each other and with nobody else.
+
+    Attributes:
+        nodes: their places in `Coverage.nodes`, the smaller first.
+        gbps: bandwidth in GB/s: of the slowest rail of each round, the best.
+        rounds: how often.
+    """
+
+    nodes: tuple[int, int]
+    gbps: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Of one run.
+
+    Attributes:
+        nodes: all whose names are known, in order of their names.
+        unnamed_nodes: how many more were planned, of which nothing was ever heard.
+        ranks_per_node: of the gang.
+        paths: between nodes, measured directly.
+        paths_planned: how many were to be.
+        between_nodes: ids of the requirements that were decided by ranks of several nodes together.
+        over_all_nodes: those of them in which every node took part.
+    """
+
+    nodes: tuple[NodeCoverage, ...] = ()
+    unnamed_nodes: int = 0
+    ranks_per_node: int = 1
+    paths: tuple[PathCoverage, ...] = ()
+    paths_planned: int = 0
+    between_nodes: tuple[str, ...] = ()
+    over_all_nodes: tuple[str, ...] = ()
+
+    @property
+    def node_count(self) -> int:
+        """Nodes of the run: also those that were left out or lost."""
+        return len(self.nodes) + self.unnamed_nodes
+
+    @property
+    def is_on_several_nodes(self) -> bool:
+        """Whether what is between nodes matters."""
+        return self.node_count > 1
+
+    @property
+    def world_size(self) -> int:
+        """Ranks on all nodes."""
+        return self.node_count * self.ranks_per_node
+
+    @property
+    def paths_there_are(self) -> int:
+        """Pairs of nodes."""
+        return self.node_count * (self.node_count - 1) // 2
+
+    @property
+    def gpus(self) -> list[tuple[NodeCoverage, GpuCoverage]]:
+        """All GPUs, with their nodes."""
+        return [(node, gpu) for node in self.nodes for gpu in node.gpus]
+
+    @property
+    def idle_gpus(self) -> list[tuple[NodeCoverage, GpuCoverage]]:
+        """GPUs that took no part: in training, if anything was trained."""
+        by = {kind for _, gpu in self.gpus for kind in gpu.tested_by}
+        needed = TRAINING if TRAINING in by else PROBES
+        return [(node, gpu) for node, gpu in self.gpus if needed not in gpu.tested_by]
+
+    @property
+    def nodes_absent(self) -> list[str]:
+        """What was left out, or never heard of."""
+        absent = [f"{node.host} (left out: {node.left_out})" for node in self.nodes if node.left_out]
+        return absent + ["a node that was never heard of"] * self.unnamed_nodes
+
+    @property
+    def nodes_idle(self) -> list[str]:
+        """Nodes without any part in what was decided."""
+        return [n.host for n in self.nodes if not n.left_out and not {PROBES, TRAINING} & set(n.tested_by)]
+
+    @property
+    def untested_paths(self) -> Iterable[tuple[str, str]]:
+        """Pairs of nodes that were not measured directly, in order."""
+        tested = {path.nodes for path in self.paths}
+        hosts = [node.host for node in self.nodes]
+        return (
+            (hosts[one], hosts[other])
+            for one in range(len(hosts))
+            for other in range(one + 1, len(hosts))
+            if (one, other) not in tested
+        )
+
+    @property
+    def median_gbps(self) -> float:
+        """Of the paths that were measured; 0 without any."""
+        return statistics.median(path.gbps for path in self.paths) if self.paths else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """The coverage as verdicts.json carries it: a path as ``[node, node, GB/s, rounds]``."""
+        paths = [[*path.nodes, path.gbps, path.rounds] for path in self.paths]
+        return asdict(self) | {"paths": paths}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Coverage:
+        """Read what `as_json` wrote. Raises KeyError, TypeError or ValueError if it did not."""
+        paths = tuple(PathCoverage((one, other), gbps, rounds) for one, other, gbps, rounds in data["paths"])
+        tuples = {key: tuple(data[key]) for key in ("between_nodes", "over_all_nodes")}
+        return Coverage(**{**data, "nodes": tuple(map(_node, data["nodes"])), "paths": paths, **tuples})
+
+
+def _node(data: dict[str, Any]) -> NodeCoverage:
+    gpus = tuple(GpuCoverage(**{**gpu, "tested_by": tuple(gpu["tested_by"])}) for gpu in data["gpus"])
+    return NodeCoverage(**{**data, "tested_by": tuple(data["tested_by"]), "gpus": gpus})

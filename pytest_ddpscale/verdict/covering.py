@@ -1,0 +1,175 @@
+"""What of a run's machine its measurements cover, told from the evidence and from what was decided with it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from pytest_ddpscale.metrics.links import node_pair_results
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.metric import measured_arm
+from pytest_ddpscale.plan.pairing import first_rounds
+from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.thresholds.cases import AnyCase, Case
+from pytest_ddpscale.verdict.coverage import (
+    PAIRS,
+    PROBES,
+    SURVEY,
+    TRAINING,
+    Coverage,
+    GpuCoverage,
+    NodeCoverage,
+    PathCoverage,
+)
+from pytest_ddpscale.verdict.evidence import Evidence
+from pytest_ddpscale.verdict.matching import matching_study
+from pytest_ddpscale.verdict.verdict import Verdict
+
+_Block = tuple[str, str]  # study and arm, or probe's study and id
+_Place = tuple[str, int]  # host and local rank
+_KINDS = (SURVEY, PROBES, TRAINING, PAIRS)
+_DECIDED = ("passed", "failed")
+
+
+def coverage_of(
+    evidence: Evidence,
+    cases: Sequence[AnyCase],
+    verdicts: Mapping[str, Verdict],
+    left_out: Mapping[str, str],
+    gpus_per_node: int,
+) -> Coverage:
+    """What was tested. A measurement counts if a requirement was decided by it, whatever its bound rests on.
+
+    Args:
+        evidence: of the whole run.
+        cases: what was selected.
+        verdicts: on them, by their ids.
+        left_out: nodes on which nothing was launched, and why.
+        gpus_per_node: that may be used; 0 if unknown, or on a CPU.
+    """
+    blocks = _Blocks(evidence)
+    decided = {case.id: block for case in cases if _is_decided(case, verdicts) and (block := _block(case, evidence))}
+    hosts = sorted(blocks.hosts | evidence.surveys.keys() | set(evidence.hosts) | left_out.keys())
+    tested = blocks.tested(decided.values())
+    nodes = tuple(_node(host, evidence, tested, blocks, left_out.get(host, ""), gpus_per_node) for host in hosts)
+    planned = max(evidence.plan.nodes, len(hosts) - len(left_out))
+    together = {name: blocks.of[block] for name, block in decided.items() if blocks.spans_nodes(block)}
+    return Coverage(
+        nodes=nodes,
+        unnamed_nodes=planned - (len(hosts) - len(set(left_out) & set(hosts))),
+        ranks_per_node=evidence.plan.layout.ranks_per_node,
+        paths=tuple(_paths(evidence, hosts)),
+        paths_planned=sum(map(len, first_rounds(evidence.plan.nodes))) if evidence.plan.pairs else 0,
+        between_nodes=tuple(together),
+        over_all_nodes=tuple(name for name, places in together.items() if len({h for h, _ in places}) == planned),
+    )
+
+
+class _Blocks:
+    """Who took part in what.
+
+    Attributes:
+        of: host, local rank of all that took part, by block.
+        devices: UUIDs, by host and local rank.
+        hosts: all that measured anything.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._layout = evidence.plan.layout
+        self._arms = {(study.id, arm.name): arm for study in evidence.plan.studies for arm in study.arms}
+        self.of: dict[_Block, set[_Place]] = defaultdict(set)
+        self._sizes: dict[_Block, int] = {}
+        self.devices: dict[_Place, str] = {}
+        for trained in evidence.measurements:
+            self._take((trained.study, trained.arm), trained.host, trained.local_rank, trained.device)
+        for probed in evidence.probes:
+            block = (PROBES, f"{probed.probe}@{probed.world_size}")
+            self._sizes[block] = probed.world_size
+            self._take(block, probed.host, probed.local_rank, probed.device)
+        self.hosts = {host for host, _ in self.devices}
+
+    def _take(self, block: _Block, host: str, local_rank: int, device: str) -> None:
+        self.of[block].add((host, local_rank))
+        self.devices[host, local_rank] = device
+
+    def tested(self, blocks: Iterable[_Block]) -> dict[_Place, set[str]]:
+        """By what each place was tested."""
+        found: dict[_Place, set[str]] = defaultdict(set)
+        for block in blocks:
+            for place in self.of[block]:
+                found[place].add(PROBES if block in self._sizes else TRAINING)
+        return found
+
+    def spans_nodes(self, block: _Block) -> bool:
+        """Whether ranks of several nodes had to communicate in it."""
+        if block in self._sizes:
+            return self._sizes[block] > self._layout.ranks_per_node
+        arm = self._arms.get(block)
+        return arm is not None and _communicates_between_nodes(arm, self._layout)
+
+
+def _communicates_between_nodes(arm: Arm, layout: Layout) -> bool:
+    return layout.nodes > 1 and arm.kind == "ddp" and not layout.fits_node(arm)
+
+
+def _is_decided(case: AnyCase, verdicts: Mapping[str, Verdict]) -> bool:
+    return case.id in verdicts and verdicts[case.id].outcome in _DECIDED
+
+
+def _block(case: AnyCase, evidence: Evidence) -> _Block | None:
+    """What was measured for a requirement; None of one that is about something else."""
+    if not isinstance(case, Case):
+        return (PROBES, f"{case.probe.name}@{case.probe.world_size}") if case.probe else None
+    question = case.question
+    study = matching_study(evidence.plan, question)
+    arm = measured_arm(question.metric, question.workload, question.world_size, question.placement)
+    return (study.id, arm.name) if study else None
+
+
+def _node(
+    host: str,
+    evidence: Evidence,
+    tested: Mapping[_Place, set[str]],
+    blocks: _Blocks,
+    left_out: str,
+    gpus_per_node: int,
+) -> NodeCoverage:
+    by = {kind for (there, _), kinds in tested.items() if there == host for kind in kinds}
+    if host in evidence.surveys and not evidence.surveys[host].problem:
+        by.add(SURVEY)
+    if any(host in pair.hosts for pair in evidence.pairs):
+        by.add(PAIRS)
+    has_gpus = evidence.plan.device_type == "cuda"
+    gpus = _gpus(host, evidence, tested, blocks.devices, gpus_per_node) if has_gpus else ()
+    return NodeCoverage(host, _in_order(by), left_out, gpus)
+
+
+def _gpus(
+    host: str,
+    evidence: Evidence,
+    tested: Mapping[_Place, set[str]],
+    devices: Mapping[_Place, str],
+    gpus_per_node: int,
+) -> tuple[GpuCoverage, ...]:
+    """Those that ranks may use, by number, and after them those that do not answer."""
+    survey = evidence.surveys.get(host)
+    seen = survey.gpus if survey else ()
+    uuids = {gpu.local_rank: gpu.uuid for gpu in seen if gpu.local_rank is not None}
+    uuids |= {local_rank: device for (there, local_rank), device in devices.items() if there == host}
+    numbers = sorted(uuids.keys() | set(range(gpus_per_node)))
+    found = [GpuCoverage(i, uuids.get(i, ""), _in_order(tested.get((host, i), ()))) for i in numbers]
+    silent = [gpu for gpu in seen if gpu.local_rank is None and gpu.is_visible and gpu.problem]
+    return (*found, *(GpuCoverage(None, gpu.uuid or f"NVML index {gpu.index}", (), gpu.problem) for gpu in silent))
+
+
+def _in_order(kinds: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(kinds, key=_KINDS.index))
+
+
+def _paths(evidence: Evidence, hosts: Sequence[str]) -> Iterable[PathCoverage]:
+    """Pairs of nodes that were measured directly."""
+    numbers = {host: number for number, host in enumerate(hosts)}
+    reached: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for (one, other), gbps in node_pair_results(evidence.pairs):
+        reached[numbers[one], numbers[other]].append(gbps)
+    return (PathCoverage(nodes, max(gbps), len(gbps)) for nodes, gbps in sorted(reached.items()))
