@@ -54,7 +54,8 @@ class Straggler:
         rounds_slow: in how many rounds it was over the line.
         rounds: how many there were.
         peers: how many ranks it was compared with.
-        ambiguous: there is but one peer, and it may be that one which is unusual.
+        ambiguous: it may be the others that are unusual: there is but one peer, or they are no majority.
+        others: who they are, where the ranks fall into two groups; empty where this rank stands out from all.
     """
 
     rank: int
@@ -66,11 +67,14 @@ class Straggler:
     rounds: int
     peers: int
     ambiguous: bool
+    others: str = ""
 
     @property
     def evidence(self) -> str:
         """What was seen: ``1.31× the median of 15 peers in 9 of 9 rounds``."""
-        whom = "the time of its only peer" if self.ambiguous else f"the median of {self.peers} peers"
+        whom = "the time of its only peer" if self.peers == 1 else f"the median of {self.peers} peers"
+        if self.others:
+            whom += f" ({self.others})"
         return f"{self.ratio:.2f}× {whom} in {self.rounds_slow} of {self.rounds} rounds"
 
 
@@ -94,7 +98,14 @@ class SlowNode:
     @property
     def evidence(self) -> str:
         """What was seen: ``all 8 ranks slow, 1.31× the median of their peers``."""
-        return f"all {len(self.stragglers)} ranks slow, {self.ratio:.2f}× the median of their peers"
+        others = self.stragglers[0].others
+        whom = f"their peers ({others})" if others else "their peers"
+        return f"all {len(self.stragglers)} ranks slow, {self.ratio:.2f}× the median of {whom}"
+
+    @property
+    def ambiguous(self) -> bool:
+        """Whether it may be the others that are unusual."""
+        return self.stragglers[0].ambiguous
 
 
 # A simulated cluster has a hundred thousand in each round.
@@ -127,11 +138,11 @@ def find_stragglers(
     histories: dict[Place, list[_Comparison]] = defaultdict(list)
     for number in sorted(measured):
         for comparison in _compared(measured[number], minimum_relative_gap, mad_factor):
-            histories[_place(comparison.measurement)].append(comparison)
+            histories[place_of(comparison.measurement)].append(comparison)
     found = [
         _straggler(history)
         for history in histories.values()
-        if len(history) >= minimum_rounds and _times_slow(history) >= _rounds_needed(minimum_share, len(history))
+        if len(history) >= minimum_rounds and _times_slow(history) >= rounds_needed(minimum_share, len(history))
     ]
     return sorted(found, key=lambda straggler: (-straggler.ratio, straggler.rank))
 
@@ -146,7 +157,7 @@ def slow_nodes(stragglers: Iterable[Straggler], measured: Rounds) -> list[SlowNo
     places: dict[str, set[Place]] = defaultdict(set)
     for arm_round in measured.values():
         for rank in arm_round.ranks:
-            places[rank.host].add(_place(rank))
+            places[rank.host].add(place_of(rank))
     slow: dict[str, list[Straggler]] = defaultdict(list)
     for straggler in stragglers:
         slow[straggler.host].append(straggler)
@@ -169,11 +180,12 @@ def _compared(arm_round: ArmRound, minimum_relative_gap: float, mad_factor: floa
         yield _Comparison(rank, time_s / median_s, is_slow, len(arm_round.ranks) - 1)
 
 
-def _place(rank: Measurement) -> Place:
+def place_of(rank: Measurement) -> Place:
+    """Where a rank is."""
     return (rank.host, rank.local_rank, rank.device)
 
 
-def _rounds_needed(share: float, rounds: int) -> int:
+def rounds_needed(share: float, rounds: int) -> int:
     """A share of the rounds, rounded up; 0.7 of 10 is 7, although the product in floating point is more."""
     return math.ceil(share * rounds - 1e-9)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pytest_ddpscale.metrics.links import listed
 from pytest_ddpscale.metrics.rounds import Rounds, group_rounds, together
 from pytest_ddpscale.metrics.stragglers import (
     MINIMUM_RELATIVE_GAP,
@@ -16,6 +17,7 @@ from pytest_ddpscale.metrics.stragglers import (
     find_stragglers,
     slow_nodes,
 )
+from pytest_ddpscale.metrics.two_groups import find_slow_group
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.study import DeviceType, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -119,7 +121,7 @@ def with_slow_baseline(verdict: Verdict, case: Case, compared: Comparison, basel
     if compared.evidence.plan.nodes > 1:
         who = f"rank {first.rank} on {first.host}"
         for node in compared.slow_nodes_of([first]):
-            culprit = Culprit("node", node.host, None, None, node.evidence)
+            culprit = Culprit("node", node.host, None, None, node.evidence, is_certain=certain)
     reason = f"{who}, alone the baseline, is slow itself ({first.evidence}): relative to it everything looks good"
     return replace(verdict, outcome="inconclusive", reason=reason, culprits=(culprit,))
 
@@ -182,8 +184,10 @@ def peers_of(study: Study, evidence: Evidence) -> Peers:
 
 
 def stragglers_of(rounds: Rounds, device_type: DeviceType) -> list[Straggler]:
-    """Ranks that are slow by themselves, slowest first."""
-    return find_stragglers(rounds, minimum_relative_gap=_MINIMUM_GAPS[device_type])
+    """Ranks that are slow by themselves, slowest first: those that stand out, or the slower of two groups."""
+    gap = _MINIMUM_GAPS[device_type]
+    found, group = find_stragglers(rounds, minimum_relative_gap=gap), find_slow_group(rounds, gap)
+    return group if len(group) > len(found) or any(straggler.ambiguous for straggler in group) else found
 
 
 def _with_stragglers(verdict: Verdict, case: Case, compared: Comparison, measured: Rounds) -> Verdict:
@@ -200,7 +204,11 @@ def _with_stragglers(verdict: Verdict, case: Case, compared: Comparison, measure
     first, who = named[0]
     more = f" and {len(named) - 1} more" if len(named) > 1 else ""
     seen = f"{who}{more}, slow without communication too ({first.evidence})"
-    if verdict.metric == "rank_uniformity":
+    if others := found[0].others:
+        slower = listed(sorted(whole)) if whole else listed([who for _, who in named])
+        ratio = statistics.median(straggler.ratio for straggler in found)
+        seen = f"two groups: {slower} at {ratio:.2f}× the time of {others} without communication too"
+    if verdict.metric == "rank_uniformity" and not others:
         reason = f"{verdict.reason}; slow: {who}{more}"
     elif verdict.world_size == 1 or not blame.is_explained:
         reason = f"{verdict.reason}; {seen}"
@@ -255,12 +263,13 @@ class Blame:
 
     def of_node(self, node: SlowNode) -> Culprit:
         """A whole node of them."""
-        ambiguous = self.compared.evidence.plan.nodes > 1 and self.compared.peers.hosts <= 2
+        is_of_two = self.compared.evidence.plan.nodes > 1 and self.compared.peers.hosts <= 2
+        ambiguous = is_of_two or node.ambiguous
         explains = self._explains(max(s.ratio for s in self.found if s.host == node.host))
         evidence = node.evidence
         below = any(self.compared.peers.misses_floor(straggler, self.case) for straggler in node.stragglers)
         if not below and ambiguous:
-            evidence += "; either of the two nodes may be the odd one"
+            evidence += f"; either of the two {'nodes' if is_of_two else 'groups'} may be the odd one"
         if not below and not explains:
             evidence += f"; {_EXPLAINS_NOTHING}"
         return Culprit("node", node.host, None, None, evidence, is_certain=below or (explains and not ambiguous))

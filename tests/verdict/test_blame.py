@@ -130,6 +130,27 @@ class TestSlownessOfSeveralNodes:
         assert EITHER not in verdict.reason
 
 
+class TestHalfOfTheNodes:
+    """The fast ones differ among themselves, so that the slow ones are no outliers."""
+
+    @staticmethod
+    def slow_half(node: int, local_rank: int) -> float:
+        return (1.0, 1.03, 1.12, 1.15)[node]
+
+    @pytest.mark.parametrize("case", [scaling(), make_case("rank_uniformity", 1.05, world_size=8)])
+    def test_that_are_slow_are_named_beside_the_others_and_nobody_is_certain(self, case: Case) -> None:
+        verdict = judge_all(case, self.slow_half, network=0.8)
+        assert verdict.outcome == "failed"
+        assert named(verdict) == [("node", "n3", False), ("node", "n2", False)]
+        assert "two groups: n2 and n3 at 1.12× the time of n0 and n1 without communication too" in verdict.reason
+        assert "either of the two groups may be the odd one" in verdict.culprits[0].evidence
+        assert not any(note.startswith("no rank is slow") for note in verdict.notes)
+
+    def test_are_to_blame_if_they_are_below_the_floor(self) -> None:
+        verdict = judge_all(scaling(floor_img_per_s=92.0), self.slow_half, network=0.8)
+        assert named(verdict) == [("node", "n3", True), ("node", "n2", True)]
+
+
 class TestASlowLink:
     @pytest.mark.parametrize("which", [0, 1], ids=["of the slightly slow node", "of another"])
     def test_is_found_beside_slowness_that_explains_nothing(self, which: int) -> None:
