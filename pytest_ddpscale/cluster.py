@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import socket
 from collections.abc import Collection, Mapping
@@ -112,6 +113,24 @@ def place_of(
     if device_type == "cuda" and not has_gpus:
         arguments = (f"--gpus-per-node={settings.gpus_per_node}", *arguments)
     return Place(SlurmLauncher(arguments, container), cluster.hosts, environment)
+
+
+def refuse_wrong_arguments(place: Place, nodes: int) -> None:
+    """Have srun look at its arguments before anything is begun.
+
+    Raises:
+        OptionError: srun, or Slurm, never accepts them.
+    """
+    launcher = place.launcher
+    if not isinstance(launcher, SlurmLauncher):
+        return
+    complaint = launcher.complaint(nodes, place.hosts, place.environment)
+    if not complaint:
+        return
+    asked = [*launcher.container.srun_arguments, *launcher.arguments]
+    where = "--ddp-slurm-args" if launcher.arguments else "--ddp-container" if asked else "srun"
+    command = shlex.join(["srun", *asked, "--test-only", "true"])
+    raise OptionError(where, f"srun refuses: {complaint}", "arguments that srun takes here", f"Try `{command}`.")
 
 
 def _this_machine(settings: Settings) -> Cluster:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_ddpscale.cluster import THIS_MACHINE, Cluster, find_cluster, place_of
+from pytest_ddpscale.cluster import THIS_MACHINE, Cluster, find_cluster, place_of, refuse_wrong_arguments
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.container import Container
+from pytest_ddpscale.launch.place import Place
 from pytest_ddpscale.launch.slurm import SlurmLauncher
 from pytest_ddpscale.launch.torchrun import TorchrunLauncher
 from pytest_ddpscale.settings import Settings, settings_from
@@ -185,12 +187,25 @@ def test_the_whole_command_from_a_login_node(tmp_path: Path) -> None:
     launcher = place(ELSEWHERE, "cuda", tmp_path, gpus_per_node="8", slurm_args="--partition=gpu").launcher
     command = launcher.command(gang(nodes=2, worker_arguments=("--x",)))
     assert command == [
-        "srun", "--job-name=ddpscale", "--ntasks-per-node=1", "--export=ALL", "--cpu-bind=none", "--overlap",
+        "srun", "--job-name=ddpscale-g1", "--ntasks-per-node=1", "--export=ALL", "--cpu-bind=none",
         "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--nodes=2", "--ntasks=2", "--gpus-per-node=8",
         "--partition=gpu",
         sys.executable, "-m", "pytest_ddpscale.node", "--gang=g1", "--ranks-per-node=8",
         "--log-dir=run dir/logs/gang-0", "--beat-s=2", "--slurm", "--", "--x",
     ]  # fmt: skip
+
+
+def test_arguments_that_srun_refuses_are_the_users_mistake(programs: Path, tmp_path: Path) -> None:
+    asked = Place(SlurmLauncher(("--partition=gpu", "--bogus")), (), dict(os.environ))
+    refuse_wrong_arguments(asked, 2)  # srun here takes all
+    (programs / "srun").write_text("#!/bin/sh\necho \"srun: unrecognized option '--bogus'\" >&2; exit 255\n")
+    with pytest.raises(OptionError) as refused:
+        refuse_wrong_arguments(asked, 2)
+    assert str(refused.value) == (
+        "--ddp-slurm-args: srun refuses: unrecognized option '--bogus'; expected arguments that srun takes here. "
+        "Try `srun --partition=gpu --bogus --test-only true`."
+    )
+    refuse_wrong_arguments(place(THIS_MACHINE, "cpu", tmp_path), 1)  # nothing of it concerns torchrun
 
 
 def test_a_container_has_the_run_directory_and_starts_by_srun_where_that_starts_ranks(tmp_path: Path) -> None:
