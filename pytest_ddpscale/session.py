@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_ddpscale.admission import Admission
-from pytest_ddpscale.cluster import THIS_MACHINE, Cluster, place_of
+from pytest_ddpscale.cluster import THIS_MACHINE, Cluster, place_of, refuse_wrong_arguments
 from pytest_ddpscale.errors import HistoryError, RunDirectoryError, WritingError
 from pytest_ddpscale.history.judging import judge_regression
+from pytest_ddpscale.interim import Interim
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.place import Place
 from pytest_ddpscale.launch.supervisor import Listener, NotAdmitted, Supervisor
@@ -89,6 +90,7 @@ class AcceptanceSession:
         gpus_asked: that each node should have, if that is more than this one has.
         silent: what is known of GPUs that are missing here, or do not answer.
         writing_problem: why not all that was measured could be written; empty if it was.
+        interruption: when and why somebody ended the session while it measured; empty if nobody did.
     """
 
     site: Site
@@ -102,6 +104,7 @@ class AcceptanceSession:
     gpus_asked: int | None = None
     silent: tuple[str, ...] = ()
     writing_problem: str = ""
+    interruption: str = ""
     selected: list[AnyCase] = field(default_factory=list)
     plan: Plan | None = None
     run: RunDirectory | None = None
@@ -171,10 +174,11 @@ class AcceptanceSession:
             self._evidence = read_evidence(self.judged_run)  # refuses a broken run before any item runs
             self.run, self._lock = judging_directory(self.judged_run, self.site.settings.run_dir)
             return
+        # What cannot be started leaves no run behind.
+        refuse_wrong_arguments(self._place(self.site.settings.run_dir or Path()), self.cluster.nodes)
         if self.resumed is not None:
             self._reopen_run(self.resumed.run.path)
             return
-        self._place(self.site.settings.run_dir or Path())  # what cannot be started leaves no run behind
         run, self._lock = new_run_directory(self.site.settings.run_dir, self.sku)
         thresholds = self.thresholds
         # First, so that a run killed on the way is known for one, and begun anew in its directory.
@@ -253,9 +257,22 @@ class AcceptanceSession:
             slow_links=tuple(slow),
         )
         outcome, reason = qualified(outcome, reason, caveats)
+        if interrupted and outcome == "incomplete" and self.interruption:
+            reason = f"{self.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in (c.host, c.peer_host)}
         notes = [f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused]
         return Judgement(self.sku, outcome, reason, verdicts, (*self._notes(), *notes), self._basis(), coverage)
+
+    def so_far(self, why: str, reason: str) -> Judgement:
+        """What the run comes to if it goes no further, for that reason; `why` a study has no end yet."""
+        evidence = read_evidence(self._source, why, goes_on=True)
+        verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.selected)
+        return Judgement(self.sku, "incomplete", reason, verdicts, self._notes(), self._basis())
+
+    def _verdict_so_far(self, case: AnyCase, evidence: Evidence, why: str) -> Verdict:
+        with_earlier_runs = isinstance(case, NodeCase) and case.requirement.definition.subject == "node"
+        why_not = self._planning.why_not(case) or (why if with_earlier_runs else None)
+        return self._judged_without_data(case, why_not) if why_not else self._judged(case, evidence)
 
     @property
     def _is_simulated(self) -> bool:
@@ -409,9 +426,9 @@ class AcceptanceSession:
         )
         judge = Decider(plan, self.selected, settings.confidence)
         admission = Admission(self.selected, plan, settings.unfit, listener)
-        run, isolate = self.run, settings.isolate
+        run, isolate, heard = self.run, settings.isolate, Interim(self, listener)
         supervisor = Supervisor(
-            self._place(run.path), run, limits, listener, isolate=isolate, judge=judge, admit=admission
+            self._place(run.path), run, limits, heard, isolate=isolate, judge=judge, admit=admission
         )
         try:
             supervisor.measure(plan)

@@ -36,6 +36,7 @@ TOP = {
     "opening",
     "planning",
     "admission",
+    "interim",
     "past",
     "cluster",
     "devices",

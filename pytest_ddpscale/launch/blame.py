@@ -36,6 +36,19 @@ def describe(roll: Roll, exit_code: int | None, other_lines: Sequence[str]) -> s
     return f"the gang {ended} without a report from a rank; last output:\n{_indented(other_lines)}"
 
 
+def describe_killed(launcher: str, exit_code: int) -> str:
+    """What to say where a signal ended the launcher itself: what it printed last is not why.
+
+    Args:
+        launcher: its name.
+        exit_code: of it, below 0.
+    """
+    return (
+        f"{launcher} was killed by {_signal_name(-exit_code)}, by somebody else than this run: look for limits of this "
+        "machine, the kernel's out-of-memory killer (dmesg) or a person"
+    )
+
+
 def describe_standstill(roll: Roll) -> str:
     """Who keeps a gang that does nothing any more from going on."""
     stopped = [rank for rank in roll.ranks.values() if rank.state in ("T", "t")]

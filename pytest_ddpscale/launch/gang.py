@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import time
@@ -13,12 +14,13 @@ from typing import Any
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import GangError
-from pytest_ddpscale.launch.blame import describe, describe_standstill
+from pytest_ddpscale.launch.blame import describe, describe_killed, describe_standstill
 from pytest_ddpscale.launch.channel import Channel
 from pytest_ddpscale.launch.launcher import GangSpec, Launcher
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.roll import Roll
-from pytest_ddpscale.launch.slurm_job import failed_nodes, queue_state, why_step_ended
+from pytest_ddpscale.launch.slurm import step_name
+from pytest_ddpscale.launch.slurm_job import failed_nodes, queue_state, step_is_gone, why_step_ended
 from pytest_ddpscale.launch.tail import Tail
 from pytest_ddpscale.masking import masked_arguments
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
@@ -31,6 +33,9 @@ COLLECT_S = 3.0
 FAREWELL_S = 15.0
 # … and to look at their GPUs besides, if ranks have failed.
 LOOK_S = 15.0
+# For Slurm to end what a srun that was killed left on the nodes; agents let go after 30 s of silence.
+STEP_END_S = 60.0
+STEP_POLL_S = 1.0
 # For agents, which only listen then, to say what their clocks show.
 CLOCK_S = 10.0
 Admit = Callable[[list[dict[str, Any]]], str]
@@ -49,6 +54,7 @@ class GangEnd:
         was_started: whether any process of it ran.
         refused: why its nodes were not admitted, so that no rank was started; empty if they were.
         post_mortems: what GPUs were after ranks had failed, as records.
+        left: the Slurm step of which processes may be left on nodes that another gang would use; empty if none are.
     """
 
     exit_code: int | None
@@ -59,6 +65,7 @@ class GangEnd:
     was_started: bool = True
     refused: str = ""
     post_mortems: tuple[dict[str, Any], ...] = ()
+    left: str = ""
 
 
 class Gang:
@@ -74,6 +81,7 @@ class Gang:
         hear: takes every record as it is written, and ``{}`` or a kind ``waiting`` meanwhile.
         deadline_unix_s: asked when all nodes are there: after which time no round may start; None for no limit.
         admit: given the surveys of all nodes, before any rank starts: says why none shall, or nothing.
+        interrupted: told at once that somebody ends the session, while agents end their ranks.
     """
 
     def __init__(
@@ -87,10 +95,12 @@ class Gang:
         hear: Callable[[dict[str, Any]], None],
         deadline_unix_s: Callable[[], float | None] = lambda: None,
         admit: Admit = lambda records: "",
+        interrupted: Callable[[KeyboardInterrupt], None] = lambda interrupt: None,
     ) -> None:
         self._spec = spec
         self._command = launcher.command(spec)
-        self._may_queue = launcher.name == "slurm" and not spec.hosts
+        self._is_slurms = launcher.name == "slurm"
+        self._may_queue = self._is_slurms and not spec.hosts
         self._environment = {**environment, GANG_VARIABLE: spec.gang_id}
         self._limits = limits
         self._log = log
@@ -98,6 +108,7 @@ class Gang:
         self._hear = hear
         self._deadline_unix_s = deadline_unix_s
         self._admit = admit
+        self._interrupted = interrupted
         self._refused = ""
         self._roll = Roll()
         self._silent: tuple[str, ...] = ()
@@ -130,13 +141,32 @@ class Gang:
         lost = given_up or tuple(host for host in self._silent if host in still_silent)
         if lost or why == _LOST:
             why = _node_is_lost(lost or self._silent, self._limits.silence_s, is_slurms_word=bool(given_up))
+        elif why is None and exit_code is not None and exit_code < 0 and not roll.has_trouble:
+            why = describe_killed("srun" if self._is_slurms else "the node's agent", exit_code)
         elif why == _TROUBLE or (why is None and exit_code != 0):
             why = describe(roll, exit_code, channel.other_lines)
         elif why is not None and roll.ranks:
             why = f"{why} {describe_standstill(roll)}."
-        return GangEnd(
-            exit_code, why or "", interrupted, lost, tuple(roll.failures), post_mortems=roll.post_mortems.post_mortems()
-        )
+        looked = roll.post_mortems.post_mortems()
+        left = self._await_step_end(lost) if why and not interrupted else ""
+        return GangEnd(exit_code, why or "", interrupted, lost, tuple(roll.failures), post_mortems=looked, left=left)
+
+    def _await_step_end(self, lost: tuple[str, ...]) -> str:
+        """Wait for nodes whose agents did not say that they end. Returns the step's name if processes may be left.
+
+        What agents say ends with srun, and when that was killed their ranks take seconds to end.
+        """
+        silent = [node.host for node in self._roll.nodes.values() if node.exit is None and node.host not in lost]
+        if not (self._is_slurms and silent):
+            return ""
+        name, job = step_name(self._spec.gang_id), os.environ.get("SLURM_JOB_ID") if self._spec.hosts else None
+        ends_s = time.monotonic() + STEP_END_S
+        while not step_is_gone(name, within_job=job):
+            if time.monotonic() >= ends_s:
+                return name
+            self._hear({})
+            time.sleep(STEP_POLL_S)
+        return ""
 
     @contextmanager
     def _started(self) -> Iterator[tuple[subprocess.Popen[bytes], Channel]]:
@@ -155,7 +185,10 @@ class Gang:
         channel = Channel(process, self._log)
         try:
             yield process, channel
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):  # Slurm may kill us in seconds
+                channel.say("stop")
+                self._interrupted(error)
             self._dismiss(process, channel)
             raise
         finally:

@@ -12,7 +12,10 @@ from pytest_ddpscale.errors import OptionError
 
 _PATIENCE_S = 10.0
 # slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-31T12:00:00 DUE TO TIME LIMIT ***
-_CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))?(?: \*\*\*|,|$)")
+# Newer versions write `DUE to SIGNAL Terminated` where 22.05 gives no reason: somebody cancelled it.
+_CANCELLED = re.compile(
+    r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?: DUE to SIGNAL .*?| DUE TO ([A-Z ]+?))?(?: \*\*\*|,|$)"
+)
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
 _REASONS = {
     "TIME LIMIT": "the job reached its time limit",
@@ -58,7 +61,7 @@ def allocation_of(environ: Mapping[str, str]) -> Allocation | None:
 def why_signalled(environ: Mapping[str, str], now: datetime) -> str:
     """Why Slurm would send this job a signal now; empty if it does not say, or there is no job."""
     job_id = environ.get("SLURM_JOB_ID")
-    described = _scontrol("show", "job", "-o", job_id) if job_id else None
+    described = _asked("scontrol", "show", "job", "-o", job_id) if job_id else None
     return reason_of(described, now) if described else ""
 
 
@@ -75,12 +78,14 @@ def reason_of(described: str, now: datetime) -> str:
     # Back in the queue while we still run: Slurm 22.05 shows it so at once, also if it was preempted.
     if fields.get("JobState") == "PENDING" or "REQUEUE" in fields.get("JobState", ""):
         return _REASONS["JOB REQUEUE"]
-    if fields.get("JobState") == "CANCELLED":
+    at_its_limit = f"{_REASONS['TIME LIMIT']} of {fields.get('TimeLimit', '?')}"
+    if fields.get("JobState") == "TIMEOUT" or fields.get("Reason") == "TimeLimit":
+        return at_its_limit
+    # After scancel, and as long as its processes end, a job is COMPLETING, and its EndTime is when it was cancelled.
+    if fields.get("JobState") in ("CANCELLED", "COMPLETING"):
         return _REASONS[""]
     end = _time(fields.get("EndTime", ""))
-    if fields.get("JobState") == "TIMEOUT" or (end is not None and end - now < _NEAR_THE_END):
-        return f"{_REASONS['TIME LIMIT']} of {fields.get('TimeLimit', '?')}"
-    return ""
+    return at_its_limit if end is not None and end - now < _NEAR_THE_END else ""
 
 
 def why_step_ended(lines: Sequence[str]) -> str:
@@ -98,6 +103,18 @@ def failed_nodes(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(host for hosts in found for host in _expanded(hosts)))
 
 
+def step_is_gone(name: str, *, within_job: str | None) -> bool:
+    """Whether Slurm says that a step has ended on all nodes, or that a job has, and has no other of its name.
+
+    Args:
+        name: of the step, or of the job.
+        within_job: the job whose step it is; None if it is a job.
+    """
+    which = ["--steps", f"--jobs={within_job}"] if within_job else [f"--name={name}"]
+    left = _asked("squeue", "--noheader", "--format=%j", *which)
+    return left is not None and name not in left.split()
+
+
 def queue_state(lines: Sequence[str]) -> str:
     """What srun says of its wait for nodes: ``job 17 queued and waiting for resources``; empty if nothing."""
     waiting = [line for line in lines if "queued and waiting" in line or "step creation" in line]
@@ -108,7 +125,7 @@ def _expanded(hosts: str) -> tuple[str, ...]:
     """The names in Slurm's shorthand, ``n[1-3]``; none if nobody can tell."""
     if not re.search(r"[\[,]", hosts):
         return (hosts,)  # one name needs no help
-    found = _scontrol("show", "hostnames", hosts)
+    found = _asked("scontrol", "show", "hostnames", hosts)
     return tuple(found.split()) if found else ()
 
 
@@ -119,12 +136,10 @@ def _time(text: str) -> datetime | None:
         return None
 
 
-def _scontrol(*arguments: str) -> str | None:
+def _asked(*command: str) -> str | None:
+    """What one of Slurm's commands prints, from PATH like srun; None if it does not answer, or with an error."""
     try:
-        result = subprocess.run(
-            ["scontrol", *arguments],  # noqa: S607 (Slurm's own, from PATH like srun)
-            capture_output=True, text=True, timeout=_PATIENCE_S, check=False,
-        )  # fmt: skip
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout if result.returncode == 0 else None

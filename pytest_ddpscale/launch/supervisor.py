@@ -51,7 +51,8 @@ class Supervisor:
         place: where and how gangs start.
         run: where records go.
         limits: when to stop.
-        listener: called with every record as it is written, and with ``{}`` or a kind ``waiting`` meanwhile.
+        listener: called with every record as it is written, and with ``{}`` or a kind ``waiting`` meanwhile; and with
+            a kind ``interrupted`` as soon as somebody ends the session.
         isolate: a fresh gang for each study instead of one for all.
         judge: asked after each round whether the study has told enough; None measures all rounds.
         admit: given the surveys of all nodes, as records, where the plan wants a survey and once they are written:
@@ -82,6 +83,7 @@ class Supervisor:
         self._deadline_unix_s: float | None = None
         self._lost: set[str] = set()
         self._has_begun = False
+        self._interruption = ""
         self._starts_again = 0
 
     @property
@@ -110,7 +112,7 @@ class Supervisor:
                     ended = self._run_gang(plan, batch)
                     pending = [study for study in pending if study not in ended]
         except KeyboardInterrupt as interrupt:
-            self._record_interruption(plan, _why_interrupted(interrupt))
+            self._record_interruption(plan, self._interruption or _why_interrupted(interrupt))
             raise
 
     def _only_survey(self, plan: Plan) -> None:
@@ -144,6 +146,12 @@ class Supervisor:
         left = [study for study in studies if study not in seen.ended]
         if end.interrupted:
             self._end(left, "interrupted", end.interrupted)
+            return set(studies)
+        if end.left:  # another gang would share the GPUs with it
+            why = (
+                f"{end.why}. Processes of its Slurm step {end.left} are left on the nodes, so that no other gang starts"
+            )
+            self._end(left, "error", f"{why}; see `squeue --steps`")
             return set(studies)
         if not seen.begun and self._may_start_again():
             return set()
@@ -180,14 +188,29 @@ class Supervisor:
             has_gpus=plan.device_type == "cuda",
             post_mortem=plan.survey and plan.device_type == "cuda",
         )
-        place, hear, deadline = self._place, self._hear, self._deadline
-        return Gang(spec, place.launcher, place.environment, self._limits, log, tail, hear, deadline, self._take)
+        place, limits, hear = self._place, self._limits, self._hear
+        return Gang(
+            spec,
+            place.launcher,
+            place.environment,
+            limits,
+            log,
+            tail,
+            hear,
+            self._deadline,
+            self._take,
+            self._interrupted,
+        )
 
     def _take(self, surveys: list[dict[str, Any]]) -> str:
         """Write down what the nodes are: once, since it is found out before anything runs on them."""
         self._is_surveyed = True
         self._run.append_records(surveys)
         return self._admit(surveys) or ("nothing is to be run" if self._has_nothing_to_run else "")
+
+    def _interrupted(self, interrupt: KeyboardInterrupt) -> None:
+        self._interruption = _why_interrupted(interrupt)
+        self._listener({"kind": "interrupted", "message": self._interruption})
 
     def _deadline(self) -> float | None:
         """When the budget is spent: counted from when the first gang's nodes were there."""

@@ -20,6 +20,8 @@ def write_reports(
     plan: Plan,
     measurements: list[Measurement],
     flops_per_image: Mapping[str, float],
+    *,
+    is_final: bool = True,
 ) -> list[str]:
     """Write verdicts.json first, then the views of it.
 
@@ -30,13 +32,12 @@ def write_reports(
         plan: of the measured run.
         measurements: of the measured run.
         flops_per_image: of the measured run, by study.
+        is_final: else measuring still goes on, and plots and junit.xml, which take longest, can wait.
 
     Returns:
         One sentence for each file that could not be written.
     """
-    from pytest_ddpscale.report.junit import render_junit
     from pytest_ddpscale.report.markdown import render_markdown
-    from pytest_ddpscale.report.plots import write_plots
 
     if judgement.basis:
         # A run that is judged again keeps its own thresholds in run.json; the report names those that judged.
@@ -44,8 +45,13 @@ def write_reports(
         record = record | {"thresholds": {"path": judgement.basis["thresholds_path"], "sha256": digest}}
     plots: list[Path] = []
     problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, judgement.as_json()))]
-    problems.append(_attempt("junit.xml", lambda: write_atomically(run.path / "junit.xml", render_junit(judgement))))
-    problems.append(_attempt("plots", lambda: plots.extend(write_plots(measurements, plan, judgement, run.plots))))
+    if is_final:
+        from pytest_ddpscale.report.junit import render_junit
+        from pytest_ddpscale.report.plots import write_plots
+
+        junit = run.path / "junit.xml"
+        problems.append(_attempt("junit.xml", lambda: write_atomically(junit, render_junit(judgement))))
+        problems.append(_attempt("plots", lambda: plots.extend(write_plots(measurements, plan, judgement, run.plots))))
     names = [f"plots/{path.name}" for path in plots]
 
     def write_markdown() -> None:

@@ -137,7 +137,7 @@ def unsupported_of(records: Sequence[dict[str, Any]]) -> dict[str, str]:
 DIED = "the run died while measuring this, or before: no end of it was recorded"
 
 
-def read_evidence(run: RunDirectory, died: str = DIED) -> Evidence:
+def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False) -> Evidence:
     """The evidence in a run directory.
 
     A study whose end was never recorded is an error: what killed it may be what it was to find.
@@ -145,6 +145,7 @@ def read_evidence(run: RunDirectory, died: str = DIED) -> Evidence:
     Args:
         run: the directory.
         died: the message of such a study.
+        goes_on: such a study is not measured yet, and no error.
 
     Raises:
         RunDirectoryError: a file is broken, plan.json and run.json are not of one run, or measurements
@@ -168,5 +169,7 @@ def read_evidence(run: RunDirectory, died: str = DIED) -> Evidence:
         unfinished = {study: died for study in ids if study not in ended}
         finish_it = f"--ddp-resume={run.path} finishes it"
         interrupted = {study: f"interrupted: {why}; {finish_it}" for study, why in evidence.interrupted.items()}
-        evidence = replace(evidence, errors={**evidence.errors, **unfinished}, interrupted=interrupted)
+        errors = evidence.errors if goes_on else {**evidence.errors, **unfinished}
+        interrupted |= unfinished if goes_on else {}
+        evidence = replace(evidence, errors=errors, interrupted=interrupted)
     return evidence

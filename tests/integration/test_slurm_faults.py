@@ -91,6 +91,25 @@ def test_a_job_that_hits_its_time_limit_is_no_failure_and_can_be_finished(lab: S
     wait_until_nobody_is_left(lab)
 
 
+def test_a_job_that_is_cancelled_says_so_and_has_its_verdicts_before_slurm_kills_it(
+    lab: SlurmLab, tmp_path: Path
+) -> None:
+    """5 s after it has asked processes to end, here: pytest is still waiting for its agents then."""
+    run = RunDirectory(tmp_path / "run")
+    command = pytest_command(run.path, two_studies(tmp_path), *ENDLESS)
+    job = lab.submit(" ".join(["exec", *command]), "--nodes=2", "--nodelist=n1,n2", "--time=3", cwd=tmp_path)
+    wait_until_measuring(run)
+    lab.run(["scancel", str(job)])
+    lab.wait_for_job(job, DEADLINE_S)
+    judgement = LabRun("", lab.job_output(job), run).judgement
+    assert judgement["outcome"] == "incomplete"
+    assert judgement["reason"].startswith("interrupted at 20"), judgement["reason"]
+    assert ": the job was cancelled; " in judgement["reason"]
+    assert "time limit" not in run.measurements_jsonl.read_text("utf-8")
+    assert "INCOMPLETE" in (run.path / "report.md").read_text("utf-8")
+    wait_until_nobody_is_left(lab)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_a_run_from_a_login_node_that_is_interrupted_leaves_no_job(
     lab: SlurmLab, tmp_path: Path, number: signal.Signals

@@ -5,6 +5,7 @@ The launcher is a small program that says what agents say.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch.gang import Gang, GangEnd
 from pytest_ddpscale.launch.launcher import GangSpec
 from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.slurm_job import step_is_gone
 from pytest_ddpscale.launch.tail import Tail
 from pytest_ddpscale.node.pieces import pieces_of
 from pytest_ddpscale.results.survey_record import Survey
@@ -81,7 +83,13 @@ def heard() -> list[dict[str, Any]]:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: list[dict[str, Any]]) -> Run:
     """Run agents to their end, with little patience."""
-    for name, seconds in {"POLL_S": 0.02, "GRACE_S": 3.0, "COLLECT_S": 0.1, "FAREWELL_S": 5.0}.items():
+    for name, seconds in {
+        "POLL_S": 0.02,
+        "GRACE_S": 3.0,
+        "COLLECT_S": 0.1,
+        "FAREWELL_S": 5.0,
+        "STEP_END_S": 0.0,
+    }.items():
         monkeypatch.setattr(gang_module, name, seconds)
 
     def start(
@@ -109,6 +117,31 @@ def test_one_node_is_started_without_an_address(run: Run, tmp_path: Path) -> Non
 def test_several_are_started_when_all_are_up_with_the_address_of_the_first(run: Run, tmp_path: Path) -> None:
     assert run("serve(3)", nodes=3) == GangEnd(0)
     assert log_of(tmp_path) == 'was told {"say": "start", "nodes": 3, "endpoint": "n1:20000"}\n'
+
+
+def test_whoever_ends_the_session_is_told_of_before_agents_have_ended(tmp_path: Path) -> None:
+    """A job that is cancelled may be killed seconds later."""
+    told: list[tuple[str, bool]] = []
+    ended = tmp_path / "ended"
+
+    def hear(record: dict[str, Any]) -> None:
+        if record.get("kind") == "x":
+            raise KeyboardInterrupt("SIGTERM")
+
+    def interrupted(interrupt: KeyboardInterrupt) -> None:
+        told.append((str(interrupt), ended.exists()))
+
+    record = f"print(json.dumps({{'kind': 'x'}}), file=open({str(tmp_path / 'measurements.jsonl')!r}, 'a'))"
+    source = f"serve(); {record}\norder(); time.sleep(0.5); open({str(ended)!r}, 'w')"
+    launcher = ScriptedLauncher(source, "torchrun")
+    gang = Gang(
+        spec_of(gang_id=tmp_path.name), launcher, {}, Limits(), tmp_path / "gang-0.log",
+        Tail(tmp_path / "measurements.jsonl"), hear, interrupted=interrupted,
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        gang.run()
+    assert told == [("SIGTERM", False)]
+    assert ended.exists()
 
 
 def test_no_limit_is_spent_in_the_queue(run: Run) -> None:
@@ -231,6 +264,43 @@ beat_until_stop(0, 1)"""
     assert end.exit_code is None
     assert end.why == "rank 3 on n2 failed in timed block: ValueError: odd; 1 more rank failed after it"
     assert [report["rank"] for report in end.failures] == [0, 3]
+
+
+KILLED = "serve(); print('srun: a harmless last line', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)"
+
+
+@pytest.mark.parametrize(("name", "who"), [("slurm", "srun"), ("torchrun", "the node's agent")])
+def test_a_launcher_that_was_killed_is_said_to_be_that(run: Run, name: str, who: str) -> None:
+    end = run(KILLED, name=name)
+    assert end.exit_code == -9
+    assert end.why.startswith(f"{who} was killed by SIGKILL, by somebody else than this run: look for limits")
+    assert "harmless" not in end.why
+
+
+def test_the_step_of_a_srun_that_was_killed_is_waited_for(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks need seconds to end, and another gang would share the GPUs with them."""
+    asked = tmp_path / "asked"
+    step = f"ddpscale-{tmp_path.name[:8]}"
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f'#!/bin/sh\necho "$*" >>{asked}\n[ $(wc -l <{asked}) -lt 3 ] && echo {step}\necho batch\n')
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setattr(gang_module, "step_is_gone", step_is_gone)
+    monkeypatch.setattr(gang_module, "STEP_POLL_S", 0.05)
+    monkeypatch.setattr(gang_module, "STEP_END_S", 30.0)
+    assert run(KILLED, name="slurm", hosts=("n1",)).left == ""
+    assert asked.read_text().splitlines() == ["--noheader --format=%j --steps --jobs=17"] * 3
+    assert run(KILLED, name="slurm").left == ""
+    assert asked.read_text().splitlines()[3:] == [f"--noheader --format=%j --name={step}"]
+    asked.unlink()
+    monkeypatch.setattr(gang_module, "STEP_END_S", 0.0)
+    assert run(KILLED, name="slurm", hosts=("n1",)).left == step
+    asked.unlink()
+    end = run("serve(); say('exit', code=0, exits=[]); sys.exit(1)", name="slurm", hosts=("n1",))
+    assert (end.left, asked.exists()) == ("", False), "its agent has said that nothing is left"
 
 
 def test_last_words_that_come_after_the_end_was_decided_count(run: Run) -> None:

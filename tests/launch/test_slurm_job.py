@@ -49,6 +49,11 @@ def job(
         (job(end="2026-11-21T19:37:40", limit="00:10:00"), "the job reached its time limit of 00:10:00"),
         (job("TIMEOUT Reason=TimeLimit", limit="00:01:00"), "the job reached its time limit of 00:01:00"),
         (job("CANCELLED Reason=None", "2026-11-21T19:37:34"), "the job was cancelled"),
+        # As it is from scancel on, and from the end at a time limit on, until its last process has ended.
+        (job("COMPLETING Reason=None", "2026-11-21T19:37:49", "00:30:00"), "the job was cancelled"),
+        (job("COMPLETING Reason=None", "2026-11-21T19:37:49", "00:01:00"), "the job was cancelled"),
+        (job("COMPLETING Reason=TimeLimit", "2026-11-21T19:37:49", "00:01:00"), "the job reached its time limit of "
+         "00:01:00"),
         # As it is in the first moment after `scontrol requeue`, or a preemption that requeues.
         (job("PENDING Reason=BeginTime", "Unknown", "UNLIMITED"), "the job was requeued"),
         (job("REQUEUED Reason=None"), "the job was requeued"),
@@ -71,6 +76,8 @@ SAID = "slurmstepd-n1: error: *** {what} ON n1 CANCELLED AT 2026-11-21T19:37:51{
     [
         ("", "the job was cancelled"),
         (" DUE TO TIME LIMIT", "the job reached its time limit"),
+        (" DUE to SIGNAL Terminated", "the job was cancelled"),  # Slurm 26.05
+        (" DUE TO TASK FAILURE", ""),
         (" DUE TO PREEMPTION", "the job was preempted"),
         (" DUE TO JOB REQUEUE", "the job was requeued"),
         (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", ""),

@@ -26,6 +26,12 @@ def gangs(monkeypatch: pytest.MonkeyPatch) -> list[InstantGang]:
     return launches
 
 
+@pytest.fixture(autouse=True)
+def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nothing is started with, srun need not look at."""
+    monkeypatch.setattr(session_module, "refuse_wrong_arguments", lambda place, nodes: None)
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Decide what NVML finds; by default there is no driver."""

@@ -1,0 +1,116 @@
+"""A run that still goes on has verdicts and a report already, so that one that is killed has them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.interim import Interim
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.results.records import StudyEnd, parse_strict_json
+from pytest_ddpscale.session import AcceptanceSession
+from pytest_ddpscale.verdict.record import read_judgement
+from pytest_ddpscale.verdict.verdict import Judgement
+from tests.session.sample import IMG_PER_S, InstantGang, nothing
+
+CANCELLED = {"kind": "interrupted", "message": "the job was cancelled"}
+
+
+def end(study: str, reason: str = "rounds") -> dict[str, Any]:
+    return StudyEnd(study, reason).as_json()
+
+
+@pytest.fixture
+def half(measuring: AcceptanceSession, gangs: list[InstantGang]) -> AcceptanceSession:
+    """A session whose study has ended, and whose process is about to be killed."""
+    assert measuring.plan is not None
+    assert measuring.run is not None
+    InstantGang(None, measuring.run, Limits(), None, isolate=False, judge=None, admit=lambda _: "").measure(
+        measuring.plan
+    )
+    return measuring
+
+
+def written(session: AcceptanceSession) -> Judgement:
+    assert session.run is not None
+    return read_judgement(session.run.verdicts_json)
+
+
+def test_after_a_study_what_it_says_is_written_and_the_run_is_incomplete(half: AcceptanceSession) -> None:
+    assert half.plan is not None
+    assert half.run is not None
+    Interim(half, nothing)(end(half.plan.studies[0].id))
+    judgement = written(half)
+    assert judgement.outcome == "incomplete"
+    assert "measuring went on at 20" in judgement.reason
+    assert f"1 of {len(half.plan.study_ids)} studies had ended; --ddp-resume={half.run.path}" in judgement.reason
+    outcomes = {verdict.outcome for verdict in judgement.verdicts}
+    assert "passed" in outcomes
+    assert "INCOMPLETE" in (half.run.path / "report.md").read_text("utf-8")
+    assert half.verdicts == {}, "nothing is settled by it"
+
+
+def test_a_study_that_goes_on_is_not_measured_yet_and_no_error(half: AcceptanceSession) -> None:
+    assert half.run is not None
+    lines = half.run.measurements_jsonl.read_text("utf-8").splitlines(keepends=True)
+    half.run.measurements_jsonl.write_text("".join(line for line in lines if '"study_end"' not in line), "utf-8")
+    Interim(half, nothing)(CANCELLED)
+    assert {verdict.outcome for verdict in written(half).verdicts} == {"not_measured"}
+    assert written(half).verdicts[0].reason.startswith("interrupted at 20")
+
+
+def test_a_session_that_somebody_ends_has_its_verdicts_at_once_with_when_and_why(half: AcceptanceSession) -> None:
+    Interim(half, nothing)(CANCELLED)
+    assert written(half).reason.startswith("interrupted at 20")
+    assert ": the job was cancelled; 1 of " in written(half).reason
+    final = half.conclude(interrupted=True, spoiled=())
+    assert final.outcome == "incomplete"
+    assert final.reason.startswith("interrupted at 20")
+
+
+def test_judging_takes_a_twentieth_of_the_time_at_most(
+    half: AcceptanceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, judged = 1000.0, []
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+
+    def takes_two_seconds(*_: object) -> None:
+        nonlocal now_s
+        now_s += 2.0
+        judged.append(now_s)
+
+    listener = Interim(half, nothing)
+    monkeypatch.setattr(listener, "_judge_and_write", takes_two_seconds)
+    for _ in range(100):
+        listener(end("weak/r"))
+        now_s += 1.0
+    assert judged == [1002.0, 1044.0, 1086.0]
+    listener(CANCELLED)
+    assert len(judged) == 4, "somebody waits for that one"
+
+
+def test_other_records_and_ends_by_an_interruption_are_passed_on_only(half: AcceptanceSession) -> None:
+    assert half.run is not None
+    heard: list[dict[str, Any]] = []
+    records = [{}, {"kind": "measurement"}, end("weak/r", "interrupted")]
+    for record in records:
+        Interim(half, heard.append)(record)
+    assert heard == records
+    assert not half.run.verdicts_json.exists()
+
+
+def test_a_run_that_cannot_be_judged_yet_is_no_error(half: AcceptanceSession) -> None:
+    assert half.run is not None
+    half.run.plan_json.write_text("{", "utf-8")
+    Interim(half, nothing)(end("weak/r"))
+    assert not half.run.verdicts_json.exists()
+
+
+def test_verdicts_name_what_they_were_made_of(half: AcceptanceSession) -> None:
+    Interim(half, nothing)(CANCELLED)
+    assert half.run is not None
+    content = parse_strict_json(half.run.verdicts_json.read_text("utf-8"))
+    assert content["basis"]["measurements_sha256"] == half.run.measurements_sha256()
+    assert any(one["value"] == pytest.approx(IMG_PER_S) for one in content["verdicts"])
