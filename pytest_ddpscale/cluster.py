@@ -17,6 +17,7 @@ from pytest_ddpscale.launch.place import Place
 from pytest_ddpscale.launch.slurm import SlurmLauncher
 from pytest_ddpscale.launch.slurm_job import Allocation, allocation_of
 from pytest_ddpscale.launch.torchrun import TorchrunLauncher
+from pytest_ddpscale.masking import masked_arguments
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.settings import AUTO, Settings
 
@@ -129,7 +130,7 @@ def refuse_wrong_arguments(place: Place, nodes: int) -> None:
         return
     asked = [*launcher.container.srun_arguments, *launcher.arguments]
     where = "--ddp-slurm-args" if launcher.arguments else "--ddp-container" if asked else "srun"
-    command = shlex.join(["srun", *asked, "--test-only", "true"])
+    command = shlex.join(masked_arguments(["srun", *asked, "--test-only", "true"]))
     raise OptionError(where, f"srun refuses: {complaint}", "arguments that srun takes here", f"Try `{command}`.")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.cluster import Cluster
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.metrics.probes import expected_ranks
+from pytest_ddpscale.plan.estimate import estimate
 from pytest_ddpscale.plan.metric import TRAINING_METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import PACES, Pace, Question, build_plan, load_probes
@@ -111,3 +113,22 @@ class Planning:
     def _pace(self) -> Pace:
         settings, default = self.settings, PACES[self.device_type]
         return replace(default, rounds=settings.rounds or default.rounds, block_s=settings.block_s or default.block_s)
+
+
+def limits_of(plan: Plan, settings: Settings, img_per_s: Mapping[str, float]) -> Limits:
+    """How long measuring a plan, and each part of it, may take.
+
+    Args:
+        plan: to be measured.
+        settings: what the user asked for.
+        img_per_s: expected throughput per GPU, by workload name.
+    """
+    expected_s = estimate(plan, isolate=settings.isolate, img_per_s=img_per_s).most_seconds
+    return Limits(
+        budget_s=settings.budget_s,
+        inactivity_s=settings.inactivity_limit_s,
+        startup_s=settings.inactivity_limit_s,
+        # Several times what it takes if the machine is as expected: a slow one is to be measured, not cut off.
+        total_s=settings.total_limit_s or 5 * expected_s + settings.inactivity_limit_s,
+        queue_s=settings.queue_limit_s,
+    )

@@ -13,15 +13,13 @@ from pytest_ddpscale.cluster import THIS_MACHINE, Cluster, place_of, refuse_wron
 from pytest_ddpscale.errors import HistoryError, RunDirectoryError, WritingError
 from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.interim import Interim
-from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.place import Place
 from pytest_ddpscale.launch.supervisor import Listener, NotAdmitted, Supervisor
 from pytest_ddpscale.past import baseline_of, history_file_of, keep_baseline
-from pytest_ddpscale.plan.estimate import estimate
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import DeviceType, Plan
-from pytest_ddpscale.planning import Planning
+from pytest_ddpscale.planning import Planning, limits_of
 from pytest_ddpscale.results.places import why_not_one_machine
 from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -415,15 +413,7 @@ class AcceptanceSession:
     def _launch(self, plan: Plan, listener: Listener) -> None:
         assert self.run is not None
         settings = self.site.settings
-        expected_s = estimate(plan, isolate=settings.isolate, img_per_s=self.expected_img_per_s).most_seconds
-        limits = Limits(
-            budget_s=settings.budget_s,
-            inactivity_s=settings.inactivity_limit_s,
-            startup_s=settings.inactivity_limit_s,
-            # Several times what it takes if the machine is as expected: a slow one is to be measured, not cut off.
-            total_s=settings.total_limit_s or 5 * expected_s + settings.inactivity_limit_s,
-            queue_s=settings.queue_limit_s,
-        )
+        limits = limits_of(plan, settings, self.expected_img_per_s)
         judge = Decider(plan, self.selected, settings.confidence)
         admission = Admission(self.selected, plan, settings.unfit, listener)
         run, isolate, heard = self.run, settings.isolate, Interim(self, listener)
