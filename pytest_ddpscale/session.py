@@ -27,6 +27,7 @@ from pytest_ddpscale.results.run_lock import RunLock
 from pytest_ddpscale.results.run_opening import judging_directory, new_run_directory, reopened
 from pytest_ddpscale.results.run_record import (
     SIMULATED_NOTE,
+    binding_notes,
     finish_run,
     is_simulated,
     left_out_nodes,
@@ -331,7 +332,7 @@ class AcceptanceSession:
         conspicuous = tuple(conspicuous_notes(self._evidence)) if self._evidence else ()
         own = (
             conspicuous
-            + tuple(left_out_notes(record))
+            + tuple(left_out_notes(record) + binding_notes(self._source.read_records()))
             + tuple(resumption_notes(record))
             + ((self._lock.note,) if self._lock and self._lock.note else ())
         )

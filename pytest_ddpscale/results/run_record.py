@@ -126,6 +126,21 @@ def left_out_notes(record: dict[str, Any]) -> list[str]:
     return list(map(str, notes)) if isinstance(notes, list) else []
 
 
+def binding_notes(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Which ranks could not be bound to the NUMA nodes of their GPUs, and why: one note for each reason."""
+    ranks: dict[str, dict[tuple[str, int], None]] = {}
+    for record in records:
+        numa = record.get("numa") if record.get("kind") == "startup" else None
+        if isinstance(numa, dict) and numa.get("note"):
+            ranks.setdefault(str(numa["note"]), {})[str(record["host"]), int(record["rank"])] = None
+    notes = []
+    for reason, unbound in ranks.items():
+        (host, rank), more = next(iter(unbound)), len(unbound) - 1
+        others = f" and {more} more {'rank' if more == 1 else 'ranks'}" if more else ""
+        notes.append(f"rank {rank} on {host}{others}: {reason}")
+    return notes
+
+
 def resumption_notes(record: dict[str, Any]) -> list[str]:
     """What a reader has to know of a run that was measured in several sessions.
 

@@ -15,6 +15,7 @@ import sys  # noqa: E402
 import tempfile  # noqa: E402
 import traceback  # noqa: E402
 from collections.abc import Mapping  # noqa: E402
+from dataclasses import asdict  # noqa: E402
 from datetime import timedelta  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -35,6 +36,7 @@ from pytest_ddpscale.worker.control import Control, connect  # noqa: E402
 from pytest_ddpscale.worker.device import open_device  # noqa: E402
 from pytest_ddpscale.worker.gang import Gang  # noqa: E402
 from pytest_ddpscale.worker.host import host_name  # noqa: E402
+from pytest_ddpscale.worker.numa import Binding, bind_to_gpu  # noqa: E402
 from pytest_ddpscale.worker.pinning import pin_to_cores  # noqa: E402
 from pytest_ddpscale.worker.transport import transport_environment  # noqa: E402
 from pytest_ddpscale.worker.whereabouts import Whereabouts, whereabouts_of  # noqa: E402
@@ -68,7 +70,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def startup_record(control: Control, device_id: str, device_name: str) -> dict[str, object]:
+def startup_record(control: Control, device_id: str, device_name: str, binding: Binding) -> dict[str, object]:
     """Who this rank is, and how long it took to get here."""
     cuda = torch.version.cuda
     return {
@@ -84,6 +86,7 @@ def startup_record(control: Control, device_id: str, device_name: str) -> dict[s
         "rendezvous_s": time.time() - IMPORTED_UNIX_S,
         "threads": torch.get_num_threads(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "numa": asdict(binding),
         "versions": {
             "python": sys.version.split()[0],
             "torch": torch.__version__,
@@ -111,14 +114,16 @@ def run(arguments: argparse.Namespace, whereabouts: Whereabouts) -> None:
     control = connect(timedelta(seconds=arguments.timeout_s))
     whereabouts.rank = control.rank
     whereabouts.phase = "joining the gang"
+    on_host = int(os.environ["LOCAL_WORLD_SIZE"])
     if plan.device_type == "cpu":
-        pin_to_cores(control.local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
+        pin_to_cores(control.local_rank, on_host)
     else:  # before NCCL starts, which reads it once
         os.environ.update(transport_environment(_nccl_logs(), directory.logs, control.rank, os.environ))
     device = open_device(plan.device_type, control.local_rank)
     device.on_step = whereabouts.count_step
+    binding = bind_to_gpu(device.id, on_host) if plan.device_type == "cuda" else Binding()
     gang = Gang(plan, control, device, directory, whereabouts, arguments.deadline_unix_s, steered=arguments.steered)
-    gang.announce(startup_record(control, device.id, device.name))
+    gang.announce(startup_record(control, device.id, device.name, binding))
     timeout = timedelta(seconds=arguments.timeout_s)
     with gang.process_group(timeout):
         for study_id in arguments.studies.split(","):

@@ -13,6 +13,7 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import (
+    binding_notes,
     errors_of,
     finish_run,
     interruptions_of,
@@ -193,3 +194,13 @@ class TestResumed:
 
 def test_now_is_utc_to_the_second() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", now_iso())
+
+
+def test_ranks_that_could_not_be_bound_are_told_once_for_each_reason() -> None:
+    refused, absent = "memory of NUMA node 0 is not preferred: Operation not permitted", "not bound: no cores"
+    startups = [
+        {"kind": "startup", "host": host, "rank": rank, "numa": {"node": 0, "note": note}}
+        for host, rank, note in (("n1", 0, refused), ("n1", 1, ""), ("n2", 2, refused), ("n2", 3, absent))
+    ]
+    again = [*startups, *startups, {"kind": "startup", "host": "n1", "rank": 0}]  # another gang; an older version
+    assert binding_notes(again) == [f"rank 0 on n1 and 1 more rank: {refused}", f"rank 3 on n2: {absent}"]

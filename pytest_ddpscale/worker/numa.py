@@ -1,0 +1,103 @@
+"""A rank on a GPU runs on the cores, and takes the memory, of the NUMA node that its GPU hangs on.
+
+What cannot be bound stays as it is: slower and noisier, and still right. The run says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_ddpscale.telemetry.pci import pci_address
+
+_SYSFS = Path("/sys")
+_TASKS = Path("/proc/self/task")
+# set_mempolicy(2) is no function of the C library. Memory is preferred, not demanded: a node that is full ends nobody.
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+_MPOL_PREFERRED = 1
+_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What became of one rank.
+
+    Attributes:
+        node: NUMA node whose cores the rank runs on; None if it runs where it is let.
+        note: what is not as it should be, and why; empty where there is nothing to tell.
+    """
+
+    node: int | None = None
+    note: str = ""
+
+
+def bind_to_gpu(uuid: str, local_world_size: int, sysfs: Path = _SYSFS) -> Binding:
+    """Bind this process, all its threads, and the memory that threads from now on take.
+
+    Args:
+        uuid: of the GPU, as NVML has it.
+        local_world_size: ranks on this host, which may all have GPUs of one NUMA node.
+        sysfs: where the kernel describes devices.
+    """
+    try:
+        node = node_of(pci_address(uuid), sysfs)
+        if node is None:
+            return Binding()  # one node, or a virtual machine that shows none
+        allowed = os.sched_getaffinity(0)
+        cores = allowed & cores_of(node, sysfs)
+        if len(cores) < local_world_size:
+            text = f"of the {len(allowed)} cores that it may use {len(cores)} are on NUMA node {node} of its GPU"
+            return Binding(
+                note=f"not bound: {text}; expected at least {local_world_size}, one for each rank of the host"
+            )
+        _run_on(cores)
+    except (OSError, ValueError, LookupError) as error:
+        return Binding(note=f"not bound to its GPU's NUMA node: {error}")
+    refusal = prefer_memory_of(node)
+    return Binding(node, refusal and f"memory of NUMA node {node} is not preferred: {refusal}")
+
+
+def node_of(pci_address: str, sysfs: Path) -> int | None:
+    """The NUMA node of a PCI device, such as ``0000:17:00.0``; None if the kernel knows of none. Raises OSError."""
+    try:
+        node = int((sysfs / "bus/pci/devices" / pci_address / "numa_node").read_text(encoding="ascii"))
+    except FileNotFoundError:  # a kernel without NUMA
+        return None
+    return None if node < 0 else node
+
+
+def cores_of(node: int, sysfs: Path) -> set[int]:
+    """The cores of a NUMA node, whether this process may use them or not. Raises OSError."""
+    text = (sysfs / "devices/system/node" / f"node{node}" / "cpulist").read_text(encoding="ascii").strip()
+    cores: set[int] = set()
+    for part in filter(None, text.split(",")):  # "0-31,64-95"; empty of a node that has memory only
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def prefer_memory_of(node: int) -> str:
+    """Take this thread's memory, and that of threads it starts, from a NUMA node while it has any. Returns why not."""
+    number = _SET_MEMPOLICY.get(platform.machine())
+    if number is None:
+        return f"the number of set_mempolicy is not known on {platform.machine()}"
+    nodes = (ctypes.c_ulong * (node // _BITS + 1))()
+    nodes[node // _BITS] = 1 << node % _BITS
+    libc = ctypes.CDLL(None, use_errno=True)
+    # The kernel takes one bit less than it is told.
+    failed = libc.syscall(
+        ctypes.c_long(number), ctypes.c_int(_MPOL_PREFERRED), nodes, ctypes.c_ulong(len(nodes) * _BITS + 1)
+    )
+    return f"set_mempolicy: {os.strerror(ctypes.get_errno())}" if failed else ""
+
+
+def _run_on(cores: set[int]) -> None:
+    """All threads: CUDA has started some already, and others may end meanwhile."""
+    os.sched_setaffinity(0, cores)
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(task.name), cores)

@@ -1,0 +1,101 @@
+"""A rank runs on the cores of its GPU's NUMA node, and says why where it does not."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.worker import numa
+from pytest_ddpscale.worker.numa import Binding, bind_to_gpu, cores_of, node_of, prefer_memory_of
+from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
+from tests.nvml_stand_in.machine import A100, PlayedMachine, uuid_of
+
+__all__ = ["machine", "nvml_library_directory"]
+ADDRESS = "0000:11:00.0"  # of the second GPU that the stand-in plays
+BIND = """
+import dataclasses, json, os, sys, threading
+from pathlib import Path
+from pytest_ddpscale.worker.numa import bind_to_gpu
+wait = threading.Event()
+threading.Thread(target=wait.wait, daemon=True).start()  # as CUDA has some before anything is bound
+binding = bind_to_gpu(sys.argv[1], 1, Path(sys.argv[2]))
+cores = [sorted(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")]
+preferred = any(" prefer:" in line for line in open("/proc/self/numa_maps"))
+print(json.dumps([dataclasses.asdict(binding), cores, preferred]))
+"""
+
+
+def sysfs(directory: Path, node: int, cpulists: dict[int, str]) -> Path:
+    """A machine whose second GPU hangs on `node`."""
+    device = directory / "bus/pci/devices" / ADDRESS
+    device.mkdir(parents=True)
+    (device / "numa_node").write_text(f"{node}\n", encoding="ascii")
+    for number, cpulist in cpulists.items():
+        folder = directory / "devices/system/node" / f"node{number}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{cpulist}\n", encoding="ascii")
+    return directory
+
+
+def test_the_kernel_says_on_which_node_a_gpu_is_and_which_cores_that_has(tmp_path: Path) -> None:
+    kernel = sysfs(tmp_path, 1, {0: "0-3", 1: "4-5,12,14-15", 2: ""})
+    assert node_of(ADDRESS, kernel) == 1
+    assert [cores_of(node, kernel) for node in range(3)] == [{0, 1, 2, 3}, {4, 5, 12, 14, 15}, set()]
+
+
+def bound(machine: PlayedMachine, kernel: Path) -> Any:
+    machine.play([A100, A100])
+    return json.loads(machine.run_python(BIND, uuid_of(1), str(kernel)))
+
+
+def test_a_rank_and_its_threads_run_on_the_cores_of_its_gpu_and_prefer_its_memory(
+    machine: PlayedMachine, tmp_path: Path
+) -> None:
+    core = min(os.sched_getaffinity(0))
+    binding, cores, prefers = bound(machine, sysfs(tmp_path, 0, {0: str(core)}))
+    assert cores == [[core], [core]]
+    assert binding["node"] == 0
+    assert prefers is (binding["note"] == ""), "a container may refuse it, and then that is said"
+
+
+def test_a_node_whose_memory_cannot_be_preferred_is_told(machine: PlayedMachine, tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    binding, cores, prefers = bound(machine, sysfs(tmp_path, 1000, {1000: str(core)}))
+    assert (cores, prefers) == ([[core], [core]], False)
+    assert binding["node"] == 1000
+    assert binding["note"].startswith("memory of NUMA node 1000 is not preferred: set_mempolicy: ")
+
+
+def test_a_rank_whose_job_has_no_cores_there_stays_where_it_is(machine: PlayedMachine, tmp_path: Path) -> None:
+    binding, cores, prefers = bound(machine, sysfs(tmp_path, 1, {0: "0", 1: "4096-4097"}))
+    assert {tuple(one) for one in cores} == {tuple(sorted(os.sched_getaffinity(0)))}
+    assert not prefers
+    assert binding["node"] is None
+    assert "0 are on NUMA node 1 of its GPU; expected at least 1" in binding["note"]
+
+
+@pytest.mark.parametrize(("address", "node"), [(ADDRESS, -1), ("0000:99:00.0", 0)])
+def test_where_the_kernel_knows_of_no_nodes_there_is_nothing_to_bind_and_to_tell(
+    address: str, node: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numa, "pci_address", lambda uuid: address)
+    assert bind_to_gpu("GPU-1", 1, sysfs(tmp_path, node, {0: "0"})) == Binding()
+
+
+def test_a_node_that_the_kernel_does_not_describe_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numa, "pci_address", lambda uuid: ADDRESS)
+    assert "node1/cpulist" in bind_to_gpu("GPU-1", 1, sysfs(tmp_path, 1, {0: "0"})).note
+
+
+def test_where_nobody_knows_the_system_call_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    assert prefer_memory_of(0) == "the number of set_mempolicy is not known on riscv64"
+
+
+def test_a_gpu_that_nvml_does_not_know_leaves_its_rank_unbound(machine: PlayedMachine) -> None:
+    code = "from pytest_ddpscale.worker.numa import *; print(bind_to_gpu('GPU-other', 1))"
+    assert "not bound to its GPU's NUMA node: NVMLError_NotFound" in machine.play([A100]).run_python(code)
