@@ -10,6 +10,7 @@ from typing import Any
 from pytest_ddpscale.launch.roll import RankNews, Roll
 
 _LAST_LINES = 12
+_NCCL_LINES = 20
 # torchrun prefixes its own lines with time, thread and source position, which help nobody here.
 _TORCHRUN_PREFIX = re.compile(r"^[WEI]\d{4} [\d:.]+ \d+ \S+\] (\[default\d+\]:)?")
 # What a rank says whose partner is gone: a consequence, not a cause.
@@ -110,7 +111,9 @@ def _failed(roll: Roll) -> str:
     others = f"; {more} more {'rank' if more == 1 else 'ranks'} failed after it" if more else ""
     where = _in_brackets(first.get("study"), first.get("arm"), first.get("round"))
     who = f"rank {first.get('rank')} on {first.get('host')}"
-    return f"{who} failed in {first.get('phase')}{where}: {first.get('type')}: {first.get('message')}{others}"
+    return f"{who} failed in {first.get('phase')}{where}: {first.get('type')}: {first.get('message')}{others}" + _nccl(
+        roll, first["node"], first.get("local_rank")
+    )
 
 
 def _exited(roll: Roll) -> str:
@@ -145,12 +148,19 @@ def _in_brackets(study: Any, arm: Any, number: Any) -> str:
 
 def _quoted(roll: Roll, rank: RankNews) -> str:
     words = roll.words.get((rank.node, rank.local_rank))
-    return f"; its last lines:\n{_indented(words)}" if words else ""
+    quoted = f"; its last lines:\n{_indented(words)}" if words else ""
+    return quoted + _nccl(roll, rank.node, rank.local_rank)
 
 
-def _indented(lines: Sequence[str]) -> str:
+def _nccl(roll: Roll, node: int, local_rank: int | None) -> str:
+    """What a rank's NCCL wrote last; nothing without NCCL."""
+    lines = () if local_rank is None else roll.nccl.get((node, local_rank), ())
+    return f"\nlast lines of its NCCL:\n{_indented(lines, _NCCL_LINES)}" if lines else ""
+
+
+def _indented(lines: Sequence[str], most: int = _LAST_LINES) -> str:
     # Output may be anything: what a terminal would act on is left out.
-    clean = ("".join(c for c in _TORCHRUN_PREFIX.sub("", line) if c.isprintable()) for line in lines[-_LAST_LINES:])
+    clean = ("".join(c for c in _TORCHRUN_PREFIX.sub("", line) if c.isprintable()) for line in lines[-most:])
     return "\n".join("  " + line for line in clean) or "  (no output)"
 
 

@@ -80,6 +80,7 @@ class Roll:
         failures: reports that ranks left of themselves, in the order in which they were heard.
         gone: ranks whose process ended before its work did, in that order.
         words: last lines of a rank's output, by node and local rank.
+        nccl: last lines that its NCCL wrote, likewise.
         versions: of the package on the nodes, with the hosts that have it.
         port: for the rendezvous, free on the first node; None before that came up.
         moved_s: when any rank last did something, on the supervisor's clock; None before all began.
@@ -92,6 +93,7 @@ class Roll:
     failures: list[dict[str, Any]] = field(default_factory=list)
     gone: list[RankNews] = field(default_factory=list)
     words: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    nccl: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     versions: dict[str, list[str]] = field(default_factory=dict)
     port: int | None = None
     moved_s: float | None = None
@@ -112,7 +114,8 @@ class Roll:
         news.heard_s = now_s
         handler = {
             "up": self._up, "rank": self._rank, "failed": self._failed, "gone": self._gone, "words": self._words,
-            "exit": self._exit, "survey": self._survey, "clock": self._clock, "post_mortem": self._post_mortem,
+            "nccl": self._nccl, "exit": self._exit, "survey": self._survey, "clock": self._clock,
+            "post_mortem": self._post_mortem,
         }.get(str(message["say"]))  # fmt: skip
         if handler is not None:
             handler(message, node, now_s)
@@ -157,6 +160,9 @@ class Roll:
     def _words(self, message: dict[str, Any], node: int, now_s: float) -> None:
         self.words.setdefault((node, int(message.get("local_rank", -1))), []).append(str(message.get("text", "")))
 
+    def _nccl(self, message: dict[str, Any], node: int, now_s: float) -> None:
+        self.nccl.setdefault((node, int(message["local_rank"])), []).append(str(message.get("text", "")))
+
     def _exit(self, message: dict[str, Any], node: int, now_s: float) -> None:
         self.nodes[node].exit = message
 
@@ -178,7 +184,7 @@ def _is_as_agents_make_it(message: dict[str, Any]) -> bool:
     """Whether what is read of it later has the type it should."""
     if type(message.get("node")) is not int or not isinstance(message.get("host"), str):
         return False
-    needed = {"local_rank"} if message["say"] in ("rank", "gone", "words") else set()
+    needed = {"local_rank"} if message["say"] in ("rank", "gone", "words", "nccl") else set()
     if any(type(message.get(name, None if name in needed else 0)) is not int for name in _NUMBERS):
         return False
     if not all(isinstance(message.get(name, ""), str) for name in ("state", "phase")):

@@ -31,7 +31,7 @@ from pytest_ddpscale.node.survey_process import (
     survey_command,
 )
 from pytest_ddpscale.node.torchrun import Place, RankExit, ended_pids, rank_exits, rank_log, torchrun_command
-from pytest_ddpscale.node.words import last_words
+from pytest_ddpscale.node.words import last_nccl_lines, last_words
 from pytest_ddpscale.orphans import die_with_parent
 from pytest_ddpscale.results.rank_status import STATUS_VARIABLE
 
@@ -144,8 +144,12 @@ class NodeAgent:
                 self._tell(news)
         output = self._output.decode("utf-8", errors="replace")
         exits = rank_exits(output)
-        self._tell_last_words(log_dir, exits, was_ended=was_ended)
-        if self._task.post_mortem and (was_ended or process.returncode != 0):
+        nccl_logs = self._nccl_logs(place, status)
+        self._tell_last_words(log_dir, nccl_logs, exits, was_ended=was_ended)
+        has_failed = was_ended or process.returncode != 0
+        if has_failed and nccl_logs[0].parent == status:  # which is about to be deleted
+            _copy(nccl_logs, log_dir)
+        if self._task.post_mortem and has_failed:
             self._look_at_gpus_again(was_ended=was_ended)
         self._say(
             "exit",
@@ -277,12 +281,22 @@ class NodeAgent:
             os.write(sys.stderr.fileno(), data)
         self._output = (self._output + data)[-_OUTPUT_BYTES:]
 
-    def _tell_last_words(self, log_dir: Path, exits: Sequence[RankExit], *, was_ended: bool) -> None:
+    def _nccl_logs(self, place: Place, status: Path) -> list[Path]:
+        """What each rank's NCCL wrote: with the ranks' status, or where it stays, if the user asked for it himself."""
+        first = place.index * self._task.ranks_per_node
+        folder = self._task.log_dir.parent if "NCCL_DEBUG" in os.environ else status
+        return [folder / f"nccl-rank-{first + local_rank}.log" for local_rank in range(self._task.ranks_per_node)]
+
+    def _tell_last_words(
+        self, log_dir: Path, nccl_logs: Sequence[Path], exits: Sequence[RankExit], *, was_ended: bool
+    ) -> None:
         """Of the ranks that failed; of all, if they were ended from outside and nobody knows which one failed."""
         speaking = range(self._task.ranks_per_node) if was_ended else sorted({one.local_rank for one in exits})
         for local_rank in speaking:
             for text in last_words(rank_log(log_dir, local_rank)):
                 self._say("words", local_rank=local_rank, text=text)
+            for text in last_nccl_lines(nccl_logs[local_rank]):
+                self._say("nccl", local_rank=local_rank, text=text)
 
     def _tell_survey(self, word: str, survey: dict[str, Any]) -> None:
         pieces = pieces_of(survey)
@@ -304,6 +318,12 @@ class NodeAgent:
 def host_of(environ: Mapping[str, str]) -> str:
     """This node's name as Slurm has it, which is what a drain command needs; else the host's."""
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def _copy(logs: Sequence[Path], folder: Path) -> None:
+    for log in logs:
+        with contextlib.suppress(OSError):  # without NCCL there are none
+            shutil.copy(log, folder)
 
 
 def _exit_on_signal(number: int, frame: object) -> None:

@@ -7,8 +7,8 @@ that the other side is gone. A mark tells our lines from whatever else a site's 
 An agent says ``up``, then ``survey`` if it was started with that: what its node is, in several pieces.
 Once told to start it says every few seconds ``beat`` or one ``rank`` per local rank, then what
 happens: ``failed`` (a rank's own report), ``gone`` (a rank's process ended before its work did),
-``words`` (last lines of a rank's output), ``post_mortem`` (what GPUs are after ranks failed, in pieces)
-and finally ``exit``. The supervisor says ``start``, then
+``words`` (last lines of a rank's output), ``nccl`` (last lines of its NCCL), ``post_mortem`` (what GPUs
+are after ranks failed, in pieces) and finally ``exit``. The supervisor says ``start``, then
 ``stay`` every few seconds, and ``stop``; and ``clock``, which every agent answers at once with
 ``clock`` and what its own shows.
 """

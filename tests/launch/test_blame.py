@@ -198,3 +198,28 @@ class TestStandstill:
 
     def test_before_any_rank_has_begun(self, one: News) -> None:
         assert describe_standstill(one.roll) == "no rank has begun"
+
+
+class TestNccl:
+    """NCCL's warnings go to a file of their own, not to the rank's output."""
+
+    def test_its_last_lines_follow_a_ranks_own_error(self, two: News) -> None:
+        two.failed(3, "DistBackendError", "NCCL error: unhandled system error")
+        two.say("nccl", 1, local_rank=0, text="of another rank")
+        for number in range(20):
+            two.say("nccl", 1, local_rank=1, text=f"n2:1:1 [1] NCCL WARN {number}")
+        two.exit(1, [1, 1, 103, True])
+        message, _, lines = describe(two.roll, 1, []).partition("\nlast lines of its NCCL:\n")
+        assert message == f"rank 3 on n2 failed in {PLACE}: DistBackendError: NCCL error: unhandled system error"
+        assert lines.splitlines() == [f"  n2:1:1 [1] NCCL WARN {number}" for number in range(20)]
+
+    def test_and_the_words_of_one_that_was_killed_or_stands_still(self, one: News) -> None:
+        one.rank(0, entered=13)
+        one.rank(1)
+        one.say("words", 0, local_rank=1, text="watchdog")
+        one.say("nccl", 0, local_rank=1, text="n1:1:1 [1] NCCL WARN timed out")
+        quoted = "; its last lines:\n  watchdog\nlast lines of its NCCL:\n  n1:1:1 [1] NCCL WARN timed out"
+        assert describe_standstill(one.roll).endswith(quoted)
+        one.gone(1)
+        one.exit(0, [1, -6, 101, True])
+        assert describe(one.roll, 1, []).endswith(quoted)
