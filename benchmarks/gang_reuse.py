@@ -201,7 +201,7 @@ def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--run", type=Path, metavar="RUN_DIR", help="read this finished session; measure nothing")
     # As many blocks as a session with the packaged thresholds, which has two studies.
-    parser.add_argument("--rounds", type=positive_int, default=2 * pace.rounds, help="(%(default)s)")
+    parser.add_argument("--rounds", type=positive_int, default=pace.rounds, help="(%(default)s)")
     parser.add_argument("--block-s", type=float, default=pace.block_s, help="length of a timed block (%(default)s)")
     parser.add_argument("--warmup-s", type=float, default=pace.warmup_s, help="of both arms together (%(default)s)")
     arguments = parser.parse_args()

@@ -4,7 +4,7 @@
     python benchmarks/wrong_verdicts.py --runs 200
 
 First table: the true value lies exactly on the bound, so that every decision is wrong, whichever way. A run looks after
-each round from the fifth to the limit and stops at the first decision. Noise: Gaussian; Student-t with 3 degrees of
+each round from the eighth to the limit and stops at the first decision. Noise: Gaussian; Student-t with 3 degrees of
 freedom; each independent and as AR(1) with correlation ρ between rounds. Beside the verdicts of this project: a
 group-sequential t-test calibrated for 5 % with independent noise (0.8 % at each look), which is what one would write
 first.

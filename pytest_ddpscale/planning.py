@@ -112,7 +112,8 @@ class Planning:
 
     def _pace(self) -> Pace:
         settings, default = self.settings, PACES[self.device_type]
-        return replace(default, rounds=settings.rounds or default.rounds, block_s=settings.block_s or default.block_s)
+        pace = replace(default, block_s=settings.block_s or default.block_s)
+        return replace(pace, rounds=settings.rounds, uncompared_rounds=settings.rounds) if settings.rounds else pace
 
 
 def limits_of(plan: Plan, settings: Settings, img_per_s: Mapping[str, float]) -> Limits:

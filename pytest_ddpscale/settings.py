@@ -92,8 +92,10 @@ OPTIONS = (
         "SQLite file with what this site's nodes reached; default: history.sqlite beside runs in ddpscale-runs",
     ),
     Option("--ddp-confidence", "0.95", "confidence of the intervals; default: 0.95"),
-    Option("--ddp-rounds", "N", "most rounds of a study, at least 5; default: 16. It ends once all is decided"),
-    Option("--ddp-block", "3s", "length of a timed block; default: 2s on GPU, 1.2s on CPU"),
+    Option(
+        "--ddp-rounds", "N", "most rounds of a study, at least 8; default: 32 (probes: 16); ends once all is decided"
+    ),
+    Option("--ddp-block", "3s", "length of a timed block; default: 2s on GPU, 0.75s on CPU"),
     Option("--ddp-isolate", None, "a fresh torchrun for each study instead of one warm gang"),
     Option("--ddp-allow-incomplete", None, "exit 0 although a selected requirement was not measured"),
 )

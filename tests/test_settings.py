@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.settings import OPTIONS, Option, Settings, settings_from
 
 BY_NAME = {option.name: option for option in OPTIONS}
@@ -34,7 +35,7 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "ddp_unfit": ("unfit", "leave-out", "stop", "leave-out", "stop"),
     "ddp_history": ("history", "site/a.sqlite", "b.sqlite", Path("site/a.sqlite"), Path("b.sqlite")),
     "ddp_confidence": ("confidence", "0.9", "0.99", 0.9, 0.99),
-    "ddp_rounds": ("rounds", "5", "20", 5, 20),
+    "ddp_rounds": ("rounds", "8", "20", 8, 20),
     "ddp_block": ("block_s", "1.5s", "3", 1.5, 3.0),
 }
 SWITCHES = {"ddp_isolate": "isolate", "ddp_allow_incomplete": "allow_incomplete"}
@@ -178,7 +179,7 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
         ),
         ("ddp_gpus_per_node", ["0", "-1", "2.0", "two", "+2", " "], "a whole number from 1 up"),
         ("ddp_rounds", ["0", "-5", "many"], "a whole number from 1 up"),
-        ("ddp_rounds", ["1", "4"], "at least 5 rounds: fewer never decide"),
+        ("ddp_rounds", ["1", "4"], f"at least {FEWEST_ROUNDS} rounds: fewer never decide"),
         ("ddp_world_sizes", ["0", "1,,2", "1;2", "1,-2", ",", "1,2,", "x"], "world sizes such as 1,2,4"),
         ("ddp_budget", ["0", "0s", "-1m", "10 m", "10d", "m", "1e3", "nan", "inf"], "a time such as 90s, 10m or 1h"),
         ("ddp_inactivity_limit", ["0", "soon"], "a time such as 90s, 10m or 1h"),
@@ -221,7 +222,7 @@ def test_a_switch_is_neither_true_nor_false(name: str) -> None:
 
 
 def test_a_refusal_says_where_the_value_came_from() -> None:
-    with pytest.raises(OptionError, match=r"^--ddp-rounds: found '4'; expected at least 5 rounds"):
+    with pytest.raises(OptionError, match=rf"^--ddp-rounds: found '4'; expected at least {FEWEST_ROUNDS} rounds"):
         read({"ddp_rounds": "4"})
     with pytest.raises(OptionError, match=r"^DDPSCALE_ROUNDS: found '4'"):
         read({}, {"DDPSCALE_ROUNDS": "4"})
@@ -238,5 +239,5 @@ def test_any_text_is_read_or_refused_in_words(name: str, text: str) -> None:
         return
     assert settings.inactivity_limit_s > 0
     assert 0.5 <= settings.confidence < 1
-    assert settings.rounds is None or settings.rounds >= 5
+    assert settings.rounds is None or settings.rounds >= FEWEST_ROUNDS
     assert settings.gpus_per_node is None or settings.gpus_per_node >= 1

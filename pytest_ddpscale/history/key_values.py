@@ -98,7 +98,7 @@ def key_values_of(evidence: Evidence) -> list[KeyValue]:
 
     Per GPU: its throughput alone and with all others at once, without communication, and what probes of one device
     gave. Per node: throughput per GPU under DDP, where that fits one node, and what the slowest group or pair of its
-    ranks reached in each probe that communicates. Medians over rounds; fewer than five rounds, a study that broke and
+    ranks reached in each probe that communicates. Medians over rounds; too few rounds, a study that broke and
     imported samples give none.
 
     Args:

@@ -14,7 +14,7 @@ from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMI
 STARTUP_S = 15.0
 OVERHEAD_PER_BLOCK_S = 0.4
 # After which most studies are decided: the mean of benchmarks/wrong_verdicts.py over margins from 2 to 10 %.
-TYPICAL_ROUNDS = 8
+TYPICAL_ROUNDS = 11
 # Of one probe: buffers made, the result verified, a communicator where it needs one.
 PROBE_SETUP_S = 2.0
 # One round of node pairs: a communicator of two ranks each, and twenty all-reduces.

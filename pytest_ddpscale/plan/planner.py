@@ -12,8 +12,9 @@ from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, DeviceType, Placement, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 
-# Fewer rounds never decide: their spread says too little about the spread.
-FEWEST_ROUNDS = 5
+# Fewer rounds never decide: their spread says too little about the spread, and on a node of eight GPUs not every one
+# has had its turn alone.
+FEWEST_ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -24,17 +25,20 @@ class Pace:
         rounds: times every arm is timed at most; a study ends sooner once all its requirements are decided.
         block_s: seconds a timed block aims at.
         warmup_s: untimed seconds before the first round of a study.
+        uncompared_rounds: the limit, if it is lower, of probes and of studies without the arm ``alone``: no ratio of
+            two arms has the noise of both there, and a nightly check has five minutes.
     """
 
     rounds: int
     block_s: float
     warmup_s: float
+    uncompared_rounds: int = 16
 
 
 # GPU: a block holds at least two NVML utilization samples (1/6 s to 1 s apart), and ten seconds heat the
-# GPU up. CPU: blocks long enough to average over a scheduler's whims. At most 16 rounds, as many as a fixed design
-# would always take that decides when the truth is one standard deviation of a round away from the bound.
-PACES: dict[DeviceType, Pace] = {"cuda": Pace(16, 2.0, 10.0), "cpu": Pace(16, 1.2, 2.0)}
+# GPU up. CPU: blocks long enough to average over a scheduler's whims. At most 32 rounds: with 16 a sound node is often
+# left undecided (docs/decisions.md).
+PACES: dict[DeviceType, Pace] = {"cuda": Pace(32, 2.0, 10.0), "cpu": Pace(32, 0.75, 2.0)}
 # Of one probe in one round. Probes reach their pace at once, and there are many.
 PROBE_BLOCKS_S: dict[DeviceType, float] = {"cuda": 0.4, "cpu": 0.1}
 
@@ -109,16 +113,13 @@ def build_plan(
     if layout is not None:
         _add_whole_nodes(arms, layout)
     _add_each(arms, layout)
-    studies = tuple(
-        Study(scaling, workload, tuple(sorted(wanted, key=_by_size)), pace.rounds, pace.block_s, pace.warmup_s)
-        for (scaling, workload), wanted in arms.items()
-    )
+    studies = tuple(_study(scaling, workload, wanted, pace) for (scaling, workload), wanted in arms.items())
     pairs = pair_study(device_type) if layout is not None and (studies or probed) else None
     if layout is not None:
         ranks_per_node = layout.ranks_per_node
     elif not takes_all:
         ranks_per_node = None
-    probe_study = ProbeStudy(probed, pace.rounds, PROBE_BLOCKS_S[device_type]) if probed else None
+    probe_study = ProbeStudy(probed, _rounds((), pace), PROBE_BLOCKS_S[device_type]) if probed else None
     return Plan(sku, device_type, studies, seed, nodes, ranks_per_node, pairs, probe_study, survey)
 
 
@@ -177,6 +178,15 @@ def _add_each(arms: Wanted, layout: Layout | None) -> None:
         # By name, so that the order of the questions changes no study.
         key = min(candidates, key=lambda candidate: candidate[1].name)
         arms[key].add(Arm("each", ranks, key[1].batch_size))
+
+
+def _study(scaling: Scaling, workload: Workload, arms: Iterable[Arm], pace: Pace) -> Study:
+    inorder = tuple(sorted(arms, key=_by_size))
+    return Study(scaling, workload, inorder, _rounds(inorder, pace), pace.block_s, pace.warmup_s)
+
+
+def _rounds(arms: Iterable[Arm], pace: Pace) -> int:
+    return pace.rounds if any(arm.kind == "alone" for arm in arms) else min(pace.rounds, pace.uncompared_rounds)
 
 
 def _by_size(arm: Arm) -> tuple[int, str, str]:

@@ -23,7 +23,7 @@ from pytest_ddpscale.verdict.probing import probes_needed
 from pytest_ddpscale.verdict.verdict import Verdict
 
 # Of a study that no requirement is about, made for a test of the site's own.
-ROUNDS_WITHOUT_REQUIREMENTS = 8
+ROUNDS_WITHOUT_REQUIREMENTS = FEWEST_ROUNDS
 
 
 class Decider:

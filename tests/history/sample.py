@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.history.key_values import KeyValue
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.results.records import Measurement, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -20,7 +21,7 @@ GPUS = 2
 VERSIONS = {"torch": "2.14.0", "cuda": "13.0"}
 FIRST_NIGHT = datetime(2026, 1, 1, 2, tzinfo=timezone.utc)
 ALONE, EACH, DDP = Arm("alone", 1, 4), Arm("each", GPUS, 4), Arm("ddp", GPUS, 4)
-STUDY = Study("weak", WORKLOAD, (ALONE, EACH, DDP), 5, 1.0, 0.0)
+STUDY = Study("weak", WORKLOAD, (ALONE, EACH, DDP), FEWEST_ROUNDS, 1.0, 0.0)
 
 
 def at(night: int) -> str:
@@ -28,7 +29,9 @@ def at(night: int) -> str:
     return (FIRST_NIGHT + timedelta(days=night)).isoformat(timespec="seconds")
 
 
-def measurements(host: str, img_per_s: Sequence[float], rounds: int = 5, first_rank: int = 0) -> list[Measurement]:
+def measurements(
+    host: str, img_per_s: Sequence[float], rounds: int = FEWEST_ROUNDS, first_rank: int = 0
+) -> list[Measurement]:
     """All arms of one node.
 
     Args:

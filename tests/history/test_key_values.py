@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.history.key_values import KeyValue, key_values_of
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
@@ -141,7 +142,7 @@ def probe_measurements(probe: Probe, ranks: range, rate: float, **changes: objec
             ),
             **changes,  # type: ignore[arg-type]
         )
-        for number in range(5)
+        for number in range(FEWEST_ROUNDS)
         for rank in ranks
     ]  # fmt: skip
 

@@ -16,6 +16,7 @@ from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.overview import read_histories
 from pytest_ddpscale.history.reading import MOST_RUNS, host_runs
 from pytest_ddpscale.history.recording import add_run
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.verdict.evidence import read_evidence
@@ -116,7 +117,7 @@ def lose_gpu(history: Path, number: int) -> Verdict:
     run = judged_run(history.parent / f"lost{number}", number, outcome="partial")
     lines = run.measurements_jsonl.read_text(encoding="utf-8").splitlines()
     kept = [one for one in lines if not (json.loads(one).get("device") == "GPU-n1-1" and '"arm":"each' in one)]
-    assert len(kept) == len(lines) - 5
+    assert len(kept) == len(lines) - FEWEST_ROUNDS
     run.measurements_jsonl.write_text("\n".join([*kept, ""]), encoding="utf-8")
     verdict = judge_regression(case(), read_evidence(run), baseline(history, number), 0.95)
     add_run(history, run.path)

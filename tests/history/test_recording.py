@@ -13,6 +13,7 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.reading import HostRun, host_runs, skus_and_hosts
 from pytest_ddpscale.history.recording import add_run, record_run
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.simulate.writing import write_simulated_run
@@ -123,7 +124,7 @@ def test_a_node_that_was_left_out_has_no_part_in_the_run(tmp_path: Path, history
 def test_simulated_runs_have_a_sku_of_their_own(tmp_path: Path, history: Path) -> None:
     cluster = a100(8)
     run = RunDirectory.create(tmp_path / "run")
-    write_simulated_run(run, cluster, cluster.plan(rounds=5), faults(), 0)
+    write_simulated_run(run, cluster, cluster.plan(rounds=FEWEST_ROUNDS), faults(), 0)
     judgement = conclude(run, "incomplete", judged_at=at(0))
     record_run(history, run, type(judgement)("a100-sxm4-80gb", "incomplete", "", ()))
     with reading(history) as connection:

@@ -19,6 +19,7 @@ from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.place import place_here
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.metrics.rounds import arm_rounds
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -28,9 +29,9 @@ pytestmark = pytest.mark.slow
 TINY = Workload("tiny", "resnet18", "fp32", 2, 32, "contiguous", 4, num_classes=10)
 ARMS = (Arm("alone", 1, 2), Arm("ddp", 1, 2), Arm("ddp", 2, 2))
 EVERY_KIND = (*ARMS, Arm("each", 2, 2), Arm("no_sync", 2, 2))
-WEAK = Study("weak", TINY, ARMS, rounds=5, block_s=0.1, warmup_s=0.1)
+WEAK = Study("weak", TINY, ARMS, rounds=FEWEST_ROUNDS, block_s=0.1, warmup_s=0.1)
 WHOLE = replace(WEAK, arms=EVERY_KIND)
-STRONG = Study("strong", TINY, (Arm("alone", 1, 4), Arm("ddp", 2, 2)), rounds=5, block_s=0.1, warmup_s=0.1)
+STRONG = Study("strong", TINY, (Arm("alone", 1, 4), Arm("ddp", 2, 2)), rounds=FEWEST_ROUNDS, block_s=0.1, warmup_s=0.1)
 NARROW = replace(STRONG, workload=replace(TINY, name="narrow"), arms=STRONG.arms[:1])
 LONG = replace(WEAK, workload=replace(TINY, name="long"), rounds=10_000)
 SITE_TOKEN = "hunter2-of-the-site"
@@ -81,7 +82,7 @@ def test_one_gang_measures_every_arm_of_every_study_in_every_round(measured: tup
     for study in (WHOLE, STRONG, NARROW):
         for arm in study.arms:
             rounds = arm_rounds(measurements, study.id, arm)
-            assert list(rounds) == list(range(5))
+            assert list(rounds) == list(range(FEWEST_ROUNDS))
             assert {rank.batch_size for r in rounds.values() for rank in r.ranks} == {arm.batch_size}
     assert all(len(m.step_s) == m.steps and m.utilization is not None for m in measurements)
     assert {m.device for m in measurements} == {"cpu"}
@@ -93,7 +94,7 @@ def test_arms_take_turns_within_a_round(measured: tuple[RunDirectory, Supervisor
     order = [(m.round, m.arm) for m in measured[0].read_measurements() if (m.study, m.rank) == (WHOLE.id, 0)]
     assert [number for number, _ in order] == sorted(number for number, _ in order)
     names = {arm.name for arm in EVERY_KIND}
-    assert all({arm for number, arm in order if number == r} == names for r in range(5))
+    assert all({arm for number, arm in order if number == r} == names for r in range(FEWEST_ROUNDS))
 
 
 def test_arms_of_every_kind_are_measured_on_their_ranks_and_replicas_agree(
@@ -222,7 +223,7 @@ def test_two_gangs_at_once_do_not_meet(tmp_path: Path) -> None:
 
 
 class WantsLess:
-    """A judge that after five rounds wants only one arm, and after six nothing."""
+    """A judge that after the fewest rounds wants only one arm, and after one more nothing."""
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -231,7 +232,7 @@ class WantsLess:
         self.rounds += record.get("kind") == "round_end"
 
     def needed_arms(self, study_id: str) -> list[str]:
-        return ["alone", "ddp@2"] if self.rounds < 5 else ["alone"] if self.rounds == 5 else []
+        return ["alone", "ddp@2"] if self.rounds < FEWEST_ROUNDS else ["alone"] if self.rounds == FEWEST_ROUNDS else []
 
 
 def test_a_study_ends_when_all_is_decided_and_arms_before_it(tmp_path: Path) -> None:
@@ -242,8 +243,12 @@ def test_a_study_ends_when_all_is_decided_and_arms_before_it(tmp_path: Path) -> 
     Supervisor(place_here("cpu"), run, Limits(inactivity_s=120), judge=WantsLess()).measure(plan)
     measurements = run.read_measurements()
     rounds = {arm.name: sorted(arm_rounds(measurements, study.id, arm)) for arm in study.arms}
-    # Rank 0 asks for a word from the fifth round on: until then every arm is timed.
-    assert rounds == {"alone": list(range(6)), "ddp@1": list(range(5)), "ddp@2": list(range(5))}
+    # Rank 0 asks for a word from the last of the fewest rounds on: until then every arm is timed.
+    assert rounds == {
+        "alone": list(range(FEWEST_ROUNDS + 1)),
+        "ddp@1": list(range(FEWEST_ROUNDS)),
+        "ddp@2": list(range(FEWEST_ROUNDS)),
+    }
     assert ends(run)[study.id]["reason"] == "decided"
     timed = [record["arms"] for record in run.read_records() if record["kind"] == "round_end"]
-    assert timed == [["alone", "ddp@1", "ddp@2"]] * 5 + [["alone"]]
+    assert timed == [["alone", "ddp@1", "ddp@2"]] * FEWEST_ROUNDS + [["alone"]]

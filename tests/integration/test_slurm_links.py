@@ -14,7 +14,7 @@ from tests.slurm_lab.node import Node
 pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
 WEAK = "weak_scaling_efficiency"
-SHORTER = ("--ddp-rounds=5", "--ddp-block=0.2s")  # a node with little CPU takes several times as long
+SHORTER = ("--ddp-rounds=8", "--ddp-block=0.2s")  # a node with little CPU takes several times as long
 
 
 def names(nodes: int) -> list[str]:

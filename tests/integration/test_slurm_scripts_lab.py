@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 ENVIRON = {"DDPSCALE_VENV": sys.prefix, "DDPSCALE_SKU": "cpu", "OMP_NUM_THREADS": "1"}
 SETTLED_S = 30
 RUN_S = 240
-QUICK = "--ddp-rounds=5 --ddp-block=0.2s --ddp-gpus-per-node=1 -p no:cacheprovider"
+QUICK = "--ddp-rounds=8 --ddp-block=0.2s --ddp-gpus-per-node=1 -p no:cacheprovider"
 # A bound that no machine keeps: each node is rejected, and nobody but the node is there to blame.
 IMPOSSIBLE = THRESHOLDS.replace("at_least: 0.0005, source: {measured: 0.03", "at_least: 1000, source: {measured: 1001")
 # What such a node passes all the same.

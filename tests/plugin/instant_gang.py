@@ -12,11 +12,12 @@ import os
 import signal
 
 from pytest_ddpscale import session
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.results.records import Measurement, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 
-ROUNDS = 7
+ROUNDS = FEWEST_ROUNDS + 1
 IMG_PER_S = {"ddp@2": 90.0}  # of a rank
 ALONE_IMG_PER_S = 100.0
 

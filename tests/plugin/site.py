@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.packaged import packaged
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Measurement, parse_strict_json
@@ -23,7 +24,7 @@ from tests.plugin.prepared import PreparedPytest
 
 TIMEOUT_S = 120
 SKU = "tested-gpu"
-ROUNDS = 7
+ROUNDS = FEWEST_ROUNDS + 1
 
 # Test item → the line of the thresholds file that it comes from. `MEASURED_RUN` keeps each of them.
 REQUIREMENTS = {

@@ -32,7 +32,7 @@ def test_the_plan_is_printed_with_studies_arms_minutes_and_gpu_hours(site: Site,
     for series in MEASURED_RUN:
         assert f"{series.arm.name} (batch {series.arm.batch_size})" in output
     for study in ("weak/resnet152-fp16", "weak/vit-b-16-fp16", "strong/vit-b-16-fp16"):
-        assert re.search(rf"^  {study} +[\d.]+ min  at most 16 rounds of ", output, re.MULTILINE)
+        assert re.search(rf"^  {study} +[\d.]+ min  at most 32 rounds of ", output, re.MULTILINE)
 
 
 def test_the_shipped_thresholds_of_a_b200_can_be_planned_anywhere(site: Site) -> None:

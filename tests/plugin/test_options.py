@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from tests.plugin.site import REQUIREMENTS, Site, assert_refused, contents
 
 A_TIME = "a time such as 90s, 10m or 1h"
@@ -20,7 +21,7 @@ A_TIME = "a time such as 90s, 10m or 1h"
         ("--ddp-confidence=95", "from 0.5 to 0.9999"),
         ("--ddp-confidence=nan", "from 0.5 to 0.9999"),
         ("--ddp-confidence=high", "a number such as 0.95"),
-        ("--ddp-rounds=4", "at least 5 rounds"),
+        ("--ddp-rounds=4", f"at least {FEWEST_ROUNDS} rounds"),
         ("--ddp-rounds=many", "a whole number from 1 up"),
         ("--ddp-gpus-per-node=0", "a whole number from 1 up"),
         ("--ddp-gpus-per-node=1.5", "a whole number from 1 up"),

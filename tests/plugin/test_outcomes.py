@@ -10,6 +10,7 @@ import pytest
 from tests.plugin.site import (
     MEASURED_RUN,
     REQUIREMENTS,
+    ROUNDS,
     WEAK_8,
     WEAK_8_NODE_ID,
     Site,
@@ -55,7 +56,7 @@ def test_an_impossible_bound_rejects_for_exactly_that_requirement(site: Site) ->
     line = site.thresholds.read_text(encoding="utf-8").splitlines().index(f"      - {impossible}") + 1
     assert "FAIL  weak_scaling_efficiency[resnet152-fp16-8gpu]" in output
     assert re.search(r"value +97\.[45]", output)
-    assert re.search(r"interval +\[97\.4\d*, 97\.5\d*\] %  \(95% confidence, 7 rounds\)", output)
+    assert re.search(rf"interval +\[97\.4\d*, 97\.5\d*\] %  \(95% confidence, {ROUNDS} rounds\)", output)
     assert re.search(rf"bound +≥ 150.* %  \(severity fail, {re.escape(str(site.thresholds))}:{line}\)", output)
     verdicts = {verdict["id"]: verdict["outcome"] for verdict in site.verdicts()["verdicts"]}
     assert [name for name, outcome in verdicts.items() if outcome != "passed"] == [
@@ -275,7 +276,7 @@ def test_samples_of_a_judged_run_serve_a_test_of_ones_own(site: Site) -> None:
         "import pytest\n\n"
         "def test_own(run):\n"
         "    values = run.samples('weak_scaling_efficiency', 'resnet152-fp16', 8)\n"
-        "    assert len(values) == 7 and all(0.97 < value < 0.98 for value in values)\n"
+        f"    assert len(values) == {ROUNDS} and all(0.97 < value < 0.98 for value in values)\n"
         "    assert run.samples('throughput_per_gpu', 'vit-b-16-fp16', 4) == []\n"
         "    assert run.sku == 'tested-gpu' and (run.directory / 'run.json').is_file()\n",
     )

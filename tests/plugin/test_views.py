@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.plugin.site import REQUIREMENTS, WEAK_8, Site, assert_no_crash, output_of, thresholds_with
+from tests.plugin.site import REQUIREMENTS, ROUNDS, WEAK_8, Site, assert_no_crash, output_of, thresholds_with
 
 VERDICT_KEYS = {
     "id", "metric", "workload", "world_size", "severity", "bound", "outcome", "value", "interval", "confidence",
@@ -42,13 +42,13 @@ def test_verdicts_json_is_the_record_of_truth(site: Site, judged: Path) -> None:
         assert not others
         difference = verdict["value"] - bound if side == "at_least" else bound - verdict["value"]
         assert verdict["margin"] == pytest.approx(difference / bound)
-        assert verdict["rounds"] == 7
+        assert verdict["rounds"] == ROUNDS
     failed = [verdict for verdict in record["verdicts"] if verdict["outcome"] != "passed"]
     assert [verdict["id"] for verdict in failed] == ["device_utilization[resnet152-fp16-8gpu]"]
     (culprit,) = failed[0]["culprits"]
     assert culprit == {
         "kind": "gpu", "host": "node7", "gpu_index": 7, "gpu_uuid": "GPU-00000007",
-        "evidence": "least busy of 8 in 7 of 7 rounds",
+        "evidence": f"least busy of 8 in {ROUNDS} of {ROUNDS} rounds",
         "peer_host": None, "peer_gpu_index": None, "peer_gpu_uuid": None, "is_certain": True,
     }  # fmt: skip
 

@@ -11,6 +11,7 @@ import pytest
 from pytest_ddpscale import devices
 from pytest_ddpscale import session as session_module
 from pytest_ddpscale.opening import open_session
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.session import AcceptanceSession, Site
 from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.sku.detection import Gpu
@@ -54,7 +55,7 @@ def opened(tmp_path: Path, machine: Callable[..., None]) -> Open:
 
     def open_it(collect_only: bool = False, **options: Any) -> AcceptanceSession:
         if options.get("gpu_sku", "cpu") == "cpu":
-            options = {"ddp_gpus_per_node": "2", "ddp_rounds": "5", **options}
+            options = {"ddp_gpus_per_node": "2", "ddp_rounds": str(FEWEST_ROUNDS), **options}
         options.setdefault("gpu_sku", "cpu")
         options.setdefault("ddp_run_dir", str(tmp_path / "run"))
         return open_session(

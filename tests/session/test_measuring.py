@@ -6,6 +6,7 @@ import pytest
 
 from pytest_ddpscale.cluster import Cluster
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.pair_record import PairMeasurement
 from pytest_ddpscale.session import AcceptanceSession
 from tests.session.sample import IMG_PER_S, InstantGang, Open, nothing
@@ -61,7 +62,7 @@ class TestMeasuring:
         measuring.judge(measuring.cases[0], nothing)
         for _ in range(2):
             samples = measuring.samples("strong_scaling_speedup", "r", 2, nothing)
-            assert samples == pytest.approx([2.0] * 5)
+            assert samples == pytest.approx([2.0] * FEWEST_ROUNDS)
         assert [study.id for gang in gangs for study in gang.plan.studies] == ["weak/r", "strong/r-extra1"]
         assert measuring.run is not None
         assert [study.id for study in measuring.run.read_plan().studies] == ["weak/r", "strong/r-extra1"]

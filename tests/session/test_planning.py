@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from tests.session.sample import InstantGang, Open
 
 
@@ -14,7 +15,7 @@ class TestPlanning:
         assert session.plan is not None
         assert [study.id for study in session.plan.studies] == ["weak/r"], "8 ranks do not fit"
         assert [arm.name for arm in session.plan.studies[0].arms] == ["alone", "ddp@2", "each@2"]
-        assert (session.plan.studies[0].rounds, session.plan.studies[0].block_s) == (5, 7.0)
+        assert (session.plan.studies[0].rounds, session.plan.studies[0].block_s) == (FEWEST_ROUNDS, 7.0)
         session.select(session.cases[:1])
         assert [arm.name for arm in session.plan.studies[0].arms] == ["alone"]
 

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from pytest_ddpscale.packaged import packaged
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Measurement
@@ -44,7 +45,7 @@ def faults(*texts: str, gpus: int = 8, topology: Topology = TOPOLOGY) -> Faults:
     return parse_faults(texts, gpus, topology)
 
 
-def weak_study(arm: Arm, rounds: int = 5, workload: Workload | None = None) -> Study:
+def weak_study(arm: Arm, rounds: int = FEWEST_ROUNDS, workload: Workload | None = None) -> Study:
     """ResNet-152 on A100s, in one arm."""
     chosen = workload or thresholds().thresholds.skus["a100-sxm4-80gb"].workloads[RESNET]
     return Study("weak", chosen, (arm,), rounds, 0.0, 0.0)

@@ -11,8 +11,11 @@ import pytest
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.packaged import packaged
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 
 THRESHOLDS = packaged("thresholds.yaml")
+
+SHORT = ("--rounds", str(FEWEST_ROUNDS))
 
 
 def simulate(out: Path, *arguments: str, sku: str = "a100", workloads: str | None = "resnet152-fp16") -> int:
@@ -37,7 +40,7 @@ def judged(run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_run_directory_is_made_and_the_next_step_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate(tmp_path / "run", "--rounds", "5", "--fault", "slow-gpu:3:1.2", "--fault", "drift:2") == 0
+    assert simulate(tmp_path / "run", *SHORT, "--fault", "slow-gpu:3:1.2", "--fault", "drift:2") == 0
     said = capsys.readouterr().out
     assert "SIMULATED: no machine was measured" in said
     assert "slow-gpu:3:1.2, drift:2" in said
@@ -54,7 +57,7 @@ def test_a_run_directory_is_made_and_the_next_step_named(tmp_path: Path, capsys:
     ],
 )
 def test_the_cluster_is_as_large_as_asked(arguments: tuple[str, ...], arms: set[str], tmp_path: Path) -> None:
-    assert simulate(tmp_path / "run", "--rounds", "5", *arguments) == 0
+    assert simulate(tmp_path / "run", *SHORT, *arguments) == 0
     assert arms <= plan_of(tmp_path / "run")["weak/resnet152-fp16"]
 
 
@@ -88,7 +91,7 @@ def test_a_faulty_simulated_machine_is_rejected_by_name(tmp_path: Path) -> None:
     [
         (("--fault", "slow-gpu:8:1.1"), ("--fault", "slow-gpu:8:1.1", "a rank from 0 to 7")),
         (("--fault", "broken"), ("found 'broken'", "slow-gpu:RANK:FACTOR")),
-        (("--rounds", "4"), ("--rounds", "at least 5")),
+        (("--rounds", "4"), ("--rounds", f"at least {FEWEST_ROUNDS}")),
         (("--world-sizes", "16"), ("--world-sizes", "found '16'", "1 to 8")),
         (("--world-sizes", "two"), ("--world-sizes", "found 'two'")),
         (("--gpus", "0"), ("--gpus", "found 0")),
@@ -107,15 +110,15 @@ def test_mistakes_are_sentences_and_leave_nothing_behind(
 
 
 def test_a_run_is_never_written_over_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate(tmp_path / "run", "--rounds", "5") == 0
+    assert simulate(tmp_path / "run", *SHORT) == 0
     before = (tmp_path / "run" / "measurements.jsonl").read_bytes()
-    assert simulate(tmp_path / "run", "--rounds", "5", "--seed", "1") == 4
+    assert simulate(tmp_path / "run", *SHORT, "--seed", "1") == 4
     assert "already holds a run" in capsys.readouterr().err
     assert (tmp_path / "run" / "measurements.jsonl").read_bytes() == before
 
 
 def test_power_prints_shares_with_intervals(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--gpu-sku", "a100", "--workloads", "resnet152-fp16", "--trials", "2", "--rounds", "5"]
+    asked = ["--gpu-sku", "a100", "--workloads", "resnet152-fp16", "--trials", "2", *SHORT]
     assert main(["thresholds", "power", str(THRESHOLDS), *asked, "--faults", "slow-gpu:1.3,corrupt-rank"]) == 0
     said = capsys.readouterr()
     rows = [line.split()[0] for line in said.out.splitlines()[1:4]]

@@ -11,7 +11,7 @@ from tests.simulate.sample import a100, faults
 CLUSTER = a100()
 
 
-def decided(*texts: str, rounds: int = 16, seed: int = 1) -> dict[str, DecidedStudy]:
+def decided(*texts: str, rounds: int = 32, seed: int = 1) -> dict[str, DecidedStudy]:
     plan = CLUSTER.plan(rounds=rounds, short_blocks=True)
     wrong = faults(*texts, topology=CLUSTER.topology)
     studies = decide(plan, CLUSTER.performance, wrong, CLUSTER.cases, 0.95, seed)
@@ -28,7 +28,7 @@ def test_a_sound_machine_passes_all_that_its_thresholds_can_ask() -> None:
 
 def test_a_study_ends_once_all_is_decided_and_never_before_the_fewest_rounds() -> None:
     studies = decided()
-    assert FEWEST_ROUNDS <= len(studies["weak"].rounds) < 16
+    assert FEWEST_ROUNDS <= len(studies["weak"].rounds) < 32
     assert len(studies["strong"].rounds) == FEWEST_ROUNDS  # host-bound, whatever the rounds
 
 

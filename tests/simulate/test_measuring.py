@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.simulate.measuring import SimulatedRun, device_id
@@ -29,19 +30,19 @@ def mean_step_s(one: Measurement) -> float:
 
 
 def test_the_same_seed_gives_the_same_records_and_another_one_others() -> None:
-    plan = CLUSTER.plan(rounds=5)
+    plan = CLUSTER.plan(rounds=FEWEST_ROUNDS)
     assert records(plan, 7) == records(plan, 7)
     assert records(plan, 7) != records(plan, 8)
 
 
 def test_every_arm_round_and_rank_of_the_plan_is_there_once() -> None:
-    plan = CLUSTER.plan(rounds=5)
+    plan = CLUSTER.plan(rounds=FEWEST_ROUNDS)
     found = [r for r in records(plan) if r["kind"] == "measurement"]
     expected = {
         (study.id, arm.name, number, rank, arm.batch_size)
         for study in plan.studies
         for arm in study.arms
-        for number in range(5)
+        for number in range(FEWEST_ROUNDS)
         for rank in range(arm.world_size)
     }
     assert {(r["study"], r["arm"], r["round"], r["rank"], r["batch_size"]) for r in found} == expected
@@ -49,9 +50,15 @@ def test_every_arm_round_and_rank_of_the_plan_is_there_once() -> None:
 
 
 def test_records_come_in_the_order_of_a_real_run() -> None:
-    kinds = [r["kind"] for r in records(CLUSTER.plan(rounds=5))]
+    kinds = [r["kind"] for r in records(CLUSTER.plan(rounds=FEWEST_ROUNDS))]
     without_repeats = [kind for kind, before in zip(kinds, ["", *kinds], strict=False) if kind != before]
-    one_study = ["study_start", "seeded_step", "workload_flops", *["measurement", "round_end"] * 5, "study_end"]
+    one_study = [
+        "study_start",
+        "seeded_step",
+        "workload_flops",
+        *["measurement", "round_end"] * FEWEST_ROUNDS,
+        "study_end",
+    ]
     assert without_repeats == one_study * 2  # weak and strong
 
 
@@ -69,7 +76,7 @@ def test_blocks_are_what_their_steps_are(seed: int, block_s: float) -> None:
 
 
 def test_time_goes_on_from_block_to_block() -> None:
-    starts = [r["started_unix_s"] for r in records(CLUSTER.plan(rounds=5)) if r["kind"] == "measurement"]
+    starts = [r["started_unix_s"] for r in records(CLUSTER.plan(rounds=FEWEST_ROUNDS)) if r["kind"] == "measurement"]
     assert starts == sorted(starts)
     assert starts[-1] > starts[0] + 60
 
@@ -118,7 +125,7 @@ def test_a_corrupt_rank_has_other_checksums_and_nobody_else() -> None:
     found = records(plan, 0, "corrupt-rank:5")
     seeded = {r["rank"]: r["checksum"] for r in found if r["kind"] == "seeded_step"}
     assert [rank for rank in range(8) if seeded[rank] != seeded[0]] == [5]
-    for number in range(5):
+    for number in range(BOTH.rounds):
         trained = {
             r["rank"]: r["parameters_checksum"]
             for r in found
@@ -172,7 +179,7 @@ def test_devices_of_a_cpu_run_are_called_cpu() -> None:
 
 
 def test_the_packaged_thresholds_are_all_simulated() -> None:
-    plan = a100(workloads=None).plan(rounds=5, short_blocks=True)
+    plan = a100(workloads=None).plan(rounds=FEWEST_ROUNDS, short_blocks=True)
     performance = a100(workloads=None).performance
     run = SimulatedRun(plan, performance, faults(), 0)
     assert sum(r["kind"] == "study_end" for r in run.records()) == len(plan.studies) > 8

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import SIMULATED_NOTE
 from pytest_ddpscale.simulate.writing import write_simulated_run
@@ -19,7 +20,7 @@ from tests.simulate.sample import a100, faults
 def written(folder: Path, *texts: str, gpus: int = 8, seed: int = 0) -> RunDirectory:
     cluster = a100(gpus)
     run = RunDirectory.create(folder)
-    plan = cluster.plan(rounds=5, world_sizes=(gpus,), seed=seed)
+    plan = cluster.plan(rounds=FEWEST_ROUNDS, world_sizes=(gpus,), seed=seed)
     wrong = faults(*texts, gpus=gpus, topology=cluster.topology)
     write_simulated_run(run, cluster, plan, wrong, seed, ["ddpscale", "simulate"])
     return run

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.planner import Pace, build_plan
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.results.records import Measurement, SeededStep
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.evidence import Evidence
 from tests.verdict.sample import ALONE_IMG_PER_S, CHECKSUM, FLOPS_PER_IMAGE, make_measurement
 
-ROUNDS = 6
+ROUNDS = FEWEST_ROUNDS + 1
 # How many times slower a rank computes; of its node and local rank.
 Slowness = Callable[[int, int], float]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_ddpscale.plan.metric import METRICS, TRAINING_METRICS, measured_arm, required_arms
-from pytest_ddpscale.plan.planner import Pace, build_plan
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
 from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Measurement, SeededStep
@@ -31,7 +31,7 @@ GIB = 2**30
 ENERGY_J = 300.0
 CHECKSUM, OTHER_CHECKSUM = "c0ffee", "decade"
 # No drift, and far enough apart for an interval of some width.
-SPREAD = (0.84, 0.88, 0.82, 0.90, 0.80, 0.86)
+SPREAD = (0.84, 0.88, 0.82, 0.90, 0.80, 0.86, 0.84, 0.88, 0.83)
 
 # Counted in ranks: what k ranks do is one of k shares, and its only sensible bound is 1.
 SHARES_OF_RANKS = ("replica_agreement",)
@@ -123,7 +123,7 @@ def with_steps(one: Measurement, step_s: Sequence[float]) -> Measurement:
     return replace(one, steps=len(step_s), step_s=tuple(step_s), block_s=math.fsum(step_s))
 
 
-def make_study(case: Case, rounds: int = 5) -> Study:
+def make_study(case: Case, rounds: int = FEWEST_ROUNDS) -> Study:
     """The study that answers a case."""
     requirement = case.requirement
     arms = tuple(required_arms(requirement.definition, case.workload, case.world_size))
@@ -197,7 +197,7 @@ def judge_values(metric: str, bound: float, values: Sequence[float], device_type
     return judge(case, make_evidence(case, make_measurements(case, values), device_type), CONFIDENCE)
 
 
-def judge_changed(metric: str, change: Change, rounds: int = 6) -> Verdict:
+def judge_changed(metric: str, change: Change, rounds: int = FEWEST_ROUNDS + 1) -> Verdict:
     """The verdict on rounds that would easily pass, after a change to their measurements; None drops one."""
     case = make_case(metric, easy_bound(metric))
     value = least_value(metric) + 0.9 if metric in VALUED else 1.0

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import StudyEnd
@@ -23,7 +24,7 @@ from tests.verdict.probed import measure_probe, probe_plan, steady
 Record = dict[str, Any]
 Records = list[Record]
 Change = Callable[[Records], Records]
-NODES, PER_NODE, ROUNDS = 2, 4, 7
+NODES, PER_NODE, ROUNDS = 2, 4, FEWEST_ROUNDS + 2
 PROBES = (Probe("matmul-bf16"), Probe("send-recv-256mib", 4), Probe("all-reduce-32mib", 8))
 PLAN = replace(probe_plan(PROBES[0], NODES, PER_NODE), probes=ProbeStudy(PROBES, 16, 0.5))
 IDS = [probe.id for probe in PROBES]
@@ -40,7 +41,7 @@ def place(rank: int) -> Record:
 
 
 def sound() -> Records:
-    """All ranks probed in seven rounds, the last of them without the first probe."""
+    """All ranks probed in some rounds, the last of them without the first probe."""
     records = startups()
     measured = [one for probe in PROBES for one in measure_probe(PLAN, probe, steady(100.0), ROUNDS)]
     for number in range(ROUNDS):
@@ -159,9 +160,9 @@ def test_two_records_of_one_block_that_differ_are_refused(tmp_path: Path, order:
     [
         (added("probe", study="xx"), "is a probe of xx, matmul-bf16, which plan.json does not plan"),
         (added("probe", probe="matmul-fp8"), "is a probe of probes, matmul-fp8, which plan.json does not plan"),
-        (added("round_end", round=9, arms=["x"]), "is a round_end that times x after"),
+        (added("round_end", round=ROUNDS + 2, arms=["x"]), "is a round_end that times x after"),
         (in_round(0, IDS[1:]), "is a round_end that times"),
-        (in_round(5, IDS[1:]), "is a measurement of an arm that its round left out"),
+        (in_round(ROUNDS - 2, IDS[1:]), "is a measurement of an arm that its round left out"),
         (
             lambda records: [*records, {"kind": "probe_unsupported", "study": "probes", "probe": "x", **SAID}],
             "is a probe_unsupported of probes, x, which plan.json does not plan",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -19,17 +20,18 @@ from pytest_ddpscale.verdict.evidence import read_evidence
 from tests.verdict.sample import make_case, measure, plan_of, seeded_steps
 
 Records = list[dict[str, Any]]
+ROUNDS = FEWEST_ROUNDS + 2
 
 
 def written(tmp_path: Path, change: Callable[[Records], Records]) -> RunDirectory:
-    """A run of seven rounds, of which the last two timed `alone` only, after a change to its records."""
+    """A run of which the last two timed `alone` only, after a change to its records."""
     plan: Plan = plan_of([make_case("weak_scaling_efficiency", 0.5), make_case("throughput_per_gpu", 50.0, 1)])
     (study,) = plan.studies
     everything = [arm.name for arm in study.arms]
     records: Records = [{"kind": "seeded_step", **vars(step), "local_rank": 0} for step in seeded_steps(study)]
-    for number in range(7):
-        arms = everything if number < 5 else ["alone"]
-        records += [one.as_json() for one in measure(study, 7) if one.round == number and one.arm in arms]
+    for number in range(ROUNDS):
+        arms = everything if number < FEWEST_ROUNDS else ["alone"]
+        records += [one.as_json() for one in measure(study, ROUNDS) if one.round == number and one.arm in arms]
         records.append({"kind": "round_end", "study": study.id, "round": number, "arms": arms})
     records.append(StudyEnd(study.id, "decided").as_json())
     run = RunDirectory.create(tmp_path / "run")
@@ -63,11 +65,11 @@ def test_so_they_are_in_any_order_and_twice(tmp_path: Path) -> None:
     [
         (2, [], "times nothing after"),
         (2, ["alone"], "times alone after"),
-        (6, ["alone", "ddp@2"], "times alone, ddp@2 after alone"),
-        (6, ["ddp@64"], "times ddp@64 after alone"),
-        (6, [], "a measurement of an arm that its round left out"),
-        (6, "alone", "expected a list of names"),
-        (6, [{"alone": 1}], "with arms"),
+        (ROUNDS - 1, ["alone", "ddp@2"], "times alone, ddp@2 after alone"),
+        (ROUNDS - 1, ["ddp@64"], "times ddp@64 after alone"),
+        (ROUNDS - 1, [], "a measurement of an arm that its round left out"),
+        (ROUNDS - 1, "alone", "expected a list of names"),
+        (ROUNDS - 1, [{"alone": 1}], "with arms"),
     ],
 )
 def test_arms_that_cannot_have_been_left_out_are_refused(tmp_path: Path, number: int, arms: Any, found: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, DeviceType
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.culprits import peers_of
@@ -25,7 +26,7 @@ from tests.verdict.sample import (
     plan_of,
 )
 
-ROUNDS = 6
+ROUNDS = FEWEST_ROUNDS + 1
 NOBODY_SLOW = "no rank is slow without communication: what is lost is lost in communication, or by all ranks alike"
 # How many times slower a rank computes in a round; of round and rank.
 Slowness = Callable[[int, int], float]
@@ -60,13 +61,13 @@ class TestOneSlowRank:
         verdict = judge_slowed(slow(1.3, 3))
         assert verdict.outcome == "failed"
         assert verdict.culprits == (
-            Culprit("gpu", "node1", 1, "GPU-3", "1.30× the median of 3 peers in 6 of 6 rounds"),
+            Culprit("gpu", "node1", 1, "GPU-3", f"1.30× the median of 3 peers in {ROUNDS} of {ROUNDS} rounds"),
         )
 
     def test_is_the_reason_because_all_ranks_wait_for_it(self) -> None:
         assert judge_slowed(slow(1.3, 3)).reason == (
             "the whole interval misses the bound; rank 3 on node1, slow without communication too "
-            "(1.30× the median of 3 peers in 6 of 6 rounds), slows all ranks"
+            f"(1.30× the median of 3 peers in {ROUNDS} of {ROUNDS} rounds), slows all ranks"
         )
 
     @pytest.mark.parametrize(
@@ -145,7 +146,9 @@ class TestOneSlowRank:
         weak = make_case("weak_scaling_efficiency", 0.9, world_size=4)
         alone, beside = judge_slowed(slow(1.3, 3), strong), judge_slowed(slow(1.3, 3), strong, [weak])
         assert (alone.outcome, alone.culprits) == ("failed", ())
-        assert [culprit.evidence for culprit in beside.culprits] == ["1.30× the median of 3 peers in 6 of 6 rounds"]
+        assert [culprit.evidence for culprit in beside.culprits] == [
+            f"1.30× the median of 3 peers in {ROUNDS} of {ROUNDS} rounds"
+        ]
         assert "rank 3 on node1" in beside.reason
 
     def test_of_a_cpu_has_to_stand_out_by_more(self) -> None:
@@ -217,7 +220,7 @@ class TestNobodySlow:
         assert verdict.reason.endswith("; no rank is the slow one in enough rounds to be named")
 
     def test_is_not_said_where_nobody_looked(self) -> None:
-        verdict = judge_values("weak_scaling_efficiency", 1.0, [0.9] * 6)
+        verdict = judge_values("weak_scaling_efficiency", 1.0, [0.9] * ROUNDS)
         assert (verdict.outcome, verdict.notes) == ("failed", ())
 
 
@@ -241,7 +244,7 @@ class TestWorldOfTwo:
     ) -> None:
         verdict = self.judge_pair(floor_img_per_s)
         assert verdict.outcome == "failed"
-        evidence = f"1.25× the time of its only peer in 6 of 6 rounds; {compared}"
+        evidence = f"1.25× the time of its only peer in {ROUNDS} of {ROUNDS} rounds; {compared}"
         assert verdict.culprits == (Culprit("gpu", "node0", 1, "GPU-1", evidence, is_certain=is_certain),)
         assert compared in verdict.reason
 
@@ -277,7 +280,7 @@ class TestLeastBusy:
         study = make_study(case)
         found = [
             make_measurement(study.id, study.arms[0], number, rank, utilization=utilization(number, rank), local_rank=3)
-            for number in range(6)
+            for number in range(ROUNDS)
             for rank in range(4)
         ]
         return judge(case, make_evidence(case, found), CONFIDENCE)
@@ -286,12 +289,14 @@ class TestLeastBusy:
         verdict = self.judge_ranks(lambda number, rank: 0.5 if rank == 2 else 0.99)
         assert verdict.outcome == "failed"
         assert verdict.value == pytest.approx(0.5)
-        assert verdict.culprits == (Culprit("gpu", "node2", 3, "GPU-2", "least busy of 4 in 6 of 6 rounds"),)
+        assert verdict.culprits == (
+            Culprit("gpu", "node2", 3, "GPU-2", f"least busy of 4 in {ROUNDS} of {ROUNDS} rounds"),
+        )
 
     def test_rank_that_it_was_most_often_is_named(self) -> None:
-        idle = (3, 0, 1, 1, 2, 1)
+        idle = (3, 0, 1, 1, 2, 1, 1, 2, 1)
         verdict = self.judge_ranks(lambda number, rank: 0.5 if rank == idle[number] else 0.99)
-        assert [culprit.evidence for culprit in verdict.culprits] == ["least busy of 4 in 3 of 6 rounds"]
+        assert [culprit.evidence for culprit in verdict.culprits] == [f"least busy of 4 in 5 of {ROUNDS} rounds"]
         assert verdict.culprits[0].gpu_uuid == "GPU-1"
 
     def test_rank_is_not_blamed_for_a_pass(self) -> None:

@@ -70,19 +70,19 @@ def told(decider: Decider, plan: Plan, study_id: str, rounds: int, pace: Pace = 
 
 
 class TestDecidedStudies:
-    def test_have_told_enough_after_five_rounds_and_not_before(self) -> None:
+    def test_have_told_enough_after_the_fewest_rounds_and_not_before(self) -> None:
         plan = plan_of([EFFICIENCY])
         decider = Decider(plan, [EFFICIENCY], CONFIDENCE)
-        assert told(decider, plan, WEAK, 6) == [False] * (FEWEST_ROUNDS - 1) + [True, True]
+        assert told(decider, plan, WEAK, FEWEST_ROUNDS + 1) == [False] * (FEWEST_ROUNDS - 1) + [True, True]
 
     def test_that_fail_have_told_enough_too(self) -> None:
         case = make_case("throughput_per_gpu", 200.0)
         plan = plan_of([case])
-        assert told(Decider(plan, [case], CONFIDENCE), plan, WEAK, 5)[-1]
+        assert told(Decider(plan, [case], CONFIDENCE), plan, WEAK, FEWEST_ROUNDS)[-1]
 
     def test_need_more_rounds_at_more_confidence(self) -> None:
         plan = plan_of([EFFICIENCY])
-        words = told(Decider(plan, [EFFICIENCY], 0.9999), plan, WEAK, ROUNDS)
+        words = told(Decider(plan, [EFFICIENCY], 1 - 1e-9), plan, WEAK, ROUNDS)
         assert not words[FEWEST_ROUNDS - 1]
         assert words[-1]
 
@@ -93,13 +93,13 @@ class TestDecidedStudies:
         def pace(arm: Arm, number: int, rank: int) -> float:
             return ALONE_IMG_PER_S + (6.0 if number % 2 else -6.0)
 
-        words = told(Decider(plan, [case], CONFIDENCE), plan, WEAK, 12, pace)
+        words = told(Decider(plan, [case], CONFIDENCE), plan, WEAK, ROUNDS, pace)
         outcomes = []
-        for rounds in range(1, 13):
+        for rounds in range(1, ROUNDS + 1):
             measurements = measure(plan.studies[0], rounds, pace)
             outcomes.append(judge(case, evidence_of_plan(plan, measurements), CONFIDENCE).outcome)
         assert words == [outcome == "passed" for outcome in outcomes]
-        assert words.count(True) not in (0, 12 - FEWEST_ROUNDS + 1), "some rounds were too few, and the rest enough"
+        assert words.count(True) not in (0, ROUNDS - FEWEST_ROUNDS + 1), "some rounds were too few, and the rest enough"
 
 
 class TestOpenStudies:
@@ -115,8 +115,8 @@ class TestOpenStudies:
         def pace(arm: Arm, number: int, rank: int) -> float:
             return restless(arm, number, rank)  # the same in both arms, so that their ratio stands still
 
-        assert told(Decider(plan, [EFFICIENCY], CONFIDENCE), plan, WEAK, 5, pace)[-1]
-        assert not told(Decider(plan, [EFFICIENCY, undecided], CONFIDENCE), plan, WEAK, 8, pace)[-1]
+        assert told(Decider(plan, [EFFICIENCY], CONFIDENCE), plan, WEAK, FEWEST_ROUNDS, pace)[-1]
+        assert not told(Decider(plan, [EFFICIENCY, undecided], CONFIDENCE), plan, WEAK, FEWEST_ROUNDS, pace)[-1]
 
     def test_go_on_while_what_they_measure_drifts_towards_the_bound(self) -> None:
         """The interval of the mean starts at 89 img/s; where it would go on to is 87."""
@@ -130,7 +130,7 @@ class TestOpenStudies:
     def test_go_on_after_an_incomplete_round(self) -> None:
         plan = plan_of([EFFICIENCY])
         decider = Decider(plan, [EFFICIENCY], CONFIDENCE)
-        for record in records(plan, WEAK, range(7)):
+        for record in records(plan, WEAK, range(FEWEST_ROUNDS + 1)):
             if (record["arm"], record["rank"], record["round"]) != ("ddp@2", 1, 3):
                 decider.hear(record)
         assert decider.needed_arms(WEAK)
@@ -141,7 +141,7 @@ class TestMoreRoundsWouldNotHelp:
         case = make_case("strong_scaling_speedup", 1.9)
         plan = plan_of([case])
         decider = Decider(plan, [case], CONFIDENCE)
-        assert told(decider, plan, STRONG, 5, restless, utilization=0.5)[-1]
+        assert told(decider, plan, STRONG, FEWEST_ROUNDS, restless, utilization=0.5)[-1]
 
     def test_studies_whose_ranks_disagree(self) -> None:
         """The speed is undecided, which no longer matters: nothing of the study can pass."""
@@ -150,12 +150,12 @@ class TestMoreRoundsWouldNotHelp:
         decider = Decider(plan, [make_case("replica_agreement", 1.0)], CONFIDENCE)
         for step in seeded_steps(study, {1: OTHER_CHECKSUM}):
             decider.hear({"kind": "seeded_step", **vars(step)})
-        assert told(decider, plan, WEAK, 5)[-1]
+        assert told(decider, plan, WEAK, FEWEST_ROUNDS)[-1]
 
     def test_studies_that_broke(self) -> None:
         plan = plan_of([EFFICIENCY])
         decider = Decider(plan, [EFFICIENCY], CONFIDENCE)
-        told(decider, plan, WEAK, 5, restless)
+        told(decider, plan, WEAK, FEWEST_ROUNDS, restless)
         decider.hear(StudyEnd(WEAK, "error", "rank 1 died").as_json())
         assert not decider.needed_arms(WEAK)
 
@@ -204,7 +204,7 @@ class TestHearing:
     def test_keeps_studies_apart(self) -> None:
         plan = plan_of(self.cases())
         decider = Decider(plan, self.cases(), CONFIDENCE)
-        for number in range(5):
+        for number in range(FEWEST_ROUNDS):
             for record in records(plan, WEAK, [number]):
                 decider.hear(record)
             for record in records(plan, STRONG, [number], restless):
@@ -216,7 +216,7 @@ class TestHearing:
         plan = plan_of(self.cases())
         decider = Decider(plan, self.cases(), CONFIDENCE)
         decider.hear(StudyEnd(STRONG, "error", "broke").as_json())
-        assert told(decider, plan, WEAK, 5) == [False, False, False, False, True]
+        assert told(decider, plan, WEAK, FEWEST_ROUNDS) == [False] * (FEWEST_ROUNDS - 1) + [True]
 
     def test_takes_no_note_of_records_of_no_study(self) -> None:
         plan = plan_of([EFFICIENCY])
@@ -224,7 +224,7 @@ class TestHearing:
         decider.hear({})
         decider.hear({"kind": "startup", "rank": 0})
         decider.hear({"kind": "study_start", "study": None})
-        assert told(decider, plan, WEAK, 5)[-1]
+        assert told(decider, plan, WEAK, FEWEST_ROUNDS)[-1]
 
     def test_counts_what_was_flushed_of_a_study_by_another_workloads_name(self) -> None:
         """As a further launch for a test of the site's own names it."""
@@ -232,12 +232,12 @@ class TestHearing:
         (study,) = plan_of([case]).studies
         renamed = replace(study, workload=replace(WORKLOAD, name="r-extra1"))
         plan = Plan("a100", "cuda", (renamed,))
-        assert told(Decider(plan, [case], CONFIDENCE), plan, "weak/r-extra1", 5)[-1]
+        assert told(Decider(plan, [case], CONFIDENCE), plan, "weak/r-extra1", FEWEST_ROUNDS)[-1]
 
     def test_is_in_any_order(self) -> None:
         plan = plan_of([EFFICIENCY])
         decider = Decider(plan, [EFFICIENCY], CONFIDENCE)
-        for record in reversed(records(plan, WEAK, range(5))):
+        for record in reversed(records(plan, WEAK, range(FEWEST_ROUNDS))):
             decider.hear(record)
         assert not decider.needed_arms(WEAK)
         assert Measurement.from_json(record).round == 0
@@ -253,7 +253,7 @@ class TestArmsThatAreNoLongerNeeded:
         undecided = make_case("throughput_per_gpu", 100.0, world_size=1)
         plan = plan_of([EFFICIENCY, undecided])
         decider = Decider(plan, [EFFICIENCY, undecided], CONFIDENCE)
-        for record in records(plan, WEAK, range(5), restless):
+        for record in records(plan, WEAK, range(FEWEST_ROUNDS), restless):
             decider.hear(record)
         assert [arm.name for arm in plan.studies[0].arms] == ["alone", "ddp@2", "each@2"]
         assert decider.needed_arms(WEAK) == ["alone"]
@@ -261,9 +261,12 @@ class TestArmsThatAreNoLongerNeeded:
     def test_leave_the_decided_verdicts_as_they_are(self) -> None:
         plan = plan_of([EFFICIENCY])
         (study,) = plan.studies
-        decided = measure(study, 5)
-        later = [one for one in measure(study, 9) if one.round >= 5 and one.arm == "alone"]
-        rounds = {number: ["alone"] if number >= 5 else [arm.name for arm in study.arms] for number in range(9)}
+        decided = measure(study, FEWEST_ROUNDS)
+        later = [one for one in measure(study, FEWEST_ROUNDS + 4) if one.round >= FEWEST_ROUNDS and one.arm == "alone"]
+        rounds = {
+            number: ["alone"] if number >= FEWEST_ROUNDS else [arm.name for arm in study.arms]
+            for number in range(FEWEST_ROUNDS + 4)
+        }
         evidence = replace(evidence_of_plan(plan, decided + later), timed_arms={study.id: rounds})
         before = judge(EFFICIENCY, evidence_of_plan(plan, decided), CONFIDENCE)
         assert judge(EFFICIENCY, evidence, CONFIDENCE) == before
@@ -272,7 +275,7 @@ class TestArmsThatAreNoLongerNeeded:
     def test_are_missed_in_rounds_that_should_have_timed_them(self) -> None:
         plan = plan_of([EFFICIENCY])
         (study,) = plan.studies
-        found = [one for one in measure(study, 9) if one.round < 5 or one.arm == "alone"]
-        rounds = {number: [arm.name for arm in study.arms] for number in range(9)}
+        found = [one for one in measure(study, FEWEST_ROUNDS + 4) if one.round < FEWEST_ROUNDS or one.arm == "alone"]
+        rounds = {number: [arm.name for arm in study.arms] for number in range(FEWEST_ROUNDS + 4)}
         evidence = replace(evidence_of_plan(plan, found), timed_arms={study.id: rounds})
         assert judge(EFFICIENCY, evidence, CONFIDENCE).outcome == "inconclusive"

@@ -7,10 +7,11 @@ import math
 import pytest
 
 from pytest_ddpscale.metrics.samples import Sample
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.verdict.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE, estimate_of
 from pytest_ddpscale.verdict.sequential import EProcess
 
-VALUES = [0.95, 0.96, 0.955, 0.949, 0.958, 0.951]
+VALUES = [0.95, 0.96, 0.955, 0.949, 0.958, 0.951, 0.957, 0.952, 0.954]
 
 
 def samples(values: list[float]) -> list[Sample]:
@@ -33,17 +34,17 @@ def test_differences_have_the_interval_of_their_values() -> None:
     assert (found.value, found.interval) == (EProcess(VALUES).centre, EProcess(VALUES).interval(0.95))
 
 
-def test_four_rounds_have_a_value_and_no_interval() -> None:
-    found = estimate_of(samples(VALUES[:4]), "factors", 0.95)
+def test_too_few_rounds_have_a_value_and_no_interval() -> None:
+    found = estimate_of(samples(VALUES[: FEWEST_ROUNDS - 1]), "factors", 0.95)
     assert found.estimate is None
-    assert found.value == pytest.approx(sum(VALUES[:4]) / 4)
-    assert found.too_few == "4 rounds; expected at least 5"
+    assert found.value == pytest.approx(sum(VALUES[: FEWEST_ROUNDS - 1]) / (FEWEST_ROUNDS - 1), rel=1e-3)
+    assert found.too_few == f"{FEWEST_ROUNDS - 1} rounds; expected at least {FEWEST_ROUNDS}"
 
 
-def test_five_rounds_may_be_too_few_for_the_confidence_asked_for() -> None:
-    found = estimate_of(samples([1.0] * 5), "factors", 0.9999)
+def test_the_fewest_rounds_may_be_too_few_for_the_confidence_asked_for() -> None:
+    found = estimate_of(samples([1.0] * FEWEST_ROUNDS), "factors", 1 - 1e-9)
     assert found.estimate is None
-    assert "too few for a confidence of 0.9999" in found.too_few
+    assert "too few for a confidence of 1" in found.too_few
 
 
 def test_what_drifts_is_judged_as_if_it_went_on() -> None:

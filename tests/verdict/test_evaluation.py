@@ -47,7 +47,7 @@ from tests.verdict.sample import (
     world_size_of,
 )
 
-STEADY = (0.9, 0.9, 0.9, 0.9, 0.9)
+STEADY = (0.9,) * FEWEST_ROUNDS
 ALL = tuple(TRAINING_METRICS)
 
 
@@ -107,7 +107,7 @@ class TestBound:
 
     @given(
         st.sampled_from(VALUED),
-        st.lists(st.floats(0.05, 0.99), min_size=1, max_size=8),
+        st.lists(st.floats(0.05, 0.99), min_size=1, max_size=FEWEST_ROUNDS + 3),
         st.floats(0.05, 0.99),
     )
     def test_a_pass_always_has_its_whole_interval_on_the_good_side(
@@ -128,17 +128,17 @@ class TestTooLittle:
     @pytest.mark.parametrize("metric", VALUED)
     @pytest.mark.parametrize("bound_of", [easy_bound, hard_bound])
     @pytest.mark.parametrize("rounds", range(1, FEWEST_ROUNDS))
-    def test_fewer_than_five_rounds_never_decide(
+    def test_fewer_than_the_fewest_rounds_never_decide(
         self, metric: str, bound_of: Callable[[str], float], rounds: int
     ) -> None:
         value = least_value(metric) + 0.9
         verdict = judge_values(metric, bound_of(metric), [value] * rounds)
         assert (verdict.outcome, verdict.interval, verdict.rounds) == ("inconclusive", None, rounds)
         assert verdict.value == pytest.approx(value, rel=1e-6)
-        assert verdict.reason.startswith(f"{rounds} rounds; expected at least 5")
+        assert verdict.reason.startswith(f"{rounds} rounds; expected at least {FEWEST_ROUNDS}")
 
     @pytest.mark.parametrize("metric", VALUED)
-    def test_five_rounds_do_decide(self, metric: str) -> None:
+    def test_the_fewest_rounds_do_decide(self, metric: str) -> None:
         values = [least_value(metric) + value for value in STEADY]
         outcomes = [judge_values(metric, bound(metric), values).outcome for bound in (easy_bound, hard_bound)]
         assert outcomes == ["passed", "failed"]
@@ -157,9 +157,9 @@ class TestTooLittle:
         def lose(one: Measurement) -> Measurement | None:
             return None if (one.rank, one.round) in {(last, 0), (last, 3)} else one
 
-        assert judge_changed(metric, lose, rounds=7).rounds == 5
-        undecided = judge_changed(metric, lose, rounds=6)
-        assert (undecided.outcome, undecided.rounds) == ("inconclusive", 4)
+        assert judge_changed(metric, lose, rounds=FEWEST_ROUNDS + 2).rounds == FEWEST_ROUNDS
+        undecided = judge_changed(metric, lose, rounds=FEWEST_ROUNDS + 1)
+        assert (undecided.outcome, undecided.rounds) == ("inconclusive", FEWEST_ROUNDS - 1)
 
     @pytest.mark.parametrize("metric", ALL)
     def test_a_rank_that_is_always_missing_leaves_it_unmeasured(self, metric: str) -> None:
@@ -200,7 +200,7 @@ class TestTooLittle:
     @pytest.mark.parametrize("missing", [0, 1])
     def test_agreement_without_the_seeded_step_of_a_rank_is_not_measured(self, missing: int) -> None:
         case = make_case("replica_agreement", 1.0)
-        evidence = make_evidence(case, make_measurements(case, [1.0] * 6))
+        evidence = make_evidence(case, make_measurements(case, [1.0] * FEWEST_ROUNDS))
         known = [step for step in evidence.seeded_steps["weak/r"] if step.rank != missing]
         verdict = judge(case, replace(evidence, seeded_steps={"weak/r": known}), CONFIDENCE)
         assert (verdict.outcome, verdict.value) == ("not_measured", None)
@@ -237,7 +237,7 @@ class TestOrder:
         cases += [make_case(metric, 1.0, world_size=4) for metric in ("weak_scaling_efficiency", "replica_agreement")]
         plan = plan_of(cases)
         (study,) = plan.studies
-        measurements = measure(study, 6, lambda arm, number, rank: 70.0 + number if rank == 3 else 100.0)
+        measurements = measure(study, FEWEST_ROUNDS, lambda arm, number, rank: 70.0 + number if rank == 3 else 100.0)
         ordered = evidence_of_plan(plan, measurements, odd_seeded=odd_seeded)
         shuffled = replace(
             ordered,
@@ -304,7 +304,9 @@ class TestSkippedSteps:
     def test_are_counted_over_all_ranks_and_rounds_and_noted(self) -> None:
         verdict = self.judge_skipping(lambda one: int(one.round == 2) + one.rank)
         # Two in one round, and one in each round on rank 1.
-        assert verdict.notes == (f"loss scaling skipped 8 of {2 * 6 * STEPS} optimizer steps",)
+        assert verdict.notes == (
+            f"loss scaling skipped {2 + FEWEST_ROUNDS + 1} of {2 * (FEWEST_ROUNDS + 1) * STEPS} optimizer steps",
+        )
 
     def test_without_any_there_is_nothing_to_note(self) -> None:
         assert self.judge_skipping(lambda one: 0).notes == ()
@@ -322,7 +324,7 @@ class TestValues:
         study = make_study(case)
         found = [
             make_measurement(study.id, study.arms[0], number, rank, peak_memory_bytes=(rank + 1) * GIB)
-            for number in range(5)
+            for number in range(FEWEST_ROUNDS)
             for rank in range(4)
         ]
         verdict = judge(case, make_evidence(case, found), CONFIDENCE)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.verdict.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE
 from pytest_ddpscale.verdict.evaluation import judge
@@ -106,7 +107,7 @@ def test_several_imported_rounds_are_too_few_like_any_others(metric: str) -> Non
     found = [as_import(one, 0.05) for one in make_measurements(case, values)]
     verdict = judge(case, make_evidence(case, found), CONFIDENCE)
     assert verdict.outcome == "inconclusive"
-    assert verdict.reason.startswith("2 rounds; expected at least 5")
+    assert verdict.reason.startswith(f"2 rounds; expected at least {FEWEST_ROUNDS}")
 
 
 @pytest.mark.parametrize("metric", OF_OWN_ROUNDS)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.verdict.evaluation import judge
 from tests.verdict.sample import (
     CONFIDENCE,
@@ -51,14 +52,14 @@ def test_a_device_that_idled_all_the_time_fails() -> None:
 
 @pytest.mark.parametrize("metric", [*SIGNED, "memory_spread", "step_time_cv"])
 def test_no_difference_at_all_is_as_good_as_can_be(metric: str) -> None:
-    verdict = judge_values(metric, 0.01, [0.0] * 6)
+    verdict = judge_values(metric, 0.01, [0.0] * FEWEST_ROUNDS)
     assert verdict.outcome == "passed"
     assert verdict.interval == pytest.approx((0.0, 0.0), abs=1e-9)
 
 
 @pytest.mark.parametrize("metric", SIGNED)
 def test_noise_may_make_a_difference_of_times_negative(metric: str) -> None:
-    verdict = judge_values(metric, 0.01, [-0.001, 0.0012, -0.0004, 0.0007, -0.0011, 0.0002])
+    verdict = judge_values(metric, 0.01, [-0.001, 0.0012, -0.0004, 0.0007, -0.0011, 0.0002, -0.0006, 0.0009])
     assert verdict.outcome == "passed"
     assert verdict.interval is not None
     assert verdict.interval[0] < 0 < verdict.interval[1]

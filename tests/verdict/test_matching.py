@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.plan.metric import METRICS, TRAINING_METRICS
-from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Question
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.verdict.evaluation import judge
 from pytest_ddpscale.verdict.evidence import Evidence
@@ -25,7 +25,7 @@ from tests.verdict.sample import (
     world_size_of,
 )
 
-STEADY = (0.9, 0.9, 0.9, 0.9, 0.9)
+STEADY = (0.9,) * FEWEST_ROUNDS
 SCALED_WORKLOADS: dict[str, dict[str, Any]] = {
     "model": {"model": "resnet34"},
     "precision": {"precision": "bf16"},

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.evaluation import judge
@@ -25,7 +26,7 @@ from tests.verdict.sample import (
     seeded_steps,
 )
 
-ROUNDS = 6
+ROUNDS = FEWEST_ROUNDS + 1
 # Everything that the weak-scaling study of four ranks is asked, world size by metric.
 ASKED = {
     METRIC: 4,
@@ -94,7 +95,7 @@ class TestAgreement:
         verdict = verdict_on(METRIC, run_of_four({2: range(ROUNDS)}))
         assert (verdict.outcome, verdict.reason) == ("failed", "rank 2 on node1: results unlike the others'")
         assert verdict.culprits == (
-            Culprit("gpu", "node1", 0, "GPU-2", "parameters unlike most of 4 ranks in 6 of 6 rounds"),
+            Culprit("gpu", "node1", 0, "GPU-2", f"parameters unlike most of 4 ranks in {ROUNDS} of {ROUNDS} rounds"),
         )
         assert verdict.value == 0.75
 
@@ -107,7 +108,7 @@ class TestAgreement:
         verdict = verdict_on(METRIC, run_of_four({1: [4]}))
         assert verdict.outcome == "failed"
         assert [culprit.evidence for culprit in verdict.culprits] == [
-            "parameters unlike most of 4 ranks in 1 of 6 rounds"
+            f"parameters unlike most of 4 ranks in 1 of {ROUNDS} rounds"
         ]
 
     def test_fails_although_too_few_rounds_were_measured_for_anything_else(self) -> None:
@@ -118,7 +119,7 @@ class TestAgreement:
 
     def test_tells_of_one_rank_everything_that_differs(self) -> None:
         (culprit,) = verdict_on(METRIC, run_of_four({3: [0, 5]}, odd_seeded=[3])).culprits
-        assert culprit.evidence == f"parameters unlike most of 4 ranks in 2 of 6 rounds; {UNLIKE_MOST}"
+        assert culprit.evidence == f"parameters unlike most of 4 ranks in 2 of {ROUNDS} rounds; {UNLIKE_MOST}"
 
     def test_names_every_rank_that_differs(self) -> None:
         evidence = run_of_four({1: [2], 3: [5]})
@@ -207,7 +208,7 @@ class TestOtherRequirements:
         evidence = run_of_four({2: [1]})
         early = replace(evidence, measurements=[one for one in evidence.measurements if one.round < 3])
         verdict = verdict_on("throughput_per_gpu", early)
-        assert (verdict.outcome, verdict.reason) == ("inconclusive", "3 rounds; expected at least 5")
+        assert (verdict.outcome, verdict.reason) == ("inconclusive", f"3 rounds; expected at least {FEWEST_ROUNDS}")
 
     def test_of_other_studies_do_not_matter(self) -> None:
         weak, strong = make_case("weak_scaling_efficiency", 0.5), make_case("strong_scaling_efficiency", 0.4)

@@ -12,6 +12,7 @@ import pytest
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe
 from tests.integration.played_gpus.played_session import HOST, EndedSession, PlayedSession, begin, has_begun
 from tests.nvml_stand_in.gpus import (
@@ -109,7 +110,7 @@ def test_each_gpu_has_a_line_of_telemetry_for_every_block(healthy: EndedSession)
 
 def test_telemetry_is_what_the_driver_says_of_working_gpus(healthy: EndedSession) -> None:
     blocks = [one for one in healthy.lines("telemetry.jsonl", "telemetry") if one["study"] == "weak/tiny"]
-    assert len(blocks) == 2 * 2 * 5  # GPUs, arms, rounds
+    assert len(blocks) == 2 * 2 * FEWEST_ROUNDS  # GPUs, arms, rounds
     for one in blocks:
         seconds = one["ended_unix_s"] - one["started_unix_s"]
         assert one["energy_j"] == pytest.approx(A100.work.power_w * seconds, rel=ENERGY_ERROR)
@@ -275,7 +276,9 @@ def dying(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory
 
 def test_a_driver_that_dies_costs_no_training(dying: EndedSession) -> None:
     rounds = {(one["arm"], one["round"], one["rank"]) for one in dying.lines("measurements.jsonl", "measurement")}
-    assert rounds == {(arm, number, rank) for arm in ("ddp@2", "each@2") for number in range(5) for rank in (0, 1)}
+    assert rounds == {
+        (arm, number, rank) for arm in ("ddp@2", "each@2") for number in range(FEWEST_ROUNDS) for rank in (0, 1)
+    }
     assert dying.verdict("throughput_per_gpu")["outcome"] == "passed"
     assert dying.record["status"] == "finished"
     assert dying.left_behind == []
