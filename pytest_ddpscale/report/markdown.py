@@ -18,7 +18,7 @@ import jinja2
 
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.report import text
+from pytest_ddpscale.report import coverage_text, text
 from pytest_ddpscale.report.breakdown import HEADINGS, NOT_COUNTED, breakdown
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.report.watermark import WATERMARK, is_simulated, other_notes
@@ -110,6 +110,7 @@ def render_markdown(
     )
     environment.globals.update(
         text=text,
+        coverage_text=coverage_text,
         metrics=METRICS,
         absent=ABSENT,
         code_block=code_block,

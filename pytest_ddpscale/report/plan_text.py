@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_ddpscale.plan.estimate import UNKNOWN, estimate, probes_seconds, study_seconds
+from pytest_ddpscale.plan.estimate import PAIRS_ROUND_S, UNKNOWN, estimate, probes_seconds, study_seconds
+from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.text import count_text
 
@@ -40,5 +41,11 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
         lines.append(
             f"  {study.id:<{width}}  {study_seconds(study, img_per_s) / 60:4.1f} min  "
             f"at most {study.rounds} rounds of {arms}"
+        )
+    if plan.pairs is not None:
+        rounds = len(first_rounds(plan.nodes))
+        minutes = PAIRS_ROUND_S * rounds / 60
+        lines.append(
+            f"  {plan.pairs.id:<{width}}  {minutes:4.1f} min  at least {count_text(rounds, 'round')} of pairs of nodes"
         )
     return lines

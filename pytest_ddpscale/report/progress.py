@@ -56,6 +56,8 @@ class Progress:
             self._measured(record)
         elif kind == "probe":
             self._probed(record)
+        elif kind == "pair":
+            self._paired(record)
         elif kind == "unfit":
             for host, why in record["nodes"].items():
                 self._say(f"{host} is not as it should be: {why}", passing=False)
@@ -90,6 +92,10 @@ class Progress:
         speeds = "  ".join(f"{arm} {speed:.0f}" for arm, speed in sorted(self._img_per_s.items()))
         line = f"{self._study.id}: round {self._round}/{self._study.rounds}  {speeds} img/s per rank"
         self._say(f"{line}  {_clock(self._seconds_left())} left", passing=True)
+
+    def _paired(self, record: dict[str, Any]) -> None:
+        self._round = max(self._round, record["round"] + 1)
+        self._say(f"pairs of nodes: round {self._round}", passing=True)
 
     def _probed(self, record: dict[str, Any]) -> None:
         if record["rank"] == 0 and self._plan.probes is not None:

@@ -191,9 +191,9 @@ def stragglers_of(rounds: Rounds, device_type: DeviceType) -> list[Straggler]:
 
 
 def _with_stragglers(verdict: Verdict, case: Case, compared: Comparison, measured: Rounds) -> Verdict:
-    each, found = compared.peers, compared.among(verdict, measured)
+    found = compared.among(verdict, measured)
     if not found:
-        return _with_note_on_computation(verdict, each.rounds)
+        return _with_note_on_computation(verdict, compared)
     nodes = compared.slow_nodes_of(found)
     blame = Blame(verdict, case, compared, tuple(found))
     whole = {node.host for node in nodes}
@@ -308,13 +308,13 @@ def _evidence_on(straggler: Straggler, case: Case, each: Peers) -> str:
     return f"{straggler.evidence}; its {speed:.4g} img/s are {side} the floor of {floor:.4g} img/s for one alone"
 
 
-def _with_note_on_computation(verdict: Verdict, each: Rounds) -> Verdict:
-    """Nobody is slow by itself: then either all are, or it is communication that costs."""
-    if len(each) < MINIMUM_ROUNDS:
+def _with_note_on_computation(verdict: Verdict, compared: Comparison) -> Verdict:
+    """Nobody who took part is slow by itself: then either all are, or it is communication that costs."""
+    if len(compared.peers.rounds) < MINIMUM_ROUNDS:
         return verdict
     if verdict.metric == "rank_uniformity":
         return replace(verdict, reason=f"{verdict.reason}; no rank is the slow one in enough rounds to be named")
-    if verdict.metric != "weak_scaling_efficiency":
+    if verdict.metric != "weak_scaling_efficiency" or compared.stragglers:
         return verdict
     note = f"{NOT_COMPUTATION}: what is lost is lost in communication, or by all ranks alike"
     return replace(verdict, notes=(*verdict.notes, note))

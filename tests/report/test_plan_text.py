@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.plan.estimate import estimate, probes_seconds, study_seconds
+from pytest_ddpscale.plan.estimate import PAIRS_ROUND_S, estimate, probes_seconds, study_seconds
+from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -77,3 +78,11 @@ def test_of_probes_alone_the_names_stand_close() -> None:
     assert head.startswith("ddpscale plan for a100: 1 requirement, 0 studies and 1 probe, about ")
     assert " on 8 GPUs = " in head
     assert probed.startswith("  probes  ")
+
+
+def test_pairs_of_nodes_come_last_with_the_rounds_that_they_take_at_least() -> None:
+    plan = replace(PLAN, nodes=4, ranks_per_node=8, pairs=pair_study("cuda"))
+    assert plan_lines(plan, 5, isolate=False)[-1] == "  pairs         0.1 min  at least 3 rounds of pairs of nodes"
+    without = estimate(replace(plan, pairs=None))
+    assert estimate(plan).seconds == pytest.approx(without.seconds + 3 * PAIRS_ROUND_S)
+    assert estimate(plan).most_seconds == pytest.approx(without.most_seconds + 11 * PAIRS_ROUND_S)

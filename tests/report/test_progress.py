@@ -207,3 +207,12 @@ class TestProbes:
         terminal = Terminal()
         terminal.progress(self.probe("matmul-fp32", 0))
         assert terminal.shown == []
+
+
+def test_pairs_of_nodes_show_and_keep_their_rounds(terminal: Terminal) -> None:
+    pair = {"kind": "pair", "study": "pairs"}
+    terminal.feed(STARTUP, BEGIN | {"study": "pairs"}, pair | {"round": 0})
+    assert terminal.feed(pair | {"round": 1}, pair | {"round": 1}) == ("pairs of nodes: round 2", True)
+    terminal.seconds += 3
+    ended = StudyEnd("pairs", "decided").as_json()
+    assert terminal.feed(ended) == ("pairs: decided after 2 rounds in 0:03", False)

@@ -1,0 +1,87 @@
+"""What of the machine was tested, in words and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from pytest_ddpscale.report.text import ABSENT, count_text
+from pytest_ddpscale.verdict.coverage import Coverage, GpuCoverage, NodeCoverage
+
+MOST_NODES, MOST_PATHS = 64, 40
+_MOST_NAMED = 5
+_IN_WORDS = {"survey": "survey", "probes": "probes", "training": "training", "pairs": "node pairs"}
+
+
+def summary(coverage: Coverage) -> list[str]:
+    """Sentences on nodes, GPUs and paths."""
+    idle, gpus = len(coverage.idle_gpus), len(coverage.gpus)
+    tested = sum(1 for node in coverage.nodes if node.tested_by)
+    gpus_text = f", {gpus - idle} of {count_text(gpus, 'GPU')}" if gpus else ""
+    sentences = [f"Tested: {tested} of {count_text(coverage.node_count, 'node')}{gpus_text}."]
+    if not coverage.is_on_several_nodes:
+        return sentences
+    if coverage.unnamed_nodes:
+        sentences.append(f"{count_text(coverage.unnamed_nodes, 'node')} never answered.")
+    sentences.append(
+        f"All nodes together: {', '.join(coverage.over_all_nodes)}."
+        if coverage.over_all_nodes
+        else "No requirement was decided by all nodes together."
+    )
+    measured, there_are = len(coverage.paths), count_text(coverage.paths_there_are, "path")
+    sentences.append(f"{measured} of {there_are} between nodes measured directly.")
+    missing = coverage.paths_there_are - measured
+    if missing:
+        within = "within the requirements of all nodes together" if coverage.over_all_nodes else "not at all"
+        named = _listed((f"{one} – {other}" for one, other in coverage.untested_paths), missing)
+        sentences.append(f"The others were tested {within}: {named}." if named else f"The others: {within}.")
+    return sentences
+
+
+def node_rows(coverage: Coverage) -> list[list[str]]:
+    """Host, by what it was tested, how many of its GPUs were, and what was not; those that lack something first."""
+    idle = {(node.host, id(gpu)) for node, gpu in coverage.idle_gpus}
+    rows = []
+    for node in coverage.nodes:
+        untested = [gpu for gpu in node.gpus if (node.host, id(gpu)) in idle]
+        rows.append([node.host, _by(node), _gpus(node, len(untested)), _lacks(node, untested) or ABSENT])
+    rows.sort(key=lambda row: row[-1] == ABSENT)
+    return rows
+
+
+def path_rows(coverage: Coverage) -> list[list[str]]:
+    """Both nodes, what they reached, relative to the median of all paths, and in how many rounds; slowest first."""
+    median, hosts = coverage.median_gbps, [node.host for node in coverage.nodes]
+    return [
+        [
+            f"{hosts[path.nodes[0]]} – {hosts[path.nodes[1]]}",
+            f"{path.gbps:.3g} GB/s",
+            f"{path.gbps / median:.2f}×",
+            str(path.rounds),
+        ]
+        for path in sorted(coverage.paths, key=lambda path: (path.gbps, path.nodes))
+    ]
+
+
+def _by(node: NodeCoverage) -> str:
+    return ", ".join(_IN_WORDS.get(kind, kind) for kind in node.tested_by) or "nothing"
+
+
+def _gpus(node: NodeCoverage, untested: int) -> str:
+    return f"{len(node.gpus) - untested} of {len(node.gpus)}" if node.gpus else ABSENT
+
+
+def _lacks(node: NodeCoverage, untested: list[GpuCoverage]) -> str:
+    if node.left_out:
+        return f"left out: {node.left_out}"
+    return _listed((_gpu(gpu) for gpu in untested), len(untested))
+
+
+def _gpu(gpu: GpuCoverage) -> str:
+    uuid = f" ({gpu.uuid})" if gpu.index is not None and gpu.uuid else ""
+    return f"{gpu.name}{uuid}: {gpu.problem or 'took no part'}"
+
+
+def _listed(names: Iterable[str], count: int) -> str:
+    shown = list(islice(names, _MOST_NAMED))
+    return ", ".join(shown) + (f" and {count - len(shown)} more" if shown and count > len(shown) else "")

@@ -1,0 +1,90 @@
+"""The report says what of the machine was tested, and first what was not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_ddpscale.report.coverage_text import MOST_NODES, MOST_PATHS, node_rows, path_rows, summary
+from pytest_ddpscale.report.markdown import render_markdown
+from pytest_ddpscale.verdict.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
+from tests.report.sample import ACCEPTED, HOSTILE, PLAN, RUN
+
+TRAINED = ("survey", "training", "pairs")
+TOGETHER = "weak_scaling_efficiency[r-4gpu]"
+
+
+def node(name: str, *idle: int) -> NodeCoverage:
+    gpus = [GpuCoverage(i, f"GPU-{name}-{i}", () if i in idle else ("training",)) for i in range(2)]
+    return NodeCoverage(name, TRAINED, gpus=tuple(gpus))
+
+
+def coverage_of(nodes: int) -> Coverage:
+    """Alike nodes, all paths measured, each a little faster than the one before."""
+    pairs = [(one, other) for one in range(nodes) for other in range(one + 1, nodes)]
+    paths = tuple(PathCoverage(pair, 20.0 + 0.1 * i, 1) for i, pair in enumerate(pairs))
+    found = tuple(node(f"n{i:02}") for i in range(nodes))
+    return Coverage(found, 0, 2, paths, len(paths), (TOGETHER,), (TOGETHER,))
+
+
+def report_of(coverage: Coverage) -> str:
+    return render_markdown(replace(ACCEPTED, coverage=coverage), RUN, PLAN)
+
+
+def test_a_machine_that_was_tested_whole_is_told_in_one_line_for_each_thing() -> None:
+    assert summary(coverage_of(3)) == [
+        "Tested: 3 of 3 nodes, 6 of 6 GPUs.",
+        f"All nodes together: {TOGETHER}.",
+        "3 of 3 paths between nodes measured directly.",
+    ]
+    assert summary(replace(coverage_of(1), over_all_nodes=())) == ["Tested: 1 of 1 node, 2 of 2 GPUs."]
+
+
+def test_what_was_not_tested_is_named_first() -> None:
+    sound, lost = node("n0"), GpuCoverage(None, "GPU-x", (), "GPU is lost")
+    nodes = (sound, replace(node("n1", 1), gpus=(*node("n1", 1).gpus, lost)), NodeCoverage("n2", (), "disk: full"))
+    coverage = Coverage(nodes, unnamed_nodes=1, ranks_per_node=2, paths=(PathCoverage((0, 1), 20.0, 1),))
+    assert summary(coverage) == [
+        "Tested: 2 of 4 nodes, 3 of 5 GPUs.",
+        "1 node never answered.",
+        "No requirement was decided by all nodes together.",
+        "1 of 6 paths between nodes measured directly.",
+        "The others were tested not at all: n0 – n2, n1 – n2 and 3 more.",
+    ]
+    assert node_rows(coverage) == [
+        ["n1", "survey, training, node pairs", "1 of 3", "GPU 1 (GPU-n1-1): took no part, GPU-x: GPU is lost"],
+        ["n2", "nothing", "–", "left out: disk: full"],
+        ["n0", "survey, training, node pairs", "2 of 2", "–"],
+    ]
+
+
+def test_paths_that_were_tested_by_collectives_only_are_counted_and_some_named() -> None:
+    coverage = replace(coverage_of(20), paths=coverage_of(20).paths[:100])
+    told = summary(coverage)[-1]
+    assert told.startswith("The others were tested within the requirements of all nodes together: n06 – n08, ")
+    assert told.endswith(" and 85 more.")
+
+
+def test_the_slowest_path_comes_first_in_the_report() -> None:
+    coverage = replace(coverage_of(3), paths=(PathCoverage((0, 1), 20.0, 1), PathCoverage((1, 2), 5.0, 3)))
+    assert path_rows(coverage)[0] == ["n01 – n02", "5 GB/s", "0.40×", "3"]
+    rendered = report_of(coverage)
+    assert "| n01 – n02 | 5 GB/s | 0.40× | 3 |\n| n00 – n01 | 20 GB/s | 1.60× | 1 |\n" in rendered
+    assert "| n00 | survey, training, node pairs | 2 of 2 | – |\n" in rendered
+    assert "Tested: 3 of 3 nodes, 6 of 6 GPUs." in rendered
+
+
+def test_many_nodes_and_paths_are_counted() -> None:
+    rendered = report_of(coverage_of(70))
+    assert f"And {70 - MOST_NODES} more nodes: verdicts.json lists all." in rendered
+    assert f"And {70 * 69 // 2 - MOST_PATHS} more paths: verdicts.json lists all." in rendered
+
+
+def test_names_from_anywhere_break_no_table() -> None:
+    nodes = tuple(NodeCoverage(f"{HOSTILE}{i}", TRAINED, gpus=(GpuCoverage(0, HOSTILE),)) for i in range(2))
+    rendered = report_of(Coverage(nodes, 0, 1, (PathCoverage((0, 1), 1.0, 1),), 1))
+    table = rendered.split("## Coverage")[1].split("\n## ")[0]
+    assert {line.replace("\\|", "").count("|") for line in table.splitlines() if line.startswith("|")} == {5}
+
+
+def test_reports_of_before_it_was_kept_have_no_such_section() -> None:
+    assert "## Coverage" not in render_markdown(ACCEPTED, RUN, PLAN)

@@ -1,0 +1,43 @@
+"""Two slow nodes of four are told from the other two, and a sound cluster of them accuses nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.simulate.measuring import SimulatedRun
+from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.verdict.evaluation import judge
+from tests.simulate.sample import a100, faults, weak_study
+from tests.verdict.sample import CONFIDENCE, evidence_of_plan, make_case
+
+GPUS, PER_NODE = 32, 8
+CLUSTER = a100(GPUS)
+BATCH = weak_study(Arm("alone", 1, 512)).workload.batch_size
+ARMS = (Arm("alone", 1, BATCH), Arm("ddp", GPUS, BATCH), Arm("each", GPUS, BATCH))
+STUDY = Study("weak", weak_study(ARMS[0]).workload, ARMS, 6, 0.0, 0.0)
+PLAN = Plan("a100-sxm4-80gb", "cuda", (STUDY,), nodes=4, ranks_per_node=PER_NODE)
+EFFICIENCY = make_case("weak_scaling_efficiency", 0.999, world_size=GPUS, workload=STUDY.workload)
+UNIFORMITY = make_case("rank_uniformity", 1.03, world_size=GPUS, workload=STUDY.workload)
+
+
+def slower(ranks: Sequence[int], factor: float) -> list[str]:
+    return [f"slow-gpu:{rank}:{factor}" for rank in ranks]
+
+
+@pytest.mark.parametrize("factor", [1.06, 1.1, 1.2])
+@pytest.mark.parametrize("case", [EFFICIENCY, UNIFORMITY], ids=["weak scaling", "uniformity"])
+def test_both_groups_are_named_and_nobody_is_drained(case: Case, factor: float) -> None:
+    wrong = faults(*slower(range(16, 32), factor), gpus=GPUS, topology=CLUSTER.topology)
+    run = SimulatedRun(PLAN, CLUSTER.performance, wrong, seed=3)
+    measured = [one for number in range(STUDY.rounds) for one in run.measure_round(STUDY, number)]
+    verdict = judge(case, evidence_of_plan(PLAN, measured), CONFIDENCE)
+    assert verdict.outcome == "failed"
+    assert {(c.kind, c.host, c.is_certain) for c in verdict.culprits} == {
+        ("node", "simulated-2", False), ("node", "simulated-3", False),
+    }  # fmt: skip
+    assert "two groups: simulated-2 and simulated-3 at 1." in verdict.reason
+    assert "× the time of simulated-0 and simulated-1 without communication too" in verdict.reason
+    assert not any(note.startswith("no rank is slow") for note in verdict.notes)
