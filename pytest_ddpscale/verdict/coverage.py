@@ -76,9 +76,11 @@ class Coverage:
     Attributes:
         nodes: all whose names are known, in order of their names.
         unnamed_nodes: how many more were planned, of which nothing was ever heard.
-        ranks_per_node: of the gang.
+        ranks_per_node: of the gang as it was planned.
+        ranks: of the gang, on all nodes that were not left out.
         paths: between nodes, measured directly.
         paths_planned: how many were to be.
+        why_paths_are_missing: what ended their measuring early; empty if nothing did.
         between_nodes: ids of the requirements that were decided by ranks of several nodes together.
         over_all_nodes: those of them in which every node took part.
     """
@@ -86,8 +88,10 @@ class Coverage:
     nodes: tuple[NodeCoverage, ...] = ()
     unnamed_nodes: int = 0
     ranks_per_node: int = 1
+    ranks: int = 1
     paths: tuple[PathCoverage, ...] = ()
     paths_planned: int = 0
+    why_paths_are_missing: str = ""
     between_nodes: tuple[str, ...] = ()
     over_all_nodes: tuple[str, ...] = ()
 
@@ -100,11 +104,6 @@ class Coverage:
     def is_on_several_nodes(self) -> bool:
         """Whether what is between nodes matters."""
         return self.node_count > 1
-
-    @property
-    def world_size(self) -> int:
-        """Ranks on all nodes."""
-        return self.node_count * self.ranks_per_node
 
     @property
     def paths_there_are(self) -> int:

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_ddpscale.metrics.links import node_pair_results
-from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import measured_arm
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Arm
@@ -58,7 +57,9 @@ def coverage_of(
         nodes=nodes,
         unnamed_nodes=planned - (len(hosts) - len(set(left_out) & set(hosts))),
         ranks_per_node=evidence.plan.layout.ranks_per_node,
+        ranks=evidence.plan.layout.world_size,
         paths=tuple(_paths(evidence, hosts)),
+        why_paths_are_missing=_why_no_pairs(evidence),
         paths_planned=sum(map(len, first_rounds(evidence.plan.nodes))) if evidence.plan.pairs else 0,
         between_nodes=tuple(together),
         over_all_nodes=tuple(name for name, places in together.items() if len({h for h, _ in places}) == planned),
@@ -102,14 +103,11 @@ class _Blocks:
 
     def spans_nodes(self, block: _Block) -> bool:
         """Whether ranks of several nodes had to communicate in it."""
-        if block in self._sizes:
-            return self._sizes[block] > self._layout.ranks_per_node
-        arm = self._arms.get(block)
-        return arm is not None and _communicates_between_nodes(arm, self._layout)
-
-
-def _communicates_between_nodes(arm: Arm, layout: Layout) -> bool:
-    return layout.nodes > 1 and arm.kind == "ddp" and not layout.fits_node(arm)
+        if len({host for host, _ in self.of[block]}) < 2:
+            return False
+        arm = self._arms.get(block) or Arm("ddp", self._sizes.get(block, 1), 1)
+        # An imported run is planned as one node, whatever hosts its ranks were on.
+        return arm.kind == "ddp" and arm.world_size > 1 and (self._layout.nodes == 1 or not self._layout.fits_node(arm))
 
 
 def _is_decided(case: AnyCase, verdicts: Mapping[str, Verdict]) -> bool:
@@ -164,6 +162,16 @@ def _gpus(
 
 def _in_order(kinds: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(kinds, key=_KINDS.index))
+
+
+def _why_no_pairs(evidence: Evidence) -> str:
+    """What ended the search over pairs of nodes early; empty if nothing did."""
+    if evidence.plan.pairs is None:
+        return ""
+    study = evidence.plan.pairs.id
+    if study in evidence.out_of_time:
+        return "the time of --ddp-budget was over"
+    return evidence.errors.get(study, "") or evidence.interrupted.get(study, "")
 
 
 def _paths(evidence: Evidence, hosts: Sequence[str]) -> Iterable[PathCoverage]:

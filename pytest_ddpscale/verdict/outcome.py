@@ -142,8 +142,9 @@ def _as_far_as_covered(reason: str, coverage: Coverage) -> tuple[RunOutcome, str
         return "partial", f"{reason}, but {len(idle_nodes)} of {coverage.node_count} nodes took no part in any of them"
     missing = coverage.paths_planned - len(coverage.paths)
     if missing > 0:
+        why = f": {coverage.why_paths_are_missing}" if coverage.why_paths_are_missing else ""
         return "incomplete", (
-            f"{reason}, but {missing} of {coverage.paths_planned} pairs of nodes were not measured with each other"
+            f"{reason}, but {missing} of {coverage.paths_planned} pairs of nodes were not measured with each other{why}"
         )
     return "accepted", reason
 
@@ -164,7 +165,7 @@ def rests_on_published(verdicts: Sequence[Verdict], coverage: Coverage = ONE_NOD
     if coverage.is_on_several_nodes:
         on_each = min(largest, coverage.ranks_per_node)
         alone = [v for v in verdicts if v.world_size == on_each and v.id not in coverage.between_nodes]
-        together = [v for v in verdicts if v.world_size == coverage.world_size]
+        together = [v for v in verdicts if v.world_size == coverage.ranks]
         return any(map(may_accept, (*alone, *together)))
     return any(may_accept(v) and v.world_size == largest for v in verdicts)
 

@@ -23,7 +23,7 @@ def coverage_of(nodes: int) -> Coverage:
     pairs = [(one, other) for one in range(nodes) for other in range(one + 1, nodes)]
     paths = tuple(PathCoverage(pair, 20.0 + 0.1 * i, 1) for i, pair in enumerate(pairs))
     found = tuple(node(f"n{i:02}") for i in range(nodes))
-    return Coverage(found, 0, 2, paths, len(paths), (TOGETHER,), (TOGETHER,))
+    return Coverage(found, 0, 2, 2 * nodes, paths, len(paths), between_nodes=(TOGETHER,), over_all_nodes=(TOGETHER,))
 
 
 def report_of(coverage: Coverage) -> str:
@@ -81,7 +81,7 @@ def test_many_nodes_and_paths_are_counted() -> None:
 
 def test_names_from_anywhere_break_no_table() -> None:
     nodes = tuple(NodeCoverage(f"{HOSTILE}{i}", TRAINED, gpus=(GpuCoverage(0, HOSTILE),)) for i in range(2))
-    rendered = report_of(Coverage(nodes, 0, 1, (PathCoverage((0, 1), 1.0, 1),), 1))
+    rendered = report_of(Coverage(nodes, 0, 1, 2, (PathCoverage((0, 1), 1.0, 1),), 1))
     table = rendered.split("## Coverage")[1].split("\n## ")[0]
     assert {line.replace("\\|", "").count("|") for line in table.splitlines() if line.startswith("|")} == {5}
 

@@ -19,7 +19,7 @@ from pytest_ddpscale.verdict.outcome import Caveats, conclude, lacks_only_measur
 from pytest_ddpscale.verdict.slow_links import slow_links
 from pytest_ddpscale.verdict.verdict import Judgement, Verdict
 from tests.verdict.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes
-from tests.verdict.sample import CONFIDENCE, make_case
+from tests.verdict.sample import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 
 # Two GPUs a node; what all devices of a node keep, and what two nodes keep together.
 ON_EACH = make_case("throughput_per_gpu", 50.0, world_size=2)
@@ -133,6 +133,12 @@ class TestBetweenNodes:
         missing = [found.verdicts[0], replace(found.verdicts[1], outcome="not_measured")]
         assert lacks_only_measurements(missing, found.coverage)
 
+    def test_an_imported_run_has_it_from_its_hosts(self) -> None:
+        plan = plan_of([TOGETHER])
+        evidence = evidence_of_plan(plan, measure(plan.studies[0], 8, ranks_per_host=2))
+        found = concluded([TOGETHER], evidence)
+        assert (found.outcome, found.coverage.over_all_nodes) == ("accepted", (TOGETHER.id,))
+
 
 class TestWhatTookNoPart:
     CASES = (ON_EACH, TOGETHER)
@@ -197,6 +203,13 @@ class TestPaths:
         assert found.outcome == "incomplete"
         assert "1 of 1 pairs of nodes were not measured with each other" in found.reason
         assert list(found.coverage.untested_paths) == [("n0", "n1")]
+
+    def test_that_are_missing_have_the_reason(self) -> None:
+        evidence = evidence_of(self.CASES, pairs=())
+        broken = replace(evidence, errors={"pairs": "rank 2 on n1 died"})
+        assert concluded(self.CASES, broken).reason.endswith("not measured with each other: rank 2 on n1 died")
+        late = replace(evidence, out_of_time={"pairs"})
+        assert concluded(self.CASES, late).reason.endswith(": the time of --ddp-budget was over")
 
     def test_are_known_with_the_best_of_their_rounds(self) -> None:
         cases = [ON_EACH, make_case("weak_scaling_efficiency", 0.9, world_size=6)]
