@@ -8,14 +8,24 @@
 # benchmark's whole result), machine.txt, tests.log, run.log, run.tar.gz (the directories of both runs) and
 # benchmarks.log. A part that fails stops no other.
 # PYTHON names the interpreter (default: python3); pytest-ddpscale need not be installed into it, but what it
-# depends on must be. Settings of the card are only read.
+# depends on must be: the first line names the packages to carry to a machine without a network, and the next
+# those that it lacks. Settings of the card are only read.
 #
-# Exit code: 0 if every part succeeded, 1 if one did not, 2 for wrong usage, 3 without a GPU.
+# Exit code: 0 if every part succeeded, 1 if one did not, 2 for wrong usage, 3 without a GPU, 4 if packages are missing.
 set -euo pipefail
 
 readonly LIMIT_S=540
 readonly GRACE_S=20 # between asking a part to stop and killing it
-readonly EXIT_USAGE=2 EXIT_NO_GPU=3
+readonly EXIT_USAGE=2 EXIT_NO_GPU=3 EXIT_MISSING=4
+# Beside torch and torchvision, which a machine with a GPU has: what is needed, and what that needs, as PACKAGE:MODULE.
+readonly PACKAGES=(
+    pytest:pytest iniconfig:iniconfig packaging:packaging pluggy:pluggy pygments:pygments
+    pytest-json-report:pytest_jsonreport pytest-metadata:pytest_metadata nvidia-ml-py:pynvml pyyaml:yaml
+    pydantic:pydantic pydantic-core:pydantic_core annotated-types:annotated_types typing-extensions:typing_extensions
+    typing-inspection:typing_inspection jinja2:jinja2 markupsafe:markupsafe matplotlib:matplotlib contourpy:contourpy
+    cycler:cycler fonttools:fontTools kiwisolver:kiwisolver numpy:numpy pillow:PIL pyparsing:pyparsing
+    python-dateutil:dateutil psutil:psutil hypothesis:hypothesis sortedcontainers:sortedcontainers
+)
 
 usage() {
     echo "usage: $0 OUT_DIR" >&2
@@ -23,6 +33,22 @@ usage() {
 }
 
 [[ $# -eq 1 && $1 != -* ]] || usage
+echo "to carry:" "${PACKAGES[@]%%:*}"
+missing=$("${PYTHON:-python3}" - torch:torch torchvision:torchvision "${PACKAGES[@]}" <<'PYTHON_CODE'
+import sys
+from importlib.util import find_spec
+
+print(*(name for name, module in (one.split(":") for one in sys.argv[1:]) if find_spec(module) is None))
+PYTHON_CODE
+)
+if [[ -n $missing ]]; then
+    {
+        echo "$0: ${PYTHON:-python3} lacks $missing"
+        echo "Where there is a network, and the same Python: pip download -d wheels, and those names. Carry wheels/ here;"
+        echo "then pip install --no-index --find-links wheels, and those names."
+    } >&2
+    exit "$EXIT_MISSING"
+fi
 mkdir -p -- "$1"
 OUT=$(cd -- "$1" && pwd)
 ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tarfile
 from dataclasses import dataclass
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from pytest_ddpscale.settings import OPTIONS
 from tests.benchmarks.scripts import BENCHMARKS, benchmark
@@ -187,9 +189,33 @@ def test_it_shows_its_usage(arguments: list[str]) -> None:
     assert "OUT_DIR" in done.stderr
 
 
+def test_what_is_missing_is_said_before_anything_else_with_all_that_has_to_be_carried(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n', encoding="utf-8")  # only the standard library
+    bare.chmod(0o755)
+    done = run_script(tmp_path / "out", PYTHON=str(bare))
+    assert done.returncode == 4
+    assert {"torch", "psutil", "pyyaml", "pytest-json-report"} < set(done.stderr.splitlines()[0].split())
+    assert not (tmp_path / "out").exists()
+    carried = set(done.stdout.removeprefix("to carry: ").split())
+    project = requirements_of("pytest-ddpscale") - {"torch", "torchvision"} | {"hypothesis"}
+    assert with_what_they_need(project) - carried <= {"tzdata"}, "only python-dateutil 4 needs it, where there is none"
+
+
+def requirements_of(distribution: str) -> set[str]:
+    found = map(Requirement, requires(distribution) or ())
+    wanted = [one.name for one in found if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return {name.lower().replace("_", "-") for name in wanted}
+
+
+def with_what_they_need(names: set[str]) -> set[str]:
+    further = {further for name in names for further in requirements_of(name)} - names
+    return with_what_they_need(names | further) if further else names
+
+
 def test_it_leaves_a_used_directory_alone(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("of an earlier day", encoding="utf-8")
-    done = run_script(tmp_path)
+    done = run_script(tmp_path, PYTHON=sys.executable)
     assert done.returncode == 2
     assert "is not empty" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
