@@ -19,7 +19,20 @@ AUTO = "auto"
 LAUNCHERS = (AUTO, "torchrun", "slurm")
 # What becomes of nodes that a check finds unfit before anything is launched on them.
 MEASURE, LEAVE_OUT, STOP = UNFIT = ("measure", "leave-out", "stop")
-DURATION = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h)?$")
+DURATION = re.compile(r"^([0-9]{1,9}(?:\.[0-9]{1,9})?)(s|m|h)?\Z")
+# More than anybody means; what is larger would only overflow later.
+MOST_NODES = 100_000
+MOST_PER_NODE = 4_096
+MOST_ROUNDS = 10_000
+LONGEST_S = 30 * 86_400.0
+LONGEST_BLOCK_S = 600.0
+SHORTEST_BLOCK_S = 0.01
+# What says how to measure, and so contradicts --ddp-judge, which measures nothing.
+_MEASURING = (
+    "ddp_launcher", "ddp_nodes", "ddp_gpus_per_node", "ddp_slurm_args", "ddp_queue_limit", "ddp_container",
+    "ddp_pass_env", "ddp_budget", "ddp_inactivity_limit", "ddp_total_limit", "ddp_unfit", "ddp_rounds", "ddp_block",
+    "ddp_isolate",
+)  # fmt: skip
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 # Arguments of srun that say how many tasks there are, and what carries our line to them.
 _OURS = re.compile(r"(--nodes|--ntasks(-per-\w+)?|--export|--input|--output|--error)(=|$)|-[Nnioe]")
@@ -174,7 +187,8 @@ def settings_from(
     values = {option.name: _find(option, options, ini, environ) for option in OPTIONS}
     sku = values["gpu_sku"]
     budget = values["ddp_budget"]
-    return Settings(
+    _refuse_measuring_beside_judging(values)
+    settings = Settings(
         gpu_sku=sku.text or AUTO,
         sku_was_given=bool(sku.text),
         thresholds=_path(values["thresholds"]),
@@ -182,12 +196,12 @@ def settings_from(
         judge=_path(values["ddp_judge"]),
         resume=_resumed(values),
         launcher=_launcher(values["ddp_launcher"]),
-        nodes=_count(values["ddp_nodes"]),
+        nodes=_count(values["ddp_nodes"], MOST_NODES),
         slurm_args=_arguments(values["ddp_slurm_args"]),
         queue_limit_s=_duration(values["ddp_queue_limit"]) if values["ddp_queue_limit"].text else 3600.0,
         container=values["ddp_container"].text or None,
         pass_env=_names(values["ddp_pass_env"]),
-        gpus_per_node=_count(values["ddp_gpus_per_node"]),
+        gpus_per_node=_count(values["ddp_gpus_per_node"], MOST_PER_NODE),
         world_sizes=_counts(values["ddp_world_sizes"]),
         budget_s=_duration(budget) if budget.text else None,
         inactivity_limit_s=_duration(values["ddp_inactivity_limit"]) if values["ddp_inactivity_limit"].text else 600.0,
@@ -196,10 +210,12 @@ def settings_from(
         history=_path(values["ddp_history"]),
         confidence=_confidence(values["ddp_confidence"]),
         rounds=_rounds(values["ddp_rounds"]),
-        block_s=_duration(values["ddp_block"]) if values["ddp_block"].text else None,
+        block_s=_block(values["ddp_block"]) if values["ddp_block"].text else None,
         isolate=_switch(values["ddp_isolate"]),
         allow_incomplete=_switch(values["ddp_allow_incomplete"]),
     )
+    _refuse_limits_that_cannot_be_kept(settings, values)
+    return settings
 
 
 @dataclass(frozen=True)
@@ -212,7 +228,9 @@ class _Value:
     def refuse(self, expected: str) -> OptionError:
         from pytest_ddpscale.masking import masked_arguments  # here, as every pytest session loads this module
 
-        return OptionError(self.where, f"found {masked_arguments([self.text])[0]!r}", expected)
+        shown = repr(masked_arguments([self.text])[0])
+        shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
+        return OptionError(self.where, f"found {shown}", expected)
 
 
 def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str]) -> _Value:
@@ -228,7 +246,27 @@ def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], en
     return _Value(ini.get(option.name, ""), f"ini option {option.name}")
 
 
+def _refuse_measuring_beside_judging(values: Mapping[str, _Value]) -> None:
+    """On the command line only: a site's variables and ini file stand for runs of both kinds."""
+    judge = values["ddp_judge"]
+    given = [value for name in _MEASURING if (value := values[name]).where.startswith("--")]
+    if judge.text and given:
+        found = f"found {given[0].text!r} beside {judge.where}={judge.text}, which measures nothing"
+        raise OptionError(given[0].where, found, f"one of {given[0].where} and {judge.where}")
+
+
+def _refuse_limits_that_cannot_be_kept(settings: Settings, values: Mapping[str, _Value]) -> None:
+    inactivity, total = values["ddp_inactivity_limit"], values["ddp_total_limit"]
+    if inactivity.text and settings.total_limit_s is not None and settings.inactivity_limit_s > settings.total_limit_s:
+        raise inactivity.refuse(f"no more than {total.where}={total.text}")
+    limit_s = min(settings.inactivity_limit_s, settings.total_limit_s or settings.inactivity_limit_s)
+    if settings.block_s is not None and settings.block_s > limit_s / 2:
+        raise values["ddp_block"].refuse(f"at most half of the {limit_s:g} s after which silent ranks are ended")
+
+
 def _path(value: _Value) -> Path | None:
+    if "\0" in value.text:
+        raise value.refuse("a path without a null character")
     try:
         return Path(value.text).expanduser() if value.text else None
     except RuntimeError:
@@ -276,16 +314,20 @@ def _names(value: _Value) -> tuple[str, ...]:
     return names
 
 
-def _count(value: _Value) -> int | None:
+def _count(value: _Value, most: int) -> int | None:
     if not value.text:
         return None
-    if not value.text.isdecimal() or int(value.text) < 1:
-        raise value.refuse("a whole number from 1 up")
+    if not _is_count(value.text, most):
+        raise value.refuse(f"a whole number from 1 to {most}")
     return int(value.text)
 
 
+def _is_count(text: str, most: int) -> bool:
+    return re.fullmatch("[0-9]{1,9}", text) is not None and 1 <= int(text) <= most
+
+
 def _rounds(value: _Value) -> int | None:
-    rounds = _count(value)
+    rounds = _count(value, MOST_ROUNDS)
     if rounds is None:
         return None
     from pytest_ddpscale.plan.planner import FEWEST_ROUNDS  # here, as every pytest session loads this module
@@ -298,9 +340,11 @@ def _rounds(value: _Value) -> int | None:
 def _counts(value: _Value) -> tuple[int, ...] | None:
     if not value.text:
         return None
+    from pytest_ddpscale.plan.study import MOST_RANKS  # here, as every pytest session loads this module
+
     parts = [part.strip() for part in value.text.split(",")]
-    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise value.refuse("world sizes such as 1,2,4")
+    if not all(_is_count(part, MOST_RANKS) for part in parts):
+        raise value.refuse(f"world sizes such as 1,2,4, from 1 to {MOST_RANKS}")
     return tuple(sorted({int(part) for part in parts}))
 
 
@@ -308,7 +352,17 @@ def _duration(value: _Value) -> float:
     match = DURATION.match(value.text)
     if match is None or float(match[1]) <= 0:
         raise value.refuse("a time such as 90s, 10m or 1h")
-    return float(match[1]) * _SECONDS[match[2]]
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    if seconds > LONGEST_S:
+        raise value.refuse(f"at most {LONGEST_S / 3600:g}h")
+    return seconds
+
+
+def _block(value: _Value) -> float:
+    seconds = _duration(value)
+    if not SHORTEST_BLOCK_S <= seconds <= LONGEST_BLOCK_S:
+        raise value.refuse(f"a time from {SHORTEST_BLOCK_S:g}s to {LONGEST_BLOCK_S:g}s")
+    return seconds
 
 
 def _confidence(value: _Value) -> float:

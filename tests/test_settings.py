@@ -38,6 +38,11 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "ddp_rounds": ("rounds", "8", "20", 8, 20),
     "ddp_block": ("block_s", "1.5s", "3", 1.5, 3.0),
 }
+MEASURING = (
+    "ddp_launcher", "ddp_nodes", "ddp_gpus_per_node", "ddp_slurm_args", "ddp_queue_limit", "ddp_container",
+    "ddp_pass_env", "ddp_budget", "ddp_inactivity_limit", "ddp_total_limit", "ddp_unfit", "ddp_rounds", "ddp_block",
+    "ddp_isolate",
+)  # fmt: skip
 SWITCHES = {"ddp_isolate": "isolate", "ddp_allow_incomplete": "allow_incomplete"}
 
 
@@ -154,7 +159,7 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
     [
         ("ddp_launcher", ["Slurm", "srun", " "], "one of auto, torchrun, slurm"),
         ("ddp_unfit", ["leave_out", "Stop", "drain", " "], "one of measure, leave-out, stop"),
-        ("ddp_nodes", ["0", "-2", "all", "1.5"], "a whole number from 1 up"),
+        ("ddp_nodes", ["0", "-2", "all", "1.5", "100001", "1" * 99, "\u0663"], "a whole number from 1 to 100000"),
         ("ddp_slurm_args", ["gpu", "partition=gpu", "a -b"], "arguments of srun, such as --partition=gpu --exclusive"),
         (
             "ddp_slurm_args",
@@ -177,10 +182,19 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
             ["A B", "1A", "A=1", "*", "A,B-C", "A*B"],
             "names of environment variables such as MY_SITE,UCX_*",
         ),
-        ("ddp_gpus_per_node", ["0", "-1", "2.0", "two", "+2", " "], "a whole number from 1 up"),
-        ("ddp_rounds", ["0", "-5", "many"], "a whole number from 1 up"),
+        ("ddp_gpus_per_node", ["0", "-1", "2.0", "two", "+2", " ", "4097"], "a whole number from 1 to 4096"),
+        ("ddp_rounds", ["0", "-5", "many", "10001"], "a whole number from 1 to 10000"),
         ("ddp_rounds", ["1", "4"], f"at least {FEWEST_ROUNDS} rounds: fewer never decide"),
-        ("ddp_world_sizes", ["0", "1,,2", "1;2", "1,-2", ",", "1,2,", "x"], "world sizes such as 1,2,4"),
+        (
+            "ddp_world_sizes",
+            ["0", "1,,2", "1;2", "1,-2", ",", "1,2,", "x", "2,1000000000000"],
+            "world sizes such as 1,2,4, from 1 to 1000000",
+        ),
+        ("ddp_budget", ["721h", "999999999h", "2592001"], "at most 720h"),
+        ("ddp_budget", ["9" * 150, "1s\n", "\u0661s"], "a time such as 90s, 10m or 1h"),
+        ("ddp_block", ["0.001", "11m"], "a time from 0.01s to 600s"),
+        ("ddp_block", ["301s"], "at most half of the 600 s after which silent ranks are ended"),
+        ("thresholds", ["a\0b"], "a path without a null character"),
         ("ddp_budget", ["0", "0s", "-1m", "10 m", "10d", "m", "1e3", "nan", "inf"], "a time such as 90s, 10m or 1h"),
         ("ddp_inactivity_limit", ["0", "soon"], "a time such as 90s, 10m or 1h"),
         ("ddp_block", ["0.0s", "3 s"], "a time such as 90s, 10m or 1h"),
@@ -213,6 +227,38 @@ def test_a_run_is_resumed_in_its_own_directory_and_not_judged_only(other: str) -
     assert str(raised.value) == (
         f"--ddp-resume: found 'runs/a' beside {flag}=runs/b; expected one of --ddp-resume and {flag}."
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, VALUES[name][1]) for name in MEASURING if name in VALUES] + [("ddp_isolate", True)]
+)
+def test_judging_takes_no_option_that_says_how_to_measure(name: str, text: Any) -> None:
+    with pytest.raises(OptionError) as raised:
+        read({"ddp_judge": "runs/a", name: text})
+    flag = BY_NAME[name].flag
+    assert (raised.value.where, raised.value.expected) == (flag, f"one of {flag} and --ddp-judge")
+    with pytest.raises(OptionError):
+        read({name: text}, {"DDPSCALE_JUDGE": "runs/a"})
+
+
+@pytest.mark.parametrize("name", MEASURING)
+def test_what_a_site_sets_for_measuring_does_not_keep_anybody_from_judging(name: str) -> None:
+    text = "true" if name in SWITCHES else VALUES[name][1]
+    assert read({"ddp_judge": "runs/a"}, {BY_NAME[name].variable: text}).judge == Path("runs/a")
+    assert read({"ddp_judge": "runs/a"}, {}, {name: text}).judge == Path("runs/a")
+
+
+def test_ranks_may_not_be_silent_for_longer_than_they_may_live() -> None:
+    with pytest.raises(OptionError) as raised:
+        read({"ddp_inactivity_limit": "2h", "ddp_total_limit": "1h"})
+    assert str(raised.value) == "--ddp-inactivity-limit: found '2h'; expected no more than --ddp-total-limit=1h."
+    assert read({"ddp_inactivity_limit": "1h", "ddp_total_limit": "1h"}).total_limit_s == 3600
+    assert read({"ddp_total_limit": "5m"}).total_limit_s == 300
+
+
+def test_a_block_has_to_end_before_its_ranks_are_ended_for_silence() -> None:
+    with pytest.raises(OptionError, match="--ddp-block: found '40s'; expected at most half of the 60 s after which"):
+        read({"ddp_block": "40s", "ddp_inactivity_limit": "60s"})
 
 
 @pytest.mark.parametrize("name", sorted(SWITCHES))
