@@ -48,6 +48,16 @@ def baseline_of(measured: RunDirectory, history_file: Path | None, sku: str, evi
     return read_baseline(history_file, sku, hosts, started_at_of(measured, measured.read_run()))
 
 
+def refuse_broken_baseline(measured: RunDirectory) -> None:
+    """Before anything is judged or measured: found later, it would look like a requirement that is not kept.
+
+    Raises:
+        RunDirectoryError: baseline.json is there, and is no baseline.
+    """
+    if measured.baseline_json.exists():
+        _read(measured.baseline_json)
+
+
 def keep_baseline(run: RunDirectory, baseline: Baseline) -> None:
     """Write down what a verdict was made of."""
     if not run.baseline_json.exists():
@@ -67,7 +77,9 @@ def remember(history_file: Path, run: RunDirectory, judgement: Judgement, eviden
 
 
 def _read(path: Path) -> Baseline:
+    if not path.is_file():
+        raise broken_file(path, "is no file")
     try:
         return Baseline.from_json(parse_strict_json(path.read_text(encoding="utf-8")))
-    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise broken_file(path, f"is no baseline ({error})") from None
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise broken_file(path, f"is no baseline ({type(error).__name__}: {error})") from None

@@ -15,7 +15,7 @@ from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.interim import Interim
 from pytest_ddpscale.launch.place import Place
 from pytest_ddpscale.launch.supervisor import Listener, NotAdmitted, Supervisor
-from pytest_ddpscale.past import baseline_of, history_file_of, keep_baseline
+from pytest_ddpscale.past import baseline_of, history_file_of, keep_baseline, refuse_broken_baseline
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import DeviceType, Plan
@@ -171,6 +171,7 @@ class AcceptanceSession:
         assert self.plan is not None  # select comes first
         if self.judged_run is not None:
             self._evidence = read_evidence(self.judged_run)  # refuses a broken run before any item runs
+            refuse_broken_baseline(self.judged_run)
             self.run, self._lock = judging_directory(self.judged_run, self.site.settings.run_dir)
             return
         # What cannot be started leaves no run behind.
@@ -189,6 +190,7 @@ class AcceptanceSession:
         """Go on with an earlier run, as it is now that nobody else writes it."""
         run, self._lock = reopened(path)
         evidence = read_evidence(run)  # refuses a broken run before anything is changed
+        refuse_broken_baseline(run)
         self.resumed = read_resumption(run)
         self.plan, self._extra_launches = self.resumed.plan, extra_launches(self.resumed.plan)
         self.resumed.begin(self.site.argv, self.thresholds.sha256)

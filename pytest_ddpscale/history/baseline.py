@@ -49,6 +49,8 @@ class Baseline:
     @staticmethod
     def from_json(data: dict[str, Any]) -> Baseline:
         """Read what `as_json` wrote. Raises KeyError, TypeError, AttributeError or ValueError if it did not."""
+        if data["schema_version"] != BASELINE_SCHEMA_VERSION:
+            raise ValueError(f"schema_version is {data['schema_version']!r}; expected {BASELINE_SCHEMA_VERSION}")
         past: dict[Series, Reference] = {}
         for row in data["past"]:
             series = _series(row)
@@ -61,7 +63,11 @@ class Baseline:
 
 
 def _series(row: Mapping[str, Any]) -> Series:
-    return Series(**{name: row[name] for name in Series.__dataclass_fields__})
+    fields = {name: row[name] for name in Series.__dataclass_fields__}
+    wrong = [name for name, value in fields.items() if type(value) is not (int if name == "world_size" else str)]
+    if wrong:
+        raise ValueError(f"{wrong[0]} is {fields[wrong[0]]!r}")
+    return Series(**fields)
 
 
 def read_baseline(history_file: Path, sku: str, hosts: Collection[str], before_iso: str) -> Baseline:

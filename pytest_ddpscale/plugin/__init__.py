@@ -5,6 +5,7 @@ Loading this module costs a few milliseconds: everything heavy is imported where
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,6 +103,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)  # before the terminal reporter prints the plan
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Plan exactly what was selected, and open the run directory."""
+    if isinstance(sys.exc_info()[1], (KeyboardInterrupt, pytest.exit.Exception)):
+        return  # pytest calls this hook on the way out, too
     cases = [case for item in session.items if (case := case_of(item))]
     if not cases:
         _refuse_if_nothing_was_asked(session.config)

@@ -95,6 +95,8 @@ def report_as_json(session: pytest.Session, acceptance: AcceptanceSession) -> No
     from pytest_jsonreport.plugin import JSONReport
 
     config = session.config
+    if not config.pluginmanager.hasplugin("terminalreporter"):  # with -p no:terminal pytest-json-report cannot work
+        return
     if getattr(config, "_json_report", None) is None and config.pluginmanager.hasplugin("pytest_jsonreport"):
         assert acceptance.run is not None
         config.option.json_report_verbosity = -1  # the summary names the run directory
