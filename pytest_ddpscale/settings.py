@@ -187,7 +187,6 @@ def settings_from(
     values = {option.name: _find(option, options, ini, environ) for option in OPTIONS}
     sku = values["gpu_sku"]
     budget = values["ddp_budget"]
-    _refuse_measuring_beside_judging(values)
     settings = Settings(
         gpu_sku=sku.text or AUTO,
         sku_was_given=bool(sku.text),
@@ -214,6 +213,7 @@ def settings_from(
         isolate=_switch(values["ddp_isolate"]),
         allow_incomplete=_switch(values["ddp_allow_incomplete"]),
     )
+    _refuse_measuring_beside_judging(values)
     _refuse_limits_that_cannot_be_kept(settings, values)
     return settings
 
