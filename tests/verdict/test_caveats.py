@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.verdict.caveats import HOST_BOUND
 from pytest_ddpscale.verdict.evaluation import judge
@@ -19,7 +20,7 @@ from tests.verdict.sample import (
     make_measurements,
 )
 
-GOOD = (0.98, 0.981, 0.979, 0.98, 0.98, 0.981, 0.979, 0.98)
+GOOD = (0.98, 0.981, 0.979, 0.98, 0.98, 0.981, 0.979, 0.98, 0.98, 0.981)
 STRONG = tuple(name for name in METRICS if METRICS[name].scaling == "strong")
 
 
@@ -29,7 +30,7 @@ NO_TIME = "the time of --ddp-budget was over before this was decided"
 class TestSpentBudget:
     """Who gave too little time learns that this is all that was wrong."""
 
-    @pytest.mark.parametrize(("rounds", "outcome"), [(0, "not_measured"), (3, "inconclusive"), (8, "passed")])
+    @pytest.mark.parametrize(("rounds", "outcome"), [(0, "not_measured"), (3, "inconclusive"), (len(GOOD), "passed")])
     def test_is_told_of_what_stays_open(self, rounds: int, outcome: str) -> None:
         case = make_case("weak_scaling_efficiency", 0.9)
         evidence = make_evidence(case, make_measurements(case, GOOD[:rounds]))
@@ -49,15 +50,15 @@ class TestMissingRounds:
     def test_of_one_rank_decide_nothing(self) -> None:
         case = make_case("weak_scaling_efficiency", 0.9)
         measurements = make_measurements(case, GOOD)
-        kept = [m for m in measurements if not (m.arm == "ddp@2" and m.rank == 1 and m.round >= 5)]
+        kept = [m for m in measurements if not (m.arm == "ddp@2" and m.rank == 1 and m.round >= FEWEST_ROUNDS)]
         assert judge(case, make_evidence(case, measurements), CONFIDENCE).passed
         verdict = judge(case, make_evidence(case, kept), CONFIDENCE)
         assert verdict.outcome == "inconclusive"
-        assert verdict.reason.startswith("only 5 of 7 rounds are complete")
+        assert verdict.reason.startswith("only 8 of 10 rounds are complete")
 
     def test_of_a_failure_decide_nothing_either(self) -> None:
         case = make_case("weak_scaling_efficiency", 1.05)
-        kept = [m for m in make_measurements(case, GOOD) if not (m.rank == 1 and m.round >= 5)]
+        kept = [m for m in make_measurements(case, GOOD) if not (m.rank == 1 and m.round >= FEWEST_ROUNDS)]
         assert judge(case, make_evidence(case, kept), CONFIDENCE).outcome == "inconclusive"
 
     @pytest.mark.parametrize(("metric", "baseline"), [
@@ -70,7 +71,7 @@ class TestMissingRounds:
 
     def test_of_the_baseline_without_communication_decide_nothing(self) -> None:
         case = make_case("exposed_communication", 0.1)
-        whole = make_measurements(case, [0.02] * 7)
+        whole = make_measurements(case, [0.02] * FEWEST_ROUNDS)
         kept = [m for m in whole if not (m.arm == "no_sync@2" and m.round == 3)]
         outcomes = [judge(case, make_evidence(case, some), CONFIDENCE).outcome for some in (whole, kept)]
         assert outcomes == ["passed", "inconclusive"]
@@ -83,7 +84,7 @@ class TestMissingRounds:
 
     def test_of_a_checksum_decide_nothing(self) -> None:
         case = make_case("replica_agreement", 1.0)
-        measurements = make_measurements(case, [1.0] * 7)
+        measurements = make_measurements(case, [1.0] * FEWEST_ROUNDS)
         blind = [replace(m, parameters_checksum=None) if (m.round, m.rank) == (2, 1) else m for m in measurements]
         outcomes = [judge(case, make_evidence(case, some), CONFIDENCE).outcome for some in (measurements, blind)]
         assert outcomes == ["passed", "inconclusive"]
@@ -95,7 +96,7 @@ class TestPlausibility:
         [("weak_scaling_efficiency", 1.1), ("model_flops_utilization", 1.0), ("device_utilization", 1.0)],
     )
     def test_of_gpus_ends_where_the_measurement_must_be_wrong(self, metric: str, most: float) -> None:
-        noise = (0.0, 0.001, -0.001, 0.0, 0.0)
+        noise = (0.0, 0.001, -0.001, 0.0) * 2
         believed = judge_values(metric, 0.9, [most - 0.01 + n for n in noise])
         beyond = judge_values(metric, 0.9, [most + 0.01 + n for n in noise])
         assert believed.outcome == "passed"
@@ -105,7 +106,7 @@ class TestPlausibility:
         )
 
     def test_does_not_let_an_implausible_measurement_fail_either(self) -> None:
-        assert judge_values("weak_scaling_efficiency", 1.1, [1.3] * 5).outcome == "inconclusive"
+        assert judge_values("weak_scaling_efficiency", 1.1, [1.3] * FEWEST_ROUNDS).outcome == "inconclusive"
 
     @pytest.mark.parametrize(("device_type", "outcome"), [("cuda", "inconclusive"), ("cpu", "passed")])
     def test_lets_a_cpu_have_threads_to_spare(self, device_type: DeviceType, outcome: str) -> None:
@@ -117,7 +118,7 @@ class TestPlausibility:
 class TestHostBound:
     def judge_busy(self, metric: str, busy: float | None, device_type: DeviceType, bound: float = 0.5) -> Verdict:
         case = make_case(metric, bound)
-        found = [replace(one, utilization=busy) for one in make_measurements(case, [0.9] * 5)]
+        found = [replace(one, utilization=busy) for one in make_measurements(case, [0.9] * FEWEST_ROUNDS)]
         return judge(case, make_evidence(case, found, device_type), CONFIDENCE)
 
     @pytest.mark.parametrize("metric", STRONG)
