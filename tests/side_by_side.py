@@ -24,6 +24,7 @@ REAL_RANKS = {
     "tests/integration/played_gpus/": "played",
     "tests/integration/test_gang": "played",
     "tests/integration/": "ranks",
+    "tests/nccl_rules/test_gangs": "ranks",
 }
 
 # Of tests without real ranks, beside those with them: a tenth of a core that both want.

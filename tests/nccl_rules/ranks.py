@@ -1,0 +1,169 @@
+"""Ranks whose groups are recorded: the real worker, in processes that are made fit for it here.
+
+``python -m tests.nccl_rules.ranks < GANGS`` has gangs measure, one after the other, for a list of `GangOrder` in JSON.
+All ranks are forks of one process, which costs one import of torch. Prints for each gang whether it failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed import TCPStore
+from torchvision.models._api import register_model
+
+from pytest_ddpscale import __version__
+from pytest_ddpscale.orphans import die_with_parent
+from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.worker.__main__ import parse_arguments, run
+from pytest_ddpscale.worker.arms import StudyArms
+from pytest_ddpscale.worker.device import CpuDevice, Timing
+from pytest_ddpscale.worker.whereabouts import Whereabouts
+from tests.nccl_rules.defects import DEFECTS
+from tests.nccl_rules.recording import BACKEND, record
+
+MODEL = "minute"
+RUN_DIR_VARIABLE = "NCCL_RULES_RUN_DIR"  # which run ranks write logs for that torchrun starts
+
+
+@dataclass(frozen=True)
+class GangOrder:
+    """A gang to start on this machine.
+
+    Attributes:
+        run_dir: where its plan is.
+        studies: ids, in order.
+        ranks: how many.
+        timeout_s: for one collective.
+        budget_s: no round starts after so long; None for no limit.
+        breaks: a rank, and the arm that it breaks in at the second block.
+        defect: of `DEFECTS`, planted in the code of all ranks.
+    """
+
+    run_dir: str
+    studies: tuple[str, ...]
+    ranks: int
+    timeout_s: float
+    budget_s: float | None = None
+    breaks: tuple[int, str] | None = None
+    defect: str = ""
+
+
+def logs_of(run_dir: Path) -> Path:
+    """Where the ranks of a run write what NCCL would be asked for."""
+    return run_dir / "nccl"
+
+
+def make_recorded(run_dir: Path, rank: int) -> None:
+    """Have this process's worker make groups that are recorded, and know a model of a few weights."""
+    record(logs_of(run_dir) / f"rank-{rank}.jsonl", rank)
+    CpuDevice.backend = BACKEND
+    register_model(name=MODEL)(minute)
+
+
+def minute(*, weights: None = None, num_classes: int) -> nn.Module:
+    """What trains in no time, with buffers that DDP broadcasts."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes)
+    )
+
+
+def measure(order: GangOrder) -> bool:
+    """Have a gang measure. Returns whether a rank failed; the others are then killed."""
+    keeper, port = _store()
+    ranks = {_forked(partial(_rank, order, rank, port)) for rank in range(order.ranks)}
+    has_failed = False
+    while ranks:
+        pid, status = os.wait()
+        ranks.discard(pid)
+        if status != 0 and pid != keeper and not has_failed:
+            has_failed = True
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+    os.kill(keeper, signal.SIGKILL)
+    os.waitpid(keeper, 0)
+    return has_failed
+
+
+def _store() -> tuple[int, int]:
+    """A process that has the store, as torchrun's agent does; its id, and the port."""
+    reads, writes = os.pipe()
+
+    def keep() -> None:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5))
+        os.write(writes, str(store.port).encode())
+        os.close(writes)
+        time.sleep(3600)
+
+    keeper = _forked(keep)
+    os.close(writes)
+    with os.fdopen(reads) as port:
+        return keeper, int(port.read())
+
+
+def _forked(work: Callable[[], None]) -> int:
+    """Do something in a process of its own; its id. It exits 1 if that raised."""
+    sys.stdout.flush()
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        die_with_parent()
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _rank(order: GangOrder, rank: int, port: int) -> None:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": order.ranks, "LOCAL_WORLD_SIZE": order.ranks}
+    os.environ.update({name: str(number) for name, number in (place | {"MASTER_PORT": port}).items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", TORCHELASTIC_USE_AGENT_STORE="True")
+    make_recorded(Path(order.run_dir), rank)
+    if order.breaks is not None and order.breaks[0] == rank:
+        _break_in(order.breaks[1])
+    if order.defect:
+        DEFECTS[order.defect](rank)
+    arguments = ["--run-dir", order.run_dir, "--studies", ",".join(order.studies), "--version", __version__]
+    arguments += ["--timeout-s", str(order.timeout_s)]
+    if order.budget_s is not None:
+        arguments += ["--deadline-unix-s", str(time.time() + order.budget_s)]
+    run(parse_arguments(arguments), Whereabouts())
+
+
+def _break_in(arm_name: str) -> None:
+    """Fail in the second block of an arm."""
+    original, blocks = StudyArms.time_block, []
+
+    def time_block(self: StudyArms, arm: Arm, steps: int) -> Timing:
+        blocks.append(arm.name)
+        if blocks.count(arm_name) == 2:
+            raise ArithmeticError("broken on purpose")
+        return original(self, arm, steps)
+
+    StudyArms.time_block = time_block  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """As the module says."""
+    torch.set_num_threads(1)
+    for order in json.load(sys.stdin):
+        print(json.dumps(measure(GangOrder(**order))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
