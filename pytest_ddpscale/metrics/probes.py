@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Literal
 
 from pytest_ddpscale.metrics.samples import Sample
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
+from pytest_ddpscale.plan.probe_pairs import pair_turns
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 
@@ -67,17 +67,16 @@ def expected_ranks(probe: Probe, layout: Layout) -> list[Ranks]:
     """The ranks of every place at which a gang measures a probe.
 
     A single device's probe is measured by all ranks; what communicates by the groups of `Layout.groups`, send-recv by
-    each pair of them.
+    the pairs of `pair_turns`.
 
     Raises:
         ValueError: the layout has fewer ranks than the probe needs.
     """
     if probe.kind in SINGLE_DEVICE:
         return [(rank,) for rank in range(layout.world_size)]
-    groups = layout.groups(Arm("ddp", probe.world_size, 1))
     if probe.kind == "send-recv":
-        return [pair for group in groups for pair in combinations(group, 2)]
-    return list(groups)
+        return sorted(pair for turn in pair_turns(probe, layout) for pair in turn)
+    return list(layout.groups(Arm("ddp", probe.world_size, 1)))
 
 
 def of_probe(measurements: Iterable[ProbeMeasurement], probe: Probe) -> list[ProbeMeasurement]:

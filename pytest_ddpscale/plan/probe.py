@@ -49,8 +49,8 @@ class Probe:
     Attributes:
         name: what is done, as above.
         world_size: ranks that communicate; 1 for what one device does by itself. What fits a node is done by the first
-            ranks of every node at once; what is larger once, over the first ranks of all. ``send-recv`` takes all
-            pairs of that many ranks of a node in turn.
+            ranks of every node at once; what is larger once, over the first ranks of all. ``send-recv`` takes
+            pairs of them in turn, see `pytest_ddpscale.plan.probe_pairs`.
     """
 
     name: str

@@ -197,3 +197,57 @@ def test_slow_ranks_of_several_nodes_are_told_by_the_node_pairs() -> None:
     verdict = judge_evidence(probe_case(probe, BOUND), replace(evidence, pairs=pairs))
     assert [(c.kind, c.host) for c in verdict.culprits] == [("node", "n2")]
     assert "communication is slow at node n2" in verdict.reason
+
+
+class TestBetweenNodes:
+    """A ring of nodes: each is in a pair with the next one, on every rail, and the last with the first."""
+
+    def judge(self, nodes: int, *slow: tuple[int, int], rails: range = range(4)) -> Verdict:
+        """Of nodes with 4 GPUs, where these pairs of nodes are slow on these rails."""
+        bad = {(4 * one + rail, 4 * other + rail): 5.0 for one, other in slow for rail in rails}
+        probe = Probe("send-recv-256mib", 4 * nodes)
+        return judge_steady(probe, 20.0, steady(40.0, bad), nodes=nodes, ranks_per_node=4)
+
+    def named(self, verdict: Verdict) -> list[tuple[str, str, int | None, str | None, bool]]:
+        return [(c.kind, c.host, c.gpu_index, c.peer_host, c.is_certain) for c in verdict.culprits]
+
+    @pytest.mark.parametrize("nodes", [2, 3, 4, 5, 16])
+    def test_a_sound_ring_passes_whatever_the_number_of_nodes(self, nodes: int) -> None:
+        verdict = self.judge(nodes)
+        assert (verdict.outcome, verdict.culprits) == ("passed", ())
+        pairs = 4 if nodes == 2 else 4 * nodes
+        assert verdict.reason.endswith(f"on each of {pairs} pairs; GPU 0 of n0 and 0 of n1 is nearest to it")
+
+    def test_a_node_that_is_slow_with_both_neighbours_is_named(self) -> None:
+        verdict = self.judge(8, (2, 3), (3, 4))
+        assert self.named(verdict) == [("node", "n3", None, None, True)]
+        assert verdict.culprits[0].evidence.startswith("8 of its 8 pairs fail, the worst with 5.0")
+        assert verdict.culprits[0].evidence.endswith("the median of 24 others: it is slow with n2 and n4")
+
+    def test_the_first_and_the_last_node_are_neighbours(self) -> None:
+        assert self.named(self.judge(4, (0, 1), (0, 3))) == [("node", "n0", None, None, True)]
+
+    def test_a_slow_link_of_two_nodes_is_named_once_for_all_of_its_rails(self) -> None:
+        verdict = self.judge(4, (1, 2))
+        assert self.named(verdict) == [("link", "n1", None, "n2", True)]
+        assert verdict.culprits[0].evidence.startswith("4 of its 4 pairs fail")
+
+    def test_one_slow_rail_of_a_node_is_the_fault_of_its_gpu(self) -> None:
+        verdict = self.judge(4, (0, 1), (1, 2), rails=range(3, 4))
+        assert self.named(verdict) == [("gpu", "n1", 3, None, True)]
+
+    def test_one_slow_rail_of_a_link_is_the_fault_of_that_link(self) -> None:
+        assert self.named(self.judge(4, (1, 2), rails=range(3, 4))) == [("link", "n1", 3, "n2", True)]
+
+    def test_between_two_nodes_nobody_can_tell_whose_fault_it_is(self) -> None:
+        assert self.named(self.judge(2, (0, 1))) == [("link", "n0", None, "n1", False)]
+
+    def test_a_node_between_two_bad_ones_is_not_certain_to_be_bad(self) -> None:
+        """Nor are those, as each has but one neighbour that is good for certain."""
+        verdict = self.judge(10, (2, 3), (3, 4), (4, 5), (5, 6))
+        assert self.named(verdict) == [("node", f"n{node}", None, None, False) for node in (3, 4, 5)]
+
+    def test_a_bound_that_all_miss_drains_nobody(self) -> None:
+        verdict = self.judge(4, (0, 1), (1, 2), (2, 3), (0, 3))
+        assert {culprit.is_certain for culprit in verdict.culprits} == {False}
+        assert any("16 of 16 pairs fail alike" in note for note in verdict.notes)

@@ -84,7 +84,7 @@ class ProbeBlocks:
         group, crew = self._groups.group(probe), self._groups.crew(probe)
         measured: list[ProbeMeasurement] = []
         why_not = ""
-        for turn in range(turns(probe)):
+        for turn in range(turns(probe, self._control.layout)):
             here.phase = "preparation"  # all ranks enter as many phases, so that none seems to be behind
             work, reason = self._opened(probe, turn, group) if crew else (None, "")
             here.phase = "meeting"
@@ -130,7 +130,7 @@ class ProbeBlocks:
     def _opened(self, probe: Probe, turn: int, group: dist.ProcessGroup | None) -> tuple[Work | None, str]:
         """What this rank does in a turn, or why it cannot; neither if it sits out."""
         try:
-            return open_work(probe, turn, self._device, group, self._control.layout.ranks_per_node), ""
+            return open_work(probe, turn, self._device, group, self._control.layout), ""
         except CannotProbeError as error:
             return None, str(error)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from pytest_ddpscale.plan.pairing import all_pairs, other_end
 from pytest_ddpscale.worker.probes.collectives import FP32_BYTES, CollectiveWork
 from pytest_ddpscale.worker.probes.known_values import KnownValues
 
@@ -22,18 +21,17 @@ class SendReceive:
         group: whose communicator is used; it has one already.
         device: of this rank.
         numbers: of fp32 in the message.
-        peer: place in the group.
+        peer: rank of the gang, a member of the group.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, numbers: int, peer: int) -> None:
-        self._own, self._peer = group.rank(), peer
+        self._own, self._peer = group.rank(), dist.get_group_rank(group, peer)
         self._sent = torch.zeros(numbers, device=device)
         self.received = torch.zeros(numbers, device=device)
         self._known = KnownValues(device, numbers)
-        peer_rank = dist.get_global_rank(group, peer)
         self._operations = [
-            dist.P2POp(dist.isend, self._sent, peer_rank, group),
-            dist.P2POp(dist.irecv, self.received, peer_rank, group),
+            dist.P2POp(dist.isend, self._sent, peer, group),
+            dist.P2POp(dist.irecv, self.received, peer, group),
         ]
 
     def fill(self) -> None:
@@ -51,19 +49,8 @@ class SendReceive:
         return self._known.is_message(self.received, self._peer)
 
 
-def pairings(members: int) -> int:
-    """How many sets of disjoint pairs it takes to have all pairs of a group."""
-    return len(all_pairs(members))
-
-
-def peer_of(member: int, members: int, pairing: int) -> int | None:
-    """The place of a member's peer in one pairing; None if it sits out, as one does where their number is odd."""
-    pair = next((pair for pair in all_pairs(members)[pairing] if member in pair), None)
-    return None if pair is None else other_end(pair, member)
-
-
 def open_send_receive(message_bytes: int, group: dist.ProcessGroup, device: torch.device, peer: int) -> CollectiveWork:
-    """The probe on this rank and one peer; nothing is communicated yet."""
+    """The probe on this rank and one peer, a rank of the gang; nothing is communicated yet."""
     numbers = max(1, message_bytes // FP32_BYTES)
     work = SendReceive(group, device, numbers, peer)
-    return CollectiveWork(work, numbers * FP32_BYTES, dist.get_global_rank(group, peer))
+    return CollectiveWork(work, numbers * FP32_BYTES, peer)

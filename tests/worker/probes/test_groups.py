@@ -7,8 +7,7 @@ import pytest
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.worker.probes.groups import crews
-from pytest_ddpscale.worker.probes.opening import turns
-from pytest_ddpscale.worker.probes.send_recv import pairings, peer_of
+from pytest_ddpscale.worker.probes.opening import peer_of, turns
 
 
 def test_all_devices_of_a_node_are_probed_at_once() -> None:
@@ -28,25 +27,16 @@ def test_a_gang_of_too_few_ranks_is_refused() -> None:
         crews(Probe("all-reduce-1mib", 8), Layout(2, 3))
 
 
-@pytest.mark.parametrize("members", range(2, 10))
-def test_over_all_turns_everybody_meets_everybody_once(members: int) -> None:
-    met = [
-        (member, peer)
-        for turn in range(pairings(members))
-        for member in range(members)
-        if (peer := peer_of(member, members, turn)) is not None
-    ]
-    everybody = range(members)
-    assert sorted(met) == [(one, other) for one in everybody for other in everybody if one != other]
-
-
-@pytest.mark.parametrize("members", range(2, 10))
-def test_a_peer_is_mutual(members: int) -> None:
-    for turn in range(pairings(members)):
-        peers = {member: peer_of(member, members, turn) for member in range(members)}
-        assert all(peer is None or peers[peer] == member for member, peer in peers.items())
+@pytest.mark.parametrize("probe", [Probe("send-recv-1mib", 8), Probe("send-recv-1mib", 24)])
+def test_a_peer_is_mutual(probe: Probe) -> None:
+    layout = Layout(3, 8)
+    for turn in range(turns(probe, layout)):
+        peers = {rank: peer_of(rank, probe, turn, layout) for rank in range(24)}
+        assert all(peer is None or peers[peer] == rank for rank, peer in peers.items())
+        assert any(peer is not None for peer in peers.values())
 
 
 def test_only_send_recv_takes_turns() -> None:
-    assert [turns(probe) for probe in (Probe("matmul-fp32"), Probe("all-gather-1mib", 8))] == [1, 1]
-    assert [turns(Probe("send-recv-1mib", ranks)) for ranks in (2, 3, 8)] == [1, 3, 7]
+    layout = Layout(3, 8)
+    assert [turns(probe, layout) for probe in (Probe("matmul-fp32"), Probe("all-gather-1mib", 8))] == [1, 1]
+    assert [turns(Probe("send-recv-1mib", ranks), layout) for ranks in (2, 3, 8, 16, 24)] == [1, 3, 7, 1, 3]

@@ -1,0 +1,51 @@
+"""Which ranks send to each other in a probe of pairs, and which pairs do so at the same time.
+
+Of ranks of one node all pairs there are, turn by turn, on every node at once. Between nodes that would take N - 1 turns;
+there it is a ring: each node with the next one and the last with the first, rank with rank of the same number, so that all
+rails of a node are busy at once. Each node is in two pairs then, which tells a slow node from a slow link, and however
+many nodes there are it takes two turns, of an odd number three.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.pairing import NodePair, all_pairs
+from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.plan.study import Arm
+
+RankPair = tuple[int, int]
+
+
+@lru_cache(maxsize=16)
+def pair_turns(probe: Probe, layout: Layout) -> tuple[tuple[RankPair, ...], ...]:
+    """The pairs of each turn; no rank is in two pairs of a turn.
+
+    Raises:
+        ValueError: the layout has fewer ranks than the probe needs.
+    """
+    groups = layout.groups(Arm("ddp", probe.world_size, 1))
+    if probe.world_size <= layout.ranks_per_node:
+        turns = all_pairs(probe.world_size)
+        return tuple(tuple((group[i], group[j]) for group in groups for i, j in turn) for turn in turns)
+    (group,) = groups
+    nodes, per_node = -(-len(group) // layout.ranks_per_node), layout.ranks_per_node
+    return tuple(
+        tuple(
+            (one * per_node + rail, other * per_node + rail)
+            for one, other in turn
+            for rail in range(per_node)
+            if other * per_node + rail in group
+        )
+        for turn in ring_turns(nodes)
+    )
+
+
+def ring_turns(nodes: int) -> tuple[tuple[NodePair, ...], ...]:
+    """Each node with the next one, and the last with the first, in turns of disjoint pairs."""
+    path = [(node, node + 1) for node in range(nodes - 1)]
+    turns = [path[::2], path[1::2], []]
+    if nodes > 2:
+        turns[2 if nodes % 2 else 1].append((0, nodes - 1))
+    return tuple(tuple(turn) for turn in turns if turn)
