@@ -1,9 +1,9 @@
 """Which ranks send to each other in a probe of pairs, and which pairs do so at the same time.
 
-Of ranks of one node all pairs there are, turn by turn, on every node at once. Between nodes that would take N - 1 turns;
-there it is a ring: each node with the next one and the last with the first, rank with rank of the same number, so that all
-rails of a node are busy at once. Each node is in two pairs then, which tells a slow node from a slow link, and however
-many nodes there are it takes two turns, of an odd number three.
+Of ranks of one node all pairs there are, turn by turn, on every node at once. Between nodes that would take N - 1
+turns; there it is a ring: each node with the next one and the last with the first, rank with rank of the same number,
+so that all rails of a node are busy at once. Each node is in two pairs then, which tells a slow node from a slow link,
+and however many nodes there are it takes two turns, of an odd number three.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.study import Scaling
+from pytest_ddpscale.plan.study import MOST_RANKS, Scaling
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.models import model_of
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
@@ -70,7 +70,7 @@ def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> E
     Raises:
         OptionError: no line says how fast a GPU is.
     """
-    lines = [r for r in file.thresholds.skus[sku_name].requirements if r.workload == workload.name and _ranks(r)]
+    lines = [r for r in file.thresholds.skus[sku_name].requirements if r.workload == workload.name]
     img_per_s = _img_per_s(lines, file.thresholds)
     if img_per_s is None:
         raise OptionError(
@@ -114,12 +114,14 @@ def _expected(line: Requirement) -> float:
 
 def _published(lines: Sequence[Requirement], metric: str) -> dict[int, float]:
     found = [line for line in lines if line.metric == metric and line.source.measured is not None]
-    return {_ranks(line): line.source.measured for line in found if line.source.measured is not None}
+    sized = ((line.world_size, line.source.measured) for line in found)
+    # A line that says in words how many, such as `all`, does not say of how many ranks its figure is.
+    return {size: measured for size, measured in sized if isinstance(size, int) and measured is not None}
 
 
 def _ranks(line: Requirement) -> int:
-    """0 of a line that says in words how many, such as `all`: it does not say of how many its figure is."""
-    return line.world_size if isinstance(line.world_size, int) else 0
+    """As many as can be of a line that says it in words."""
+    return line.world_size if isinstance(line.world_size, int) else MOST_RANKS
 
 
 def _power_w(lines: Sequence[Requirement], img_per_s: float, efficiency: Mapping[int, float]) -> float | None:

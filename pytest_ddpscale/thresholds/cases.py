@@ -105,7 +105,7 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
     paths += [("requirements", i) for i in range(len(sku.requirements))]
     found: list[AnyCase] = []
     for requirement, path in zip(sku.all_requirements, paths, strict=True):
-        ranks = layout.ranks_in(requirement.world_size)
+        ranks = _ranks_here(sku, requirement, layout)
         if ranks is None or ranks < requirement.definition.minimum_world_size:
             continue
         where = file.where("skus", sku_name, *path)
@@ -114,6 +114,13 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
         else:
             found.append(_node_case(sku, requirement, ranks, where))
     return found
+
+
+def _ranks_here(sku: Sku, requirement: Requirement, layout: Layout) -> int | None:
+    size = requirement.world_size
+    if isinstance(size, int) and sku.numbers_fit_node and layout.nodes > 1 and size > layout.ranks_per_node:
+        return None
+    return layout.ranks_in(size)
 
 
 def training_cases(cases: Iterable[AnyCase]) -> list[Case]:

@@ -398,6 +398,10 @@ class Sku(_Strict):
         default={}, description="Checks of the nodes, by name: what a node that does not pass means for the run."
     )
     workloads: Annotated[dict[str, Workload], BeforeValidator(_with_name)] = {}
+    numbers_fit_node: bool = Field(
+        False,
+        description="World sizes that are numbers mean ranks of one node: not asked of several nodes with fewer.",
+    )
     requirements: list[Requirement] = Field(default=[], max_length=MOST_REQUIREMENTS)
 
     @property

@@ -10,8 +10,8 @@ named even if it keeps the bound with some, but not as certain. Where groups of 
 such as the two halves of a node, no GPU explains it and the links are named.
 
 Pairs between nodes form a ring, so that each node has two neighbours. One that keeps the bound with neither is named,
-with certainty if both of them keep it with somebody else: otherwise they may be why it does not. Else the link is named,
-of the nodes if all their rails are slow, of the GPUs if some are.
+with certainty if both of them keep it with somebody else: otherwise they may be why it does not. Else the link is
+named, of the nodes if all their rails are slow, of the GPUs if some are.
 """
 
 from __future__ import annotations

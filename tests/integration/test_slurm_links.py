@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 
-from tests.integration.lab_runs import CHECKED, LabRun, accept
+from tests.integration.lab_runs import CHECKED, TRAINING, LabRun, accept
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_lab.node import Node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
 WEAK = "weak_scaling_efficiency"
+# 200 Mbit/s are 0.025 GB/s.
+PAIRS = (
+    "      - {metric: pair_bandwidth_gbps, probe: send-recv-1mib, world_size: all, at_least: 0.04, provisional: true,"
+    " severity: fail, source: {reasoning: 'cables of this lab carry several times as much'}}\n"
+)
 SHORTER = ("--ddp-rounds=8", "--ddp-block=0.2s")  # a node with little CPU takes several times as long
 
 
@@ -69,10 +74,14 @@ def test_healthy_nodes_are_accepted_and_nobody_is_accused(lab: SlurmLab, tmp_pat
 
 
 def test_a_node_behind_a_slow_link_is_named(lab: SlurmLab, tmp_path: Path) -> None:
+    """By what all nodes do together, and by a ring of neighbours, of whose three pairs two are slow."""
     lab.share_cores(*names(3))
     lab.node("n2").slow_link("200mbit")
-    ran = accept(lab, tmp_path, 3)
+    ran = accept(lab, tmp_path, 3, thresholds=TRAINING + PAIRS)
     assert_rejected_for(ran, "n2")
+    pairs = ran.verdict("pair_bandwidth_gbps")
+    assert (pairs["id"], pairs["outcome"]) == ("pair_bandwidth_gbps[send-recv-1mib-all]", "failed"), ran.output
+    assert [(culprit["kind"], culprit["host"]) for culprit in pairs["culprits"]] == [("node", "n2")], ran.output
     (culprit,) = ran.verdict(WEAK)["culprits"]
     assert_slow_link(ran, culprit, 3)
     assert lab.processes() == []

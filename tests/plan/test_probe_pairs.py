@@ -1,4 +1,4 @@
-"""Every pair of a node, and every neighbour of a ring of nodes, is measured once, and no rank twice at the same time."""
+"""Every pair of a node, and all neighbours in a ring of nodes, are measured once, no rank twice at the same time."""
 
 from __future__ import annotations
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.metrics.probes import expected_ranks
 from pytest_ddpscale.plan.estimate import Estimate, estimate
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import PACES, build_plan
 from pytest_ddpscale.plan.probe import COLLECTIVES, Probe
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement, Sku
@@ -136,7 +138,8 @@ def test_a_bound_lies_below_what_the_data_sheet_promises() -> None:
 
 @pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
 def test_a_large_message_has_to_be_faster_than_a_bucket(sku: Sku) -> None:
-    bounds = {Probe(r.probe, 8).message_bytes: r.bound for r in sku.requirements if "all-reduce" in r.probe}
+    within = [r for r in sku.requirements if "all-reduce" in r.probe and r.world_size != "all"]
+    bounds = {Probe(r.probe, 8).message_bytes: r.bound for r in within}
     assert [bound for _, bound in sorted(bounds.items(), key=lambda item: item[0] or 0)] == sorted(bounds.values())
 
 
@@ -159,7 +162,7 @@ def test_links_that_fell_back_to_pcie_keep_no_bound(sku: str) -> None:
     """8x A100 that had lost NVLink reached 20 GB/s; PCIe 5.0 carries 63."""
     pcie_gbps = 20 if sku.startswith("a100") else 63
     for requirement in GPUS[sku].requirements:
-        if requirement.metric in ("busbw_gbps", "pair_bandwidth_gbps"):
+        if requirement.metric in ("busbw_gbps", "pair_bandwidth_gbps") and requirement.world_size != "all":
             assert requirement.bound > 1.5 * pcie_gbps, requirement.probe
 
 
@@ -188,7 +191,7 @@ def test_a_node_of_8_gpus_is_decided_in_less_than_5_minutes_even_if_it_takes_all
 
 
 def test_any_machine_keeps_the_bounds_of_a_cpu() -> None:
-    probes = [r for r in MEASURED["cpu"].requirements if r.probe]
+    probes = [r for r in MEASURED["cpu"].requirements if r.probe and r.world_size != "all"]
     assert {probe.kind for probe in probes_of("cpu")} == {
         "matmul", "memory-copy", "host-to-device", *COLLECTIVES, "send-recv",
     }  # fmt: skip
@@ -201,3 +204,65 @@ def test_energy_is_asked_where_it_was_published_and_only_warns() -> None:
     found = {name: r for name, sku in MEASURED.items() for r in sku.requirements if r.metric == "images_per_joule"}
     assert {name: r.source.measured for name, r in found.items()} == {"v100-sxm2-16gb": 1.77, "a100-sxm4-80gb": 2.964}
     assert {r.severity for r in found.values()} == {"warn"}
+
+
+BETWEEN = (
+    ("weak_scaling_efficiency", "2 nodes"), ("weak_scaling_efficiency", "all"), ("busbw_gbps", "all"),
+    ("pair_bandwidth_gbps", "all"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("sku", GPUS)
+def test_every_gpu_is_asked_what_several_nodes_do_together(sku: str) -> None:
+    between = [r for r in GPUS[sku].requirements if r.world_size in ("2 nodes", "all")]
+    assert tuple((r.metric, r.world_size) for r in between) == BETWEEN
+    assert all(r.provisional and r.severity == "warn" for r in between), "nobody published them"
+    [node] = [r for r in GPUS[sku].requirements if (r.metric, r.subject, r.world_size) == (*WEAK_OF_R50, "node")]
+    two, every = between[:2]
+    assert node.bound > two.bound > every.bound, "no more is asked of several nodes than of one"
+
+
+WEAK_OF_R50 = ("weak_scaling_efficiency", "resnet50-fp16")
+
+
+def plan_of(sku: str, layout: Layout) -> tuple[list[str], Plan]:
+    """What a whole session asks there, and its plan."""
+    cases, device = cases_for(FILE, sku, layout), device_type(FILE.thresholds.skus[sku])
+    questions = [case.question for case in training_cases(cases)]
+    plan = build_plan(
+        sku, device, questions, PACES[device], nodes=layout.nodes, ranks_per_node=layout.ranks_per_node,
+        probes=probes_of(sku, layout), survey=True,
+    )  # fmt: skip
+    return [case.id for case in cases], plan
+
+
+@pytest.mark.parametrize("sku", [*GPUS, "cpu"])
+@pytest.mark.parametrize("nodes", [2, 3, 16])
+def test_packets_go_between_all_nodes_of_a_run(sku: str, nodes: int) -> None:
+    layout = Layout(nodes, 8)
+    asked, plan = plan_of(sku, layout)
+    assert any(study.world_size == layout.world_size for study in plan.studies)
+    assert plan.probes is not None
+    between = {probe.kind: probe for probe in plan.probes.probes if probe.world_size == layout.world_size}
+    assert set(between) == {"all-reduce", "send-recv"}
+    pairs = expected_ranks(between["send-recv"], layout)
+    assert {rank for pair in pairs for rank in pair} == set(range(layout.world_size))
+    assert all(one // 8 != other // 8 for one, other in pairs)
+    assert (plan.pairs is not None) == (nodes > 2), "which tell whose link is slow"
+    assert len(set(asked)) == len(asked)
+
+
+@pytest.mark.parametrize("sku", [*GPUS, "cpu"])
+def test_on_one_node_nothing_between_nodes_is_asked_or_counted_as_missing(sku: str) -> None:
+    for ranks in (1, 4, 8):
+        asked = [case.id for case in cases_for(FILE, sku, Layout(1, ranks))]
+        assert not [name for name in asked if name.endswith(("-all]", "nodes]"))]
+    assert plan_of(sku, ONE_NODE)[1].pairs is None
+
+
+def test_ranks_of_cpus_that_are_one_a_node_are_asked_what_all_nodes_do_and_no_number_of_them() -> None:
+    asked, plan = plan_of("cpu", Layout(4, 1))
+    sizes = {study.id: {arm.world_size for arm in study.arms} for study in plan.studies}
+    assert sizes == {"weak/resnet18-fp32": {1}, "weak/squeezenet-fp32": {1, 2, 4}}
+    assert not [name for name in asked if "2rank" in name]
+    assert [name for name in plan_of("cpu", Layout(1, 1))[0] if "2rank" in name], "on one node they are missing"

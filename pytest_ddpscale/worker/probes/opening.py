@@ -31,9 +31,7 @@ def peer_of(rank: int, probe: Probe, turn: int, layout: Layout) -> int | None:
     return None if pair is None else other_end(pair, rank)
 
 
-def open_work(
-    probe: Probe, turn: int, device: Device, group: dist.ProcessGroup | None, layout: Layout
-) -> Work | None:
+def open_work(probe: Probe, turn: int, device: Device, group: dist.ProcessGroup | None, layout: Layout) -> Work | None:
     """What this rank repeats in one turn of a probe; None if it sits out. Nothing is communicated yet.
 
     Raises:
