@@ -21,6 +21,14 @@ def test_requirements_that_need_more_gpus_are_left_out() -> None:
     assert {case.world_size for case in a100(gpus=4).cases} == {1, 2, 4}
 
 
+def test_of_several_nodes_it_is_asked_what_they_do_together() -> None:
+    names = {case.name: case.world_size for case in a100(gpus=24, workloads=None).cases}
+    assert {size: names[f"resnet50-fp16-{size}"] for size in ("node", "2nodes", "all")} == {
+        "node": 8, "2nodes": 16, "all": 24,
+    }  # fmt: skip
+    assert not [name for name in {case.name for case in a100(gpus=8, workloads=None).cases} if "nodes" in name]
+
+
 def test_only_the_workloads_asked_for_are_trained() -> None:
     assert {case.workload.name for case in a100(workloads=(RESNET,)).cases} == {RESNET}
     assert len({case.workload.name for case in a100(workloads=None).cases}) > 4

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.devices import measured_layout
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import SIMULATED_NOTE
@@ -56,10 +58,16 @@ def test_it_is_read_and_judged_like_a_real_run(tmp_path: Path) -> None:
 
 def test_a_faulty_gpu_is_named(tmp_path: Path) -> None:
     evidence = read_evidence(written(tmp_path / "run", "slow-gpu:11:1.3", gpus=16))
-    case = next(case for case in a100().cases if case.id == "rank_uniformity[resnet152-fp16-8gpu]")
+    case = next(case for case in a100().cases if case.id == "rank_uniformity[resnet152-fp16-node]")
     assert judge(case, evidence, 0.95).outcome in ("passed", "inconclusive")  # among the first eight all is well
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["simulation"]["gpus"] == 16
+
+
+@pytest.mark.parametrize(("gpus", "layout"), [(4, Layout(1, 4)), (16, Layout(2, 8))])
+def test_it_is_judged_as_the_nodes_that_were_simulated(tmp_path: Path, gpus: int, layout: Layout) -> None:
+    written(tmp_path / "run", gpus=gpus)
+    assert measured_layout(RunDirectory.open(tmp_path / "run")) == layout
 
 
 def test_the_same_seed_writes_the_same_measurements(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_packets_go_between_all_nodes_of_a_run(sku: str, nodes: int) -> None:
     pairs = expected_ranks(between["send-recv"], layout)
     assert {rank for pair in pairs for rank in pair} == set(range(layout.world_size))
     assert all(one // 8 != other // 8 for one, other in pairs)
-    assert (plan.pairs is not None) == (nodes > 2), "which tell whose link is slow"
+    assert plan.pairs is not None, "which tell whose link is slow"
     assert len(set(asked)) == len(asked)
 
 

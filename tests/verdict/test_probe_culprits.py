@@ -204,7 +204,9 @@ class TestBetweenNodes:
 
     def judge(self, nodes: int, *slow: tuple[int, int], rails: range = range(4)) -> Verdict:
         """Of nodes with 4 GPUs, where these pairs of nodes are slow on these rails."""
-        bad = {(4 * one + rail, 4 * other + rail): 5.0 for one, other in slow for rail in rails}
+        bad: dict[tuple[int, ...], float] = {
+            (4 * one + rail, 4 * other + rail): 5.0 for one, other in slow for rail in rails
+        }
         probe = Probe("send-recv-256mib", 4 * nodes)
         return judge_steady(probe, 20.0, steady(40.0, bad), nodes=nodes, ranks_per_node=4)
 
