@@ -54,7 +54,7 @@ def opened(tmp_path: Path, machine: Callable[..., None]) -> Open:
     path.write_text(THRESHOLDS, encoding="utf-8")
 
     def open_it(collect_only: bool = False, **options: Any) -> AcceptanceSession:
-        if options.get("gpu_sku", "cpu") == "cpu":
+        if options.get("gpu_sku", "cpu") == "cpu" and "ddp_judge" not in options:
             options = {"ddp_gpus_per_node": "2", "ddp_rounds": str(FEWEST_ROUNDS), **options}
         options.setdefault("gpu_sku", "cpu")
         options.setdefault("ddp_run_dir", str(tmp_path / "run"))
