@@ -158,12 +158,13 @@ def _add_culprits(commands: Commands) -> None:
 
 def _culprits(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.report.culprits_text import HostFindings, read_findings, settled, text_lines, tsv_lines
+    from pytest_ddpscale.unjudged import judgement_of
 
     readable: list[HostFindings] = []
     errors: list[BadInput] = []
     for directory in arguments.directories:
         try:
-            readable.append(read_findings(directory))
+            readable.append(read_findings(directory, judgement_of))
         except BadInput as error:  # what the others say stays true
             errors.append(error)
     for line in (tsv_lines if arguments.format == "tsv" else text_lines)(settled(readable)):

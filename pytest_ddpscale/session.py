@@ -148,6 +148,8 @@ class AcceptanceSession:
         self.selected = list(cases)
         if self.judged_run is not None:
             self.plan = self.judged_run.read_plan()
+            self._evidence = read_evidence(self.judged_run)  # refuses a broken run before any item runs
+            refuse_broken_baseline(self.judged_run)
             return
         fresh = self._planning.plan_for(self._planning.measurable(cases))
         if self.resumed is not None:
@@ -170,8 +172,6 @@ class AcceptanceSession:
     def _open_run(self) -> None:
         assert self.plan is not None  # select comes first
         if self.judged_run is not None:
-            self._evidence = read_evidence(self.judged_run)  # refuses a broken run before any item runs
-            refuse_broken_baseline(self.judged_run)
             self.run, self._lock = judging_directory(self.judged_run, self.site.settings.run_dir)
             return
         # What cannot be started leaves no run behind.

@@ -37,6 +37,7 @@ TOP = {
     "planning",
     "admission",
     "interim",
+    "unjudged",
     "past",
     "cluster",
     "devices",

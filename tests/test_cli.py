@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -10,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_record import start_run
 from tests.report.judged import failed, write_judged_run
 
+ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "data" / "paik_a100_80gb"
 
 
@@ -118,6 +123,20 @@ def test_culprits_are_told_to_a_person(tmp_path: Path) -> None:
     result = ddpscale("culprits", write_judged_run(tmp_path / "rejected", "rejected", ["n2"], [failed()]))
     assert result.returncode == 0
     assert result.stdout.startswith("n2: rejected: weak_scaling_efficiency")
+
+
+def test_culprits_of_a_run_that_was_killed_before_it_had_verdicts_are_of_its_measurements(tmp_path: Path) -> None:
+    thresholds = ROOT / "thresholds.yaml"
+    run = RunDirectory.create(tmp_path / "run")
+    start_run(run, "cpu", (), thresholds, hashlib.sha256(thresholds.read_bytes()).hexdigest())
+    run.write_json(run.plan_json, Plan("cpu", "cpu", ()).as_json())
+    run.append_record({"kind": "lost", "hosts": ["n3"], "message": "n3 was given up by Slurm"})
+    result = ddpscale("culprits", run.path)
+    assert result.returncode == 0, result.stderr
+    assert "n3: look at it: lost: n3 was given up by Slurm" in result.stdout
+    assert not run.verdicts_json.exists(), "nothing is written"
+    start_run(run, "cpu", (), thresholds, "ab" * 32)
+    assert_user_error(ddpscale("culprits", run.path), "was never judged", "has changed", f"--ddp-judge={run.path}")
 
 
 def test_init_copies_job_scripts_that_can_be_executed(tmp_path: Path) -> None:

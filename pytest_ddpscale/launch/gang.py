@@ -171,6 +171,8 @@ class Gang:
     @contextmanager
     def _started(self) -> Iterator[tuple[subprocess.Popen[bytes], Channel]]:
         self._log.open("ab").close()  # a folder that cannot be written is no fault of the launcher's
+        if self._spec.proof is not None:
+            self._spec.proof.touch()
         try:
             process = subprocess.Popen(
                 self._command,
@@ -194,10 +196,12 @@ class Gang:
         finally:
             stop_gang(process, self._spec.gang_id, GRACE_S)
             channel.close()
+            if self._spec.proof is not None:
+                self._spec.proof.unlink(missing_ok=True)
 
     def _assemble(self, process: subprocess.Popen[bytes], channel: Channel) -> str | None:
         """Wait for the agents of all nodes, and let them start. Returns why not, or None to go on."""
-        why = self._await_nodes(process, channel) or self._odd_version()
+        why = self._await_nodes(process, channel) or self._odd_version() or self._blind_nodes()
         if not why and self._spec.survey and process.poll() is None:
             why = self._survey(process, channel)
         if why or process.poll() is not None:
@@ -226,6 +230,18 @@ class Gang:
         version, hosts = next(iter(others.items()))
         who = ", ".join(hosts[:5])
         return f"{who} runs pytest-ddpscale {version}, its supervisor {__version__}: install the same version"
+
+    def _blind_nodes(self) -> str:
+        """Which nodes do not see the run directory, where rank 0 writes and ranks leave logs; empty if all do."""
+        blind, proof = self._roll.blind, self._spec.proof
+        if not blind or proof is None:
+            return ""
+        who = ", ".join(blind[:5]) + (f" and {len(blind) - 5} more" if len(blind) > 5 else "")
+        see = "does not see" if len(blind) == 1 else "do not see"
+        return (
+            f"{who} {see} the run directory {proof.parent.parent}, so nothing was launched; expected one that all "
+            "nodes have at the same path: name it with --ddp-run-dir"
+        )
 
     def _survey(self, process: subprocess.Popen[bytes], channel: Channel) -> str:
         """Have it recorded what the nodes are. Returns why they are not admitted; empty if they are."""

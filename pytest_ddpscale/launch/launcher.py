@@ -25,6 +25,7 @@ class GangSpec:
         survey: whether agents first say what their nodes are.
         has_gpus: whether that asks for GPUs.
         post_mortem: whether agents look at the GPUs once ranks have failed.
+        proof: a file in the run directory that every node has to see before anything starts; None if none has to.
     """
 
     gang_id: str
@@ -37,12 +38,20 @@ class GangSpec:
     survey: bool = False
     has_gpus: bool = True
     post_mortem: bool = False
+    proof: Path | None = None
 
 
 class Launcher(Protocol):
-    """How the agents of the nodes start, which start the ranks."""
+    """How the agents of the nodes start, which start the ranks.
+
+    Attributes:
+        name: of the launcher.
+        needs_shared_directory: whether rank 0 writes the records, so that all nodes have to see the run directory; not
+            of a launcher that carries them itself.
+    """
 
     name: str
+    needs_shared_directory: bool
 
     def command(self, gang: GangSpec) -> list[str]:
         """The argument list that starts this gang's agents in the foreground."""
@@ -54,4 +63,5 @@ def agent_command(gang: GangSpec, container: Container, *further: str) -> list[s
     size = [f"--ranks-per-node={gang.ranks_per_node}", f"--log-dir={gang.log_dir}", f"--beat-s={gang.beat_s:g}"]
     survey = [] if not gang.survey else ["--survey"] if gang.has_gpus else ["--survey", "--no-gpu"]
     after = ["--post-mortem"] if gang.post_mortem else []
+    after += [f"--look-for={gang.proof}"] if gang.proof else []
     return [*container.command, *agent, *size, *survey, *after, *further, "--", *gang.worker_arguments]

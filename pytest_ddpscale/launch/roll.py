@@ -82,6 +82,7 @@ class Roll:
         words: last lines of a rank's output, by node and local rank.
         nccl: last lines that its NCCL wrote, likewise.
         versions: of the package on the nodes, with the hosts that have it.
+        blind: hosts that do not see the run directory.
         port: for the rendezvous, free on the first node; None before that came up.
         moved_s: when any rank last did something, on the supervisor's clock; None before all began.
         surveys: what the nodes are, as far as their agents said so.
@@ -95,6 +96,7 @@ class Roll:
     words: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     nccl: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     versions: dict[str, list[str]] = field(default_factory=dict)
+    blind: list[str] = field(default_factory=list)
     port: int | None = None
     moved_s: float | None = None
     surveys: Surveys = field(default_factory=Surveys)
@@ -137,6 +139,8 @@ class Roll:
 
     def _up(self, message: dict[str, Any], node: int, now_s: float) -> None:
         self.versions.setdefault(str(message.get("version")), []).append(self.nodes[node].host)
+        if message.get("sees_run_directory") is False:
+            self.blind.append(self.nodes[node].host)
         if isinstance(message.get("port"), int):
             self.port = message["port"]
 

@@ -45,6 +45,7 @@ class SlurmLauncher:
     arguments: tuple[str, ...] = ()
     container: Container = NO_CONTAINER
     name = "slurm"
+    needs_shared_directory = True
 
     def command(self, gang: GangSpec) -> list[str]:
         """``srun --job-name=… --nodes=N --ntasks=N … python -m pytest_ddpscale.node --slurm …``."""

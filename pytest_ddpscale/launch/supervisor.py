@@ -23,7 +23,7 @@ from pytest_ddpscale.launch.slurm_job import why_signalled
 from pytest_ddpscale.launch.steering import Judge, Steering
 from pytest_ddpscale.launch.tail import Tail
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.results.records import LOST, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import STUDY_ID as SURVEY
 
@@ -142,7 +142,8 @@ class Supervisor:
             return seen.ended
         self._keep_reports(end, log.with_suffix(""))
         self._run.cut_torn_line()
-        self._run.append_records(end.post_mortems)
+        lost = [{"kind": LOST, "hosts": list(end.lost_hosts), "message": end.why}] if end.lost_hosts else []
+        self._run.append_records([*end.post_mortems, *lost])
         left = [study for study in studies if study not in seen.ended]
         if end.interrupted:
             self._end(left, "interrupted", end.interrupted)
@@ -176,8 +177,11 @@ class Supervisor:
     def _gang(self, plan: Plan, studies: Sequence[str], log: Path, tail: Tail) -> Gang:
         hosts = tuple(host for host in self._place.hosts if host not in self._lost)
         nodes = len(hosts) if self._lost and hosts else plan.nodes
+        gang_id = uuid.uuid4().hex
+        # Its name is new, so that no file system remembers that it was not there.
+        proof = log.resolve().with_name(f"seen-{gang_id}") if self._place.launcher.needs_shared_directory else None
         spec = GangSpec(
-            gang_id=uuid.uuid4().hex,
+            gang_id=gang_id,
             nodes=nodes,
             ranks_per_node=plan.layout.ranks_per_node,
             log_dir=log.with_suffix("").resolve(),
@@ -187,6 +191,7 @@ class Supervisor:
             survey=plan.survey and not self._is_surveyed,
             has_gpus=plan.device_type == "cuda",
             post_mortem=plan.survey and plan.device_type == "cuda",
+            proof=proof,
         )
         place, limits, hear = self._place, self._limits, self._hear
         return Gang(

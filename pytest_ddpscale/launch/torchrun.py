@@ -14,6 +14,7 @@ class TorchrunLauncher:
 
     container: Container = NO_CONTAINER
     name = "torchrun"
+    needs_shared_directory = False
 
     def command(self, gang: GangSpec) -> list[str]:
         """The agent's command line."""

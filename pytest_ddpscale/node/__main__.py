@@ -21,6 +21,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--survey", action="store_true", help="say first what this node is")
     parser.add_argument("--no-gpu", action="store_true", help="ask for no GPU in that")
     parser.add_argument("--post-mortem", action="store_true", help="look at the GPUs once ranks have failed")
+    parser.add_argument("--look-for", type=Path, help="say whether this file of the run directory is seen here")
     parser.add_argument("worker_arguments", nargs=argparse.REMAINDER, help="after --: of pytest_ddpscale.worker")
     return parser.parse_args(argv)
 
@@ -41,6 +42,7 @@ def main() -> int:
         survey=arguments.survey,
         has_gpus=not arguments.no_gpu,
         post_mortem=arguments.post_mortem,
+        proof=arguments.look_for,
     )
     return NodeAgent(task).run()
 

@@ -37,6 +37,7 @@ from pytest_ddpscale.results.rank_status import STATUS_VARIABLE
 
 POLL_S = 0.3
 GRACE_S = 5.0  # between asking ranks to end and killing them; their stacks are written in it
+APPEARS_S = 5.0  # for a file that another node has just made
 _OUTPUT_BYTES = 100_000  # of torchrun's own output, whose end tells how ranks ended
 _MOST_TOLD = 16  # ranks in one message
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 (a folder of our own is made in it)
@@ -57,6 +58,7 @@ class Task:
         survey: whether to say first what this node is.
         has_gpus: whether that asks for GPUs.
         post_mortem: whether to look at the GPUs once ranks have failed.
+        proof: a file in the run directory, if it is to be said whether this node sees it.
     """
 
     gang_id: str
@@ -69,6 +71,7 @@ class Task:
     survey: bool = False
     has_gpus: bool = True
     post_mortem: bool = False
+    proof: Path | None = None
 
 
 class NodeAgent:
@@ -92,7 +95,8 @@ class NodeAgent:
         # torchrun's ends come from the supervisor's word, not from a signal that Slurm sends to all at once.
         signal.signal(signal.SIGTERM, _exit_on_signal)
         port = free_port(self._task.gang_id, os.environ) if self._task.node == 0 else None
-        self._say("up", version=__version__, pid=os.getpid(), port=port)
+        sees = {} if self._task.proof is None else {"sees_run_directory": _appears(self._task.proof)}
+        self._say("up", version=__version__, pid=os.getpid(), port=port, **sees)
         survey = self._start_survey() if self._task.survey else None
         try:
             order = self._await_start(survey)
@@ -313,6 +317,16 @@ class NodeAgent:
             sys.stdout.buffer.flush()
         except OSError:  # nobody reads any more
             self._is_input_open = False
+
+
+def _appears(path: Path) -> bool:
+    """Whether a file is there: a network file system may take seconds to show it."""
+    ends_s = time.monotonic() + APPEARS_S
+    while not path.exists():
+        if time.monotonic() >= ends_s:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def host_of(environ: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ said here and decides nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.watermark import is_simulated
+from pytest_ddpscale.results.records import LOST
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.results.run_record import IMPORTED, SIMULATED
 from pytest_ddpscale.results.run_record import is_simulated as run_is_simulated
@@ -86,31 +87,43 @@ class HostFindings:
     kept: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
-def read_findings(path: Path) -> HostFindings:
+def read_findings(
+    path: Path, judgement_of: Callable[[RunDirectory], Judgement] = lambda run: read_judgement(run.verdicts_json)
+) -> HostFindings:
     """What a run says of its hosts.
+
+    Args:
+        path: the run directory.
+        judgement_of: gives its verdicts.
 
     Raises:
         RunDirectoryError: it is no run directory, is broken, or was not judged yet.
     """
     run = RunDirectory.open(path)
-    record, judgement = run.read_run(), read_judgement(run.verdicts_json)
+    record, judgement = run.read_run(), judgement_of(run)
     aside = _set_aside(record, judgement)
     if aside is not None:
         return HostFindings((Finding("none", NOBODY, path, 0, aside),))
     started = _started_unix_s(run, record)
+    if record.get("status") != _FINISHED:
+        unfinished = (
+            f"its status is {record.get('status')!s}, not {_FINISHED}: an unfinished run rejects and accepts nobody"
+        )
+        named = [*_lost(path, started, run), *_accused(path, started, replace(judgement, outcome="incomplete"))]
+        return HostFindings(tuple(_for_a_person(path, unfinished, named)))
     done = _done(run)
     kept = {host: _passed(judgement, done[host]) for host in done}
     if judgement.outcome == "accepted":
         # A rank that came up and never measured proves nothing of its host, nor does a look at it.
         trained = [host for host in _hosts(record) if any(kind == "measurement" for kind, *_ in done.get(host, ()))]
         return _accepted(path, started, record, judgement, {host: kept[host] for host in trained})
-    findings = list(_accused(path, started, judgement))
+    lost, findings = list(_lost(path, started, run)), list(_accused(path, started, judgement))
     if judgement.outcome == "rejected":
         # Also those on which no rank came up.
         hosts = sorted({*_hosts(record), *done})
-        findings = _rejected(path, started, judgement, hosts, findings)
+        findings = [*_rejected(path, started, judgement, hosts, findings), *lost]
     else:
-        findings.insert(0, Finding("none", NOBODY, path, started, text.outcome_text(judgement)))
+        findings = _for_a_person(path, text.outcome_text(judgement), [*lost, *findings], started)
     return HostFindings(tuple(findings), started, kept if judgement.outcome == "partial" else {})
 
 
@@ -143,9 +156,20 @@ def _set_aside(record: dict[str, Any], judgement: Judgement) -> str | None:
         return f"{SIMULATED}: no machine was measured"
     if record.get("status") == IMPORTED:
         return f"{IMPORTED}: measured by another tool, elsewhere"
-    if record.get("status") != _FINISHED:
-        return f"its status is {record.get('status')!s}, not {_FINISHED}: an unfinished run rejects and accepts nobody"
     return None
+
+
+def _lost(path: Path, started: int, run: RunDirectory) -> Iterator[Finding]:
+    """Nodes that the run lost on its way: each for a person, whatever its verdicts say of it."""
+    why = {str(host): str(one.get("message")) for one in run.read_records() if one.get("kind") == LOST
+           for host in one.get("hosts", ())}  # fmt: skip
+    for host, message in why.items():
+        yield Finding("look", host, path, started, f"lost: {text.one_line(message)}")
+
+
+def _for_a_person(path: Path, why: str, named: list[Finding], started: int = 0) -> list[Finding]:
+    """What follows from a run that neither rejects nor accepts: nothing, unless it names somebody."""
+    return [Finding("look" if named else "none", NOBODY, path, started, why), *named]
 
 
 def _done(run: RunDirectory) -> dict[str, set[Done]]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # In place of a round's number, of what is asked before a study begins.
 BEFORE_ROUNDS = -1
+LOST = "lost"  # kind of the record of nodes that fell silent, or that Slurm gave up
 # A thousand times what any GPU trains of the smallest images: more is a broken clock, and would overflow in ratios.
 MOST_IMG_PER_S = 1e9
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -108,6 +110,53 @@ def test_a_job_that_is_cancelled_says_so_and_has_its_verdicts_before_slurm_kills
     assert "time limit" not in run.measurements_jsonl.read_text("utf-8")
     assert "INCOMPLETE" in (run.path / "report.md").read_text("utf-8")
     wait_until_nobody_is_left(lab)
+
+
+def test_a_srun_that_is_killed_is_named_and_no_gang_starts_beside_what_it_left(lab: SlurmLab, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    command = pytest_command(run.path, two_studies(tmp_path), *ENDLESS)
+    job = lab.submit(" ".join(["exec", *command]), "--nodes=2", "--nodelist=n1,n2", cwd=tmp_path)
+    wait_until_measuring(run)
+    [srun] = [one for one in lab.node("n1").processes() if Path(one.cmdline()[0]).name == "srun" and one.children()]
+    srun.kill()
+    at_once: list[set[str]] = []
+
+    def next_study_is_measured() -> bool:
+        at_once.append(gangs_on_nodes(lab))
+        return any(one.study == "weak/small" for one in run.read_measurements())
+
+    wait_until(next_study_is_measured, DEADLINE_S, "the next study")
+    lab.run(["scancel", str(job)])
+    reason, message = ends(run)["weak/tiny"]
+    assert (reason, message.partition(",")[0]) == ("error", "srun was killed by SIGKILL")
+    assert max(map(len, at_once)) == 1, at_once
+    assert len(set().union(*at_once)) == 2, at_once
+
+
+def gangs_on_nodes(lab: SlurmLab) -> set[str]:
+    """Ids of the gangs of which ranks are there."""
+    found = set()
+    for process in lab.processes():
+        with contextlib.suppress(psutil.Error):
+            found.add(process.environ().get("DDPSCALE_GANG", "").partition("/")[0])
+    return found - {""}
+
+
+def test_nodes_that_do_not_see_the_run_directory_are_named_and_nothing_is_launched(
+    lab: SlurmLab, tmp_path: Path
+) -> None:
+    shared, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    (elsewhere / "run" / "logs").mkdir(parents=True)  # as an earlier run may have left there
+    shared.mkdir()
+    lab.node("n2").mount(elsewhere, shared)
+    command = pytest_command(shared / "run", two_studies(tmp_path))
+    job = lab.submit(" ".join(["exec", *command]), "--nodes=3", "--nodelist=n1,n2,n3", cwd=tmp_path)
+    lab.wait_for_job(job, DEADLINE_S)
+    run = RunDirectory(shared / "run")
+    expected = f"n2 does not see the run directory {run.path}, so nothing was launched"
+    assert {message.partition(";")[0] for _, message in ends(run).values()} == {expected}
+    assert not run.read_measurements()
+    assert not list((elsewhere / "run" / "logs").iterdir())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])

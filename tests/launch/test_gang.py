@@ -66,6 +66,8 @@ Run = Callable[..., GangEnd]
 class ScriptedLauncher:
     """Runs Python source."""
 
+    needs_shared_directory = False
+
     def __init__(self, source: str, name: str) -> None:
         self._source = source
         self.name = name

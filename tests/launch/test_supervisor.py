@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale import __version__
 from pytest_ddpscale.launch.launcher import GangSpec
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.place import Place
@@ -32,6 +34,7 @@ class ScriptedLauncher:
     """Starts these commands, one after the other; the last of them for ever."""
 
     name = "scripted"
+    needs_shared_directory = False
 
     def __init__(self, *commands: list[str]) -> None:
         self._commands = list(commands)
@@ -121,6 +124,37 @@ def test_the_run_can_be_judged_and_has_an_error_for_each_study(run: RunDirectory
     evidence = read_evidence(run)
     assert set(evidence.errors) == set(IDS)
     assert all("/no/such/python: could not be started" in message for message in evidence.errors.values())
+
+
+@pytest.mark.parametrize("needs_shared_directory", [True, False])
+def test_a_node_that_does_not_see_the_run_directory_is_named_and_nothing_is_launched(
+    run: RunDirectory, needs_shared_directory: bool
+) -> None:
+    """Unless the launcher carries the records itself: then nobody has to see it."""
+    heard: list[GangSpec] = []
+
+    class Launcher(ScriptedLauncher):
+        def command(self, gang: GangSpec) -> list[str]:
+            heard.append(gang)
+            return super().command(gang)
+
+    up = {"say": "up", "node": 0, "host": "n1", "version": __version__, "port": 20_000, "sees_run_directory": False}
+    says = (
+        f"print('@ddpscale ' + {json.dumps(json.dumps(up))}, flush=True); print(input().partition(' ')[2], flush=True)"
+    )
+    launcher = Launcher([sys.executable, "-c", says])
+    launcher.needs_shared_directory = needs_shared_directory
+    measure(run, launcher)
+    [log] = run.logs.glob("gang-*.log")
+    assert ('"start"' in log.read_text()) == (not needs_shared_directory)
+    errors = errors_of(run.read_records())
+    expected = (
+        f"n1 does not see the run directory {run.path.resolve()}, so nothing was launched; expected one that all nodes "
+        "have at the same path: name it with --ddp-run-dir"
+    )
+    assert (set(errors.values()) == {expected}) == needs_shared_directory
+    assert (heard[0].proof is not None) == needs_shared_directory
+    assert not list(run.logs.glob("seen-*")), "nothing of it stays"
 
 
 def test_other_errors_of_the_system_are_not_taken_for_it(run: RunDirectory) -> None:

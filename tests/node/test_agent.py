@@ -231,3 +231,19 @@ def test_a_missing_argument_is_refused_before_anything_starts() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "--ranks-per-node" in done.stderr
+
+
+def test_it_says_whether_the_run_directory_is_seen_here(start: Start, tmp_path_factory: pytest.TempPathFactory) -> None:
+    proof = tmp_path_factory.mktemp("shared") / "seen-g1"
+    proof.touch()
+    assert next_message(start(f"--look-for={proof}"))["sees_run_directory"] is True
+    assert "sees_run_directory" not in next_message(start())
+    late = start(f"--look-for={proof.with_name('seen-g2')}")  # as a network file system may be
+    proof.with_name("seen-g2").touch()
+    assert next_message(late)["sees_run_directory"] is True
+
+
+def test_a_run_directory_that_is_not_there_is_known_in_seconds(start: Start, tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    assert next_message(start(f"--look-for={tmp_path / 'seen-g1'}"))["sees_run_directory"] is False
+    assert time.monotonic() - began_s < 60

@@ -68,7 +68,7 @@ def test_who_is_named_for_less_than_a_failure_is_for_a_person(tmp_path: Path, ch
 @pytest.mark.parametrize("outcome", ["incomplete", "partial"])
 def test_only_a_rejected_run_drains(tmp_path: Path, outcome: RunOutcome) -> None:
     run = write_judged_run(tmp_path / "r", outcome, NODES, [failed(node("n2"))])
-    assert said(run) == [("none", "-"), ("look", "n2")]
+    assert said(run) == [("look", "-"), ("look", "n2")]
 
 
 def test_a_link_drains_neither_end(tmp_path: Path) -> None:
@@ -107,8 +107,6 @@ def test_of_several_nodes_none_is_drained_with_nobody_named(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        ({"status": "interrupted"}, "its status is interrupted"),
-        ({"status": "running"}, "its status is running"),
         ({"status": "imported"}, "imported: measured by another tool"),
         ({"status": "simulated"}, "simulated: no machine was measured"),
         ({"simulated": True}, "simulated: no machine was measured"),
@@ -123,6 +121,34 @@ def test_nothing_follows_from_what_is_no_finished_measurement(
     [found] = read_findings(run).findings
     assert (found.use, found.host) == ("none", "-")
     assert found.evidence.startswith(why)
+
+
+@pytest.mark.parametrize("status", ["interrupted", "running"])
+@pytest.mark.parametrize("outcome", ["rejected", "accepted"])
+def test_an_unfinished_run_has_whom_it_names_looked_at_and_rejects_nobody(
+    tmp_path: Path, outcome: RunOutcome, status: str
+) -> None:
+    record = {"status": status}
+    named = write_judged_run(tmp_path / "named", outcome, ["n1"], [failed(node("n1"))], record=record)
+    assert said(named) == [("look", "-"), ("look", "n1")]
+    nobody = write_judged_run(tmp_path / "nobody", outcome, ["n1"], [failed()], record=record)
+    [found] = read_findings(nobody).findings
+    assert (found.use, found.host) == ("none", "-")
+    assert found.evidence.startswith(f"its status is {status}, not finished")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"), [("incomplete", "finished"), ("incomplete", "running"), ("rejected", "finished")]
+)
+def test_nodes_that_were_lost_are_named_for_a_person(tmp_path: Path, outcome: RunOutcome, status: str) -> None:
+    path = write_judged_run(tmp_path / "r", outcome, NODES, [failed()], record={"status": status})
+    RunDirectory(path).append_record(
+        {"kind": "lost", "hosts": ["n3"], "message": "n3 was given up by Slurm: it is down"}
+    )
+    assert said(path) == [("look", "-"), ("look", "n3")]
+    lines = list(text_lines(read_findings(path).findings))
+    assert lines[1].startswith("n3: look at it: lost: n3 was given up by Slurm: it is down [")
+    assert not any("nothing to do" in line for line in lines)
 
 
 def test_an_accepted_run_accepts_the_hosts_it_measured(tmp_path: Path) -> None:
