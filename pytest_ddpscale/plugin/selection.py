@@ -10,6 +10,10 @@ import pytest
 
 from pytest_ddpscale.fixtures import JudgeableRequirement
 from pytest_ddpscale.plugin.active import SETTINGS, session_of
+from pytest_ddpscale.settings import OPTIONS
+
+# Said of one run, or of which requirements it has.
+_OF_ONE_RUN = ("--gpu-sku", "--thresholds", "--ddp-run-dir", "--ddp-judge", "--ddp-resume", "--ddp-world-sizes")
 
 if TYPE_CHECKING:
     from pytest_ddpscale.thresholds.cases import AnyCase
@@ -64,7 +68,23 @@ def rerun_command(item: pytest.Item) -> str:
     command = ["pytest", f"--gpu-sku={acceptance.sku}"]
     if settings.thresholds is not None:
         command.append(f"--thresholds={settings.thresholds}")
-    if settings.gpus_per_node is not None:
-        command.append(f"--ddp-gpus-per-node={settings.gpus_per_node}")
+    given = _given_again(item.config)
+    cluster, per_node = acceptance.cluster, settings.gpus_per_node
+    if cluster.uses_slurm:  # a job of its own, wherever the command is typed
+        given = {"--ddp-launcher": "slurm", "--ddp-nodes": str(cluster.nodes), **given}
+        per_node = per_node or (acceptance.devices // cluster.nodes if acceptance.devices else None)
+    if per_node is not None:
+        given["--ddp-gpus-per-node"] = str(per_node)
+    command += [f"{flag}={value}" if value else flag for flag, value in given.items()]
     path = os.path.relpath(item.path, item.config.invocation_params.dir)
     return shlex.join(masked_arguments([*command, f"{path}::{item.name}"]))
+
+
+def _given_again(config: pytest.Config) -> dict[str, str]:
+    """What of the command line says how to measure: by flag, empty for a switch."""
+    values = {option: getattr(config.option, option.name, None) for option in OPTIONS if option.flag not in _OF_ONE_RUN}
+    return {
+        option.flag: str(value) if option.metavar else ""
+        for option, value in values.items()
+        if value not in (None, False)
+    }

@@ -6,7 +6,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pytest_ddpscale.plan.estimate import STARTUP_S, SURVEY_S, UNKNOWN, probes_seconds, study_seconds
+from pytest_ddpscale.plan.estimate import (
+    STARTUP_S,
+    SURVEY_S,
+    UNKNOWN,
+    probes_seconds,
+    round_seconds,
+    study_seconds,
+    warm_up_seconds,
+)
 from pytest_ddpscale.plan.study import Plan, Study
 
 _ENDED = {"budget": "time is up after ", "decided": "decided after "}
@@ -33,6 +41,7 @@ class Progress:
         self._planned_s = {study.id: study_seconds(study, img_per_s) for study in plan.studies}
         if plan.probes is not None:
             self._planned_s[plan.probes.id] = probes_seconds(plan.probes)
+        self._expected_img_per_s = img_per_s
         self._show = show
         self._now = now
         self._begun = now()
@@ -40,6 +49,8 @@ class Progress:
         self._current = ""  # id of the study or probes that were begun
         self._study_begun = self._begun
         self._round = 0
+        self._blocks = 0
+        self._spent_s = self._planned_spent_s = 0.0  # of the studies that came to their own end
         self._settled: set[str] = set()
         self._img_per_s: dict[str, float] = {}
         self._last = ""
@@ -80,13 +91,14 @@ class Progress:
         self._study = self._plan.study(study_id)
         self._current = study_id
         self._study_begun = self._now()
-        self._round = 0
+        self._round = self._blocks = 0
         self._img_per_s = {}
         self._say(f"{study_id}: warming up", passing=True)
 
     def _measured(self, record: dict[str, Any]) -> None:
         if record["rank"] != 0 or self._study is None:
             return
+        self._blocks += 1
         self._img_per_s[record["arm"]] = record["batch_size"] * record["steps"] / record["block_s"]
         self._round = max(self._round, record["round"] + 1)
         speeds = "  ".join(f"{arm} {speed:.0f}" for arm, speed in sorted(self._img_per_s.items()))
@@ -112,6 +124,8 @@ class Progress:
             how_far = f"interrupted after {self._round} rounds" if has_begun else "not begun"
             self._say(f"{record['study']}: {how_far}: {record['message']}", passing=False)
         else:
+            self._spent_s += seconds if self._study is not None else 0.0
+            self._planned_spent_s += self._planned_so_far_s()
             why = _ENDED.get(record["reason"], "")
             self._say(f"{record['study']}: {why}{self._round} rounds in {_clock(seconds)}", passing=False)
         self._study, self._current = None, ""
@@ -121,12 +135,23 @@ class Progress:
             planned_s = STARTUP_S + SURVEY_S * self._plan.survey + sum(self._planned_s.values())
             self._say(f"starting ranks, {_clock(planned_s)} estimated", passing=True)
 
+    def _planned_so_far_s(self) -> float:
+        """What the plan gives this study for as much as has been timed of it."""
+        if self._study is None:
+            return 0.0
+        expected = self._expected_img_per_s
+        rounds = self._blocks / len(self._study.arms)
+        return warm_up_seconds(self._study, expected) + rounds * round_seconds(self._study, self._study.arms, expected)
+
     def _seconds_left(self) -> float:
-        """By the plan's pace."""
+        """What the plan gives for the rest, at the pace of what has been timed."""
         assert self._study is not None
+        planned_s = self._planned_so_far_s()
+        spent_s = self._spent_s + self._now() - self._study_begun
+        pace = spent_s / (self._planned_spent_s + planned_s)
         later = [s for s in self._plan.studies if s.id not in self._settled and s.id != self._study.id]
-        own = self._planned_s[self._study.id] - (self._now() - self._study_begun)
-        return max(0.0, own) + sum(self._planned_s[study.id] for study in later)
+        own_s = max(0.0, self._planned_s[self._study.id] - planned_s)
+        return pace * (own_s + sum(self._planned_s[study.id] for study in later))
 
     def _say(self, line: str, *, passing: bool) -> None:
         if line != self._last:

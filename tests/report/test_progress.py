@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.plan.estimate import estimate, study_seconds
+from pytest_ddpscale.plan.estimate import estimate, round_seconds, study_seconds, warm_up_seconds
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -79,14 +79,31 @@ def test_a_study_begins_by_warming_up(terminal: Terminal) -> None:
     assert terminal.feed(BEGIN) == ("weak/r: warming up", True)
 
 
+WARM_UP_S, BLOCK_S = warm_up_seconds(WEAK), round_seconds(WEAK, WEAK.arms) / 2
+WHOLE_S = study_seconds(WEAK) + study_seconds(STRONG)
+
+
 def test_a_round_shows_every_arms_speed_and_the_time_left(terminal: Terminal) -> None:
     terminal.feed(BEGIN)
-    terminal.seconds += 30
-    left = clock(study_seconds(WEAK) - 30 + study_seconds(STRONG))
+    terminal.seconds += WARM_UP_S + BLOCK_S
+    left = clock(WHOLE_S - WARM_UP_S - BLOCK_S)
     line = f"weak/r: round 1/6  alone 20 img/s per rank  {left} left"
     assert terminal.feed(block("alone", 0)) == (line, True)
-    line = f"weak/r: round 2/6  alone 20  ddp@2 40 img/s per rank  {left} left"
+    terminal.seconds += BLOCK_S
+    line = f"weak/r: round 2/6  alone 20  ddp@2 40 img/s per rank  {clock(WHOLE_S - WARM_UP_S - 2 * BLOCK_S)} left"
     assert terminal.feed(block("ddp@2", 1, block_s=2.0)) == (line, True)
+
+
+def test_the_time_left_follows_the_pace_of_what_was_timed(terminal: Terminal) -> None:
+    """Of a machine that takes three times as long as planned, and of the study after it."""
+    terminal.feed(BEGIN)
+    terminal.seconds += 3 * (WARM_UP_S + BLOCK_S)
+    line, _ = terminal.feed(block("alone", 0))
+    assert line.endswith(f"  {clock(3 * (WHOLE_S - WARM_UP_S - BLOCK_S))} left")
+    terminal.feed(StudyEnd("weak/r", "decided").as_json(), BEGIN | {"study": "strong/r"})
+    terminal.seconds += 3 * (WARM_UP_S + BLOCK_S)
+    line, _ = terminal.feed(block("alone", 0) | {"study": "strong/r"})
+    assert line.endswith(f"  {clock(3 * (study_seconds(STRONG) - WARM_UP_S - BLOCK_S))} left")
 
 
 def test_the_round_never_goes_back(terminal: Terminal) -> None:
@@ -100,8 +117,9 @@ def test_only_the_first_rank_speaks(terminal: Terminal) -> None:
 
 def test_time_left_is_never_negative(terminal: Terminal) -> None:
     terminal.feed(BEGIN)
-    terminal.seconds += 1e6
-    line, _ = terminal.feed(block("alone", 0))
+    blocks = [block("alone", number) for number in range(100)]
+    terminal.seconds += WARM_UP_S + 100 * BLOCK_S
+    line, _ = terminal.feed(*blocks)
     assert line.endswith(f"  {clock(study_seconds(STRONG))} left")
 
 
@@ -137,9 +155,10 @@ def test_a_study_that_broke_stays_with_its_message(terminal: Terminal) -> None:
 
 
 def test_a_settled_study_takes_no_more_time(terminal: Terminal) -> None:
-    terminal.feed(BEGIN, StudyEnd("weak/r", "rounds").as_json(), BEGIN | {"study": "strong/r"})
+    terminal.feed(BEGIN, StudyEnd("weak/r", "error", "x").as_json(), BEGIN | {"study": "strong/r"})
+    terminal.seconds += WARM_UP_S + BLOCK_S
     line, _ = terminal.feed(block("alone", 0) | {"study": "strong/r"})
-    assert line.endswith(f"  {clock(study_seconds(STRONG))} left")
+    assert line.endswith(f"  {clock(study_seconds(STRONG) - WARM_UP_S - BLOCK_S)} left")
 
 
 def test_after_the_first_study_waiting_is_silent(terminal: Terminal) -> None:
