@@ -118,8 +118,8 @@ def test_a_srun_that_is_killed_is_named_and_no_gang_starts_beside_what_it_left(l
     job = lab.submit(" ".join(["exec", *command]), "--nodes=2", "--nodelist=n1,n2", cwd=tmp_path)
     wait_until_measuring(run)
     [srun] = [one for one in lab.node("n1").processes() if Path(one.cmdline()[0]).name == "srun" and one.children()]
+    at_once = [gangs_on_nodes(lab)]
     srun.kill()
-    at_once: list[set[str]] = []
 
     def next_study_is_measured() -> bool:
         at_once.append(gangs_on_nodes(lab))
