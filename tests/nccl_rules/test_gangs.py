@@ -188,6 +188,7 @@ class TwoAgents:
     """Two nodes on this machine."""
 
     name = "two agents"
+    needs_shared_directory = False
 
     def command(self, gang: GangSpec) -> list[str]:
         """What srun would be."""
