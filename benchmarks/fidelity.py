@@ -202,7 +202,11 @@ def _launch(job: Job, folder: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
     command = [*torchrun, f"--nproc-per-node={job.ranks}", str(RANK_SCRIPT), str(folder)]
     gang_id = uuid.uuid4().hex
-    environment = worker_environment(os.environ, job.device_type) | {GANG_VARIABLE: gang_id}
+    environment = {
+        "GLOO_SOCKET_IFNAME": "lo",
+        **worker_environment(os.environ, job.device_type),
+        GANG_VARIABLE: gang_id,
+    }
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         exit_code = process.wait()

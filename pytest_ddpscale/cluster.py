@@ -105,7 +105,7 @@ def place_of(
     Raises:
         OptionError: the container cannot be started here.
     """
-    environment = worker_environment(environ, device_type, nodes=cluster.nodes, pass_env=settings.pass_env)
+    environment = worker_environment(environ, device_type, pass_env=settings.pass_env)
     container = container_of(settings.container, run_path, device_type, has_srun=cluster.uses_slurm)
     if not cluster.uses_slurm:
         return Place(TorchrunLauncher(container), (), environment)

@@ -156,11 +156,6 @@ def test_in_an_allocation_srun_starts_them_on_its_nodes(tmp_path: Path) -> None:
     assert (found.launcher, found.hosts) == (SlurmLauncher(("--mem=0", "--comment=a b")), ("n4", "n5"))
 
 
-def test_ranks_on_several_nodes_are_not_kept_on_loopback(tmp_path: Path) -> None:
-    assert "GLOO_SOCKET_IFNAME" not in place(Cluster(2, ("a", "b"), uses_slurm=True), "cpu", tmp_path).environment
-    assert place(THIS_MACHINE, "cpu", tmp_path).environment["GLOO_SOCKET_IFNAME"] == "lo"
-
-
 ELSEWHERE = Cluster(2, uses_slurm=True, is_elsewhere=True)
 
 

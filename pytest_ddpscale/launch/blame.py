@@ -16,7 +16,7 @@ _TORCHRUN_PREFIX = re.compile(r"^[WEI]\d{4} [\d:.]+ \d+ \S+\] (\[default\d+\]:)?
 # What a rank says whose partner is gone: a consequence, not a cause.
 _PARTNER_IS_GONE = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket (Timeout|closed)|[Tt]imed out|NCCL|gloo|[Ss]tore|recvBytes"
-    r"|Distributed(Network|Backend|Store)Error"
+    r"|Dist(Network|Backend|Store)Error"
 )
 _SIGTERM, _SIGABRT = -int(signal.SIGTERM), -int(signal.SIGABRT)
 

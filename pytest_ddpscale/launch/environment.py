@@ -40,20 +40,17 @@ _SCRUBBED = frozenset(
 
 
 def worker_environment(
-    environ: Mapping[str, str], device_type: DeviceType, *, nodes: int = 1, pass_env: Sequence[str] = ()
+    environ: Mapping[str, str], device_type: DeviceType, *, pass_env: Sequence[str] = ()
 ) -> dict[str, str]:
     """What ranks are started with: an allow-list of the parent's environment, and what ranks rely on.
 
     OMP_NUM_THREADS is kept if the user set it, else 1: with a rank per GPU or core, more threads
-    would fight each other. On the CPU of one node, gloo is kept on the loopback interface unless told
-    otherwise; on several it finds the interface of the host's name. On CPU glibc asks for huge pages:
-    with small ones a rank may be 15 % slower than its twin for as long as it lives, by where its memory
-    happens to lie.
+    would fight each other. On CPU glibc asks for huge pages: with small ones a rank may be 15 % slower
+    than its twin for as long as it lives, by where its memory happens to lie.
 
     Args:
         environ: the parent's.
         device_type: what ranks train on.
-        nodes: of the gang.
         pass_env: further names to pass; a trailing ``*`` stands for any ending.
     """
     kept = {name: value for name, value in environ.items() if _is_passed(name) or _is_named(name, pass_env)}
@@ -64,8 +61,6 @@ def worker_environment(
         kept["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     else:
         kept.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-        if nodes == 1:
-            kept.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return kept
 
 

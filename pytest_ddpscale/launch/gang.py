@@ -38,6 +38,8 @@ STEP_END_S = 60.0
 STEP_POLL_S = 1.0
 # For agents, which only listen then, to say what their clocks show.
 CLOCK_S = 10.0
+# For the first node to look up another, whose name server may be slow.
+MEET_S = 30.0
 Admit = Callable[[list[dict[str, Any]]], str]
 
 
@@ -204,6 +206,8 @@ class Gang:
         why = self._await_nodes(process, channel) or self._odd_version() or self._blind_nodes()
         if not why and self._spec.survey and process.poll() is None:
             why = self._survey(process, channel)
+        if not why and self._spec.nodes > 1 and process.poll() is None:
+            why = self._meet(process, channel)
         if why or process.poll() is not None:
             return why or None
         self._start(channel)
@@ -246,10 +250,11 @@ class Gang:
     def _survey(self, process: subprocess.Popen[bytes], channel: Channel) -> str:
         """Have it recorded what the nodes are. Returns why they are not admitted; empty if they are."""
         surveys = self._roll.surveys
-        self._await_all(process, channel, surveys.found, self._limits.survey_s)
+        self._await(process, channel, lambda: self._all_answered(surveys.found), self._limits.survey_s)
         asked_unix_s = time.time()
         channel.say("clock")
-        self._await_all(process, channel, surveys.clocks, min(CLOCK_S, self._limits.survey_s))
+        patience_s = min(CLOCK_S, self._limits.survey_s)
+        self._await(process, channel, lambda: self._all_answered(surveys.clocks), patience_s)
         if process.poll() is not None:
             return ""  # whatever it was that ended it
         hosts = {index: node.host for index, node in self._roll.nodes.items()}
@@ -257,23 +262,41 @@ class Gang:
         self._pass_records_on()
         return self._refused
 
-    def _await_all(
-        self, process: subprocess.Popen[bytes], channel: Channel, answers: Mapping[int, Any], limit_s: float
+    def _meet(self, process: subprocess.Popen[bytes], channel: Channel) -> str:
+        """Have the first node say where ranks meet. Returns why they cannot; empty if they can."""
+        roll, first, second = self._roll, self._roll.nodes[0], self._roll.nodes[1]
+        channel.say("meet", peer=second.host)
+        said = lambda: bool(roll.endpoint or roll.endpoint_problem) or first.exit is not None  # noqa: E731
+        self._await(process, channel, said, MEET_S)
+        if roll.endpoint or process.poll() is not None:
+            return ""
+        problem = roll.endpoint_problem or f"no answer within {MEET_S:g} s"
+        return (
+            f"{first.host} finds no way to {second.host} ({problem}), so that ranks cannot meet: nodes have to know "
+            "each other by the names that Slurm has for them"
+        )
+
+    def _all_answered(self, answers: Mapping[int, Any]) -> bool:
+        """Whether all nodes have answered, or cannot any more."""
+        return all(i in answers or node.exit is not None for i, node in self._roll.nodes.items())
+
+    def _await(
+        self, process: subprocess.Popen[bytes], channel: Channel, is_answered: Callable[[], bool], limit_s: float
     ) -> None:
-        """Until all nodes have answered, or cannot any more, or the time is over."""
+        """Until agents have answered, or the launcher has ended, or the time is over."""
         ends_s = time.monotonic() + limit_s
         while True:
             # Asked before messages are taken: what was said in time counts, however long listeners were busy.
             is_over = process.poll() is not None or time.monotonic() >= ends_s
             self._take_messages(channel)
-            if is_over or all(i in answers or node.exit is not None for i, node in self._roll.nodes.items()):
+            if is_over or is_answered():
                 return
             self._hear({})
             time.sleep(POLL_S)
 
     def _start(self, channel: Channel) -> None:
         nodes = self._spec.nodes
-        endpoint = f"{self._roll.nodes[0].host}:{self._roll.port}" if nodes > 1 else None
+        endpoint = self._roll.endpoint if nodes > 1 else None  # one node's agent needs nobody to agree with
         deadline_unix_s = self._deadline_unix_s()
         deadline = {} if deadline_unix_s is None else {"deadline_unix_s": deadline_unix_s}
         channel.say("start", nodes=nodes, endpoint=endpoint, **deadline)

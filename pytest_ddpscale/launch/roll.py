@@ -83,7 +83,8 @@ class Roll:
         nccl: last lines that its NCCL wrote, likewise.
         versions: of the package on the nodes, with the hosts that have it.
         blind: hosts that do not see the run directory.
-        port: for the rendezvous, free on the first node; None before that came up.
+        endpoint: where ranks meet, an address and port of the first node; empty before that says so.
+        endpoint_problem: why it cannot say so.
         moved_s: when any rank last did something, on the supervisor's clock; None before all began.
         surveys: what the nodes are, as far as their agents said so.
         post_mortems: what GPUs were after ranks had failed, likewise.
@@ -97,7 +98,8 @@ class Roll:
     nccl: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     versions: dict[str, list[str]] = field(default_factory=dict)
     blind: list[str] = field(default_factory=list)
-    port: int | None = None
+    endpoint: str = ""
+    endpoint_problem: str = ""
     moved_s: float | None = None
     surveys: Surveys = field(default_factory=Surveys)
     post_mortems: Surveys = field(default_factory=Surveys)
@@ -117,7 +119,7 @@ class Roll:
         handler = {
             "up": self._up, "rank": self._rank, "failed": self._failed, "gone": self._gone, "words": self._words,
             "nccl": self._nccl, "exit": self._exit, "survey": self._survey, "clock": self._clock,
-            "post_mortem": self._post_mortem,
+            "post_mortem": self._post_mortem, "endpoint": self._endpoint,
         }.get(str(message["say"]))  # fmt: skip
         if handler is not None:
             handler(message, node, now_s)
@@ -141,8 +143,9 @@ class Roll:
         self.versions.setdefault(str(message.get("version")), []).append(self.nodes[node].host)
         if message.get("sees_run_directory") is False:
             self.blind.append(self.nodes[node].host)
-        if isinstance(message.get("port"), int):
-            self.port = message["port"]
+
+    def _endpoint(self, message: dict[str, Any], node: int, now_s: float) -> None:
+        self.endpoint, self.endpoint_problem = str(message.get("endpoint", "")), str(message.get("problem", ""))
 
     def _rank(self, message: dict[str, Any], node: int, now_s: float) -> None:
         found = self._news_of(message, node)

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale import __version__
+from pytest_ddpscale.node.addresses import address_toward
 from pytest_ddpscale.node.messages import SILENCE_S, decode, encode
 from pytest_ddpscale.node.pieces import pieces_of
-from pytest_ddpscale.node.ports import free_port
+from pytest_ddpscale.node.ports import reserved_port
 from pytest_ddpscale.node.processes import GANG_VARIABLE, members, stop_gang
 from pytest_ddpscale.node.ranks import LocalRanks, oom_kills
 from pytest_ddpscale.node.survey_process import (
@@ -30,7 +31,15 @@ from pytest_ddpscale.node.survey_process import (
     post_mortem_command,
     survey_command,
 )
-from pytest_ddpscale.node.torchrun import Place, RankExit, ended_pids, rank_exits, rank_log, torchrun_command
+from pytest_ddpscale.node.torchrun import (
+    Place,
+    RankExit,
+    ended_pids,
+    interfaces,
+    rank_exits,
+    rank_log,
+    torchrun_command,
+)
 from pytest_ddpscale.node.words import last_nccl_lines, last_words
 from pytest_ddpscale.orphans import die_with_parent
 from pytest_ddpscale.results.rank_status import STATUS_VARIABLE
@@ -89,14 +98,14 @@ class NodeAgent:
         self._half_line = b""
         self._is_input_open = True
         self._oom_kills = oom_kills()
+        self._port: socket.socket | None = None
 
     def run(self) -> int:
         """Serve until the ranks are done or the supervisor wants no more. Returns the exit code."""
         # torchrun's ends come from the supervisor's word, not from a signal that Slurm sends to all at once.
         signal.signal(signal.SIGTERM, _exit_on_signal)
-        port = free_port(self._task.gang_id, os.environ) if self._task.node == 0 else None
         sees = {} if self._task.proof is None else {"sees_run_directory": _appears(self._task.proof)}
-        self._say("up", version=__version__, pid=os.getpid(), port=port, **sees)
+        self._say("up", version=__version__, pid=os.getpid(), **sees)
         survey = self._start_survey() if self._task.survey else None
         try:
             order = self._await_start(survey)
@@ -106,13 +115,25 @@ class NodeAgent:
         if order is None:
             self._say("exit", code=0)
             return 0
-        nodes, endpoint = int(order["nodes"]), order["endpoint"]
-        place = Place(self._task.node, nodes, self._task.host, endpoint)
+        endpoint = order["endpoint"] or self._endpoint("127.0.0.1")
+        place = Place(self._task.node, int(order["nodes"]), self._task.host, endpoint)
         status = Path(tempfile.mkdtemp(prefix="ddpscale-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
         try:
             return self._serve(place, status, order.get("deadline_unix_s"))
         finally:
             shutil.rmtree(status, ignore_errors=True)
+
+    def _endpoint(self, address: str) -> str:
+        """Where rank 0 will host the store, on a port that is kept for it."""
+        self._port = reserved_port(self._task.gang_id, os.environ)
+        return f"{address}:{self._port.getsockname()[1]}"
+
+    def _tell_endpoint(self, peer: str) -> None:
+        """Where ranks will meet: on the interface that leads to another node, and no other."""
+        try:
+            self._say("endpoint", endpoint=self._endpoint(address_toward(peer)))
+        except OSError as error:
+            self._say("endpoint", problem=error.strerror or str(error))
 
     def _start_survey(self) -> SurveyProcess:
         task = self._task
@@ -198,16 +219,22 @@ class NodeAgent:
     ) -> subprocess.Popen[bytes]:
         task = self._task
         deadline = [] if deadline_unix_s is None else ["--deadline-unix-s", f"{deadline_unix_s:.3f}"]
-        environment = os.environ | {
-            GANG_VARIABLE: self._family,
-            STATUS_VARIABLE: str(status),
-            "DDPSCALE_NODE_INDEX": str(place.index),
-            "DDPSCALE_NODES": str(place.nodes),
-            "DDPSCALE_HOST": place.host,
-        }
-        command = torchrun_command(
-            place, task.gang_id, task.ranks_per_node, log_dir, [*task.worker_arguments, *deadline]
+        environment = (
+            interfaces(place)
+            | os.environ
+            | {
+                GANG_VARIABLE: self._family,
+                STATUS_VARIABLE: str(status),
+                "DDPSCALE_NODE_INDEX": str(place.index),
+                "DDPSCALE_NODES": str(place.nodes),
+                "DDPSCALE_HOST": place.host,
+                "DDPSCALE_STORE": place.endpoint,
+                # Else torchrun hosts a store beside its rendezvous, which listens on all interfaces.
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            }
         )
+        worker_arguments = [*task.worker_arguments, *deadline]
+        command = torchrun_command(task.gang_id, task.ranks_per_node, log_dir, status / "rendezvous", worker_arguments)
         return subprocess.Popen(
             command,
             env=environment,
@@ -264,6 +291,9 @@ class NodeAgent:
             order = decode(line.decode("utf-8", errors="replace"))
             if order is not None and order["say"] == "clock":
                 self._say("clock", unix_s=time.time())
+            elif order is not None and order["say"] == "meet":
+                if self._task.node == 0:
+                    self._tell_endpoint(str(order.get("peer")))
             elif order is not None and order["say"] != "stay":
                 self._orders.append(order)
 

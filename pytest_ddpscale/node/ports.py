@@ -1,4 +1,4 @@
-"""The port of the rendezvous."""
+"""The port of the store that ranks meet at."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from collections.abc import Mapping
 _FIRST, _COUNT = 20_000, 10_000
 
 
-def free_port(gang_id: str, environ: Mapping[str, str]) -> int:
-    """A port of this node that nobody listens on, derived from the job and the gang.
+def reserved_port(gang_id: str, environ: Mapping[str, str]) -> socket.socket:
+    """A socket bound to a port of this node that nobody listens on, derived from the job and the gang.
 
     So jobs that share a node start looking at different ports, and what a firewall has to let
-    through is known: 20000 to 29999.
+    through is known: 20000 to 29999. As long as the socket is open nobody takes the port by chance, and
+    rank 0 can listen on it, which asks for SO_REUSEADDR.
 
     Raises:
         OSError: no port is free.
@@ -23,7 +24,10 @@ def free_port(gang_id: str, environ: Mapping[str, str]) -> int:
     seed = zlib.crc32(f"{environ.get('SLURM_JOB_ID', '')}/{gang_id}".encode())
     for offset in range(100):
         port = _FIRST + (seed + offset) % _COUNT
-        with contextlib.suppress(OSError), socket.socket() as candidate:
+        candidate = socket.socket()
+        with contextlib.suppress(OSError):
             candidate.bind(("", port))
-            return port
+            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only now: else a port in use would do
+            return candidate
+        candidate.close()
     raise OSError(f"100 ports from {_FIRST + seed % _COUNT} on are all in use")

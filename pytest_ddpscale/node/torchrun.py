@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_ddpscale.node.addresses import address_toward, interface_of
+
 # As torchrun prints them at its end: `rank : 1 (local_rank: 1)`, `exitcode : -9 (pid: 123)`.
 _FAILURE = re.compile(r"rank\s*: \d+ \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 _ROOT_CAUSE = "Root Cause"
@@ -23,13 +25,13 @@ class Place:
         index: in Slurm's order.
         nodes: how many there are.
         host: this node's name as Slurm has it.
-        endpoint: ``HOST:PORT`` of the rendezvous on the first node; None with one node.
+        endpoint: ``ADDRESS:PORT`` on the first node, where rank 0 hosts the store.
     """
 
     index: int
     nodes: int
     host: str
-    endpoint: str | None
+    endpoint: str
 
 
 @dataclass(frozen=True)
@@ -50,26 +52,34 @@ class RankExit:
 
 
 def torchrun_command(
-    place: Place, gang_id: str, ranks_per_node: int, log_dir: Path, worker_arguments: Sequence[str]
+    gang_id: str, ranks_per_node: int, log_dir: Path, rendezvous: Path, worker_arguments: Sequence[str]
 ) -> list[str]:
-    """``python -m torch.distributed.run … -m pytest_ddpscale.worker …`` of the running interpreter, not of PATH's."""
-    if place.endpoint is None:
-        # Without an address torchrun asks for this host's name, which may not resolve, or to something unreachable.
-        rendezvous = ["--standalone", "--local-addr=127.0.0.1"]
-    else:
-        rendezvous = [
-            f"--nnodes={place.nodes}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={place.endpoint}",
-            f"--rdzv-id={gang_id}",
-            # Otherwise torchrun finds out by resolving names who hosts the store, and may find nobody, or two.
-            f"--rdzv-conf=is_host={'true' if place.index == 0 else 'false'},join_timeout=300",
-            f"--local-addr={place.host}",
-        ]
+    """``python -m torch.distributed.run … -m pytest_ddpscale.worker …`` of the running interpreter, not of PATH's.
+
+    Each node has a torchrun of its own, which knows nothing of others, and whose rendezvous is a file: a store of
+    torchrun's would listen on all interfaces.
+    """
+    # Without an address torchrun asks for this host's name, which may not resolve.
+    store = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={rendezvous}"]
+    node = ["--nnodes=1", *store, f"--rdzv-id={gang_id}", "--local-addr=127.0.0.1"]
     ranks = [f"--nproc-per-node={ranks_per_node}", "--max-restarts=0"]
     logs = ["--redirects=3", f"--log-dir={log_dir}"]
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
-    return [*torchrun, *rendezvous, *ranks, *logs, "-m", "pytest_ddpscale.worker", *worker_arguments]
+    return [*torchrun, *node, *ranks, *logs, "-m", "pytest_ddpscale.worker", *worker_arguments]
+
+
+def interfaces(place: Place) -> dict[str, str]:
+    """Variables that have ranks listen no further than where other ranks are, unless the user chose otherwise.
+
+    NCCL listens only on interfaces that it moves data over. On several nodes that choice stays its own, or the user's.
+    """
+    if place.nodes == 1:
+        return {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    try:
+        found = interface_of(address_toward(place.endpoint.rpartition(":")[0]))
+    except OSError:  # ranks will say who cannot be reached
+        found = None
+    return {"GLOO_SOCKET_IFNAME": found} if found else {}
 
 
 def rank_exits(output: str) -> list[RankExit]:

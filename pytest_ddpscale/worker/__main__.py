@@ -32,7 +32,7 @@ from pytest_ddpscale.masking import masked_environment, masked_text  # noqa: E40
 from pytest_ddpscale.orphans import die_with_parent  # noqa: E402
 from pytest_ddpscale.results.rank_status import FINISHED, STATUS_VARIABLE  # noqa: E402
 from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically  # noqa: E402
-from pytest_ddpscale.worker.control import Control, connect  # noqa: E402
+from pytest_ddpscale.worker.control import Control, connect, rank_of  # noqa: E402
 from pytest_ddpscale.worker.device import open_device  # noqa: E402
 from pytest_ddpscale.worker.gang import Gang  # noqa: E402
 from pytest_ddpscale.worker.host import host_name  # noqa: E402
@@ -137,6 +137,7 @@ def run(arguments: argparse.Namespace, whereabouts: Whereabouts) -> None:
             if study is None:
                 raise RuntimeError(f"plan.json has no study {study_id}")
             gang.run_study(study, timeout)
+    control.leave()
 
 
 def _nccl_logs() -> Path:
@@ -147,7 +148,7 @@ def _nccl_logs() -> Path:
 
 def report_failure(run_dir: Path, error: BaseException, whereabouts: Whereabouts) -> None:
     """Tell the node's agent who failed, where and with what, or leave it in a file: a killed log may not say."""
-    rank = whereabouts.rank if whereabouts.rank >= 0 else int(os.environ.get("RANK", "-1"))
+    rank = whereabouts.rank if whereabouts.rank >= 0 else rank_of(os.environ)
     report = {
         "rank": rank,
         "host": host_name(),

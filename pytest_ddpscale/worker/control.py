@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 
 from pytest_ddpscale.plan.layout import Layout
@@ -15,6 +17,8 @@ from pytest_ddpscale.results.records import parse_strict_json, strict_json
 # What a node's agent says of its node: its place in the allocation, and how many nodes the gang has.
 NODE_INDEX_VARIABLE = "DDPSCALE_NODE_INDEX"
 NODES_VARIABLE = "DDPSCALE_NODES"
+# And where rank 0 hosts the store: ADDRESS:PORT.
+STORE_VARIABLE = "DDPSCALE_STORE"
 
 # Keys asked for at once. One by one each costs three round trips, which for 8,192 ranks is longer than a block;
 # asked for in one go they make the store's server read the long request again with each packet of it.
@@ -88,32 +92,58 @@ class Control:
         named = ", ".join(missing[:MOST_NAMED]) + (", …" if len(missing) > MOST_NAMED else "")
         return f"{len(missing)} of {len(keys)} messages did not come in time: {named}"
 
+    def leave(self) -> None:
+        """Wait, as the one that hosts the store, until all others have left it too.
+
+        Raises:
+            torch.distributed.DistStoreError: some did not within the store's timeout.
+        """
+        if self._messages.add("left", 1) == self.world_size:
+            self._messages.set("all left", "")
+        if self.rank == 0:
+            self._messages.wait(["all left"])
+
+
+def rank_of(environ: Mapping[str, str]) -> int:
+    """This process's global rank, by its node's place in the allocation; -1 if no agent said which that is."""
+    try:
+        return int(environ[NODE_INDEX_VARIABLE]) * int(environ["LOCAL_WORLD_SIZE"]) + int(environ["LOCAL_RANK"])
+    except KeyError:
+        return -1
+
 
 def connect(timeout: timedelta) -> Control:
-    """Join the store of this torchrun launch.
+    """Join the gang's store, which rank 0 hosts where the nodes' agents say.
 
-    torchrun's agent hosts a TCPStore at MASTER_ADDR:MASTER_PORT unless it says otherwise in
-    TORCHELASTIC_USE_AGENT_STORE; then rank 0 hosts one.
-
-    torchrun numbers nodes by their addresses. Where each node's agent says which node of the allocation it is, ranks
-    are numbered in that order instead.
+    It listens on that one address: one that torch opens by itself would listen on all interfaces.
 
     Raises:
-        RuntimeError: not started by torchrun, or on another number of nodes than the agents say.
+        RuntimeError: not started by torchrun and an agent, or nothing can listen there.
     """
     try:
-        torchrun_rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        local_rank, per_node = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        nodes, per_node = int(os.environ[NODES_VARIABLE]), int(os.environ["LOCAL_WORLD_SIZE"])
+        local_rank, rank = int(os.environ["LOCAL_RANK"]), rank_of(os.environ)
+        address, _, port = os.environ[STORE_VARIABLE].rpartition(":")
     except KeyError as missing:
-        raise RuntimeError(f"{missing} is not set: the worker has to be started by torchrun") from None
-    nodes = int(os.environ.get(NODES_VARIABLE, world_size // per_node))
-    if nodes * per_node != world_size:
-        raise RuntimeError(f"torchrun joined {world_size} ranks; {nodes} nodes of {per_node} are {nodes * per_node}")
-    node_index = os.environ.get(NODE_INDEX_VARIABLE)
-    rank = torchrun_rank if node_index is None else int(node_index) * per_node + local_rank
-    agent_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    is_master = torchrun_rank == 0 and not agent_hosts
-    tcp = TCPStore(host, port, is_master=is_master, wait_for_workers=False, timeout=timeout)
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Control(PrefixStore(f"ddpscale/{restart}", tcp), rank, local_rank, world_size, nodes)
+        raise RuntimeError(f"{missing} is not set: the worker has to be started by torchrun, under an agent") from None
+    listener = _listen(address, int(port)) if rank == 0 else None
+    store = TCPStore(
+        address,
+        int(port),
+        is_master=rank == 0,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=listener,
+        # Its other server is slower on thousands of ranks; this one takes an open socket since torch 2.8.
+        use_libuv=torch.__version__ >= "2.8",  # compares as versions do
+    )
+    return Control(store, rank, local_rank, nodes * per_node, nodes)
+
+
+def _listen(address: str, port: int) -> int:
+    """A socket that listens on one address, for the store to take over."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN).detach()
+    except OSError as error:
+        raise RuntimeError(f"rank 0 cannot listen on {address}, port {port} ({error.strerror or error})") from None

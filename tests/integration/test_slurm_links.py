@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.integration.lab_runs import CHECKED, TRAINING, LabRun, accept
+from tests.integration.lab_runs import CHECKED, DEADLINE_S, TRAINING, LabRun, accept
+from tests.listening import addresses_listened_on
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_lab.node import Node
+from tests.slurm_lab.polling import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
@@ -53,9 +55,22 @@ def assert_rejected_for(ran: LabRun, host: str) -> None:
     assert host in ran.output
 
 
+def assert_listening_on_the_cable(lab: SlurmLab, hosts: list[str]) -> None:
+    """Ranks listen on their node's address in the lab's network, and else at most on loopback."""
+    expected = {host: {lab.node(host).address} for host in hosts}
+
+    def found() -> dict[str, set[str]]:
+        # srun, in the job on the first node, is Slurm's own, and knows who connects.
+        pids = {host: [one.pid for one in lab.node(host).processes() if one.name() != "srun"] for host in hosts}
+        return {host: addresses_listened_on(pids[host]) - {"127.0.0.1"} for host in hosts}
+
+    wait_until(lambda: all(found().values()), DEADLINE_S, "ranks to listen")
+    assert found() == expected
+
+
 def test_healthy_nodes_are_accepted_and_nobody_is_accused(lab: SlurmLab, tmp_path: Path) -> None:
     lab.share_cores(*names(3))
-    ran = accept(lab, tmp_path, 3, thresholds=CHECKED)
+    ran = accept(lab, tmp_path, 3, thresholds=CHECKED, once_up=lambda: assert_listening_on_the_cable(lab, names(3)))
     assert ran.state == "COMPLETED", ran.output
     assert ran.judgement["outcome"] == "accepted", ran.output
     assert ran.accused == set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.launch.environment import worker_environment
+from pytest_ddpscale.node.torchrun import torchrun_command
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Measurement
@@ -35,16 +35,15 @@ def measure(tmp_path: Path, plan: Plan) -> tuple[RunDirectory, str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=two-nodes"]
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", "--nproc-per-node=2", *rendezvous]
-    command += ["--local-addr=127.0.0.1", "-m", "pytest_ddpscale.worker", f"--run-dir={run.path}"]
-    command += [f"--studies={plan.studies[0].id}", f"--version={__version__}", "--timeout-s=120"]
+    worker = [f"--run-dir={run.path}", f"--studies={plan.studies[0].id}", f"--version={__version__}", "--timeout-s=120"]
     processes = []
     try:
-        # Started in the wrong order: torchrun numbers nodes as it sees fit.
+        # Started in the wrong order: the first is the one with index 0.
         for index in reversed(range(nodes)):
             said = {"DDPSCALE_NODE_INDEX": str(index), "DDPSCALE_NODES": str(nodes), "DDPSCALE_HOST": f"n{index}"}
+            said |= {"DDPSCALE_STORE": f"127.0.0.1:{port}", "GLOO_SOCKET_IFNAME": "lo"}
             environment = worker_environment(os.environ, "cpu") | said
+            command = torchrun_command("two-nodes", 2, run.logs / f"n{index}", tmp_path / f"rendezvous-{index}", worker)
             with (tmp_path / f"node-{index}.log").open("wb") as log:
                 processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
         codes = [process.wait(LIMIT_S) for process in processes]

@@ -28,7 +28,7 @@ class News:
         self._hosts = hosts
         self._ranks_per_node = ranks_per_node
         for node in range(len(hosts)):
-            self.say("up", node, version="1", pid=1, port=20_000)
+            self.say("up", node, version="1", pid=1)
 
     def say(self, word: str, node: int, **fields: Any) -> None:
         """A message of a node's agent."""

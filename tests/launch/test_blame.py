@@ -111,6 +111,11 @@ class TestFailed:
             "2 more ranks failed after it"
         )
 
+    def test_who_hosted_the_store_and_failed_comes_before_who_missed_it_then(self, one: News) -> None:
+        one.failed(1, "DistNetworkError", "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote …")
+        one.failed(0, "ValueError", "no such model")
+        assert describe(one.roll, 1, []).startswith("rank 0 on n1 failed")
+
     def test_if_all_lost_their_partner_the_first_to_say_so_is_named(self, two: News) -> None:
         two.failed(2, "DistBackendError", "NCCL error: unhandled system error")
         two.failed(0, "RuntimeError", "Connection reset by peer")

@@ -50,9 +50,9 @@ def test_what_nobody_knows_stays_behind(name: str) -> None:
 UNKNOWN = st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ_", min_size=1, max_size=12).map("X_".__add__)
 
 
-@given(st.dictionaries(UNKNOWN, st.text(max_size=5)), st.integers(1, 4))
-def test_no_unknown_name_ever_passes(environ: dict[str, str], nodes: int) -> None:
-    assert worker_environment(environ, "cpu", nodes=nodes) == worker_environment({}, "cpu", nodes=nodes)
+@given(st.dictionaries(UNKNOWN, st.text(max_size=5)))
+def test_no_unknown_name_ever_passes(environ: dict[str, str]) -> None:
+    assert worker_environment(environ, "cpu") == worker_environment({}, "cpu")
 
 
 def test_what_the_user_names_is_passed_even_if_it_is_scrubbed_else() -> None:
@@ -71,24 +71,18 @@ def test_a_gpu_gang_numbers_devices_as_nvml_does_whatever_the_user_set() -> None
     }
 
 
-def test_a_cpu_gang_of_one_node_talks_over_loopback() -> None:
+def test_a_cpu_gang_asks_for_huge_pages() -> None:
     environment = worker_environment(INHERITED, "cpu")
     assert environment == INHERITED | {
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-        "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
     }
 
 
-def test_a_cpu_gang_of_several_nodes_does_not() -> None:
-    assert "GLOO_SOCKET_IFNAME" not in worker_environment(INHERITED, "cpu", nodes=2)
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_threads_and_interface_of_the_user_are_kept(nodes: int) -> None:
+def test_threads_and_interface_of_the_user_are_kept() -> None:
     chosen = {"OMP_NUM_THREADS": "4", "GLOO_SOCKET_IFNAME": "eth0", "GLIBC_TUNABLES": "glibc.malloc.check=1"}
-    assert worker_environment(chosen, "cpu", nodes=nodes) == chosen | {"PYTHONUNBUFFERED": "1"}
+    assert worker_environment(chosen, "cpu") == chosen | {"PYTHONUNBUFFERED": "1"}
 
 
 def test_the_parents_environment_is_left_alone() -> None:

@@ -29,18 +29,21 @@ from tests.launch.sample import gang as spec_of
 AGENTS = f"""
 import json, os, signal, sys, threading, time
 VERSION = {__version__!r}
+ANSWER = {{}}
 RANK = {{"pid": 1, "phase": "timed block", "study": "weak/r", "arm": "ddp@2", "round": 3, "entered": 12, "state": "S"}}
 def say(word, node=0, **fields):
     print("@ddpscale " + json.dumps({{"say": word, "node": node, "host": f"n{{node + 1}}", **fields}}), flush=True)
 def up(nodes=1, **fields):
     for node in range(nodes):
-        say("up", node, **{{"version": VERSION, "pid": 1, "port": 20000 if node == 0 else None, **fields}})
+        say("up", node, **{{"version": VERSION, "pid": 1, **fields}})
 def rank(rank, steps=3, **fields):
     say("rank", rank // 2, rank=rank, local_rank=rank % 2, steps=steps, **RANK, **fields)
 def order():
     for line in sys.stdin:
         found = json.loads(line.partition("@ddpscale ")[2])
-        if found["say"] != "stay":
+        if found["say"] == "meet":
+            say("endpoint", **{{"endpoint": "10.0.0.1:20000", **ANSWER}} if found["peer"] == "n2" else {{}})
+        elif found["say"] != "stay":
             print("was told", json.dumps(found), flush=True)
             return found
 def serve(nodes=1, **fields):
@@ -116,9 +119,27 @@ def test_one_node_is_started_without_an_address(run: Run, tmp_path: Path) -> Non
     assert log_of(tmp_path) == 'was told {"say": "start", "nodes": 1, "endpoint": null}\n'
 
 
-def test_several_are_started_when_all_are_up_with_the_address_of_the_first(run: Run, tmp_path: Path) -> None:
+def test_several_are_started_when_all_are_up_with_the_first_ones_address_toward_another(
+    run: Run, tmp_path: Path
+) -> None:
     assert run("serve(3)", nodes=3) == GangEnd(0)
-    assert log_of(tmp_path) == 'was told {"say": "start", "nodes": 3, "endpoint": "n1:20000"}\n'
+    assert log_of(tmp_path) == 'was told {"say": "start", "nodes": 3, "endpoint": "10.0.0.1:20000"}\n'
+
+
+def test_nodes_that_do_not_know_each_other_are_not_started(run: Run, tmp_path: Path) -> None:
+    end = run("ANSWER.update(endpoint='', problem='Name or service not known'); serve(2)", nodes=2)
+    assert end.why.startswith(
+        "n1 finds no way to n2 (Name or service not known), so that ranks cannot meet: nodes have"
+    )
+    assert "start" not in log_of(tmp_path)
+
+
+def test_a_first_node_that_does_not_answer_is_not_waited_for_for_ever(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gang_module, "MEET_S", 0.3)
+    end = run("up(2); sys.stdin.readline(); order()", nodes=2)
+    assert end.why.startswith("n1 finds no way to n2 (no answer within 0.3 s)")
 
 
 def test_whoever_ends_the_session_is_told_of_before_agents_have_ended(tmp_path: Path) -> None:

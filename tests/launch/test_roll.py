@@ -18,12 +18,16 @@ def news() -> News:
     return News("n1", "n2")
 
 
-def test_nodes_come_up_with_version_and_the_port_of_the_first(news: News) -> None:
+def test_nodes_come_up_with_their_version(news: News) -> None:
     assert {index: node.host for index, node in news.roll.nodes.items()} == {0: "n1", 1: "n2"}
     assert news.roll.versions == {"1": ["n1", "n2"]}
-    assert news.roll.port == 20_000
-    news.say("up", 1, version="2", pid=5, port=None)
-    assert news.roll.port == 20_000
+
+
+def test_the_first_node_says_where_ranks_meet_or_why_they_cannot(news: News) -> None:
+    news.say("endpoint", 0, problem="Name or service not known")
+    assert (news.roll.endpoint, news.roll.endpoint_problem) == ("", "Name or service not known")
+    news.say("endpoint", 0, endpoint="10.0.0.1:20000")
+    assert (news.roll.endpoint, news.roll.endpoint_problem) == ("10.0.0.1:20000", "")
 
 
 def test_a_rank_is_as_it_was_seen_last(news: News) -> None:
@@ -109,12 +113,12 @@ def test_fields_of_another_version_do_no_harm(news: News) -> None:
 
 VALUES = st.none() | st.booleans() | st.integers(-2, 3) | st.text(max_size=3) | st.lists(st.integers(0, 3), max_size=4)
 NAMES = st.sampled_from(
-    ["node", "host", "local_rank", "rank", "pid", "state", "phase", "entered", "steps", "exits", "code", "port",
+    ["node", "host", "local_rank", "rank", "pid", "state", "phase", "entered", "steps", "exits", "code", "endpoint",
      "version", "reported", "oom_kills", "ended_pids", "text", "study", "round", "type", "message"]
 )  # fmt: skip
 MESSAGES = st.builds(
     lambda word, fields, node: {"node": node, "host": "n", **fields, "say": word},
-    st.sampled_from(["up", "rank", "failed", "gone", "words", "exit", "beat", "what"]),
+    st.sampled_from(["up", "rank", "failed", "gone", "words", "exit", "beat", "endpoint", "what"]),
     st.dictionaries(NAMES, VALUES, max_size=6),
     st.integers(0, 1),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import signal
 import socket
@@ -66,17 +67,33 @@ def rest(process: subprocess.Popen[bytes], data: bytes | None = None) -> list[di
 
 def test_it_says_that_it_is_up_and_waits_in_silence(start: Start) -> None:
     process = start()
-    up = next_message(process)
-    port = up.pop("port")
-    assert 20_000 <= port <= 29_999
-    assert up == {"say": "up", "version": __version__, "pid": process.pid, "node": 0, "host": socket.gethostname()}
+    assert next_message(process) == {
+        "say": "up",
+        "version": __version__,
+        "pid": process.pid,
+        "node": 0,
+        "host": socket.gethostname(),
+    }
     assert process.poll() is None
     assert psutil.Process(process.pid).children() == []
 
 
-def test_slurm_says_which_node_it_is_on_and_only_the_first_one_finds_a_port(start: Start) -> None:
+def test_slurm_says_which_node_it_is_on(start: Start) -> None:
     up = next_message(start("--slurm", SLURM_PROCID="3", SLURMD_NODENAME="n4"))
-    assert (up["node"], up["host"], up["port"]) == (3, "n4", None)
+    assert (up["node"], up["host"]) == (3, "n4")
+
+
+@pytest.mark.parametrize(
+    ("peer", "expected"),
+    [("127.0.0.1", r"127\.0\.0\.1:2\d{4}"), ("nobody.invalid", r"[\w ]+")],
+)
+def test_the_first_one_says_where_ranks_meet_and_the_others_say_nothing(start: Start, peer: str, expected: str) -> None:
+    orders = encode({"say": "meet", "peer": peer}) + encode({"say": "stop"})
+    first, second = start("--slurm", SLURM_PROCID="0"), start("--slurm", SLURM_PROCID="1")
+    up, answer, ended = (message or {} for message in rest(first, orders))
+    assert (up["say"], answer["say"], ended["say"]) == ("up", "endpoint", "exit")
+    assert re.fullmatch(expected, answer["problem" if peer == "nobody.invalid" else "endpoint"])
+    assert [message and message["say"] for message in rest(second, orders)] == ["up", "exit"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from pytest_ddpscale.node import ports
-from pytest_ddpscale.node.ports import free_port
+from pytest_ddpscale.node.ports import reserved_port
 
 JOB = {"SLURM_JOB_ID": "17"}
 
@@ -18,6 +18,12 @@ JOB = {"SLURM_JOB_ID": "17"}
 def listen() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
+
+
+def free_port(gang_id: str, environ: dict[str, str]) -> int:
+    """The port that is found, not kept."""
+    with reserved_port(gang_id, environ) as reserved:
+        return int(reserved.getsockname()[1])
 
 
 def taken(port: int, stack: ExitStack) -> None:
@@ -39,8 +45,14 @@ def test_a_port_in_use_is_passed_over(listen: ExitStack) -> None:
     assert first < free_port("g1", JOB) <= first + 100 or first > 29_900
 
 
-def test_it_can_be_listened_on(listen: ExitStack) -> None:
-    taken(free_port("g1", JOB), listen)
+def test_it_is_kept_for_who_reuses_addresses_and_nobody_else(listen: ExitStack) -> None:
+    reserved = listen.enter_context(reserved_port("g1", JOB))
+    port = reserved.getsockname()[1]
+    assert free_port("g1", JOB) != port
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+    listen.enter_context(socket.create_server(("127.0.0.1", port)))
+    listen.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
 
 
 def test_if_none_is_free_it_says_which_were_tried(listen: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:

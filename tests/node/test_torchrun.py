@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.node.torchrun import Place, RankExit, ended_pids, rank_exits, rank_log, torchrun_command
+from pytest_ddpscale.node.torchrun import (
+    Place,
+    RankExit,
+    ended_pids,
+    interfaces,
+    rank_exits,
+    rank_log,
+    torchrun_command,
+)
 
 # As torch prints it at its end.
 SUMMARY = """\
@@ -52,22 +60,21 @@ WORKER = ["--run-dir", "/run dir", "--studies", "weak/r"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
-def test_on_one_node_it_needs_no_address() -> None:
-    place = Place(0, 1, "n1", None)
-    assert torchrun_command(place, "g1", 8, Path("/logs/gang-0"), WORKER) == [
-        *TORCHRUN, "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=8", "--max-restarts=0",
-        "--redirects=3", "--log-dir=/logs/gang-0", "-m", "pytest_ddpscale.worker", *WORKER,
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("index", "is_host"), [(0, "true"), (1, "false"), (2, "false")])
-def test_on_several_the_first_one_hosts_the_rendezvous(index: int, is_host: str) -> None:
-    place = Place(index, 3, f"n{index + 1}", "n1:23456")
-    assert torchrun_command(place, "g1", 2, Path("/logs/gang-0"), WORKER) == [
-        *TORCHRUN, "--nnodes=3", "--rdzv-backend=c10d", "--rdzv-endpoint=n1:23456", "--rdzv-id=g1",
-        f"--rdzv-conf=is_host={is_host},join_timeout=300", f"--local-addr=n{index + 1}", "--nproc-per-node=2",
+def test_each_node_has_its_own_which_meets_itself_in_a_file() -> None:
+    assert torchrun_command("g1", 8, Path("/logs/gang-0"), Path("/shm/x/rendezvous"), WORKER) == [
+        *TORCHRUN, "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-conf=store_type=file",
+        "--rdzv-endpoint=/shm/x/rendezvous", "--rdzv-id=g1", "--local-addr=127.0.0.1", "--nproc-per-node=8",
         "--max-restarts=0", "--redirects=3", "--log-dir=/logs/gang-0", "-m", "pytest_ddpscale.worker", *WORKER,
     ]  # fmt: skip
+
+
+def test_on_one_node_ranks_listen_on_loopback() -> None:
+    assert interfaces(Place(0, 1, "n1", "127.0.0.1:20000")) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+def test_on_several_gloo_listens_on_the_interface_that_leads_to_the_first_and_nccl_chooses() -> None:
+    assert interfaces(Place(1, 2, "n2", "127.0.0.1:20000")) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert interfaces(Place(1, 2, "n2", "nobody.invalid:20000")) == {}
 
 
 def test_ranks_that_failed_are_told_with_the_first_one_first() -> None:

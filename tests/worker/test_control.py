@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
+import psutil
 import pytest
+import torch
 from torch.distributed import DistError, DistStoreError, TCPStore
+from torch.torch_version import TorchVersion
 
 from pytest_ddpscale.worker.control import KEYS_AT_ONCE, Control, connect
 
@@ -108,7 +113,48 @@ def test_nan_is_not_passed_on(pair: tuple[Control, Control]) -> None:
         pair[0].say("x", float("nan"))
 
 
-def test_a_worker_that_torchrun_did_not_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(RuntimeError, match="started by torchrun"):
+def test_who_hosts_the_store_leaves_last(pair: tuple[Control, Control]) -> None:
+    first, second = pair
+    other = threading.Timer(0.2, second.leave)
+    other.start()
+    began = time.monotonic()
+    first.leave()
+    assert time.monotonic() - began >= 0.15
+    other.join()
+
+
+RANK_0 = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "DDPSCALE_NODE_INDEX": "0", "DDPSCALE_NODES": "1"}
+
+
+@pytest.mark.parametrize("version", ["2.7.1+cu126", torch.__version__])
+def test_rank_0_hosts_the_store_on_one_address_alone(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """With either of torch's servers: the one of libuv takes an open socket since torch 2.8."""
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for name, value in (RANK_0 | {"DDPSCALE_STORE": f"127.0.0.1:{port}"}).items():
+        monkeypatch.setenv(name, value)
+    first = connect(timedelta(seconds=5))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    second = connect(timedelta(seconds=5))
+    second.say("x", 1)
+    assert first.hear("x") == 1
+    listening = {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    assert {address.ip for address in listening if address.port == port} == {"127.0.0.1"}
+
+
+def test_a_port_that_somebody_took_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in (RANK_0 | {"DDPSCALE_STORE": f"127.0.0.1:{port}"}).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(
+            RuntimeError, match=f"rank 0 cannot listen on 127.0.0.1, port {port} .Address already in use"
+        ):
+            connect(timedelta(seconds=1))
+
+
+def test_a_worker_that_no_agent_started_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DDPSCALE_NODES", raising=False)
+    with pytest.raises(RuntimeError, match="started by torchrun, under an agent"):
         connect(timedelta(seconds=1))

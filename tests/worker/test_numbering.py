@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -10,45 +9,27 @@ from torch.distributed import TCPStore
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm
-from pytest_ddpscale.worker.control import connect
+from pytest_ddpscale.worker.control import connect, rank_of
 from pytest_ddpscale.worker.gang import refuse_other_layout
 from tests.worker.sample import study
 
 TIMEOUT = timedelta(seconds=5)
-# What torchrun says on its second node.
-TORCHRUN = {"RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+# What torchrun and the agent say on the last of three nodes.
+SECOND_RANK = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "DDPSCALE_NODE_INDEX": "2", "DDPSCALE_NODES": "3"}
 SPREAD = Arm("ddp", 4, 2, "spread")
 
 
-@pytest.fixture
-def torchrun(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """The environment of a rank whose torchrun hosts the store."""
+def test_ranks_are_numbered_by_their_nodes_places_in_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    for name in ("DDPSCALE_NODE_INDEX", "DDPSCALE_NODES"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in (TORCHRUN | place).items():
+    for name, value in (SECOND_RANK | {"RANK": "1", "DDPSCALE_STORE": f"127.0.0.1:{server.port}"}).items():
         monkeypatch.setenv(name, value)
-    yield monkeypatch
-    del server
-
-
-def test_without_an_agent_the_rank_is_torchruns(torchrun: pytest.MonkeyPatch) -> None:
     control = connect(TIMEOUT)
     assert (control.rank, control.local_rank, control.layout) == (5, 1, Layout(3, 2))
 
 
-def test_with_an_agent_the_rank_is_that_of_the_nodes_place_in_the_allocation(torchrun: pytest.MonkeyPatch) -> None:
-    torchrun.setenv("DDPSCALE_NODE_INDEX", "0")
-    torchrun.setenv("DDPSCALE_NODES", "3")
-    control = connect(TIMEOUT)
-    assert (control.rank, control.local_rank, control.layout) == (1, 1, Layout(3, 2))
-
-
-def test_nodes_that_torchrun_did_not_wait_for_are_missed(torchrun: pytest.MonkeyPatch) -> None:
-    torchrun.setenv("DDPSCALE_NODES", "4")
-    with pytest.raises(RuntimeError, match="torchrun joined 6 ranks; 4 nodes of 2 are 8"):
-        connect(TIMEOUT)
+def test_a_rank_that_has_not_joined_yet_knows_its_number_if_its_agent_says_it() -> None:
+    assert rank_of(SECOND_RANK) == 5
+    assert rank_of({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}) == -1
 
 
 def test_a_gang_of_fewer_nodes_measures_what_each_does_by_itself() -> None:
