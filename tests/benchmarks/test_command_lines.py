@@ -20,7 +20,7 @@ def _run(*command: str | Path, **environment: str) -> subprocess.CompletedProces
 @pytest.mark.parametrize(
     "name",
     [
-        *("control_plane", "gang_reuse", "fidelity", "plugin_load", "sampler_overhead", "stragglers"),
+        *("control_plane", "gang_reuse", "fidelity", "hostile_inputs", "plugin_load", "sampler_overhead", "stragglers"),
         *("time_to_verdict", "wrong_verdicts"),
     ],
 )

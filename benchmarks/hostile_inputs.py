@@ -1,0 +1,428 @@
+"""Whether hostile thresholds, options, environments and run directories are refused in words, and quickly.
+
+    python benchmarks/hostile_inputs.py [--every N] [--first K] [--markdown FILE] [--json FILE]
+
+Each case runs the real command in a forked process of its own: `ddpscale thresholds check`, or `pytest` with a CPU's or
+an imaginary GPU's thresholds; nothing is measured. A case has to be refused (exit 4, or what pytest's own parser gives;
+a sentence with the line or the option, no traceback, under 2 s of CPU time), or accepted because it is sound.
+"""
+
+# ruff: noqa: E501 - tables of inputs are easier to read in few lines
+from __future__ import annotations
+
+import collections
+import contextlib
+import io
+import os
+import re
+import runpy
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reporting import argument_parser, keep, positive_int, table
+
+REFUSAL = 4
+MOST_CPU_S = 2.0
+HANG_S = 60.0
+OUTCOMES = ("refused", "accepted rightly", "wrong pass", "wrong refusal", "traceback", "hang", "slow", "mute")
+SOUND = """\
+schema_version: 1
+skus:
+  gpu:
+    description: a GPU
+    aliases: [alias]
+    detect: {name: '^GPU$', pci_device_ids: ['00a1'], memory_gib: 80}
+    workloads:
+      r: {model: resnet18, precision: fp16, batch_size: 16, global_batch_size: 64}
+    requirements:
+      - {metric: weak_scaling_efficiency, workload: r, world_size: 8, at_least: 0.9, source: {measured: 0.95, reference: a paper, reasoning: rounded down well}}
+  cpu:
+    description: any CPU
+    detect: {device: cpu}
+    workloads:
+      c: {model: resnet18, precision: fp32, batch_size: 4, image_size: 32}
+    requirements:
+      - {metric: throughput_per_gpu, workload: c, at_least: 1, source: {measured: 2, reference: a paper, reasoning: rounded down well}}
+"""
+ACCEPTANCE = """\
+import pytest
+
+@pytest.mark.requirement("throughput_per_gpu")
+def test_throughput_per_gpu(requirement):
+    assert requirement
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input.
+
+    Attributes:
+        family: what kind of input.
+        name: which.
+        arguments: of ``ddpscale`` if they begin with ``thresholds``, else of ``pytest``.
+        text: of thresholds.yaml.
+        environment: variables beside the usual ones.
+        prepare: what else to do in the folder before.
+        sound: whether it has to be accepted.
+        says: what a refusal has to name, as a regular expression.
+    """
+
+    family: str
+    name: str
+    arguments: tuple[str, ...]
+    text: str | bytes = SOUND
+    environment: dict[str, str] = field(default_factory=dict)
+    prepare: Callable[[Path], None] = lambda folder: None
+    sound: bool = False
+    says: str = r"thresholds\.yaml:\d+: "
+
+
+CHECK = ("thresholds", "check", "thresholds.yaml")
+PLAN = ("--collect-only", "-q", "-p", "no:cacheprovider", "test_it.py")
+
+
+def _changed(old: str, new: str) -> str:
+    assert SOUND.count(old) >= 1, old
+    return SOUND.replace(old, new, 1)
+
+
+def _files() -> Iterator[Case]:
+    """Files that are no YAML, or too much of it."""
+    texts: dict[str, str | bytes] = {
+        "empty": "", "comment": "# nothing\n", "sentence": "hello\n", "null": "null\n", "list": "[1]\n", "number": "3\n",
+        "tab": SOUND.replace("    desc", "\tdesc", 1), "two documents": SOUND + "---\na: 1\n", "bell": SOUND + "#\a\n",
+        "null character": SOUND + "\0", "not UTF-8": SOUND.encode() + b"\xff", "UTF-16": SOUND.encode("utf-16"),
+        "open bracket": SOUND + "x: [", "unknown alias": SOUND + "x: *nobody\n", "tag of Python": SOUND + "x: !!python/object:os.system {}\n",
+        "400 KB of comment": SOUND + "#" * 410_000, "50 MB": SOUND + "#" * 50_000_000, "60000 items": SOUND + "x: [" + "a," * 60_000 + "]\n",
+        "2000 keys of a list": SOUND + "".join(f"k{i}: [1]\n" for i in range(2000)), "long text": _changed("a GPU", "x" * 9000),
+        "list as key": "? [a]\n: 1\n" + SOUND, "mapping as key": "? {a: 1}\n: 1\n" + SOUND, "date": _changed("a GPU", "2026-02-30"),
+        "merge of a number": SOUND + "x: {<<: 3}\n", "self-containing list": SOUND + "x: &a [*a]\n", "self-containing mapping": SOUND + "x: &a {b: *a}\n",
+        "self-merging": SOUND + "x: &a {<<: *a}\n", "bool tag": SOUND + "x: !!bool maybe\n", "binary": SOUND + "x: !!binary '%'\n",
+    }  # fmt: skip
+    for depth in (41, 300, 5000, 100_000):
+        texts |= {f"{depth} brackets": SOUND + "x: " + "[" * depth, f"{depth} braces": SOUND + "x: " + "{a: " * depth}
+        texts[f"{depth} dashes"] = SOUND + "x:\n  " + "- " * depth + "a\n"
+    for kind in ("list", "mapping", "merge", "key"):
+        for levels in (7, 9, 12, 30):
+            texts[f"aliases, {kind}, {levels} levels"] = _bomb(levels, kind)
+    for name, text in texts.items():
+        yield Case("file", name, CHECK, text)
+    yield Case("file", "as it should be", CHECK, sound=True)
+    yield Case("file", "byte order mark", CHECK, "\N{BOM}" + SOUND, sound=True)
+    for path in ("/dev/zero", "/dev/urandom", "/dev/stdin", "pipe", ".", "nowhere.yaml", "x" * 5000, "a" * 300):
+        for arguments in (("thresholds", "check", path), (*PLAN, "--gpu-sku=cpu", f"--thresholds={path}")):
+            yield Case(
+                "file", f"{path[:20]} by {arguments[0]}", arguments, prepare=_make_pipe, says=re.escape(path[:200])
+            )
+
+
+def _make_pipe(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+
+
+def _bomb(levels: int, kind: str) -> str:
+    lines = ["a0: &a0 [x, x]" if kind in ("list", "key") else "a0: &a0 {x: 1}"]
+    for level in range(1, levels):
+        aliases = [f"*a{level - 1}"] * 9
+        inside = ", ".join(f"k{i}: {alias}" for i, alias in enumerate(aliases))
+        merged = f"{{<<: [{', '.join(aliases)}]}}"
+        body = {"mapping": f"{{{inside}}}", "merge": merged}.get(kind, f"[{', '.join(aliases)}]")
+        lines.append(f"a{level}: &a{level} {body}")
+    if kind == "key":
+        lines.append(f"? *a{levels - 1}\n: 1")
+    return "\n".join([*lines, SOUND])
+
+
+def _values() -> Iterator[Case]:
+    """Sound files with one value that is not."""
+    numbers = ("0", "-1", "1.5", "1e3", "0x10", "010", "1_000", "1:30", ".inf", ".nan", "true", "null", "'8'", "[8]",
+               "1000000000", "1000000000000000000000", "9" * 500, "9" * 5000, "''", "eight")  # fmt: skip
+    for place, sound in (
+        ("world_size: 8", ()),
+        ("batch_size: 16", ("1e3",)),
+        ("global_batch_size: 64", ("null", "1e3")),
+    ):
+        key = place.partition(":")[0]
+        for number in numbers:
+            if number not in sound and not (key != "world_size" and number == "'8'"):
+                yield Case("number", f"{key}: {number[:24]}", CHECK, _changed(place, f"{key}: {number}"))
+    for number in (*numbers, "95", "1.2", "1.0e+300", "0.0000000001", "-0.9"):
+        if number not in ("1.5",):
+            yield Case("bound", f"at_least: {number[:24]}", CHECK, _changed("at_least: 0.9", f"at_least: {number}"))
+        if number not in (
+            "1.5",
+            "95",
+            "1.2",
+            "1.0e+300",
+            "null",
+            "1000000000",
+            "1000000000000000000000",
+            "0.0000000001",
+        ):
+            yield Case("bound", f"measured: {number[:24]}", CHECK, _changed("measured: 0.95", f"measured: {number}"))
+    for metric, bound in (
+        ("device_utilization", "at_least: 1.01"), ("model_flops_utilization", "at_least: 1.2"),
+        ("strong_scaling_efficiency", "at_least: 1.2"), ("strong_scaling_speedup", "at_least: 9"),
+        ("rank_uniformity", "at_most: 0.9"), ("rank_uniformity", "at_most: 100000"), ("step_time_p95", "at_most: 1.0e+9"),
+        ("step_time_p95", "at_most: 0.0001"), ("peak_memory_gib", "at_most: 1.0e+6"), ("step_time_cv", "at_most: 1"),
+        ("memory_spread", "at_most: 5"), ("exposed_communication", "at_most: 1"), ("replica_agreement", "at_least: 0.5"),
+        ("throughput_per_gpu", "at_least: 1.0e+9"), ("throughput_per_gpu", "at_least: 0.00000001"),
+        ("images_per_joule", "at_least: 1.0e+9"), ("nothing", "at_least: 1"), ("ddp_overhead", "at_most: 0.1"),
+    ):  # fmt: skip
+        text = _changed("at_least: 0.9", bound).replace("weak_scaling_efficiency", metric)
+        yield Case("bound", f"{metric}, {bound}", CHECK, text)
+
+
+def _texts() -> Iterator[Case]:
+    """Sound files with one text, name, model or pattern that is not."""
+    names = ("..", "../x", "/etc/passwd", "a/b", "--help", "' '", "''", "'a b'", '"a\\eb"', '"a\\nb"', '"a\\0b"', "auto",
+             "é", "x" * 65, "'*'", "'a[b]'", "'$(id)'", "'a;b'", '"\\u202egpu"', "~root")  # fmt: skip
+    for name in names:
+        yield Case("name", f"SKU {name[:20]}", CHECK, _changed("  gpu:\n", f"  {name}:\n"))
+        yield Case("name", f"alias {name[:20]}", CHECK, _changed("[alias]", f"[{name}]"))
+        if name != "auto":
+            text = _changed("      r: {", f"      {name}: {{").replace("workload: r,", f"workload: {name},")
+            yield Case("name", f"workload {name[:20]}", CHECK, text)
+    for model in (
+        "resnet51",
+        "''",
+        "os.system",
+        "../resnet18",
+        "fasterrcnn_resnet50_fpn",
+        "r3d_18",
+        "ResNet18",
+        "x" * 3000,
+        "null",
+        "3",
+    ):
+        yield Case("model", model[:24], CHECK, _changed("model: resnet18, precision: fp16", f"model: {model}, precision: fp16"))  # fmt: skip
+    patterns = ("^(a+)+$", "^(a|aa)+$", "^(a*)*$", "^(.*)*x$", "^([a-z]+)*$", "^(?:a?){50}$", "^(a{0,9}){9}$",
+                "^.*.*.*.*.*$", "^a*a*a*b$", "^(x+x+)+y$", "^(?=a)a$", "^(?i:a)$", "^(?P<n>a)$", "^x{99999999999999}$",
+                "^a**$", "^[$", "^(a$", "^a)$", "^\\1$", "^[[a]$", "A100", "", "^" + "a?" * 50 + "$", "^" + "(" * 55 + ")" * 55 + "x{2}{2}$",
+                "^" + "(a|b)" * 22 + "$", "^" + "x" * 500 + "$", "^(?#c)a$", "^(?!a)b$", "^(?<=a)b$")  # fmt: skip
+    for pattern in patterns:
+        yield Case("pattern", pattern[:24], CHECK, _changed("'^GPU$'", f"'{pattern}'"))
+    for pattern in ("^(NVIDIA )?A100-SXM4?-80GB$", "^.*A100.*$", "^[A-Z ]+[0-9]+$", "^A\\+\\*\\($", "^(?:a|b|c)$"):
+        yield Case("pattern", pattern, CHECK, _changed("'^GPU$'", f"'{pattern}'"), sound=True)
+    for text in ("''", "'   '", '"\\t\\t\\t\\t"', '"a\\e[2Jb"', '"\\u202eabc"', "null", "[a]", "3", '"\\x7fabc"'):
+        yield Case("text", f"reference {text}", CHECK, _changed("reference: a paper", f"reference: {text}"))
+        yield Case("text", f"reasoning {text}", CHECK, _changed("reasoning: rounded down well", f"reasoning: {text}"))
+        yield Case("text", f"description {text}", CHECK, _changed("description: a GPU", f"description: {text}"))
+
+
+def _options() -> Iterator[Case]:
+    """Values of options, and options that contradict each other, on the command line and in the environment."""
+    counts = ("0", "-1", "1.5", "two", "1e3", "1000000000000", "9" * 5000, "٣", "0x2")
+    times = ("0", "-1s", "soon", "1e3", "nan", "inf", "9" * 400, "10 m", "9999999h", "١s")
+    bad = {
+        "--ddp-nodes": counts, "--ddp-gpus-per-node": counts, "--ddp-world-sizes": (*counts, "1,,2", ","),
+        "--ddp-rounds": (*counts, "4"), "--ddp-block": (*times, "0.001", "1h"), "--ddp-budget": times,
+        "--ddp-inactivity-limit": times, "--ddp-total-limit": times, "--ddp-queue-limit": times,
+        "--ddp-confidence": ("0", "1", "95", "nan", "inf", "-1", "high", "9" * 400), "--ddp-unfit": ("drain", "STOP"),
+        "--ddp-launcher": ("mpi", "Slurm"), "--ddp-pass-env": ("A B", "*", "1A", "A=1"), "--gpu-sku": ("nope", "../x", "\x1b[2J", "x" * 3000),
+        "--ddp-slurm-args": ("gpu", "--nodes=3", "--x='"), "--ddp-judge": ("nowhere", "/dev/zero", "~nobody-here"),
+        "--ddp-resume": ("nowhere", "~nobody-here"),
+    }  # fmt: skip
+    for flag, values in bad.items():
+        variable = "DDPSCALE_" + flag.removeprefix("--").removeprefix("ddp-").upper().replace("-", "_")
+        for value in values:
+            asked = () if flag in ("--gpu-sku", "--ddp-judge", "--ddp-resume") else ("--gpu-sku=cpu",)
+            what = f"{flag}={value[:16]!r}"
+            says = f"({flag}|{variable}|{re.escape(value[:100])})" if "\x1b" not in value else flag
+            yield Case("option", what, (*PLAN, *asked, f"{flag}={value}"), says=says)
+            if flag.startswith("--ddp-") and flag not in ("--ddp-judge", "--ddp-resume"):
+                yield Case("variable", f"{variable}={value[:16]!r}", (*PLAN, *asked), environment={variable: value}, says=variable)  # fmt: skip
+        yield Case("option", f"{flag}= (empty)", (*PLAN, f"{flag}="), says=flag)
+    for first, second in (
+        ("--ddp-judge=run", "--ddp-rounds=9"), ("--ddp-judge=run", "--ddp-nodes=2"), ("--ddp-judge=run", "--ddp-isolate"),
+        ("--ddp-judge=run", "--ddp-budget=1m"), ("--ddp-judge=run", "--ddp-block=1s"), ("--ddp-judge=run", "--ddp-launcher=slurm"),
+        ("--ddp-judge=run", "--ddp-resume=run"), ("--ddp-resume=run", "--ddp-run-dir=other"),
+        ("--ddp-inactivity-limit=2h", "--ddp-total-limit=1h"), ("--ddp-block=40s", "--ddp-inactivity-limit=60s"),
+    ):  # fmt: skip
+        yield Case(
+            "contradiction", f"{first} {second}", (*PLAN, "--gpu-sku=cpu", first, second), says=first.partition("=")[0]
+        )
+    yield Case("option", "--ddp-isolate in the environment: maybe", (*PLAN, "--gpu-sku=cpu"),
+               environment={"DDPSCALE_ISOLATE": "maybe"}, says="DDPSCALE_ISOLATE")  # fmt: skip
+    for sound in (
+        "--ddp-rounds=5",
+        "--ddp-block=0.5s",
+        "--ddp-budget=90",
+        "--ddp-confidence=0.9999",
+        "--ddp-world-sizes=1",
+    ):
+        yield Case("option", sound, (*PLAN, "--gpu-sku=cpu", sound), sound=True)
+
+
+def _environments() -> Iterator[Case]:
+    """What a shell, a scheduler or torchrun around us may have left: none of it may stop a plan, or change it."""
+    traps = {"RANK": "3", "WORLD_SIZE": "1000000000", "LOCAL_RANK": "x", "MASTER_ADDR": "nowhere", "MASTER_PORT": "-1",
+             "PET_NNODES": "9", "PET_NPROC_PER_NODE": "x", "TORCHELASTIC_RUN_ID": "x", "OMP_NUM_THREADS": "x",
+             "HOME": "/nowhere", "TMPDIR": "/nowhere", "LC_ALL": "xx_YY.UTF-99", "LANG": "tr_TR", "COLUMNS": "0", "TERM": "x",
+             "PATH": "", "TZ": "Nowhere/At_All", "SLURM_NTASKS": "x", "SLURM_PROCID": "7", "NO_COLOR": "1", "PYTHONHASHSEED": "1",
+             "MPLBACKEND": "nothing", "CUDA_VISIBLE_DEVICES": "99", "NCCL_DEBUG": "TRACE", "DDPSCALE_NOBODY": "x"}  # fmt: skip
+    for name, value in traps.items():
+        yield Case("environment", f"{name}={value}", (*PLAN, "--gpu-sku=cpu"), environment={name: value}, sound=True)
+    yield Case("environment", "DDPSCALE_THRESHOLDS=/dev/zero", (*PLAN, "--gpu-sku=cpu"),
+               environment={"DDPSCALE_THRESHOLDS": "/dev/zero"}, says="/dev/zero")  # fmt: skip
+
+
+def _run_directories() -> Iterator[Case]:
+    """Run directories that are none, or broken ones, with an otherwise sound command."""
+    broken = {"no run.json": {}, "empty run.json": {"run.json": ""}, "run.json of a list": {"run.json": "[]"},
+              "run.json with NaN": {"run.json": '{"sku": NaN}'}, "deep run.json": {"run.json": "[" * 100_000},
+              "no SKU": {"run.json": '{"schema_version": 1}'}, "unknown SKU": {"run.json": '{"schema_version": 1, "sku": "x"}'},
+              "SKU of a number": {"run.json": '{"schema_version": 1, "sku": 3}'},
+              "newer schema": {"run.json": '{"schema_version": 99, "sku": "cpu"}'},
+              "no plan": {"run.json": '{"schema_version": 1, "sku": "cpu"}'},
+              "broken plan": {"run.json": '{"schema_version": 1, "sku": "cpu"}', "plan.json": "{"}}  # fmt: skip
+    for name, files in broken.items():
+        for flag in ("--ddp-judge", "--ddp-resume"):
+            yield Case("run directory", f"{flag}, {name}", ("-q", "-p", "no:cacheprovider", "test_it.py", f"{flag}=run"),
+                       prepare=lambda folder, files=files: _write_run(folder, files), says="run")  # type: ignore[misc] # fmt: skip
+
+
+def _write_run(folder: Path, files: dict[str, str]) -> None:
+    (folder / "run").mkdir()
+    for name, text in files.items():
+        (folder / "run" / name).write_text(text, encoding="utf-8")
+
+
+def cases() -> list[Case]:
+    """All of them, always the same and in the same order."""
+    families = (_files, _values, _texts, _options, _environments, _run_directories)
+    return [case for family in families for case in family()]
+
+
+def outcome_of(case: Case, folder: Path, startup_s: float = 0.0) -> tuple[str, str, float]:
+    """Run a case in a fork. Returns one of `OUTCOMES`, the last line it printed, and its CPU seconds after start-up."""
+    folder.mkdir()
+    text = case.text if isinstance(case.text, bytes) else case.text.encode()
+    (folder / "thresholds.yaml").write_bytes(text)
+    (folder / "test_it.py").write_text(ACCEPTANCE, encoding="utf-8")
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    case.prepare(folder)
+    out = folder / "out"
+    child = os.fork()
+    if child == 0:
+        _become(case, folder, out)
+    code, cpu_s = _wait(child)
+    cpu_s = max(0.0, cpu_s - startup_s)
+    said = out.read_text(encoding="utf-8", errors="backslashreplace")
+    last = next((line for line in reversed(said.splitlines()) if line.strip()), "")
+    return _judged(case, code, said, cpu_s), last, cpu_s
+
+
+def _judged(case: Case, code: int | None, said: str, cpu_s: float) -> str:
+    if code is None:
+        return "hang"
+    if "Traceback" in said or "INTERNALERROR" in said:
+        return "traceback"
+    if case.sound:
+        return "accepted rightly" if code == 0 else "wrong refusal"
+    if code == 0:
+        return "wrong pass"
+    if code != REFUSAL or not re.search(case.says, said):
+        return "mute"
+    return "slow" if cpu_s > MOST_CPU_S else "refused"
+
+
+def _become(case: Case, folder: Path, out: Path) -> None:
+    code = 1
+    try:
+        file = os.open(out, os.O_WRONLY | os.O_CREAT, 0o644)
+        for descriptor in (1, 2):
+            os.dup2(file, descriptor)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.chdir(folder)
+        for name in [name for name in os.environ if name.startswith("DDPSCALE_")]:
+            del os.environ[name]
+        os.environ.update({"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"} | case.environment)
+        is_check = case.arguments[0] == "thresholds"
+        sys.argv = ["ddpscale" if is_check else "pytest", *case.arguments]
+        if is_check:
+            from pytest_ddpscale.cli import main as ddpscale
+
+            code = ddpscale(list(case.arguments))
+        else:
+            runpy.run_module("pytest", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _wait(child: int) -> tuple[int | None, float]:
+    """Exit code, None of a hang, and CPU seconds."""
+    deadline = time.monotonic() + HANG_S
+    while True:
+        ended, status, usage = os.wait4(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.wait4(child, 0)
+            return None, HANG_S
+        time.sleep(0.005)
+
+
+def main() -> int:
+    """Run the cases, print the table; 1 if any came out wrong."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--every", type=positive_int, default=1, metavar="N", help="only every Nth case of each family")
+    parser.add_argument("--first", type=int, default=0, metavar="K", help="begin with case K of each, from 0 up")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table here, too")
+    options = parser.parse_args()
+    with contextlib.redirect_stdout(io.StringIO()):
+        import pytest  # noqa: F401 - for the forks
+
+        import pytest_ddpscale.cli
+        import pytest_ddpscale.thresholds.loading  # noqa: F401
+    seen: dict[str, int] = collections.Counter()
+    counts: dict[str, dict[str, int]] = {}
+    wrong: list[str] = []
+    slowest = 0.0
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
+        # What the same command takes that has nothing to complain about.
+        commands = (("--version",), CHECK)
+        startups = [outcome_of(Case("", "", one, sound=True), Path(folder) / one[0])[2] for one in commands]
+        for number, case in enumerate(cases()):
+            seen[case.family] += 1
+            if (seen[case.family] - 1) % options.every != options.first:
+                continue
+            startup_s = startups[case.arguments[0] == CHECK[0]]
+            outcome, last, cpu_s = outcome_of(case, Path(folder) / str(number), startup_s)
+            counts.setdefault(case.family, collections.Counter())[outcome] += 1
+            slowest = max(slowest, cpu_s if outcome == "refused" else 0.0)
+            if outcome not in ("refused", "accepted rightly"):
+                wrong.append(f"{outcome}: {case.family}, {case.name} ({cpu_s:.1f} s): {last[:300]}")
+    header = ("family", "tried", *OUTCOMES)
+    total: dict[str, int] = collections.Counter()
+    for found in counts.values():
+        for outcome, count in found.items():
+            total[outcome] += count
+    lines = [*counts.items(), ("all", dict(total))]
+    rows = [(name, str(sum(found.values())), *(str(found.get(one, 0)) for one in OUTCOMES)) for name, found in lines]
+    print(table(header, rows))
+    print(f"slowest refusal: {slowest:.2f} s of CPU time after start-up")
+    print(*wrong, sep="\n")
+    if options.markdown:
+        marked = [header, ("---",) * len(header), *rows]
+        options.markdown.write_text("".join(f"| {' | '.join(row)} |\n" for row in marked), encoding="utf-8")
+    keep(options.json, "hostile_inputs", {"counts": counts, "wrong": wrong, "slowest_refusal_s": slowest})
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
