@@ -14,16 +14,15 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed import TCPStore
 from torchvision.models._api import register_model
 
 from pytest_ddpscale import __version__
+from pytest_ddpscale.node.ports import reserved_port
 from pytest_ddpscale.orphans import die_with_parent
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.worker.__main__ import parse_arguments, run
@@ -81,35 +80,18 @@ def minute(*, weights: None = None, num_classes: int) -> nn.Module:
 
 def measure(order: GangOrder) -> bool:
     """Have a gang measure. Returns whether a rank failed; the others are then killed."""
-    keeper, port = _store()
-    ranks = {_forked(partial(_rank, order, rank, port)) for rank in range(order.ranks)}
-    has_failed = False
-    while ranks:
-        pid, status = os.wait()
-        ranks.discard(pid)
-        if status != 0 and pid != keeper and not has_failed:
-            has_failed = True
-            for other in ranks:
-                os.kill(other, signal.SIGKILL)
-    os.kill(keeper, signal.SIGKILL)
-    os.waitpid(keeper, 0)
+    with reserved_port(order.run_dir, {}) as reserved:
+        port = int(reserved.getsockname()[1])
+        ranks = {_forked(partial(_rank, order, rank, port)) for rank in range(order.ranks)}
+        has_failed = False
+        while ranks:
+            pid, status = os.wait()
+            ranks.discard(pid)
+            if status != 0 and not has_failed:
+                has_failed = True
+                for other in ranks:
+                    os.kill(other, signal.SIGKILL)
     return has_failed
-
-
-def _store() -> tuple[int, int]:
-    """A process that has the store, as torchrun's agent does; its id, and the port."""
-    reads, writes = os.pipe()
-
-    def keep() -> None:
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5))
-        os.write(writes, str(store.port).encode())
-        os.close(writes)
-        time.sleep(3600)
-
-    keeper = _forked(keep)
-    os.close(writes)
-    with os.fdopen(reads) as port:
-        return keeper, int(port.read())
 
 
 def _forked(work: Callable[[], None]) -> int:
@@ -130,9 +112,8 @@ def _forked(work: Callable[[], None]) -> int:
 
 
 def _rank(order: GangOrder, rank: int, port: int) -> None:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": order.ranks, "LOCAL_WORLD_SIZE": order.ranks}
-    os.environ.update({name: str(number) for name, number in (place | {"MASTER_PORT": port}).items()})
-    os.environ.update(MASTER_ADDR="127.0.0.1", TORCHELASTIC_USE_AGENT_STORE="True")
+    place = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": order.ranks, "DDPSCALE_NODE_INDEX": 0, "DDPSCALE_NODES": 1}
+    os.environ.update({name: str(number) for name, number in place.items()}, DDPSCALE_STORE=f"127.0.0.1:{port}")
     make_recorded(Path(order.run_dir), rank)
     if order.breaks is not None and order.breaks[0] == rank:
         _break_in(order.breaks[1])

@@ -174,7 +174,7 @@ def test_two_agents_keep_the_rules(tmp_path: Path) -> None:
     plan = Plan("cpu", "cpu", (study(4, spread),), probes=probes(2, 4), pairs=PAIRS, nodes=2, ranks_per_node=2)
     run = prepared(tmp_path / "run", plan)
     path = os.pathsep.join([str(Path(__file__).with_name("site")), str(ROOT)])
-    environment = worker_environment(os.environ, "cpu", nodes=2) | {"PYTHONPATH": path, RUN_DIR_VARIABLE: str(run.path)}
+    environment = worker_environment(os.environ, "cpu") | {"PYTHONPATH": path, RUN_DIR_VARIABLE: str(run.path)}
     limits = Limits(inactivity_s=120.0)
     Supervisor(Place(TwoAgents(), two_agents.HOSTS, environment), run, limits).measure(plan)
     measured = Measured(run, has_failed=False)
