@@ -14,6 +14,7 @@ import torch
 
 from pytest_ddpscale.plan.architectures import has_kernels
 from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.torch_versions import wheel_for
 from pytest_ddpscale.plan.workload import Precision
 
 
@@ -141,7 +142,7 @@ class CudaDevice:
             major, minor = self._capability
             raise RuntimeError(
                 f"this torch build ({torch.__version__}) has no kernels for {self.name} "
-                f"(sm_{major}{minor}); it has {' '.join(architectures)}. Install a build that has them"
+                f"(sm_{major}{minor}); it has {' '.join(architectures)}; {wheel_for(self._capability)}"
             )
         if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise RuntimeError(f"{self.name} has no bf16 of its own; expected fp16 or fp32")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pytest_ddpscale.plan.architectures import has_kernels, parse_capability
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.torch_versions import wheel_for, why_untried
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.verdict.node_checks.finding import Fault, Finding, GpuPlace, NodeEvidence, fault, note, unknown
 from pytest_ddpscale.verdict.node_checks.surveyed import Findings, each_gpu, each_node, gpus_of, looked_at, unread
@@ -30,6 +31,10 @@ def versions(evidence: NodeEvidence) -> Findings:
     for name in compared:
         for host, odd in _odd_ones(name, _versions_of(name, seen)).items():
             found[host] += Finding(faults=(odd,))
+    first_with = {version: host for host, version in reversed(_versions_of("torch", seen).items())}
+    for version, host in first_with.items():
+        if why := why_untried(version):
+            found[host] += note(why)
     for name in _NOTED:
         for host, odd in _odd_ones(name, _versions_of(name, seen)).items():
             found[host] += note(odd.text)
@@ -87,7 +92,7 @@ def _kernels(expectation: NodeExpectation, survey: Survey) -> Finding:
         if has_kernels(survey.arch_list, capability):
             return Finding()
         text = f"{build} has no kernels for compute capability {gpu.compute_capability}; it has "
-        return fault(text + " ".join(survey.arch_list), place)
+        return fault(f"{text}{' '.join(survey.arch_list)}; {wheel_for(capability)}", place)
 
     return gpus_of(expectation, survey, judge)
 

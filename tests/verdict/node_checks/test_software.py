@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.verdict.node_checks.sample import CPU, VERSIONS, cpu_survey, judged, survey
+from tests.verdict.node_checks.sample import CPU, VERSIONS, cpu_survey, gpus, judged, survey
 
 COMPARED = [name for name in VERSIONS if name != "kernel"]
 
@@ -47,6 +47,19 @@ def test_a_version_that_is_not_known_is_never_the_same(name: str) -> None:
 
 def test_one_node_agrees_with_itself() -> None:
     assert judged("versions", survey("n1")).outcome == "passed"
+
+
+def test_a_torch_that_was_not_tried_is_noted_once_and_fails_nobody() -> None:
+    newer = VERSIONS | {"torch": "2.99.0+cu150"}
+    result = judged("versions", *(survey(f"n{number}", versions=newer) for number in range(1, 5)))
+    assert result.outcome == "passed"
+    assert result.notes == ("n1: torch 2.99.0+cu150 has not been tried with this package, 2.6 to 2.15 have",)
+
+
+def test_a_gpu_that_torch_has_no_code_for_is_told_the_last_wheel_that_has() -> None:
+    v100 = survey("n1", gpus=gpus("n1", which=range(8), compute_capability="7.0"))
+    reason = judged("kernels", v100).reason
+    assert "it has sm_75 sm_80 sm_86 sm_90 compute_90; the last wheel with code for it is torch 2.14 of CUDA" in reason
 
 
 def test_nodes_without_gpus_are_compared_by_what_they_have() -> None:
