@@ -121,7 +121,8 @@ def arm_rounds(
         study_id: which of them count.
         arm: likewise.
         ranks: the group; what other groups of the arm measured is passed over. None for ranks 0 … k-1 that are the
-            only ones: a further rank makes a round unusable.
+            only ones: a further rank makes a round unusable. Of an arm of one rank, those that take turns; None for
+            any: a round has one of them.
     """
     found: dict[int, dict[int, Measurement]] = defaultdict(dict)
     wanted = (study_id, arm.name, arm.batch_size)
@@ -134,7 +135,7 @@ def arm_rounds(
     return {
         number: ArmRound(number, tuple(theirs[rank] for rank in sorted(theirs)))
         for number, theirs in sorted(found.items())
-        if set(theirs) == expected
+        if (len(theirs) == 1 if arm.world_size == 1 else set(theirs) == expected)
     }
 
 
@@ -146,13 +147,21 @@ def by_host(measurements: Iterable[Measurement]) -> dict[str, list[Measurement]]
     return dict(sorted(found.items()))
 
 
-def ranks_on_node(measurements: Sequence[Measurement], arm: Arm) -> range:
-    """The ranks of a node that train an arm which fits it.
+def on_hosts(rounds: Rounds, hosts: Collection[str]) -> dict[int, ArmRound]:
+    """The same rounds without ranks on other hosts."""
+    found = {n: tuple(one for one in arm_round.ranks if one.host in hosts) for n, arm_round in rounds.items()}
+    return {n: ArmRound(n, ranks) for n, ranks in found.items() if ranks}
+
+
+def ranks_on_node(measurements: Sequence[Measurement], arm: Arm) -> range | None:
+    """The ranks of a node that train an arm which fits it; None for all, which take turns at an arm of one rank.
 
     Args:
         measurements: of that node in one study.
         arm: from the node's first rank on.
     """
+    if arm.world_size == 1:
+        return None
     first = min((one.rank - one.local_rank for one in measurements), default=0)
     return range(first, first + arm.world_size)
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pytest_ddpscale.metrics.agreement import agreeing_share
 from pytest_ddpscale.metrics.peers import slowest_to_peers
 from pytest_ddpscale.metrics.rounds import ArmRound, Rounds
+from pytest_ddpscale.metrics.slowness import Place, Slowness, place_of
 from pytest_ddpscale.metrics.step_times import round_percentile_ms, step_time_cv
 from pytest_ddpscale.results.records import Measurement
+
+NOBODY_SLOW: Mapping[Place, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -32,21 +36,33 @@ def throughput_samples(measured: Rounds) -> list[Sample]:
     return [Sample(r.throughput_per_gpu_img_per_s, r.single_sample_error) for r in measured.values()]
 
 
-def efficiency_samples(measured: Rounds, alone: Rounds) -> list[Sample]:
+def efficiency_samples(measured: Rounds, alone: Rounds, slowness: Slowness = NOBODY_SLOW) -> list[Sample]:
     """Throughput per GPU among many over that of one GPU alone, as a fraction, round by round.
 
     With the per-GPU batch fixed it is the weak-scaling efficiency; with the global batch fixed, where
     both train the same job, the strong-scaling one: speed-up over number of GPUs.
+
+    Args:
+        measured: rounds of all ranks together.
+        alone: of one rank at a time.
+        slowness: how many times slower ranks are than a typical one, by their place, as far as that is known. A rank
+            alone counts as a typical one: else many would look better for each slow rank that has its turn.
     """
     return [
-        Sample(measured[n].throughput_per_gpu_img_per_s / alone[n].throughput_per_gpu_img_per_s, error)
+        Sample(measured[n].throughput_per_gpu_img_per_s / _typical_img_per_s(alone[n], slowness), error)
         for n, error in _paired(measured, alone)
     ]
 
 
-def strong_speedup_samples(measured: Rounds, alone: Rounds, world_size: int) -> list[Sample]:
+def _typical_img_per_s(alone: ArmRound, slowness: Slowness) -> float:
+    return alone.throughput_per_gpu_img_per_s * slowness.get(place_of(alone.slowest), 1.0)
+
+
+def strong_speedup_samples(
+    measured: Rounds, alone: Rounds, world_size: int, slowness: Slowness = NOBODY_SLOW
+) -> list[Sample]:
     """How many times faster k GPUs train the global batch than one: k times the efficiency."""
-    return [Sample(world_size * s.value, s.relative_error) for s in efficiency_samples(measured, alone)]
+    return [Sample(world_size * s.value, s.relative_error) for s in efficiency_samples(measured, alone, slowness)]
 
 
 def generation_ratio_samples(measured: Rounds, reference_img_per_s: float) -> list[Sample]:

@@ -52,11 +52,12 @@ class Layout:
         """Whether what the arms tell is told by each of several nodes, and has to be good on all of them."""
         return self.nodes > 1 and all(self.fits_node(arm) for arm in arms)
 
-    def groups(self, arm: Arm) -> tuple[tuple[int, ...], ...]:
-        """The groups of ranks that train an arm at the same time; rank 0 is the first of the first one.
+    def groups(self, arm: Arm, turn: int = 0) -> tuple[tuple[int, ...], ...]:
+        """The groups of ranks that train an arm at the same time.
 
         A packed arm that fits a node has a group on every node; a larger one fills node after node. The ranks of a
-        ``spread`` arm are dealt to the nodes in turn.
+        ``spread`` arm are dealt to the nodes in turn. Rank 0 is the first of the first group, but in arms of one rank,
+        which the local rank `turn` of each node trains.
 
         Raises:
             ValueError: there are fewer ranks than the arm needs.
@@ -64,13 +65,14 @@ class Layout:
         if arm.world_size > self.world_size:
             raise ValueError(f"{arm.name} needs {arm.world_size} ranks; {self.nodes} nodes have {self.world_size}")
         if self.fits_node(arm):
-            firsts = (node * self.ranks_per_node for node in range(self.nodes))
+            first_of_node = turn if arm.world_size == 1 else 0
+            firsts = (node * self.ranks_per_node + first_of_node for node in range(self.nodes))
             return tuple(tuple(range(first, first + arm.world_size)) for first in firsts)
         if arm.placement == "packed":
             return (tuple(range(arm.world_size)),)
         dealt = ((i % self.nodes) * self.ranks_per_node + i // self.nodes for i in range(arm.world_size))
         return (tuple(sorted(dealt)),)
 
-    def ranks(self, arms: Iterable[Arm]) -> tuple[int, ...]:
-        """All ranks that train any of the arms, in order. Raises as `groups`."""
-        return tuple(sorted({rank for arm in arms for group in self.groups(arm) for rank in group}))
+    def ranks(self, arms: Iterable[Arm], turn: int = 0) -> tuple[int, ...]:
+        """All ranks that train any of the arms at that turn, in order. Raises as `groups`."""
+        return tuple(sorted({rank for arm in arms for group in self.groups(arm, turn) for rank in group}))

@@ -113,12 +113,13 @@ def build_plan(
     if layout is not None:
         _add_whole_nodes(arms, layout)
     _add_each(arms, layout)
-    studies = tuple(_study(scaling, workload, wanted, pace) for (scaling, workload), wanted in arms.items())
-    pairs = pair_study(device_type) if layout is not None and (studies or probed) else None
     if layout is not None:
         ranks_per_node = layout.ranks_per_node
     elif not takes_all:
         ranks_per_node = None
+    turns = ranks_per_node or max([_largest(arms), *(probe.world_size for probe in probed)])
+    studies = tuple(_study(scaling, workload, wanted, pace, turns) for (scaling, workload), wanted in arms.items())
+    pairs = pair_study(device_type) if layout is not None and (studies or probed) else None
     probe_study = ProbeStudy(probed, _rounds((), pace), PROBE_BLOCKS_S[device_type]) if probed else None
     return Plan(sku, device_type, studies, seed, nodes, ranks_per_node, pairs, probe_study, survey)
 
@@ -180,9 +181,10 @@ def _add_each(arms: Wanted, layout: Layout | None) -> None:
         arms[key].add(Arm("each", ranks, key[1].batch_size))
 
 
-def _study(scaling: Scaling, workload: Workload, arms: Iterable[Arm], pace: Pace) -> Study:
+def _study(scaling: Scaling, workload: Workload, arms: Iterable[Arm], pace: Pace, turns: int) -> Study:
     inorder = tuple(sorted(arms, key=_by_size))
-    return Study(scaling, workload, inorder, _rounds(inorder, pace), pace.block_s, pace.warmup_s)
+    taken = turns if any(arm.world_size == 1 for arm in inorder) else 1
+    return Study(scaling, workload, inorder, _rounds(inorder, pace), pace.block_s, pace.warmup_s, taken)
 
 
 def _rounds(arms: Iterable[Arm], pace: Pace) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import ProbeStudy
+from pytest_ddpscale.plan.turns import turn
 from pytest_ddpscale.plan.workload import Workload
 
 Scaling = Literal["weak", "strong"]
@@ -28,9 +30,9 @@ class Arm:
     """One setting inside a study.
 
     Attributes:
-        kind: ``alone`` is the first rank of a node without DDP while its others idle; ``each`` is world_size ranks
-            all at once, without DDP; ``no_sync`` is the same ranks under DistributedDataParallel that does not
-            communicate; ``ddp`` is with communication.
+        kind: ``alone`` is one rank of a node, each in turn, without DDP while its others idle; ``each`` is
+            world_size ranks all at once, without DDP; ``no_sync`` is the same ranks under DistributedDataParallel
+            that does not communicate; ``ddp`` is with communication.
         world_size: ranks that train together. What fits one node is trained by every node at once.
         batch_size: per-GPU batch, in images.
         placement: ``packed`` fills a node before the next; ``spread`` takes as many nodes as there are.
@@ -65,6 +67,7 @@ class Study:
         rounds: how often every arm is timed.
         block_s: length one timed block aims at, in seconds.
         warmup_s: untimed training before the first round, in seconds.
+        turns: how many ranks of each node take turns, round by round, at the arms of one rank.
     """
 
     scaling: Scaling
@@ -73,10 +76,12 @@ class Study:
     rounds: int
     block_s: float
     warmup_s: float
+    turns: int = 1
 
     def __post_init__(self) -> None:
-        if type(self.rounds) is not int or self.rounds < 1:
-            raise ValueError(f"rounds of a study is {self.rounds!r}; expected a whole number from 1 up")
+        for field in ("rounds", "turns"):
+            if type(getattr(self, field)) is not int or getattr(self, field) < 1:
+                raise ValueError(f"{field} of a study is {getattr(self, field)!r}; expected a whole number from 1 up")
         for field in ("block_s", "warmup_s"):
             if type(getattr(self, field)) not in (int, float):
                 raise ValueError(f"{field} of a study is {getattr(self, field)!r}; expected seconds")
@@ -89,7 +94,15 @@ class Study:
     @property
     def world_size(self) -> int:
         """The most ranks any arm needs."""
-        return max((arm.world_size for arm in self.arms), default=0)
+        return max((max(arm.world_size, self.turns) for arm in self.arms), default=0)
+
+    def turn(self, seed: int, number: int) -> int:
+        """Local rank that trains the arms of one rank in round `number` of a plan with that seed."""
+        return turn(self.turns, seed, self.id, number)
+
+    def ranks(self, arms: Iterable[Arm], layout: Layout) -> tuple[int, ...]:
+        """All ranks that train any of these arms in any round, in order. Raises as `Layout.groups`."""
+        return tuple(sorted({rank for turn in range(self.turns) for rank in layout.ranks(arms, turn)}))
 
     def arm(self, name: str) -> Arm | None:
         """The arm of that name, or None."""

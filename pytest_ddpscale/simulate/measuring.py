@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,19 +101,24 @@ class SimulatedRun:
         block = self._begin_block(study, arm, when)
         missing = self._faults.missing(when)
         longest_s = 0.0
-        for rank in range(arm.world_size):
+        for rank in self._ranks(study, arm, when):
             measurement = self._measurement(study, arm, when, block, rank)
             longest_s = max(longest_s, measurement.block_s)
             if rank not in missing:
                 yield measurement
         self._clock_s += longest_s * (1 + STEPS_BEFORE_TIMING / block.steps) + OVERHEAD_PER_BLOCK_S
 
+    def _ranks(self, study: Study, arm: Arm, when: Moment) -> Sequence[int]:
+        """Who trains an arm in this round."""
+        return (study.turn(self._plan.seed, when.round),) if arm.world_size == 1 else range(arm.world_size)
+
     def _begin_block(self, study: Study, arm: Arm, when: Moment) -> _Block:
         performance = self._performance
         sound = performance.step_time(study, arm)
         own_s = sound.computation_s * self._faults.drift(when)
         steps = max(FEWEST_STEPS_PER_BLOCK, math.ceil(study.block_s / own_s))
-        slower = {rank: sound.slowed_by(f) for rank, f in self._faults.slowdowns(arm.world_size, when).items()}
+        slowdowns = self._faults.slowdowns(study.world_size, when)
+        slower = {r: sound.slowed_by(slowdowns[r]) for r in self._ranks(study, arm, when) if r in slowdowns}
         is_ddp = arm.kind == "ddp"
         return _Block(
             steps=steps,

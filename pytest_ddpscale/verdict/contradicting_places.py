@@ -52,6 +52,7 @@ def refuse_contradicting_places(run: RunDirectory, plan: Plan, records: Sequence
     if probed or connected or any(record.get("kind") == "startup" for record in records):
         _refuse_what_was_not_announced(run, [*placed, *connected])
         _refuse_other_numbers_of_nodes(run, plan, placed)
+    _refuse_ranks_out_of_turn(run, plan, records)
 
 
 def _placed(records: Sequence[dict[str, Any]]) -> Iterator[_Placed]:
@@ -79,6 +80,19 @@ def _refuse_ranks_beyond_the_plan(run: RunDirectory, plan: Plan, placed: Sequenc
         if one.rank >= plan.layout.world_size:
             found = f"{_as_said(one)}, but plan.json plans for {plan.layout.world_size} ranks"
             raise broken_file(run.measurements_jsonl, found)
+
+
+def _refuse_ranks_out_of_turn(run: RunDirectory, plan: Plan, records: Sequence[dict[str, Any]]) -> None:
+    """An arm of one rank is trained by all ranks of a node in turn: a slow one must not be passed over."""
+    studies = {study.id: study for study in plan.studies}
+    in_turn = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.world_size == 1}
+    for number, record in enumerate(records, start=1):
+        if record.get("kind") != "measurement" or (record["study"], record["arm"]) not in in_turn:
+            continue
+        turn = studies[record["study"]].turn(plan.seed, record["round"])
+        if record["local_rank" if plan.nodes > 1 else "rank"] != turn:
+            found = f"line {number} has rank {record['rank']} in round {record['round']} of {record['arm']} of "
+            raise broken_file(run.measurements_jsonl, f"{found}{record['study']}, in which it is rank {turn}'s turn")
 
 
 def _refuse_unplanned_pairs(run: RunDirectory, plan: Plan, records: Sequence[dict[str, Any]]) -> None:

@@ -101,37 +101,26 @@ def with_culprits(verdict: Verdict, case: Case, compared: Comparison, measured: 
     return verdict
 
 
-def with_slow_baseline(verdict: Verdict, case: Case, compared: Comparison, baseline: Rounds) -> Verdict:
-    """Relative to a slow GPU alone any number looks good: the rank that is the baseline must not be the slow one.
+def with_slow_node(verdict: Verdict, host: str, compared: Comparison) -> Verdict:
+    """Relative to its own ranks a node that is slow as a whole scales well: that is no pass.
 
     Args:
-        verdict: on `case`.
-        case: the requirement.
+        verdict: of one node of several.
+        host: its name.
         compared: who is slow.
-        baseline: complete rounds of the arm that the measured one was compared with.
     """
     if verdict.outcome != "passed" or METRICS[verdict.metric].baseline != "alone":
         return verdict
-    first = _slow_baseline(compared, baseline)
-    if first is None or (first.ambiguous and compared.peers.keeps_floor(first, case)):
+    slow = [straggler for straggler in compared.stragglers if straggler.host == host]
+    if 2 * len(slow) <= compared.evidence.plan.layout.ranks_per_node:
         return verdict
-    certain = _is_certain(first, case, compared.peers)
-    culprit = Culprit("gpu", first.host, first.local_rank, first.device, first.evidence, is_certain=certain)
-    who = "rank 0"
-    if compared.evidence.plan.nodes > 1:
-        who = f"rank {first.rank} on {first.host}"
-        for node in compared.slow_nodes_of([first]):
-            culprit = Culprit("node", node.host, None, None, node.evidence, is_certain=certain)
-    reason = f"{who}, alone the baseline, is slow itself ({first.evidence}): relative to it everything looks good"
-    return replace(verdict, outcome="inconclusive", reason=reason, culprits=(culprit,))
-
-
-def _slow_baseline(compared: Comparison, baseline: Rounds) -> Straggler | None:
-    """The rank that is the baseline, if it is slow."""
-    if compared.evidence.plan.nodes == 1:
-        return next((s for s in compared.stragglers if s.rank == 0), None)
-    places = {(one.host, one.local_rank) for arm_round in baseline.values() for one in arm_round.ranks}
-    return next((s for s in compared.stragglers if (s.host, s.local_rank) in places), None)
+    certain = not slow[0].ambiguous
+    nodes = compared.slow_nodes_of(slow)
+    culprits = tuple(Culprit("node", node.host, None, None, node.evidence, is_certain=certain) for node in nodes)
+    one_by_one = (Culprit("gpu", s.host, s.local_rank, s.device, s.evidence, is_certain=certain) for s in slow)
+    found = f"{len(slow)} of its ranks are slow by themselves ({slow[0].evidence})"
+    reason = f"{found}: relative to them alone everything looks good"
+    return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits or tuple(one_by_one))
 
 
 @dataclass(frozen=True)
@@ -247,10 +236,7 @@ class Blame:
         baseline = METRICS[self.verdict.metric].baseline
         if baseline == "no_sync":
             return False  # slow ranks are as slow in it, so that they add nothing to what communication costs
-        gain = self._slowest
-        if baseline == "alone":
-            gain /= next((s.ratio for s in self.found if s.rank == 0), 1.0)
-        return self._is_kept(gain)
+        return self._is_kept(self._slowest)
 
     def of_gpu(self, straggler: Straggler) -> Culprit:
         """One of them."""

@@ -74,8 +74,15 @@ class Decider:
             return [arm.name for arm in study.arms]
         if not self._cases[study_id]:
             return [arm.name for arm in study.arms] if rounds < ROUNDS_WITHOUT_REQUIREMENTS else []
-        evidence = evidence_of(self._plan_of_those_there(study, measurements), measurements, records)
+        told = [*measurements, *self._each_of_others(study_id)]
+        evidence = evidence_of(self._plan_of_those_there(study, measurements), told, records)
         return arms_needed(study, self._cases[study_id], evidence, self._confidence)
+
+    def _each_of_others(self, study_id: str) -> list[Measurement]:
+        """What tells, in other studies, how fast each rank is by itself."""
+        each = {(study.id, arm.name) for study in self._plan.studies for arm in study.arms if arm.kind == "each"}
+        others = [found for other, found in self._measurements.items() if other != study_id]
+        return [one for found in others for one in found if (one.study, one.arm) in each]
 
     def _needed_probes(self, study: ProbeStudy) -> list[str]:
         """As `needed_arms`. What had told enough and was not measured since is not judged again."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from pytest_ddpscale.metrics.rounds import ArmRound, arm_rounds, ranks_on_node, rounds_begun, together
+from pytest_ddpscale.metrics.rounds import ArmRound, arm_rounds, on_hosts, ranks_on_node, rounds_begun, together
 from pytest_ddpscale.metrics.samples import (
     Sample,
     agreement_samples,
@@ -25,6 +25,7 @@ from pytest_ddpscale.metrics.samples import (
     throughput_samples,
     utilization_samples,
 )
+from pytest_ddpscale.metrics.slowness import Slowness, slowness_by_host, slowness_of
 from pytest_ddpscale.plan.metric import baseline_arm, measured_arm
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
@@ -42,7 +43,7 @@ from pytest_ddpscale.verdict.caveats import (
 )
 from pytest_ddpscale.verdict.checking import judge_check
 from pytest_ddpscale.verdict.conspicuous import with_stalled_devices
-from pytest_ddpscale.verdict.culprits import Comparison, with_culprits, with_slow_baseline
+from pytest_ddpscale.verdict.culprits import Comparison, peers_of, with_culprits, with_slow_node
 from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.matching import arms_of, matching_study, why_no_study
 from pytest_ddpscale.verdict.probing import judge_probe
@@ -90,7 +91,6 @@ def _judge_study(blank: Verdict, case: Case, study: Study, evidence: Evidence, c
     if verdict.outcome == "not_measured":
         return verdict
     peers = Comparison(study, evidence)
-    verdict = with_slow_baseline(verdict, case, peers, rounds.baseline)
     verdict = with_agreement(verdict, study, evidence)
     return with_culprits(verdict, case, peers, rounds.measured)
 
@@ -114,7 +114,7 @@ def _judge_by_node(blank: Verdict, case: Case, study: Study, evidence: Evidence,
     def judge_node(host: str, confidence: float) -> NodeVerdict:
         theirs = rounds[host]
         verdict = _judge_rounds(blank, case, study, evidence, theirs, due, confidence)
-        return NodeVerdict(host, with_slow_baseline(verdict, case, peers, theirs.baseline), theirs.measured)
+        return NodeVerdict(host, with_slow_node(verdict, host, peers), theirs.measured)
 
     nodes = judge_nodes(judge_node, rounds, evidence.plan.nodes, confidence)
     verdict = with_agreement(combined(blank, nodes, evidence), study, evidence)
@@ -159,10 +159,17 @@ def samples_of(question: Question, evidence: Evidence) -> list[Sample]:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Complete rounds of the arm in question and of its baseline; the latter empty without one."""
+    """Complete rounds of the arm in question and of its baseline; the latter empty without one.
+
+    Attributes:
+        measured: of the arm in question.
+        baseline: of what it is compared with.
+        slowness: of the ranks, if they take turns as the baseline and it is known.
+    """
 
     measured: dict[int, ArmRound]
     baseline: dict[int, ArmRound]
+    slowness: Slowness = field(default_factory=dict)
 
 
 def rounds_of(question: Question, study: Study, evidence: Evidence) -> Rounds:
@@ -171,15 +178,30 @@ def rounds_of(question: Question, study: Study, evidence: Evidence) -> Rounds:
 
     def ranks(arm: Arm) -> Sequence[int] | None:
         is_planned = arm.world_size <= layout.world_size  # else no rank can have measured it
-        return layout.groups(arm)[0] if layout.nodes > 1 and is_planned else None
+        if layout.nodes == 1 or not is_planned:
+            return None
+        return range(layout.ranks_per_node) if arm.world_size == 1 else layout.groups(arm)[0]
 
-    return _rounds(question, study, evidence.measurements, ranks)
+    found = _rounds(question, study, evidence.measurements, ranks)
+    if not _ranks_take_turns(question):
+        return found
+    hosts = {one.host for arm_round in found.measured.values() for one in arm_round.ranks}
+    return replace(found, slowness=slowness_of(on_hosts(peers_of(study, evidence).rounds, hosts)))
+
+
+def _ranks_take_turns(question: Question) -> bool:
+    """Whether the baseline is one rank after the other, of others than the one that is compared with it."""
+    return question.metric.baseline == "alone" and question.world_size > 1
 
 
 def rounds_by_node(question: Question, study: Study, evidence: Evidence) -> dict[str, Rounds]:
     """The same of every node that took part in the study, by its host's name; its arms fit a node."""
     nodes = evidence.by_node.get(study.id, {})
-    return {host: _rounds(question, study, theirs, partial(ranks_on_node, theirs)) for host, theirs in nodes.items()}
+    found = {host: _rounds(question, study, theirs, partial(ranks_on_node, theirs)) for host, theirs in nodes.items()}
+    if not _ranks_take_turns(question):
+        return found
+    slowness = slowness_by_host(peers_of(study, evidence).rounds)
+    return {host: replace(rounds, slowness=slowness.get(host, {})) for host, rounds in found.items()}
 
 
 def _rounds(
@@ -216,12 +238,12 @@ def _samples(case: Case, study: Study, rounds: Rounds, evidence: Evidence) -> li
 
 
 def _plain_samples(question: Question, study: Study, rounds: Rounds, evidence: Evidence) -> list[Sample]:
-    measured, baseline = rounds.measured, rounds.baseline
+    measured, baseline, slowness = rounds.measured, rounds.baseline, rounds.slowness
     samples: dict[str, Callable[[], list[Sample]]] = {
         "throughput_per_gpu": lambda: throughput_samples(measured),
-        "weak_scaling_efficiency": lambda: efficiency_samples(measured, baseline),
-        "strong_scaling_speedup": lambda: strong_speedup_samples(measured, baseline, question.world_size),
-        "strong_scaling_efficiency": lambda: efficiency_samples(measured, baseline),
+        "weak_scaling_efficiency": lambda: efficiency_samples(measured, baseline, slowness),
+        "strong_scaling_speedup": lambda: strong_speedup_samples(measured, baseline, question.world_size, slowness),
+        "strong_scaling_efficiency": lambda: efficiency_samples(measured, baseline, slowness),
         "rank_uniformity": lambda: rank_uniformity_samples(measured),
         "exposed_communication": lambda: exposed_communication_samples(measured, baseline),
         "ddp_overhead": lambda: ddp_overhead_samples(measured, baseline),

@@ -45,7 +45,7 @@ class StudyArms:
         self._study = study
         self._device = device
         self._rank = rank
-        self._groups = make_groups(study.arms, layout, timeout)
+        self._groups = make_groups(study.arms, layout, timeout, study.turns)
         self._model = build_model(study.workload, device.torch_device)
         self._replicas = Replicas(self._model, device, self._groups, compiled=study.workload.compile)
         self._batches: dict[int, Batch] = {}

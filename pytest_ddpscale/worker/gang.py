@@ -121,7 +121,7 @@ class Gang:
         steps = self._warm_up(study, arms)
         reason = self._run_rounds(study, arms, steps)
         self._whereabouts.arm, self._whereabouts.phase = None, "cleaning up"
-        self._tell_transports(study.id, [group for arm in study.arms for group in self._layout.groups(arm)])
+        self._tell_transports(study.id, _groups(study, self._layout))
         arms.close()
         return reason
 
@@ -226,7 +226,7 @@ class Gang:
         here = self._whereabouts
         here.arm, here.round, here.phase = arm.name, number, "timed block"
         key = f"{study.id}/{number}/{arm.name}"
-        record, ranks = None, self._layout.ranks([arm])
+        record, ranks = None, self._layout.ranks([arm], study.turn(self._plan.seed, number))
         self._telemetry.mark()
         if self._control.rank in ranks:
             record = self._measurement(study, arm, number, arms.time_block(arm, steps)).as_json()
@@ -260,7 +260,7 @@ class Gang:
     def _examine(self, study: Study, arms: StudyArms) -> None:
         """Before anything has trained: what every rank computes by itself, and what an image costs."""
         record: dict[str, Any] | None = None
-        ranks = self._layout.ranks(study.arms)
+        ranks = study.ranks(study.arms, self._layout)
         if self._control.rank in ranks:
             record = {
                 "kind": "seeded_step",
@@ -286,7 +286,7 @@ class Gang:
         for arm in study.arms:
             self._whereabouts.arm, self._whereabouts.phase = arm.name, "warm-up"
             key = f"{study.id}/warm-up/{arm.name}"
-            if self._control.rank in self._layout.ranks([arm]):
+            if self._control.rank in study.ranks([arm], self._layout):  # all at once, also those that take turns
                 self._warm_up_arm(study, arms, arm, key)
             self._whereabouts.phase = "gathering"  # also who took no part: a rank in the phase before is behind
             steps[arm.name] = int(self._control.hear(f"{key}/steps"))
@@ -337,6 +337,11 @@ class Gang:
             skipped_steps=timing.skipped_steps,
             parameters_checksum=timing.parameters_checksum,
         )
+
+
+def _groups(study: Study, layout: Layout) -> list[Sequence[int]]:
+    """All groups of ranks that train any arm in any round."""
+    return [group for turn in range(study.turns) for arm in study.arms for group in layout.groups(arm, turn)]
 
 
 def refuse_other_layout(study: Study, planned: Layout, found: Layout) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -143,13 +144,16 @@ def crew(arm: Arm) -> Crew:
     return arm.world_size, arm.placement
 
 
-def make_groups(arms: Sequence[Arm], layout: Layout, timeout: timedelta) -> dict[Crew, dist.ProcessGroup]:
+def make_groups(
+    arms: Sequence[Arm], layout: Layout, timeout: timedelta, turns: int = 1
+) -> dict[Crew, dist.ProcessGroup]:
     """The process groups that this rank is in, of all that arms under DDP train in; all ranks of the gang call this.
 
     Args:
         arms: of a study.
         layout: of the gang.
         timeout: limit for one collective.
+        turns: how many ranks of each node take turns at arms of one rank; each of them is a group of its own.
 
     Returns:
         By crew, in the order in which they were made.
@@ -158,7 +162,7 @@ def make_groups(arms: Sequence[Arm], layout: Layout, timeout: timedelta) -> dict
     made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
     groups: dict[Crew, dist.ProcessGroup] = {}
     for key in sorted(crews):
-        for ranks in layout.groups(crews[key]):
+        for ranks in itertools.chain.from_iterable(layout.groups(crews[key], turn) for turn in range(turns)):
             if ranks not in made:
                 made[ranks] = new_group(ranks, timeout)
             group = made[ranks]

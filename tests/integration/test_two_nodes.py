@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 TINY = Workload("tiny", "resnet18", "fp32", 2, 32, "contiguous", num_classes=10)
 ARMS = (Arm("alone", 1, 2), Arm("ddp", 2, 2), Arm("ddp", 4, 2), Arm("ddp", 2, 2, "spread"), Arm("each", 4, 2))
-STUDY = Study("weak", TINY, ARMS, rounds=2, block_s=0.05, warmup_s=0.05)
+STUDY = Study("weak", TINY, ARMS, rounds=2, block_s=0.05, warmup_s=0.05, turns=2)
 HOSTS = {0: "n0", 1: "n0", 2: "n1", 3: "n1"}
 LIMIT_S = 300
 
@@ -63,8 +63,8 @@ def test_every_node_trains_what_fits_it_and_all_together_what_does_not(tmp_path:
     for arm in ARMS:
         for number in range(STUDY.rounds):
             blocks = [m for m in measurements if (m.arm, m.round) == (arm.name, number)]
-            assert sorted(m.rank for m in blocks) == list(plan.layout.ranks([arm]))
-            assert_groups_agree(plan, arm, blocks)
+            assert sorted(m.rank for m in blocks) == list(plan.layout.ranks([arm], STUDY.turn(plan.seed, number)))
+            assert_groups_agree(plan, arm, number, blocks)
     assert {m.rank: m.host for m in measurements} == HOSTS
     assert {m.rank: m.local_rank for m in measurements} == {0: 0, 1: 1, 2: 0, 3: 1}
     records = run.read_records()
@@ -73,13 +73,13 @@ def test_every_node_trains_what_fits_it_and_all_together_what_does_not(tmp_path:
     assert len({r["checksum"] for r in records if r["kind"] == "seeded_step"}) == 1
 
 
-def assert_groups_agree(plan: Plan, arm: Arm, blocks: list[Measurement]) -> None:
+def assert_groups_agree(plan: Plan, arm: Arm, number: int, blocks: list[Measurement]) -> None:
     """DDP keeps the replicas of a group the same; those of two groups train on different images."""
     if arm.kind != "ddp":
         return
     of_rank = {m.rank: m.parameters_checksum for m in blocks}
     checksums = defaultdict(set)
-    for group in plan.layout.groups(arm):
+    for group in plan.layout.groups(arm, STUDY.turn(plan.seed, number)):
         checksums[group] = {of_rank[rank] for rank in group}
         assert len(checksums[group]) == 1, f"{arm.name}: {of_rank}"
     assert len(set.union(*checksums.values())) == len(checksums)

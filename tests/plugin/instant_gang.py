@@ -50,7 +50,7 @@ class InstantGang:
         self.run.append_record({"kind": "study_start", "study": study.id, "unix_s": 1.7e9})
         for number in range(ROUNDS if end in ("rounds", "decided") else 2):
             for arm in study.arms:
-                for rank in range(arm.world_size):
+                for rank in [study.turn(0, number)] if arm.world_size == 1 else range(arm.world_size):
                     self.run.append_record(self._measurement(study, arm, number, rank).as_json())
             arms = [arm.name for arm in study.arms]
             self.run.append_record({"kind": "round_end", "study": study.id, "round": number, "arms": arms})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import Measurement, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -64,11 +65,11 @@ class InstantGang:
         self.launches.append(self)
 
     def measure(self, plan: Plan) -> None:
-        self.plan = plan
+        self.plan, layout = plan, Layout(1, max(plan.world_size, 1))
         for study in plan.studies:
             for number in range(study.rounds if self.rounds is None else self.rounds):
                 for arm in study.arms:
-                    for rank in range(arm.world_size):
+                    for rank in layout.groups(arm, study.turn(plan.seed, number))[0]:
                         block_s = arm.batch_size * 10 / IMG_PER_S
                         device = "cpu" if plan.device_type == "cpu" else f"GPU-{rank}"
                         one = Measurement(

@@ -78,7 +78,7 @@ def _blocks(plan: Plan, study: Study, arm: Arm, hosts: tuple[str, ...]) -> list[
             block_s, 1.7e9 + number,
         ).as_json()
         for number in range(study.rounds)
-        for group in plan.layout.groups(arm)
+        for group in plan.layout.groups(arm, study.turn(plan.seed, number))
         for rank in group
     ]  # fmt: skip
 

@@ -18,7 +18,7 @@ GPUS, PER_NODE = 32, 8
 CLUSTER = a100(GPUS)
 BATCH = weak_study(Arm("alone", 1, 512)).workload.batch_size
 ARMS = (Arm("alone", 1, BATCH), Arm("ddp", GPUS, BATCH), Arm("each", GPUS, BATCH))
-STUDY = Study("weak", weak_study(ARMS[0]).workload, ARMS, FEWEST_ROUNDS, 0.0, 0.0)
+STUDY = Study("weak", weak_study(ARMS[0]).workload, ARMS, FEWEST_ROUNDS, 0.0, 0.0, PER_NODE)
 PLAN = Plan("a100-sxm4-80gb", "cuda", (STUDY,), nodes=4, ranks_per_node=PER_NODE)
 EFFICIENCY = make_case("weak_scaling_efficiency", 0.999, world_size=GPUS, workload=STUDY.workload)
 UNIFORMITY = make_case("rank_uniformity", 1.03, world_size=GPUS, workload=STUDY.workload)

@@ -53,7 +53,7 @@ def measure_nodes(
         for study in plan.studies
         for number in range(rounds)
         for arm in study.arms
-        for group in layout.groups(arm)
+        for group in layout.groups(arm, study.turn(plan.seed, number))
         for rank in group
         if rank // layout.ranks_per_node not in without
     ]

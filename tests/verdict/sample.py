@@ -224,7 +224,7 @@ def measure(
         )
         for number in range(rounds)
         for arm in study.arms
-        for rank in range(arm.world_size)
+        for rank in ([study.turn(0, number)] if arm.world_size == 1 else range(arm.world_size))
     ]  # fmt: skip
 
 

@@ -90,3 +90,16 @@ def test_a_rank_that_moves_to_another_host_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(RunDirectoryError, match="where it was not before"):
         read_evidence(written(tmp_path, moved))
+
+
+def test_a_rank_that_takes_the_turn_of_another_is_refused(tmp_path: Path) -> None:
+    """Else a slow one could be passed over."""
+
+    def first_again(records: Records) -> Records:
+        blocks = [one for one in records if one["kind"] == "measurement"]
+        first = next(one for one in blocks if one["rank"] == 0)
+        place = {field: first[field] for field in ("rank", "host", "local_rank", "device")}
+        return [one | place if one.get("arm") == "alone" else one for one in records]
+
+    with pytest.raises(RunDirectoryError, match=r"has rank 0 in round \d of alone of .* rank 1's turn"):
+        read_evidence(written(tmp_path, first_again))

@@ -145,7 +145,8 @@ class TestOneSlowRank:
         strong = make_case("strong_scaling_efficiency", 0.9, world_size=4)
         weak = make_case("weak_scaling_efficiency", 0.9, world_size=4)
         alone, beside = judge_slowed(slow(1.3, 3), strong), judge_slowed(slow(1.3, 3), strong, [weak])
-        assert (alone.outcome, alone.culprits) == ("failed", ())
+        assert (alone.outcome, alone.culprits) == ("inconclusive", ())
+        assert beside.outcome == "failed"
         assert [culprit.evidence for culprit in beside.culprits] == [
             f"1.30× the median of 3 peers in {ROUNDS} of {ROUNDS} rounds"
         ]
@@ -200,7 +201,7 @@ class TestSeveralSlowRanks:
 class TestNobodySlow:
     @pytest.mark.parametrize("slowness", [slow(1.0), slow(2.0, 1, 2, 3)], ids=["communication", "most of them"])
     def test_leaves_communication_or_all_ranks_alike(self, slowness: Slowness) -> None:
-        case = make_case("weak_scaling_efficiency", 1.1 if slowness(0, 3) == 1.0 else 0.9, world_size=4)
+        case = make_case("weak_scaling_efficiency", 1.1, world_size=4)
         verdict = judge_slowed(slowness, case, device_type="cpu")
         assert (verdict.outcome, verdict.culprits) == ("failed", ())
         assert verdict.notes == (NOBODY_SLOW,)

@@ -23,15 +23,23 @@ from tests.verdict.test_culprits import judge_slowed, slow
 from tests.verdict.test_replicas import ROUNDS, ask, run_of_four, verdict_on
 
 
+@pytest.mark.parametrize("place", range(8))
 @pytest.mark.parametrize("metric", ["weak_scaling_efficiency", "strong_scaling_speedup", "strong_scaling_efficiency"])
-def test_relative_to_a_slow_rank_0_nothing_passes(metric: str) -> None:
-    case = make_case(metric, 0.9, world_size=4)
-    weak = make_case("throughput_per_gpu", 1.0, world_size=4)
+def test_a_rank_that_is_a_little_slow_fails_an_efficiency_wherever_it_is(metric: str, place: int) -> None:
+    bound = 0.98 * (8 if metric == "strong_scaling_speedup" else 1)
+    case = make_case(metric, bound, world_size=8)
+    weak = make_case("throughput_per_gpu", 1.0, world_size=8)
     assert judge_slowed(slow(1.0), case, [weak]).passed
-    verdict = judge_slowed(slow(1.4, 0), case, [weak])
-    assert verdict.outcome == "inconclusive"
-    assert verdict.reason.startswith("rank 0, alone the baseline, is slow itself (1.40× the median of 3 peers")
-    assert [culprit.gpu_index for culprit in verdict.culprits] == [0]
+    verdict = judge_slowed(slow(1.03, place), case, [weak])
+    assert verdict.outcome == "failed"
+    assert verdict.value == pytest.approx(bound / 0.98 / 1.03, rel=1e-6)
+
+
+@pytest.mark.parametrize("place", range(2))
+def test_of_two_ranks_the_faster_one_is_the_yardstick(place: int) -> None:
+    verdict = judge_slowed(slow(1.2, place), make_case("weak_scaling_efficiency", 0.9))
+    assert verdict.outcome == "failed"
+    assert verdict.value == pytest.approx(1 / 1.2)
 
 
 @pytest.mark.parametrize(

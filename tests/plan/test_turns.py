@@ -1,0 +1,65 @@
+"""All ranks of a node take turns at arms of one rank, in an order that anybody can find again."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.planner import PACES, Question, build_plan
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.turns import turn
+from pytest_ddpscale.plan.workload import Workload
+
+WORKLOAD = Workload("r", "resnet18", "fp32", 4, image_size=32)
+ALONE, DDP = Arm("alone", 1, 4), Arm("ddp", 8, 4)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_every_rank_has_one_turn_before_any_has_two(ranks: int) -> None:
+    for cycle in range(4):
+        taken = [turn(ranks, 0, "weak/r", number) for number in range(cycle * ranks, (cycle + 1) * ranks)]
+        assert sorted(taken) == list(range(ranks))
+
+
+def test_the_order_is_another_one_in_each_cycle_study_and_seed_and_stays() -> None:
+    def order(seed: int, study: str, cycle: int) -> tuple[int, ...]:
+        return tuple(turn(8, seed, study, 8 * cycle + place) for place in range(8))
+
+    found = [order(seed, study, cycle) for seed in (0, 1) for study in ("weak/r", "strong/r") for cycle in (0, 1)]
+    assert len(set(found)) == len(found)
+    assert found[0] == (2, 0, 1, 7, 6, 4, 5, 3)
+
+
+def test_no_place_comes_first_more_often_than_another() -> None:
+    firsts = Counter(turn(8, seed, "weak/r", 0) for seed in range(800))
+    assert set(firsts) == set(range(8))
+    assert max(firsts.values()) < 2 * min(firsts.values())
+
+
+def test_it_is_the_turn_of_the_same_local_rank_on_every_node() -> None:
+    layout = Layout(2, 8)
+    assert layout.groups(ALONE, 3) == ((3,), (11,))
+    assert layout.groups(DDP, 3) == layout.groups(DDP)
+
+
+def test_ranks_of_a_study_are_all_that_ever_train() -> None:
+    study = Study("weak", WORKLOAD, (ALONE,), 8, 1.0, 1.0, turns=4)
+    assert study.ranks(study.arms, Layout(2, 4)) == tuple(range(8))
+    assert study.world_size == 4
+
+
+@pytest.mark.parametrize(("nodes", "turns"), [(1, 4), (2, 8)])
+def test_as_many_ranks_take_turns_as_a_node_has_in_the_gang(nodes: int, turns: int) -> None:
+    questions = [Question(METRICS["weak_scaling_efficiency"], WORKLOAD, 4 if nodes == 1 else 16)]
+    plan = build_plan("a100", "cuda", questions, PACES["cuda"], nodes=nodes, ranks_per_node=8)
+    assert plan.studies[0].turns == turns
+    assert Plan.from_json(plan.as_json()) == plan
+
+
+def test_a_plan_of_before_there_were_turns_leaves_them_to_rank_0() -> None:
+    written = Study("weak", WORKLOAD, (ALONE, DDP), 8, 1.0, 1.0).as_json()
+    del written["turns"]
+    assert [Study.from_json(written).turn(0, number) for number in range(8)] == [0] * 8

@@ -1,0 +1,31 @@
+"""A GPU that is a little slow gets the same verdict wherever it sits; benchmarks/slow_places.py has the long table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_ddpscale.simulate.deciding import decide
+from tests.simulate.sample import a100, faults
+from tests.verdict.sample import CONFIDENCE
+
+GPUS = 8
+CLUSTER = a100(GPUS)
+CASES = [case for case in CLUSTER.cases if case.id == "weak_scaling_efficiency[resnet152-fp16-8gpu]"]
+PLAN = replace(CLUSTER, cases=tuple(CASES)).plan(short_blocks=True)
+
+
+def outcomes(*texts: str) -> set[str]:
+    wrong = faults(*texts, gpus=GPUS, topology=CLUSTER.topology)
+    studies = decide(PLAN, CLUSTER.performance, wrong, CASES, CONFIDENCE, seed=3)
+    return {verdict.outcome for study in studies for verdict in study.verdicts}
+
+
+@pytest.mark.parametrize("place", range(GPUS))
+def test_a_gpu_that_is_4_per_cent_slow_is_rejected_at_every_place(place: int) -> None:
+    assert outcomes(f"slow-gpu:{place}:1.04") == {"failed"}
+
+
+def test_a_sound_node_passes() -> None:
+    assert outcomes() == {"passed"}
