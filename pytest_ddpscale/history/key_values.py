@@ -142,7 +142,8 @@ def _gpu_values(measurements: Sequence[Measurement], study: Study, arm: Arm, def
     for (host, device, local_rank), rounds in sorted(by_place.items()):
         value = _median([one.throughput_img_per_s for one in rounds.values()])
         if value is not None:
-            yield _throughput(host, local_rank, device, study, len(at_once[host]), arm, definition, value)
+            together = 1 if arm.world_size == 1 else len(at_once[host])  # of an arm of one rank all take turns
+            yield _throughput(host, local_rank, device, study, together, arm, definition, value)
 
 
 def _node_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> Iterator[KeyValue]:

@@ -176,3 +176,10 @@ def test_wrong_results_and_too_few_rounds_of_a_probe_tell_nothing() -> None:
     assert values(PROBED, [], probes=[replace(one, is_correct=False) for one in found]) == []
     assert values(PROBED, [], probes=[one for one in found if one.round]) == []
     assert key_values_of(Evidence(PROBED, [], {"probes": "it broke"}, probes=found)) == []
+
+
+def test_ranks_that_take_turns_alone_are_never_at_once() -> None:
+    found = [one for one in measurements("n1", [100.0, 90.0], 2 * FEWEST_ROUNDS) if one.arm == "alone"]
+    turns = [replace(one, rank=one.round % 2, local_rank=one.round % 2, device=f"GPU-{one.round % 2}") for one in found]
+    alone = [one for one in key_values_of(Evidence(ONE_NODE, turns, {})) if one.arm == "alone"]
+    assert [(one.gpu_index, one.world_size) for one in alone] == [(0, 1), (1, 1)]
