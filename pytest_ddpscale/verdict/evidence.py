@@ -154,7 +154,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     record, plan, records = run.read_run(), run.read_plan(), run.read_records()
     if plan.sku != record.get("sku"):
         raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.get('sku')}")
-    ids = [study.id for study in plan.studies] + ([plan.probes.id] if plan.probes else [])
+    ids = plan.study_ids
     if len(set(ids)) != len(ids):
         raise broken_file(run.plan_json, "has two studies of one id")
     try:

@@ -141,11 +141,13 @@ def _as_far_as_covered(reason: str, coverage: Coverage) -> tuple[RunOutcome, str
     if coverage.is_on_several_nodes and (idle_nodes := coverage.nodes_idle):
         return "partial", f"{reason}, but {len(idle_nodes)} of {coverage.node_count} nodes took no part in any of them"
     missing = coverage.paths_planned - len(coverage.paths)
+    why = f": {coverage.why_paths_are_missing}" if coverage.why_paths_are_missing else ""
     if missing > 0:
-        why = f": {coverage.why_paths_are_missing}" if coverage.why_paths_are_missing else ""
         return "incomplete", (
             f"{reason}, but {missing} of {coverage.paths_planned} pairs of nodes were not measured with each other{why}"
         )
+    if why:  # those that were slow have not been measured again
+        return "incomplete", f"{reason}, but the search for a slow node or link did not end{why}"
     return "accepted", reason
 
 

@@ -96,10 +96,9 @@ class PairSearch:
 
     def _next_by_rank_0(self, number: int, results: Sequence[PairResult]) -> tuple[str, Sequence[NodePair]]:
         nodes = self._control.layout.nodes
-        if self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s:
-            return "budget", ()
         if pairs := next_round(nodes, results, self._slow_share):
-            return "", pairs
+            is_over = self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s
+            return ("budget", ()) if is_over else ("", pairs)
         return ("rounds" if nodes > 1 and number >= most_rounds(nodes) else "decided"), ()
 
     def _measure_mine(self, number: int, pairs: Sequence[NodePair]) -> None:

@@ -211,6 +211,13 @@ class TestPaths:
         late = replace(evidence, out_of_time={"pairs"})
         assert concluded(self.CASES, late).reason.endswith(": the time of --ddp-budget was over")
 
+    def test_of_a_search_that_broke_off_are_in_no_acceptance(self) -> None:
+        evidence = evidence_of(self.CASES)
+        assert concluded(self.CASES, evidence).outcome == "accepted"
+        found = concluded(self.CASES, replace(evidence, errors={"pairs": "No space left on device"}))
+        assert found.outcome == "incomplete"
+        assert found.reason.endswith("the search for a slow node or link did not end: No space left on device")
+
     def test_are_known_with_the_best_of_their_rounds(self) -> None:
         cases = [ON_EACH, make_case("weak_scaling_efficiency", 0.9, world_size=6)]
         pairs = [*all_pairs(3), pair(1, 2, 1, 2 * FAST)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import SeededStep, StudyEnd
@@ -33,6 +36,15 @@ def edit(path: Path, **changes: Any) -> None:
 
 def test_a_study_without_an_end_is_an_error(run: RunDirectory) -> None:
     assert "the run died" in read_evidence(run).errors[STUDY.id]
+
+
+def test_a_search_over_pairs_of_nodes_without_an_end_says_why(run: RunDirectory) -> None:
+    pairs = PairStudy(4, 1)
+    plan = Plan("cpu", "cpu", (STUDY,), nodes=2, ranks_per_node=1, pairs=pairs)
+    run.write_json(run.plan_json, plan.as_json())
+    run.append_record(StudyEnd(STUDY.id, "rounds").as_json())
+    full = str(run.unwritten(run.measurements_jsonl, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    assert read_evidence(run, full).errors == {pairs.id: full}
 
 
 @pytest.mark.parametrize("reason", ["rounds", "budget"])
