@@ -22,8 +22,8 @@ def rounds(*step_s: tuple[float, ...], per_host: int = 4, arm: Arm = EACH) -> Ro
 
 
 def block(arm: Arm, number: int, rank: int, step_s: float, per_host: int = 4) -> Measurement:
-    place = {"host": f"n{rank // per_host}", "local_rank": rank % per_host}
-    return with_steps(make_measurement("weak/r", arm, number, rank, **place), [step_s] * 4)
+    host, local_rank = f"n{rank // per_host}", rank % per_host
+    return with_steps(make_measurement("weak/r", arm, number, rank, host=host, local_rank=local_rank), [step_s] * 4)
 
 
 def test_a_slow_rank_is_as_slow_as_it_is_whatever_a_round_was_like() -> None:
