@@ -49,7 +49,7 @@ from pytest_ddpscale.verdict.deciding import Decider
 from pytest_ddpscale.verdict.evaluation import judge, samples_of
 from pytest_ddpscale.verdict.evidence import DIED, Evidence, read_evidence
 from pytest_ddpscale.verdict.matching import covers
-from pytest_ddpscale.verdict.outcome import Caveats, conclude, qualified
+from pytest_ddpscale.verdict.outcome import ONE_NODE, Caveats, conclude, qualified
 from pytest_ddpscale.verdict.slow_links import slow_links
 from pytest_ddpscale.verdict.verdict import Judgement, Verdict
 
@@ -248,11 +248,13 @@ class AcceptanceSession:
         verdicts = tuple(self.verdicts[case.id] for case in self.cases if case.id in self.verdicts)
         evidence = self._measured_so_far()
         coverage, slow = self._coverage(evidence), slow_links(evidence)
-        outcome, reason = conclude(verdicts, len(self.cases), interrupted, coverage)
+        not_one_machine = why_not_one_machine(self._source.read_records())
+        # Hosts that took turns over the studies are several machines, between which nothing was to be measured.
+        outcome, reason = conclude(verdicts, len(self.cases), interrupted, ONE_NODE if not_one_machine else coverage)
         caveats = Caveats(
             spoiled=spoiled,
             coverage=coverage,
-            not_one_machine=why_not_one_machine(self._source.read_records()),
+            not_one_machine=not_one_machine,
             is_simulated=self._is_simulated,
             silent=self.silent,
             slow_links=tuple(slow),

@@ -30,7 +30,7 @@ def judged(site: Site) -> Path:
 
 def test_verdicts_json_is_the_record_of_truth(site: Site, judged: Path) -> None:
     record = site.verdicts()
-    assert set(record) == {"schema_version", "sku", "outcome", "reason", "notes", "basis", "verdicts"}
+    assert set(record) == {"schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts"}
     assert (record["schema_version"], record["sku"], record["outcome"]) == (1, "tested-gpu", "rejected")
     assert record["notes"] == ["judged from measured, nothing was measured"]
     assert len(record["verdicts"]) == ALL
