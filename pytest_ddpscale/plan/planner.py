@@ -108,6 +108,7 @@ def build_plan(
     arms: Wanted = {}
     for question in questions:
         arms.setdefault((question.metric.scaling, question.workload), set()).update(question.arms)
+    asked = _largest(arms)
     takes_all = device_type == "cuda" and (survey or len(probed) > 0)
     layout = _layout(arms, nodes, ranks_per_node, probed, takes_all=takes_all) if nodes > 1 else None
     if layout is not None:
@@ -117,7 +118,8 @@ def build_plan(
         ranks_per_node = layout.ranks_per_node
     elif not takes_all:
         ranks_per_node = None
-    turns = ranks_per_node or max([_largest(arms), *(probe.world_size for probe in probed)])
+    # A rank that nothing larger trains would count as trained, while its slowness is averaged away.
+    turns = min(ranks_per_node or asked, asked)
     studies = tuple(_study(scaling, workload, wanted, pace, turns) for (scaling, workload), wanted in arms.items())
     pairs = pair_study(device_type) if layout is not None and (studies or probed) else None
     probe_study = ProbeStudy(probed, _rounds((), pace), PROBE_BLOCKS_S[device_type]) if probed else None

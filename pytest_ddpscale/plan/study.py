@@ -30,7 +30,7 @@ class Arm:
     """One setting inside a study.
 
     Attributes:
-        kind: ``alone`` is one rank of a node, each in turn, without DDP while its others idle; ``each`` is
+        kind: ``alone`` is one rank of a node, in turns, without DDP while its others idle; ``each`` is
             world_size ranks all at once, without DDP; ``no_sync`` is the same ranks under DistributedDataParallel
             that does not communicate; ``ddp`` is with communication.
         world_size: ranks that train together. What fits one node is trained by every node at once.
@@ -67,7 +67,8 @@ class Study:
         rounds: how often every arm is timed.
         block_s: length one timed block aims at, in seconds.
         warmup_s: untimed training before the first round, in seconds.
-        turns: how many ranks of each node take turns, round by round, at the arms of one rank.
+        turns: how many ranks of each node take turns, round by round, at the arms of one rank: as many as a
+            requirement trains at once.
     """
 
     scaling: Scaling

@@ -59,6 +59,14 @@ def test_as_many_ranks_take_turns_as_a_node_has_in_the_gang(nodes: int, turns: i
     assert Plan.from_json(plan.as_json()) == plan
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(("sizes", "turns"), [((1,), 1), ((1, 4), 4), ((1, 4, 8), 8)])
+def test_ranks_that_train_nothing_larger_take_no_turns(sizes: tuple[int, ...], turns: int, nodes: int) -> None:
+    questions = [Question(METRICS["throughput_per_gpu"], WORKLOAD, size) for size in sizes]
+    plan = build_plan("a100", "cuda", questions, PACES["cuda"], nodes=nodes, ranks_per_node=8, survey=True)
+    assert plan.studies[0].turns == turns
+
+
 def test_a_plan_of_before_there_were_turns_leaves_them_to_rank_0() -> None:
     written = Study("weak", WORKLOAD, (ALONE, DDP), 8, 1.0, 1.0).as_json()
     del written["turns"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.results.pair_record import PairMeasurement
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.thresholds.cases import Case
@@ -18,8 +19,8 @@ from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.outcome import Caveats, conclude, lacks_only_measurements, qualified
 from pytest_ddpscale.verdict.slow_links import slow_links
 from pytest_ddpscale.verdict.verdict import Judgement, Verdict
-from tests.verdict.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes
-from tests.verdict.sample import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
+from tests.verdict.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
+from tests.verdict.sample import ALONE_IMG_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 
 # Two GPUs a node; what all devices of a node keep, and what two nodes keep together.
 ON_EACH = make_case("throughput_per_gpu", 50.0, world_size=2)
@@ -167,6 +168,16 @@ class TestWhatTookNoPart:
         found = concluded(self.CASES, evidence_of(self.CASES), gpus=3)
         assert found.outcome == "partial"
         assert "2 of 6 GPUs took no part in any of them: GPU 2 on n0, GPU 2 on n1" in found.reason
+
+    def test_gpus_that_take_part_in_nothing_but_turns_alone_take_none(self) -> None:
+        """Over all turns the slowness of one of eight would be averaged away."""
+        cases = [make_case("throughput_per_gpu", 0.9 * ALONE_IMG_PER_S, world_size=ranks) for ranks in (1, 4)]
+        questions = [case.question for case in cases]
+        plan = build_plan("a100", "cuda", questions, Pace(16, 1.0, 1.0), ranks_per_node=8, survey=True)
+        measured = measure_nodes(plan, slow_rank(0, 6, 1.18), rounds=16)
+        found = concluded(cases, nodes_evidence(plan, measured), gpus=8)
+        assert found.outcome == "partial"
+        assert "4 of 8 GPUs took no part in any of them: GPU 4 on n0" in found.reason
 
     def test_a_visible_gpu_is_known_from_the_survey(self) -> None:
         gpus = tuple(SurveyedGpu(i, f"GPU-s{i}", "A100", "0", "20b2", local_rank=i) for i in range(3))
