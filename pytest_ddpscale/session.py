@@ -49,7 +49,7 @@ from pytest_ddpscale.verdict.deciding import Decider
 from pytest_ddpscale.verdict.evaluation import judge, samples_of
 from pytest_ddpscale.verdict.evidence import DIED, Evidence, read_evidence
 from pytest_ddpscale.verdict.matching import covers
-from pytest_ddpscale.verdict.outcome import ONE_NODE, Caveats, conclude, qualified
+from pytest_ddpscale.verdict.outcome import ONE_NODE, Caveats, conclude, lacks_only_measurements, qualified
 from pytest_ddpscale.verdict.slow_links import slow_links
 from pytest_ddpscale.verdict.verdict import Judgement, Verdict
 
@@ -249,8 +249,6 @@ class AcceptanceSession:
         evidence = self._measured_so_far()
         coverage, slow = self._coverage(evidence), slow_links(evidence)
         not_one_machine = why_not_one_machine(self._source.read_records())
-        # Hosts that took turns over the studies are several machines, between which nothing was to be measured.
-        outcome, reason = conclude(verdicts, len(self.cases), interrupted, ONE_NODE if not_one_machine else coverage)
         caveats = Caveats(
             spoiled=spoiled,
             coverage=coverage,
@@ -259,12 +257,16 @@ class AcceptanceSession:
             silent=self.silent,
             slow_links=tuple(slow),
         )
-        outcome, reason = qualified(outcome, reason, caveats)
+        # Hosts that took turns over the studies are several machines, between which nothing was to be measured.
+        known = (verdicts, len(self.cases), interrupted, ONE_NODE if not_one_machine else coverage)
+        outcome, reason = qualified(*conclude(*known), caveats)
         if interrupted and outcome == "incomplete" and self.interruption:
             reason = f"{self.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in (c.host, c.peer_host)}
-        notes = [f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused]
-        return Judgement(self.sku, outcome, reason, verdicts, (*self._notes(), *notes), self._basis(), coverage)
+        of_links = [f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused]
+        notes = (*self._notes(), *of_links)
+        may_lack = lacks_only_measurements(*known, caveats)
+        return Judgement(self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, may_lack)
 
     def so_far(self, why: str, reason: str) -> Judgement:
         """What the run comes to if it goes no further, for that reason; `why` a study has no end yet."""

@@ -58,6 +58,11 @@ class Metric:
     probes: tuple[ProbeKind, ...] = ()
     plausible: tuple[float, float] | None = None
 
+    @property
+    def tells_speed(self) -> bool:
+        """Whether a bound of it, kept by ranks together, says how fast they work or communicate."""
+        return self.scale == "factors" and (self.carries_acceptance or self.subject == "probe")
+
     def range_at(self, world_size: int) -> tuple[float, float]:
         """The least and the greatest value that any machine could have: a bound beyond them judges nothing."""
         if self.name == "strong_scaling_speedup":

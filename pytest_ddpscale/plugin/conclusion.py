@@ -13,7 +13,6 @@ from pytest_ddpscale.past import remember
 from pytest_ddpscale.plugin.active import FORGOTTEN, JUDGEMENT, PROBLEMS, SETTINGS, SPOILED
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.results.records import flops_of
-from pytest_ddpscale.verdict.outcome import ONE_NODE, lacks_only_measurements
 
 if TYPE_CHECKING:
     from pytest_ddpscale.session import AcceptanceSession
@@ -56,9 +55,7 @@ def _tolerable(config: pytest.Config, judgement: Judgement) -> bool:
     """Whether the outcome lets pytest's exit code stay 0."""
     if judgement.outcome in ("accepted", "partial"):
         return True
-    if judgement.outcome == "rejected" or not config.stash[SETTINGS].allow_incomplete:
-        return False
-    return SPOILED not in config.stash and lacks_only_measurements(judgement.verdicts, judgement.coverage or ONE_NODE)
+    return config.stash[SETTINGS].allow_incomplete and judgement.lacks_only_measurements
 
 
 def _conclude(config: pytest.Config, acceptance: AcceptanceSession, interrupted: bool) -> list[str]:

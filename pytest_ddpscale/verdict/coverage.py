@@ -81,8 +81,8 @@ class Coverage:
         paths: between nodes, measured directly.
         paths_planned: how many were to be.
         why_paths_are_missing: what ended their measuring early; empty if nothing did.
-        between_nodes: ids of the requirements that were decided by ranks of several nodes together.
-        over_all_nodes: those of them in which every node took part.
+        between_nodes: ids of the requirements that were measured by ranks of several nodes together.
+        over_all_nodes: those of them that were decided, and in which every node took part.
     """
 
     nodes: tuple[NodeCoverage, ...] = ()

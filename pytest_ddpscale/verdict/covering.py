@@ -47,12 +47,13 @@ def coverage_of(
         gpus_per_node: that may be used; 0 if unknown, or on a CPU.
     """
     blocks = _Blocks(evidence)
-    decided = {case.id: block for case in cases if _is_decided(case, verdicts) and (block := _block(case, evidence))}
+    judged = {case.id: block for case in cases if case.id in verdicts and (block := _block(case, evidence))}
+    decided = {name: block for name, block in judged.items() if verdicts[name].outcome in _DECIDED}
     hosts = sorted(blocks.hosts | evidence.surveys.keys() | set(evidence.hosts) | left_out.keys())
     tested = blocks.tested(decided.values())
     nodes = tuple(_node(host, evidence, tested, blocks, left_out.get(host, ""), gpus_per_node) for host in hosts)
     planned = max(evidence.plan.nodes, len(hosts) - len(left_out))
-    together = {name: blocks.of[block] for name, block in decided.items() if blocks.spans_nodes(block)}
+    together = {name: blocks.of[block] for name, block in judged.items() if blocks.spans_nodes(block)}
     return Coverage(
         nodes=nodes,
         unnamed_nodes=planned - (len(hosts) - len(set(left_out) & set(hosts))),
@@ -62,7 +63,9 @@ def coverage_of(
         why_paths_are_missing=_why_no_pairs(evidence),
         paths_planned=sum(map(len, first_rounds(evidence.plan.nodes))) if evidence.plan.pairs else 0,
         between_nodes=tuple(together),
-        over_all_nodes=tuple(name for name, places in together.items() if len({h for h, _ in places}) == planned),
+        over_all_nodes=tuple(
+            name for name, places in together.items() if name in decided and len({h for h, _ in places}) == planned
+        ),
     )
 
 
@@ -108,10 +111,6 @@ class _Blocks:
         arm = self._arms.get(block) or Arm("ddp", self._sizes.get(block, 1), 1)
         # An imported run is planned as one node, whatever hosts its ranks were on.
         return arm.kind == "ddp" and arm.world_size > 1 and (self._layout.nodes == 1 or not self._layout.fits_node(arm))
-
-
-def _is_decided(case: AnyCase, verdicts: Mapping[str, Verdict]) -> bool:
-    return case.id in verdicts and verdicts[case.id].outcome in _DECIDED
 
 
 def _block(case: AnyCase, evidence: Evidence) -> _Block | None:

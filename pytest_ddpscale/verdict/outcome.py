@@ -31,8 +31,8 @@ def conclude(
         Else ``partial`` if requirements were left out. Else ``accepted``, unless no passed
         requirement of severity ``fail`` with a published bound covers all devices that were
         measured, which is ``incomplete``: a provisional bound cannot accept a cluster on its own.
-        On several nodes it is enough that each keeps one by itself, if a bound over all nodes is kept
-        and none between nodes that is provisional fails: that one has to be calibrated first.
+        On several nodes it is enough that each keeps one by itself, if a bound on speed over all nodes is
+        kept and none between nodes that is provisional fails, which has to be calibrated first, or is undecided.
     """
     failed = [v for v in verdicts if v.outcome == "failed" and v.severity == "fail"]
     if failed:
@@ -82,10 +82,15 @@ def _between_nodes(verdicts: Sequence[Verdict], count: str, coverage: Coverage) 
             f"{count}, but between nodes a provisional bound is not kept: {_names(uncalibrated)}. "
             "Find the fault, or calibrate the bound: put what a sound cluster reaches into the thresholds file"
         )
-    kept = [v for v in between if v.passed and v.id in coverage.over_all_nodes]
+    undecided = [v for v in between if v.outcome == "inconclusive" and v.provisional]
+    if undecided:
+        return "incomplete", f"{count}, but between nodes {len(undecided)} are inconclusive: {_names(undecided)}"
+    over_all = [v for v in between if v.passed and v.id in coverage.over_all_nodes]
+    kept = [v for v in over_all if METRICS[v.metric].tells_speed]
     if not kept:
         return "incomplete", (
-            f"{count}, but nothing between nodes: no requirement was kept by all {coverage.node_count} nodes together"
+            f"{count}, but nothing between nodes: no requirement on speed was kept by all {coverage.node_count} nodes "
+            "together"
         )
     provisional = all(v.provisional for v in kept)
     return "accepted", f"{count}; between nodes: provisional bounds" if provisional else count
@@ -172,12 +177,13 @@ def rests_on_published(verdicts: Sequence[Verdict], coverage: Coverage = ONE_NOD
     return any(may_accept(v) and v.world_size == largest for v in verdicts)
 
 
-def lacks_only_measurements(verdicts: Sequence[Verdict], coverage: Coverage = ONE_NODE) -> bool:
-    """Whether unmeasured requirements are all that stands in the way: the rest was decided well."""
-    undecided = [v for v in verdicts if not v.passed and v.outcome != "not_measured" and v.severity == "fail"]
+def lacks_only_measurements(
+    verdicts: Sequence[Verdict], required: int, interrupted: bool, coverage: Coverage, caveats: Caveats
+) -> bool:
+    """Whether a run would be good enough if what was not measured were not required. Arguments as of `conclude`."""
     measured = [v for v in verdicts if v.outcome != "not_measured"]
-    broke = any(v.outcome == "error" for v in verdicts)
-    return not undecided and not broke and rests_on_published(measured, coverage)
+    required -= len(verdicts) - len(measured)
+    return qualified(*conclude(measured, required, interrupted, coverage), caveats)[0] in ("accepted", "partial")
 
 
 def _names(verdicts: Sequence[Verdict]) -> str:

@@ -131,6 +131,7 @@ class Judgement:
         notes: what the reader should know about the whole run, such as where it was imported from.
         basis: by which thresholds file, on which measurements and when it was judged, with digests.
         coverage: what of the machine was tested; None of what was concluded before this was kept.
+        lacks_only_measurements: whether unmeasured requirements are all that stands in the way. Not in verdicts.json.
     """
 
     sku: str
@@ -140,6 +141,7 @@ class Judgement:
     notes: tuple[str, ...] = ()
     basis: Mapping[str, str] = field(default_factory=dict)
     coverage: Coverage | None = None
+    lacks_only_measurements: bool = field(default=False, compare=False)
 
     def as_json(self) -> dict[str, Any]:
         """The content of verdicts.json."""

@@ -21,6 +21,15 @@ class TestConclusion:
         assert (judgement.sku, judgement.outcome, judgement.notes) == ("cpu", "incomplete", ())
         assert judgement.reason == f"1 of 3 requirements were not measured: {IDS[2]}"
 
+    @pytest.mark.parametrize(("spoiled", "may"), [((), True), (("test_x",), False)])
+    def test_it_is_known_whether_only_measurements_are_missing(
+        self, measuring: AcceptanceSession, spoiled: tuple[str, ...], may: bool
+    ) -> None:
+        for case in measuring.cases:
+            measuring.judge(case, nothing)
+        judgement = measuring.conclude(interrupted=False, spoiled=spoiled)
+        assert (judgement.outcome, judgement.lacks_only_measurements) == ("incomplete", may)
+
     def test_a_selection_that_passes_is_partial(self, opened: Open, gangs: list[InstantGang]) -> None:
         session = opened()
         session.select(session.cases[:2])

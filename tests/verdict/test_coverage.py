@@ -91,13 +91,14 @@ class TestBetweenNodes:
         found = concluded([ON_EACH], evidence_of([ON_EACH]))
         assert found.outcome == "incomplete"
         assert found.reason == (
-            "1 of 1 requirements passed, but nothing between nodes: no requirement was kept by all 2 nodes together"
+            "1 of 1 requirements passed, but nothing between nodes: no requirement on speed was kept by all 2 nodes "
+            "together"
         )
 
     def test_what_two_of_three_nodes_did_together_says_nothing_of_the_third(self) -> None:
         found = concluded([ON_EACH, TOGETHER], evidence_of([ON_EACH, TOGETHER], nodes=3))
         assert found.outcome == "incomplete"
-        assert "no requirement was kept by all 3 nodes together" in found.reason
+        assert "no requirement on speed was kept by all 3 nodes together" in found.reason
         assert (found.coverage.between_nodes, found.coverage.over_all_nodes) == ((TOGETHER.id,), ())
 
     def test_a_provisional_bound_that_is_kept_accepts_and_the_headline_says_so(self) -> None:
@@ -131,8 +132,32 @@ class TestBetweenNodes:
 
     def test_what_is_unmeasured_may_be_allowed_where_each_node_keeps_a_published_bound(self) -> None:
         found = concluded([ON_EACH, PROVISIONAL], evidence_of([ON_EACH, PROVISIONAL]))
+        missing = replace(found.verdicts[0], id="m[not measured]", outcome="not_measured")
+        assert lacks_only_measurements(
+            [*found.verdicts, missing], 3, False, found.coverage, Caveats(coverage=found.coverage)
+        )
+
+    def test_not_if_that_is_all_there_was_between_nodes(self) -> None:
+        found = concluded([ON_EACH, PROVISIONAL], evidence_of([ON_EACH, PROVISIONAL]))
         missing = [found.verdicts[0], replace(found.verdicts[1], outcome="not_measured")]
-        assert lacks_only_measurements(missing, found.coverage)
+        coverage = replace(found.coverage, over_all_nodes=())
+        assert not lacks_only_measurements(missing, 2, False, coverage, Caveats(coverage=coverage))
+
+    def test_a_provisional_bound_that_is_undecided_stands_in_the_way(self) -> None:
+        close = make_case("throughput_per_gpu", ALONE_IMG_PER_S * 1.001, world_size=4, provisional=True)
+        found = concluded([ON_EACH, PROVISIONAL, close], evidence_of([ON_EACH, PROVISIONAL, close]))
+        assert [verdict.outcome for verdict in found.verdicts] == ["passed", "passed", "inconclusive"]
+        assert found.outcome == "incomplete"
+        assert f"between nodes 1 are inconclusive: {close.id}" in found.reason
+        assert found.coverage.over_all_nodes == (PROVISIONAL.id,)
+
+    @pytest.mark.parametrize(("metric", "bound"), [("peak_memory_gib", 1000.0), ("replica_agreement", 1.0)])
+    def test_what_says_nothing_of_speed_is_not_enough(self, metric: str, bound: float) -> None:
+        other = make_case(metric, bound, world_size=4)
+        found = concluded([ON_EACH, other], evidence_of([ON_EACH, other]))
+        assert [verdict.outcome for verdict in found.verdicts] == ["passed", "passed"]
+        assert found.outcome == "incomplete"
+        assert "no requirement on speed was kept by all 2 nodes together" in found.reason
 
     def test_an_imported_run_has_it_from_its_hosts(self) -> None:
         plan = plan_of([TOGETHER])
@@ -196,7 +221,7 @@ class TestWhatTookNoPart:
         undecided = {case.id: replace(judge(case, evidence, CONFIDENCE), outcome="inconclusive") for case in self.CASES}
         coverage = coverage_of(evidence, self.CASES, undecided, {}, 2)
         assert len(coverage.idle_gpus) == 4
-        assert coverage.between_nodes == ()
+        assert coverage.over_all_nodes == ()
 
     def test_a_provisional_bound_that_is_missed_is_a_measurement_too(self) -> None:
         cases = [make_case("throughput_per_gpu", 5000.0, world_size=2, provisional=True)]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.verdict.outcome import Caveats, conclude, lacks_only_measurements, qualified
+from pytest_ddpscale.verdict.coverage import Coverage, NodeCoverage
+from pytest_ddpscale.verdict.outcome import ONE_NODE, Caveats, conclude, lacks_only_measurements, qualified
 from pytest_ddpscale.verdict.verdict import Verdict, VerdictOutcome
 
 PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 2.0, (1.5, 2.5), rounds=5)
@@ -176,10 +177,49 @@ def test_a_selection_of_which_nothing_passed_is_not_partial() -> None:
     ],
 )
 def test_only_what_is_unmeasured_may_be_allowed(others: list[Verdict], expected: bool) -> None:
-    assert lacks_only_measurements([PASSED, *others]) is expected
+    assert may_be_allowed([PASSED, *others]) is expected
 
 
 def test_nothing_published_or_nothing_measured_is_never_allowed() -> None:
-    assert not lacks_only_measurements([verdict("passed", provisional=True), verdict("not_measured")])
-    assert not lacks_only_measurements([verdict("not_measured")])
-    assert not lacks_only_measurements([])
+    assert not may_be_allowed([verdict("passed", provisional=True), verdict("not_measured")])
+    assert not may_be_allowed([verdict("not_measured")])
+    assert not may_be_allowed([])
+
+
+TWO_NODES = Coverage((NodeCoverage("n0", ("training",)), NodeCoverage("n1", ("training",))), ranks=1)
+
+
+@pytest.mark.parametrize(
+    "caveats",
+    [
+        Caveats(spoiled=["test_x"]),
+        Caveats(not_one_machine="the studies ran on different hosts"),
+        Caveats(is_simulated=True),
+        Caveats(silent=["GPU 1: GPU is lost"]),
+        Caveats(slow_links=["n3"]),
+        Caveats(coverage=replace(TWO_NODES, unnamed_nodes=1)),
+        Caveats(coverage=Coverage((NodeCoverage("n0", (), left_out="disk: full"),))),
+        Caveats(coverage=replace(TWO_NODES, paths_planned=1)),
+        Caveats(coverage=replace(TWO_NODES, why_paths_are_missing="rank 2 died")),
+    ],
+)
+def test_what_else_stands_in_the_way_is_not_allowed_with_what_is_unmeasured(caveats: Caveats) -> None:
+    assert may_be_allowed([PASSED, verdict("not_measured")])
+    assert not may_be_allowed([PASSED, verdict("not_measured")], caveats=caveats)
+
+
+def test_an_interruption_or_a_miss_between_nodes_is_not_allowed_either() -> None:
+    assert not may_be_allowed([PASSED, verdict("not_measured")], interrupted=True)
+    missed = replace(verdict("failed", "warn", "c", provisional=True), world_size=2)
+    coverage = replace(TWO_NODES, between_nodes=(missed.id,), over_all_nodes=(missed.id,))
+    assert not may_be_allowed([PASSED, missed, verdict("not_measured")], coverage=coverage)
+
+
+def may_be_allowed(
+    verdicts: list[Verdict],
+    *,
+    interrupted: bool = False,
+    coverage: Coverage = ONE_NODE,
+    caveats: Caveats = Caveats(),  # noqa: B008 (frozen)
+) -> bool:
+    return lacks_only_measurements(verdicts, len(verdicts), interrupted, coverage, caveats)
