@@ -15,9 +15,11 @@ _NCCL_LINES = 20
 _TORCHRUN_PREFIX = re.compile(r"^[WEI]\d{4} [\d:.]+ \d+ \S+\] (\[default\d+\]:)?")
 # What a rank says whose partner is gone: a consequence, not a cause.
 _PARTNER_IS_GONE = re.compile(
-    r"Connection (closed|reset|refused)|Broken pipe|Socket (Timeout|closed)|[Tt]imed out|NCCL|gloo|[Ss]tore|recvBytes"
-    r"|Dist(Network|Backend|Store)Error"
+    r"Connection (closed|reset|refused)|Broken pipe|Socket (Timeout|closed)|[Tt]imed out|NCCL|gloo|recvBytes"
+    r"|Dist(Network|Backend|Store)Error|(TCP|File|Hash|Prefix)Store|(?<![\w/.-])[Ss]tore\b"
 )
+# What it says of its own GPU, which NCCL tells in its own words.
+_OWN_GPU = re.compile(r"ncclUnhandledCudaError|unhandled cuda error|Cuda failure|CUDA error")
 _SIGTERM, _SIGABRT = -int(signal.SIGTERM), -int(signal.SIGABRT)
 
 
@@ -35,6 +37,13 @@ def describe(roll: Roll, exit_code: int | None, other_lines: Sequence[str]) -> s
             return found
     ended = "was stopped" if exit_code is None else f"exited with code {exit_code}"
     return f"the gang {ended} without a report from a rank; last output:\n{_indented(other_lines)}"
+
+
+def blames_nobody(roll: Roll) -> bool:
+    """Whether all that is known of ranks is that they lost a partner."""
+    if _killed(roll) or _left_early(roll):
+        return False
+    return all(map(_lost_its_partner, roll.failures)) if roll.failures else not _exited(roll)
 
 
 def describe_killed(launcher: str, exit_code: int) -> str:
@@ -127,7 +136,8 @@ def _exited(roll: Roll) -> str:
 
 
 def _lost_its_partner(report: dict[str, Any]) -> bool:
-    return bool(_PARTNER_IS_GONE.search(f"{report.get('type')}: {report.get('message')}"))
+    said = f"{report.get('type')}: {report.get('message')}"
+    return bool(_PARTNER_IS_GONE.search(said)) and not _OWN_GPU.search(said)
 
 
 def _someone(ranks: Sequence[RankNews]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import GangError
-from pytest_ddpscale.launch.blame import describe, describe_killed, describe_standstill
+from pytest_ddpscale.launch.blame import blames_nobody, describe, describe_killed, describe_standstill
 from pytest_ddpscale.launch.channel import Channel
 from pytest_ddpscale.launch.launcher import GangSpec, Launcher
 from pytest_ddpscale.launch.limits import Limits
@@ -29,6 +29,8 @@ POLL_S = 0.2
 GRACE_S = 10.0
 # After the first bad news: other ranks' reports of the same moment, which may be the cause.
 COLLECT_S = 3.0
+# Beats that an agent leaves out before its node is taken for lost, once ranks elsewhere miss their partners.
+MISSED_BEATS = 3
 # For agents to end their ranks, stacks written, and to say so …
 FAREWELL_S = 15.0
 # … and to look at their GPUs besides, if ranks have failed.
@@ -114,6 +116,8 @@ class Gang:
         self._refused = ""
         self._roll = Roll()
         self._silent: tuple[str, ...] = ()
+        self._trouble_s: float | None = None
+        self._ended_itself = False
         self._heard_s = self._began_s = time.monotonic()
 
     def run(self) -> GangEnd:
@@ -126,6 +130,7 @@ class Gang:
                 if why is not None:
                     self._dismiss(process, channel, failed=not refusal)
                 exit_code = process.wait() if why is None else None
+                self._ended_itself = (code := process.poll()) is not None and code >= 0
         except _NotStarted as error:
             return GangEnd(None, str(error), was_started=False)
         self._pass_records_on()
@@ -142,16 +147,32 @@ class Gang:
         still_silent = roll.silent_hosts(time.monotonic(), self._limits.silence_s)
         lost = given_up or tuple(host for host in self._silent if host in still_silent)
         if lost or why == _LOST:
-            why = _node_is_lost(lost or self._silent, self._limits.silence_s, is_slurms_word=bool(given_up))
+            unheard = f"not heard of for {self._limits.silence_s:g} s"
+            why = _node_is_lost(lost or self._silent, "given up by Slurm" if given_up else unheard)
         elif why is None and exit_code is not None and exit_code < 0 and not roll.has_trouble:
             why = describe_killed("srun" if self._is_slurms else "the node's agent", exit_code)
         elif why == _TROUBLE or (why is None and exit_code != 0):
-            why = describe(roll, exit_code, channel.other_lines)
+            lost = () if interrupted else self._vanished()
+            how = "not heard of any more, and other nodes' ranks lost their partners"
+            why = _node_is_lost(lost, how) if lost else describe(roll, exit_code, channel.other_lines)
         elif why is not None and roll.ranks:
             why = f"{why} {describe_standstill(roll)}."
         looked = roll.post_mortems.post_mortems()
         left = self._await_step_end(lost) if why and not interrupted else ""
         return GangEnd(exit_code, why or "", interrupted, lost, tuple(roll.failures), post_mortems=looked, left=left)
+
+    def _vanished(self) -> tuple[str, ...]:
+        """Nodes that explain what ranks of others say: their agents said no last word, nor any since the trouble began.
+
+        An agent that is only slow to end its ranks was heard of since, and its launcher has not ended.
+        """
+        nodes = self._roll.nodes.values()
+        mute = [node for node in nodes if node.exit is None]
+        if len(mute) == len(nodes) or not blames_nobody(self._roll):
+            return ()
+        silence_s = max(min(self._limits.silence_s, FAREWELL_S), MISSED_BEATS * self._spec.beat_s)
+        latest_s = min(self._trouble_s or 0.0, time.monotonic() - silence_s)
+        return tuple(node.host for node in mute if self._ended_itself or node.heard_s <= latest_s)
 
     def _await_step_end(self, lost: tuple[str, ...]) -> str:
         """Wait for nodes whose agents did not say that they end. Returns the step's name if processes may be left.
@@ -319,7 +340,6 @@ class Gang:
 
     def _watch(self, process: subprocess.Popen[bytes], channel: Channel) -> str | None:
         """Pass records on until the gang ends. Returns None if it did so by itself, else why it has to be ended."""
-        trouble_since_s: float | None = None
         while True:
             running = process.poll() is None
             self._take_messages(channel)
@@ -331,8 +351,8 @@ class Gang:
             self._take_messages(channel)
             now_s = time.monotonic()
             if self._roll.has_trouble:
-                trouble_since_s = trouble_since_s or now_s
-                if now_s - trouble_since_s > COLLECT_S:
+                self._trouble_s = self._trouble_s or now_s
+                if now_s - self._trouble_s > COLLECT_S:
                     return _TROUBLE
             elif why := self._why_ended(now_s, channel.slurm_lines):
                 return why
@@ -384,9 +404,8 @@ _TROUBLE = "trouble"
 _LOST = "lost"
 
 
-def _node_is_lost(hosts: tuple[str, ...], silence_s: float, *, is_slurms_word: bool) -> str:
+def _node_is_lost(hosts: tuple[str, ...], how: str) -> str:
     names, were = ", ".join(hosts), "was" if len(hosts) == 1 else "were"
-    how = "given up by Slurm" if is_slurms_word else f"not heard of for {silence_s:g} s"
     return f"{names} {were} {how}: the node, its link, its slurmd or its agent is down"
 
 

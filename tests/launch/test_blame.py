@@ -124,6 +124,30 @@ class TestFailed:
             "1 more rank failed after it"
         )
 
+    @pytest.mark.parametrize(
+        ("type_", "message"),
+        [
+            (
+                "DistBackendError",
+                "NCCL error in: ProcessGroupNCCL.cpp:3356, unhandled cuda error, NCCL version 2.27.5\n"
+                "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 'illegal address'",
+            ),
+            ("DistBackendError", "NCCL watchdog thread terminated with exception: CUDA error: uncorrectable ECC error"),
+            ("OSError", "[Errno 28] No space left on device: '/mnt/datastore/runs/x'"),
+            ("OSError", "[Errno 28] No space left on device: '/store/runs/x'"),
+        ],
+    )
+    def test_what_a_rank_says_of_its_own_gpu_or_disk_is_its_own(self, two: News, type_: str, message: str) -> None:
+        two.failed(0, "RuntimeError", "Connection reset by peer")
+        two.failed(3, type_, message)
+        assert describe(two.roll, 1, []).startswith(f"rank 3 on n2 failed in {PLACE}: {type_}")
+
+    @pytest.mark.parametrize("message", ["failed to wait on the store", "c10d::TCPStore::get: no answer"])
+    def test_a_store_that_is_gone_is_a_lost_partner(self, two: News, message: str) -> None:
+        two.failed(0, "RuntimeError", message)
+        two.failed(3, "ValueError", "no such model")
+        assert describe(two.roll, 1, []).startswith("rank 3 on n2 failed")
+
     def test_an_exit_code_without_a_report_is_told(self, one: News) -> None:
         one.rank(1)
         one.exit(0, [1, 3, 101, True])

@@ -49,7 +49,7 @@ def order():
 def serve(nodes=1, **fields):
     up(nodes, **fields)
     order()
-def beat_until_stop(*nodes):
+def beat_until_stop(*nodes, last_words_of=None):
     ended = threading.Event()
     def beat():
         while not ended.wait(0.02):
@@ -60,7 +60,7 @@ def beat_until_stop(*nodes):
     order()
     ended.set()
     thread.join()
-    for node in nodes:
+    for node in last_words_of or nodes:
         say("exit", node, code=-15, exits=[])
 """
 Run = Callable[..., GangEnd]
@@ -94,6 +94,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: list[dict[str, A
         "COLLECT_S": 0.1,
         "FAREWELL_S": 5.0,
         "STEP_END_S": 0.0,
+        "MISSED_BEATS": 0,
     }.items():
         monkeypatch.setattr(gang_module, name, seconds)
 
@@ -287,6 +288,52 @@ beat_until_stop(0, 1)"""
     assert end.exit_code is None
     assert end.why == "rank 3 on n2 failed in timed block: ValueError: odd; 1 more rank failed after it"
     assert [report["rank"] for report in end.failures] == [0, 3]
+
+
+PARTNER_LOST = """serve(2); say("beat", 1)
+say("failed", 0, local_rank=0, rank=0, phase="timed block", type="RuntimeError", message="Connection reset by peer")
+"""
+VANISHED = (
+    "n2 was not heard of any more, and other nodes' ranks lost their partners: the node, its link, its slurmd or "
+)
+ENDS_LATE = "import atexit; atexit.register(time.sleep, 60)\n"
+
+
+def test_a_node_that_vanishes_is_lost_although_ranks_elsewhere_report_first(run: Run) -> None:
+    end = run(PARTNER_LOST + "beat_until_stop(0)", nodes=2)
+    assert end.lost_hosts == ("n2",)
+    assert end.why.startswith(VANISHED)
+    end = run(PARTNER_LOST + "say('exit', code=1, exits=[[0, 1, 1, True]]); sys.exit(137)", nodes=2)
+    assert (end.exit_code, end.lost_hosts) == (137, ("n2",)), "the launcher ended before the supervisor had"
+
+
+@pytest.mark.parametrize(("missed_beats", "lost"), [(0, ("n2",)), (1000, ())])
+def test_also_while_its_launcher_waits_for_it_once_beats_were_missed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, missed_beats: int, lost: tuple[str, ...]
+) -> None:
+    """As srun does where a node has lost its power."""
+    monkeypatch.setattr(gang_module, "FAREWELL_S", 0.5)
+    monkeypatch.setattr(gang_module, "MISSED_BEATS", missed_beats)
+    end = run(ENDS_LATE + PARTNER_LOST + "beat_until_stop(0)", nodes=2)
+    assert end.lost_hosts == lost
+    assert end.why.startswith(
+        VANISHED if lost else "rank 0 on n1 failed in timed block: RuntimeError: Connection reset"
+    )
+
+
+def test_a_node_that_is_slow_to_end_its_ranks_is_not_lost(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gang_module, "FAREWELL_S", 0.5)
+    source = ENDS_LATE + PARTNER_LOST + "beat_until_stop(0, 1, last_words_of=(0,))"
+    end = run(source, nodes=2)
+    assert end.lost_hosts == ()
+    assert end.why.startswith("rank 0 on n1 failed in timed block: RuntimeError: Connection reset by peer")
+
+
+def test_an_error_of_a_ranks_own_is_not_the_mute_nodes(run: Run) -> None:
+    source = PARTNER_LOST.replace("Connection reset by peer", "no such model") + "beat_until_stop(0)"
+    end = run(source, nodes=2)
+    assert end.lost_hosts == ()
+    assert end.why.startswith("rank 0 on n1 failed in timed block: RuntimeError: no such model")
 
 
 KILLED = "serve(); print('srun: a harmless last line', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)"
