@@ -46,7 +46,9 @@ from pytest_ddpscale.results.rank_status import STATUS_VARIABLE
 
 POLL_S = 0.3
 GRACE_S = 5.0  # between asking ranks to end and killing them; their stacks are written in it
-APPEARS_S = 5.0  # for a file that another node has just made
+# For a file that another node has made. Nobody looked for its name before it was there, so the first look goes to the
+# server, whatever a client remembers: the rest is for servers that tell each other late, and short of SILENCE_S.
+APPEARS_S = 5.0
 _OUTPUT_BYTES = 100_000  # of torchrun's own output, whose end tells how ranks ended
 _MOST_TOLD = 16  # ranks in one message
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 (a folder of our own is made in it)
@@ -220,7 +222,7 @@ class NodeAgent:
         task = self._task
         deadline = [] if deadline_unix_s is None else ["--deadline-unix-s", f"{deadline_unix_s:.3f}"]
         environment = (
-            interfaces(place)
+            interfaces(place, os.environ)
             | os.environ
             | {
                 GANG_VARIABLE: self._family,
@@ -350,9 +352,9 @@ class NodeAgent:
 
 
 def _appears(path: Path) -> bool:
-    """Whether a file is there: a network file system may take seconds to show it."""
+    """Whether a file is there, and may be looked for: a network file system may take seconds to show it."""
     ends_s = time.monotonic() + APPEARS_S
-    while not path.exists():
+    while not os.path.exists(path):  # noqa: PTH110 (Path.exists raises where it may not look)
         if time.monotonic() >= ends_s:
             return False
         time.sleep(POLL_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,13 +68,15 @@ def torchrun_command(
     return [*torchrun, *node, *ranks, *logs, "-m", "pytest_ddpscale.worker", *worker_arguments]
 
 
-def interfaces(place: Place) -> dict[str, str]:
+def interfaces(place: Place, environ: Mapping[str, str]) -> dict[str, str]:
     """Variables that have ranks listen no further than where other ranks are, unless the user chose otherwise.
 
     NCCL listens only on interfaces that it moves data over. On several nodes that choice stays its own, or the user's.
     """
     if place.nodes == 1:
-        return {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        # Of IPv6 addresses NCCL passes ::1 over, and then has no interface at all.
+        is_ipv6 = environ.get("NCCL_SOCKET_FAMILY") == "AF_INET6"
+        return {"GLOO_SOCKET_IFNAME": "lo"} | ({} if is_ipv6 else {"NCCL_SOCKET_IFNAME": "lo"})
     try:
         found = interface_of(address_toward(place.endpoint.rpartition(":")[0]))
     except OSError:  # ranks will say who cannot be reached

@@ -264,3 +264,9 @@ def test_a_run_directory_that_is_not_there_is_known_in_seconds(start: Start, tmp
     began_s = time.monotonic()
     assert next_message(start(f"--look-for={tmp_path / 'seen-g1'}"))["sees_run_directory"] is False
     assert time.monotonic() - began_s < 60
+
+
+def test_a_file_that_may_not_be_looked_for_is_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A permission that is missing or a handle that is stale raises as a name that is too long does."""
+    monkeypatch.setattr(agent_module, "APPEARS_S", 0.0)
+    assert not agent_module._appears(tmp_path / ("x" * 300))
