@@ -34,8 +34,8 @@ _MEASURING = (
     "ddp_isolate",
 )  # fmt: skip
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
-# Arguments of srun that say how many tasks there are, and what carries our line to them.
-_OURS = re.compile(r"(--nodes|--ntasks(-per-\w+)?|--export|--input|--output|--error)(=|$)|-[Nnioe]")
+# Arguments of srun that say how many tasks there are, what carries our line to them, and by what name they are found.
+_OURS = re.compile(r"(--nodes|--ntasks(-per-\w+)?|--export|--input|--output|--error|--job-name)(=|$)|-[NnioeJ]")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 
@@ -303,7 +303,10 @@ def _arguments(value: _Value) -> tuple[str, ...]:
     if any(not argument.startswith("-") for argument in arguments[:1]):
         raise value.refuse("arguments of srun, such as --partition=gpu --exclusive")
     if any(_OURS.match(argument) for argument in arguments):
-        raise value.refuse("none of --nodes (that is --ddp-nodes), --ntasks, --export, --input, --output and --error")
+        raise value.refuse(
+            "none of --nodes (that is --ddp-nodes), --ntasks, --export, --input, --output, --error and --job-name (by "
+            "its own name what a gang leaves behind is found)"
+        )
     return arguments
 
 

@@ -171,8 +171,12 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
                 "--output=x",
                 "-n4",
                 "--export=ALL",
+                "--job-name=mine",
+                "-p gpu -J mine",
+                "-Jmine",
             ],
-            "none of --nodes (that is --ddp-nodes), --ntasks, --export, --input, --output and --error",
+            "none of --nodes (that is --ddp-nodes), --ntasks, --export, --input, --output, --error and --job-name (by "
+            "its own name what a gang leaves behind is found)",
         ),
         ("ddp_slurm_args", ["--x='a"], "arguments of srun, quoted as in a shell (No closing quotation)"),
         ("ddp_queue_limit", ["0", "never"], "a time such as 90s, 10m or 1h"),

@@ -91,8 +91,8 @@ def complaint_in(said: str, *, is_step: bool) -> str:
         is_step: the allocation is there, so that it does not matter whether Slurm would give another one.
     """
     lines = said.splitlines()
-    is_slurmctlds = any(line.startswith(_NO_ALLOCATION) for line in lines)
-    if is_slurmctlds and (is_step or not any(_NEVER.search(line) for line in lines)):
+    slurmctlds = [line for line in lines if line.startswith(_NO_ALLOCATION)]
+    if slurmctlds and (is_step or not any(map(_NEVER.search, slurmctlds))):
         return ""
     found = (match[1] for sentence in _SENTENCES for line in lines if (match := sentence.match(line)))
     return next(found, "")

@@ -77,6 +77,7 @@ def test_each_gang_has_a_job_or_step_name_of_its_own() -> None:
         # Nodes that are down or taken come back: srun waits for them, and says so.
         ("allocation failure: Requested node configuration is not available", "", False),
         ("allocation failure: Unable to contact slurm controller (connect failure)", "", False),
+        ("srun: lua: Invalid comment ignored\nallocation failure: Requested nodes are busy", "", False),
         ("", "", False),
     ],
 )  # fmt: skip
