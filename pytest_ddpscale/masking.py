@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 MASK = "***"
-_SECRET = r"(?:token|secret|password|passwd|key|credential)s?"  # noqa: S105 (how names of secrets end)
+# How names of secrets end; but an InfiniBand partition's key (NCCL_IB_PKEY) is an index and no secret.
+_SECRET = r"(?:token|secret|password|passwd|(?<!_ib_p)key|credential)s?"  # noqa: S105
 _SECRET_NAME = re.compile(rf".*{_SECRET}", re.IGNORECASE | re.DOTALL)
 _SECRET_OPTION = re.compile(rf"-[\w-]*{_SECRET}", re.IGNORECASE)
 # `token=…` anywhere in a word, and `--password …` in a word that is a command line of its own.

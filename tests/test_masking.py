@@ -46,10 +46,18 @@ def test_a_variable_named_like_a_secret_keeps_only_its_name(name: str, secret: s
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("NCCL_DEBUG", "INFO"), ("TOKENIZERS_PARALLELISM", "false"), ("CUDA_CACHE_PATH", "/tmp/a b"), ("OMP_PLACES", "")],
+    [
+        ("NCCL_DEBUG", "INFO"),
+        ("TOKENIZERS_PARALLELISM", "false"),
+        ("CUDA_CACHE_PATH", "/tmp/a b"),
+        ("OMP_PLACES", ""),
+        ("NCCL_IB_PKEY", "1"),
+        ("UCX_IB_PKEY", "0x7fff"),
+    ],
 )
 def test_other_variables_stay_as_they_are(name: str, value: str) -> None:
     assert masked_environment({name: value}) == {name: value}
+    assert masked_text(f"{name}={value}") == f"{name}={value}"
 
 
 def test_a_login_in_a_variable_is_masked() -> None:
