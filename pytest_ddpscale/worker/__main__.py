@@ -137,6 +137,7 @@ def run(arguments: argparse.Namespace, whereabouts: Whereabouts) -> None:
             if study is None:
                 raise RuntimeError(f"plan.json has no study {study_id}")
             gang.run_study(study, timeout)
+    whereabouts.phase = "leaving"
     control.leave()
 
 
