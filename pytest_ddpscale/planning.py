@@ -54,7 +54,7 @@ class Planning:
             return f"needs {case.world_size} {what}; {self.devices} can be used here"
         if requirement.placement == "spread" and self.cluster.nodes == 1 and not self.plans_only:
             return "needs several nodes to spread ranks over; there is 1"
-        return None
+        return case.missing or None
 
     def plan_for(self, cases: Sequence[AnyCase]) -> Plan:
         """The plan that answers requirements which can be measured."""

@@ -361,7 +361,7 @@ class AcceptanceSession:
         return self._judged(case, self._evidence_for(question, listener))
 
     def _why_not(self, case: AnyCase) -> str | None:
-        return self._planning.why_not(case) if self.judged_run is None else None
+        return self._planning.why_not(case) if self.judged_run is None else case.missing or None
 
     def _judged(self, case: AnyCase, evidence: Evidence) -> Verdict:
         confidence = self.site.settings.confidence

@@ -62,6 +62,12 @@ class TestWhatIsLacking:
         assert planning(plans_only=True).why_not(case) is None
         assert planning(16, Cluster(2, ("n1", "n2"))).why_not(case) is None
 
+    def test_is_a_node_with_as_many_gpus_as_a_bound_is_about(self) -> None:
+        case = replace(training(8), missing="is about 8 GPUs of one node; a node has 4 here")
+        nodes = planning(8, Cluster(2, ("n1", "n2")))
+        assert nodes.why_not(case) == "is about 8 GPUs of one node; a node has 4 here"
+        assert nodes.measurable([case, training(4)]) == [training(4)]
+
     def test_leaves_the_others_to_be_measured(self) -> None:
         cases: list[AnyCase] = [training(8), GPUS, training(2)]
         assert planning(4).measurable(cases) == cases[1:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from pytest_ddpscale.plan.layout import Layout
@@ -29,6 +29,7 @@ class Case:
         reference_img_per_s: throughput per GPU of the reference generation; None without `versus`.
         peak_tflops: of one GPU of the SKU in the workload's precision, dense; None if it is not known.
         floor_img_per_s: what one GPU alone has to train per second at least; None if nothing requires it.
+        missing: why no node of these can measure it; empty if they can.
     """
 
     requirement: Requirement
@@ -39,6 +40,7 @@ class Case:
     reference_img_per_s: float | None = None
     peak_tflops: float | None = None
     floor_img_per_s: float | None = None
+    missing: str = ""
 
     @property
     def id(self) -> str:
@@ -63,6 +65,7 @@ class NodeCase:
         sku: that it is asked of.
         probe: what is probed; None for a metric that no probe measures.
         peak: what the data sheet promises of the probe's metric, in its unit; None if it is not known.
+        missing: why no node of these can measure it; empty if they can.
     """
 
     requirement: Requirement
@@ -71,6 +74,7 @@ class NodeCase:
     sku: Sku
     probe: Probe | None = None
     peak: float | None = None
+    missing: str = ""
 
     @property
     def world_size(self) -> int:
@@ -108,19 +112,30 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
         ranks = _ranks_here(sku, requirement, layout)
         if ranks is None or ranks < requirement.definition.minimum_world_size:
             continue
-        where = file.where("skus", sku_name, *path)
+        where, missing = file.where("skus", sku_name, *path), _why_missing(sku, requirement, layout)
         if requirement.definition.subject == "workload":
-            found.append(_training_case(file, sku, requirement, ranks, where))
+            found.append(replace(_training_case(file, sku, requirement, ranks, where), missing=missing))
         else:
-            found.append(_node_case(sku, requirement, ranks, where))
+            found.append(replace(_node_case(sku, requirement, ranks, where), missing=missing))
     return found
 
 
 def _ranks_here(sku: Sku, requirement: Requirement, layout: Layout) -> int | None:
-    size = requirement.world_size
-    if isinstance(size, int) and sku.numbers_fit_node and layout.nodes > 1 and size > layout.ranks_per_node:
+    if sku.beyond_node == "dropped" and _is_beyond_node(requirement, layout):
         return None
-    return layout.ranks_in(size)
+    return layout.ranks_in(requirement.world_size)
+
+
+def _why_missing(sku: Sku, requirement: Requirement, layout: Layout) -> str:
+    if sku.beyond_node != "missing" or not _is_beyond_node(requirement, layout):
+        return ""
+    what = "ranks" if device_type(sku) == "cpu" else "GPUs"
+    return f"is about {requirement.world_size} {what} of one node; a node has {layout.ranks_per_node} here"
+
+
+def _is_beyond_node(requirement: Requirement, layout: Layout) -> bool:
+    size, is_packed = requirement.world_size, requirement.placement == "packed"
+    return isinstance(size, int) and is_packed and layout.nodes > 1 and size > layout.ranks_per_node
 
 
 def training_cases(cases: Iterable[AnyCase]) -> list[Case]:

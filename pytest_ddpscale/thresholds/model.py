@@ -398,9 +398,9 @@ class Sku(_Strict):
         default={}, description="Checks of the nodes, by name: what a node that does not pass means for the run."
     )
     workloads: Annotated[dict[str, Workload], BeforeValidator(_with_name)] = {}
-    numbers_fit_node: bool = Field(
-        False,
-        description="World sizes that are numbers mean ranks of one node: not asked of several nodes with fewer.",
+    beyond_node: Literal["asked", "missing", "dropped"] = Field(
+        "asked",
+        description="A number of ranks on several nodes with fewer: over them, never measured, or no requirement.",
     )
     requirements: list[Requirement] = Field(default=[], max_length=MOST_REQUIREMENTS)
 

@@ -136,3 +136,30 @@ def test_what_comes_to_the_same_number_of_ranks_is_measured_once(load: Load) -> 
     plan = build_plan("new", "cuda", questions, PACES["cuda"], nodes=2, ranks_per_node=8)
     (study,) = plan.studies
     assert [arm.name for arm in study.arms] == ["alone", "ddp@8", "ddp@16", "each@16"]
+
+
+@pytest.mark.parametrize(
+    ("beyond", "layout", "missing"),
+    [
+        ("asked", Layout(2, 4), {"r-8gpu": ""}),
+        ("dropped", Layout(2, 4), {}),
+        ("missing", Layout(2, 4), {"r-8gpu": "is about 8 GPUs of one node; a node has 4 here"}),
+        ("missing", Layout(2, 8), {"r-8gpu": ""}),
+        ("missing", Layout(1, 4), {"r-8gpu": ""}),
+    ],
+)
+def test_a_number_of_ranks_that_a_node_of_several_does_not_have_is_what_the_sku_says(
+    load: Load, beyond: str, layout: Layout, missing: dict[str, str]
+) -> None:
+    text = changed("detect: {name: '^New$'}", f"detect: {{name: '^New$'}}\n    beyond_node: {beyond}")
+    cases = cases_for(load(text), "new", layout)
+    assert {case.name: case.missing for case in cases if case.world_size == 8} == missing
+
+
+def test_no_shipped_bound_of_one_node_is_asked_across_the_network(shipped: ThresholdsFile) -> None:
+    for sku, said in shipped.thresholds.skus.items():
+        for case in cases_for(shipped, sku, Layout(2, 4)):
+            is_of_more = isinstance(case.requirement.world_size, int) and case.requirement.world_size > 4
+            if said.beyond_node != "asked":
+                assert bool(case.missing) == is_of_more, (sku, case.id)
+        assert said.beyond_node == ({"cpu": "dropped", "cpu-reference": "asked"}.get(sku, "missing"))
