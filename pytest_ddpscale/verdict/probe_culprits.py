@@ -1,8 +1,8 @@
 """Who is to blame for a probe that is too slow: a GPU, a node, or the link between two GPUs.
 
 All places do the same thing at the same time, so that one that misses the bound stands out by its number beside the
-others'. If more than half of them miss it alike, nobody is certain to be at fault: a bound that is wrong must not drain
-a cluster. Of several nodes, one all of whose places fail is named as a whole.
+others'. If more than half of them miss it alike, nobody is certain to be at fault, unless fewer than half of the nodes
+explain all pairs between nodes that do: a bound that is wrong must not drain a cluster. Of several nodes, one all of whose places fail is named as a whole.
 
 A pair that fails blames its link, unless a GPU explains it: one that keeps the bound with nobody, and misses it with
 most of the others, is at fault itself and its links are not named. If all pairs that fail share one GPU, that GPU is
@@ -46,7 +46,7 @@ def with_probe_culprits(verdict: Verdict, judged: Sequence[PlaceVerdict], planne
     if failed[0].place.kind == "gang":
         return with_slow_node_pairs(verdict, evidence)
     culprits = tuple(_culprits(judged, _Values(judged)))
-    if 2 * len(failed) <= planned:
+    if 2 * len(failed) <= planned or _are_few_nodes(culprits, judged):
         return replace(verdict, culprits=culprits)
     uncertain = tuple(replace(culprit, is_certain=False) for culprit in culprits)
     return replace(verdict, culprits=uncertain, notes=(*verdict.notes, *_notes_on_all(failed, planned)))
@@ -77,6 +77,19 @@ def _notes_on_all(failed: Sequence[PlaceVerdict], planned: int) -> list[str]:
         return []
     noun = NOUNS[failed[0].place.kind]
     return [f"{len(failed)} of {planned} {noun} fail alike: is the bound right? Nobody is certain to be at fault"]
+
+
+def _are_few_nodes(culprits: Sequence[Culprit], judged: Sequence[PlaceVerdict]) -> bool:
+    """Whether what fails between nodes is explained by fewer than half of them: of three, one fails two pairs."""
+    if not _is_between_nodes(judged):
+        return False
+    hosts = {host for pair in judged for host in _hosts(pair)}
+    are_explained = all(culprit.kind == "node" and culprit.is_certain for culprit in culprits)
+    return are_explained and 0 < 2 * len(culprits) < len(hosts)
+
+
+def _is_between_nodes(judged: Sequence[PlaceVerdict]) -> bool:
+    return any(place.place.peer_host not in (None, place.place.host) for place in judged)
 
 
 class _Values:
@@ -110,7 +123,7 @@ def _values_of(places: Iterable[PlaceVerdict]) -> list[float]:
 
 
 def _culprits(judged: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culprit]:
-    if any(place.place.peer_host not in (None, place.place.host) for place in judged):
+    if _is_between_nodes(judged):
         yield from _between_nodes(judged, values)
         return
     by_host: dict[str, list[PlaceVerdict]] = defaultdict(list)

@@ -229,6 +229,11 @@ class TestBetweenNodes:
     def test_the_first_and_the_last_node_are_neighbours(self) -> None:
         assert self.named(self.judge(4, (0, 1), (0, 3))) == [("node", "n0", None, None, True)]
 
+    def test_a_slow_node_of_three_fails_most_pairs_and_is_certain(self) -> None:
+        verdict = self.judge(3, (0, 1), (1, 2))
+        assert self.named(verdict) == [("node", "n1", None, None, True)]
+        assert verdict.notes == ()
+
     def test_a_slow_link_of_two_nodes_is_named_once_for_all_of_its_rails(self) -> None:
         verdict = self.judge(4, (1, 2))
         assert self.named(verdict) == [("link", "n1", None, "n2", True)]
