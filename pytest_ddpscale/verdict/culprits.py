@@ -76,7 +76,8 @@ class Comparison:
     def among(self, verdict: Verdict, measured: Rounds) -> list[Straggler]:
         """Those that took part in what was judged."""
         if self.evidence.plan.nodes == 1:
-            return [s for s in self.stragglers if s.rank < verdict.world_size]
+            ranks = self.study.turns if verdict.world_size == 1 else verdict.world_size
+            return [s for s in self.stragglers if s.rank < ranks]
         # A rank's number is another one after a node was lost; its place stays.
         places = {(one.host, one.local_rank) for arm_round in measured.values() for one in arm_round.ranks}
         return [s for s in self.stragglers if (s.host, s.local_rank) in places]

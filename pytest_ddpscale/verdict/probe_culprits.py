@@ -2,7 +2,8 @@
 
 All places do the same thing at the same time, so that one that misses the bound stands out by its number beside the
 others'. If more than half of them miss it alike, nobody is certain to be at fault, unless fewer than half of the nodes
-explain all pairs between nodes that do: a bound that is wrong must not drain a cluster. Of several nodes, one all of whose places fail is named as a whole.
+explain all pairs between nodes that do: a bound that is wrong must not drain a cluster. Of several nodes, one all of
+whose places fail is named as a whole.
 
 A pair that fails blames its link, unless a GPU explains it: one that keeps the bound with nobody, and misses it with
 most of the others, is at fault itself and its links are not named. If all pairs that fail share one GPU, that GPU is

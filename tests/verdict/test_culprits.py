@@ -141,6 +141,12 @@ class TestOneSlowRank:
         assert judge_slowed(slow(1.3, 3), smaller, [larger]).culprits == ()
         assert len(judge_slowed(slow(1.3, 1), smaller, [larger]).culprits) == 1
 
+    def test_is_named_for_what_one_rank_misses_if_it_had_its_turns(self) -> None:
+        alone = make_case("throughput_per_gpu", 2 * ALONE_IMG_PER_S, world_size=1)
+        verdict = judge_slowed(slow(1.3, 3), alone, [make_case("weak_scaling_efficiency", 0.9, world_size=4)])
+        assert verdict.outcome == "failed"
+        assert [culprit.gpu_uuid for culprit in verdict.culprits] == ["GPU-3"]
+
     def test_is_found_in_the_weak_study_for_a_strong_scaling_that_fails(self) -> None:
         strong = make_case("strong_scaling_efficiency", 0.9, world_size=4)
         weak = make_case("weak_scaling_efficiency", 0.9, world_size=4)
