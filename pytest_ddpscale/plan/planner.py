@@ -84,8 +84,9 @@ def build_plan(
 
     The first weak-scaling study, by name, on the most ranks also times them all at once without communication (the arm
     ``each``), so that it can be said which rank is slow: under DDP all of them wait for the slowest. On several nodes
-    that is all ranks of the gang. Where weak scaling goes beyond a node, it is also measured on one node, two, four …
-    of them, so that it can be seen from where on it does not scale. Whatever is launched on several nodes, pairs of
+    that is all ranks of the gang. That study comes first: how slow each rank is has to be known before another one is
+    ended because it has told enough. Where weak scaling goes beyond a node, it is also measured on one node, two, four
+    … of them, so that it can be seen from where on it does not scale. Whatever is launched on several nodes, pairs of
     them are measured, too: a path between nodes that nobody asks about may be the slow one.
 
     Args:
@@ -120,7 +121,8 @@ def build_plan(
         ranks_per_node = None
     # A rank that nothing larger trains would count as trained, while its slowness is averaged away.
     turns = min(ranks_per_node or asked, asked)
-    studies = tuple(_study(scaling, workload, wanted, pace, turns) for (scaling, workload), wanted in arms.items())
+    in_order = sorted(arms.items(), key=lambda item: _compared(item[1]), reverse=True)
+    studies = tuple(_study(scaling, workload, wanted, pace, turns) for (scaling, workload), wanted in in_order)
     pairs = pair_study(device_type) if layout is not None and (studies or probed) else None
     probe_study = ProbeStudy(probed, _rounds((), pace), PROBE_BLOCKS_S[device_type]) if probed else None
     return Plan(sku, device_type, studies, seed, nodes, ranks_per_node, pairs, probe_study, survey)
@@ -163,6 +165,11 @@ def _doubling(layout: Layout, most: int) -> Iterator[int]:
 
 def _largest(arms: Wanted) -> int:
     return max((arm.world_size for wanted in arms.values() for arm in wanted), default=1)
+
+
+def _compared(arms: Iterable[Arm]) -> int:
+    """How many ranks are compared with each other."""
+    return max((arm.world_size for arm in arms if arm.kind == "each"), default=0)
 
 
 def _add_each(arms: Wanted, layout: Layout | None) -> None:

@@ -19,7 +19,7 @@ from tests.small_disk import small_disk
 
 pytestmark = pytest.mark.slow
 
-STRONG, WEAK = "strong/tiny", "weak/tiny"  # in the order in which they are measured
+FIRST, SECOND = "weak/tiny", "strong/tiny"  # in the order in which they are measured
 THRESHOLDS = """
 schema_version: 1
 skus:
@@ -61,7 +61,7 @@ def test_a_run_that_was_killed_is_finished_by_another_session(tmp_path: Path) ->
 
     def has_rounds_of_the_second_study() -> bool:
         assert killed.poll() is None, "it ended before it could be killed"
-        return any(r["kind"] == "round_end" and r["study"] == WEAK for r in records(measured))
+        return any(r["kind"] == "round_end" and r["study"] == SECOND for r in records(measured))
 
     with (tmp_path / "output").open("wb") as output:
         command = pytest_command("--gpu-sku=cpu", "--ddp-run-dir=run")
@@ -76,7 +76,7 @@ def test_a_run_that_was_killed_is_finished_by_another_session(tmp_path: Path) ->
     wait_for("the end of the ranks", lambda: not any(psutil.pid_exists(pid) for pid in ranks))
     assert (run / "run.lock").exists()
     assert json.loads((run / "verdicts.json").read_text())["outcome"] == "incomplete", "written after the first study"
-    kept = [record for record in records(measured) if record.get("study") == STRONG]
+    kept = [record for record in records(measured) if record.get("study") == FIRST]
     assert kept[-1]["kind"] == "study_end"
 
     resumed = subprocess.run(
@@ -86,8 +86,8 @@ def test_a_run_that_was_killed_is_finished_by_another_session(tmp_path: Path) ->
     assert "1 of 2 studies were measured and are kept" in resumed.stdout
     assert "ACCEPTED: 2 of 2 requirements passed" in resumed.stdout
     assert json.loads((run / "verdicts.json").read_text())["outcome"] == "accepted"
-    assert [record for record in records(measured) if record.get("study") == STRONG] == kept
-    rounds = [r["round"] for r in records(measured) if r["kind"] == "round_end" and r["study"] == WEAK]
+    assert [record for record in records(measured) if record.get("study") == FIRST] == kept
+    rounds = [r["round"] for r in records(measured) if r["kind"] == "round_end" and r["study"] == SECOND]
     assert rounds == list(range(len(rounds))), "of one session only"
     assert any(record["kind"] == "round_end" for record in records(run / "superseded.jsonl"))
     assert sorted(log.name for log in (run / "logs").glob("gang-*.log")) == ["gang-0.log", "gang-1.log"]

@@ -43,7 +43,7 @@ def test_questions_about_one_training_share_a_study() -> None:
     assert study.arms == (Arm("alone", 1, 8), Arm("ddp", 2, 8), Arm("ddp", 8, 8), Arm("each", 8, 8))
 
 
-def test_scalings_and_workloads_are_studies_of_their_own_in_the_order_asked() -> None:
+def test_scalings_and_workloads_are_studies_of_their_own_and_that_which_compares_ranks_is_first() -> None:
     questions = [
         question("strong_scaling_speedup", TWO, 4),
         question("weak_scaling_efficiency", ONE, 4),
@@ -51,8 +51,9 @@ def test_scalings_and_workloads_are_studies_of_their_own_in_the_order_asked() ->
         question("strong_scaling_efficiency", TWO, 4),
     ]
     plan = build_plan("a100", "cuda", questions, PACE)
-    assert [study.id for study in plan.studies] == ["strong/two", "weak/one", "strong/one"]
-    assert plan.studies[0].arms == (Arm("alone", 1, 16), Arm("ddp", 4, 4))
+    assert [study.id for study in plan.studies] == ["weak/one", "strong/two", "strong/one"]
+    assert plan.studies[0].arm("each@4")
+    assert plan.studies[1].arms == (Arm("alone", 1, 16), Arm("ddp", 4, 4))
     assert plan.studies[2].arms == (Arm("alone", 1, 16), Arm("ddp", 2, 8))
 
 
