@@ -220,7 +220,7 @@ def test_two_gangs_at_once_do_not_meet(tmp_path: Path) -> None:
         thread.join()
     for run in results.values():
         assert {end["reason"] for end in ends(run).values()} == {"rounds"}
-        assert len(run.read_measurements()) == 10
+        assert len(run.read_measurements()) == 2 * FEWEST_ROUNDS
 
 
 class WantsLess:
