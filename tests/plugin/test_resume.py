@@ -18,7 +18,7 @@ from tests.plugin.site import Site, assert_no_crash, assert_refused, contents, e
 ON_CPU = ("--gpu-sku=cpu", "--ddp-gpus-per-node=2")
 NEW = (*ON_CPU, "--ddp-run-dir=run")
 RESUME = ("--ddp-resume=run", "--ddp-gpus-per-node=2")
-WEAK, STRONG = "weak/tiny", "strong/tiny"
+FIRST, LAST = "weak/tiny", "strong/tiny"  # in the order in which they are measured
 THRESHOLDS = """\
 schema_version: 1
 skus:
@@ -58,8 +58,8 @@ def ends(monkeypatch: pytest.MonkeyPatch, **how: str) -> None:
 
 
 def cut_short(site: Site, monkeypatch: pytest.MonkeyPatch, end: str) -> pytest.RunResult:
-    """A first session whose last study (weak scaling) did not come to its own end."""
-    ends(monkeypatch, weak=end)
+    """A first session whose last study (strong scaling) did not come to its own end."""
+    ends(monkeypatch, strong=end)
     result = site.run(*NEW)
     ends(monkeypatch)
     return result
@@ -87,7 +87,7 @@ class TestOnlyWhatIsMissing:
     ) -> None:
         first = cut_short(site, monkeypatch, end)
         assert first.ret == (-9 if end == "killed" else pytest.ExitCode.TESTS_FAILED)
-        kept, begun = of_study(run.measurements_jsonl, STRONG), of_study(run.measurements_jsonl, WEAK)
+        kept, begun = of_study(run.measurements_jsonl, FIRST), of_study(run.measurements_jsonl, LAST)
         result = site.run(*RESUME)
         assert_no_crash(result)
         assert result.ret == pytest.ExitCode.OK
@@ -95,9 +95,9 @@ class TestOnlyWhatIsMissing:
         assert f"goes on with {run.path.name}: 1 of 2 studies were measured and are kept" in output_of(result)
         assert site.outcome("run") == "accepted"
         assert launches(run) == ["2 studies", "1 studies"]
-        assert of_study(run.measurements_jsonl, STRONG) == kept
-        assert of_study(run.superseded_jsonl, WEAK) == begun
-        assert of_study(run.superseded_jsonl, STRONG) == []
+        assert of_study(run.measurements_jsonl, FIRST) == kept
+        assert of_study(run.superseded_jsonl, LAST) == begun
+        assert of_study(run.superseded_jsonl, FIRST) == []
 
     def test_is_recorded_and_told(self, site: Site, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
         cut_short(site, monkeypatch, "error")
@@ -107,20 +107,20 @@ class TestOnlyWhatIsMissing:
         (resumed,) = record["resumed"]
         assert resumed["status_before"] == "finished"
         assert "--ddp-resume=run" in resumed["argv"]
-        assert resumed["measured_anew"] == {WEAK: "error"}
+        assert resumed["measured_anew"] == {LAST: "error"}
         report = (run.path / "report.md").read_text(encoding="utf-8")
         for notes in (site.verdicts("run")["notes"], report):
             assert any("measured in 2 sessions" in line for line in (notes if isinstance(notes, list) else [notes]))
-        assert f"superseded.jsonl: {WEAK} (error)" in site.verdicts("run")["notes"][1]
+        assert f"superseded.jsonl: {LAST} (error)" in site.verdicts("run")["notes"][1]
 
     def test_may_take_several_attempts(self, site: Site, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
         cut_short(site, monkeypatch, "killed")
-        ends(monkeypatch, weak="killed")
+        ends(monkeypatch, strong="killed")
         assert site.run(*RESUME).ret == -9
         ends(monkeypatch)
         assert site.run(*RESUME).ret == pytest.ExitCode.OK
         assert launches(run) == ["2 studies", "1 studies", "1 studies"]
-        assert sum('"study_start"' in line for line in of_study(run.superseded_jsonl, WEAK)) == 2
+        assert sum('"study_start"' in line for line in of_study(run.superseded_jsonl, LAST)) == 2
         assert [one["status_before"] for one in run.read_run()["resumed"]] == ["running", "running"]
 
     def test_is_nothing_where_all_was_measured(self, site: Site, run: RunDirectory) -> None:
@@ -167,12 +167,12 @@ def test_an_interrupted_study_is_not_measured_and_says_what_finishes_it(
     result = cut_short(site, monkeypatch, "interrupted")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert outcomes(site) == {
-        "throughput_per_gpu": "not_measured", "weak_scaling_efficiency": "not_measured",
-        "strong_scaling_speedup": "passed",
+        "throughput_per_gpu": "passed", "weak_scaling_efficiency": "passed",
+        "strong_scaling_speedup": "not_measured",
     }  # fmt: skip
     assert site.outcome("run") == "incomplete"
     reason = "interrupted: the job reached its time limit; --ddp-resume=run finishes it"
-    assert f"NOT MEASURED  weak_scaling_efficiency[tiny-2rank]: {reason}" in output_of(result)
+    assert f"NOT MEASURED  strong_scaling_speedup[tiny-2rank]: {reason}" in output_of(result)
     assert site.judge(run="run").ret == pytest.ExitCode.TESTS_FAILED
     assert site.outcome("run/judged-1") == "incomplete"
 
@@ -184,7 +184,7 @@ def test_studies_of_different_hosts_are_never_accepted_together(
     monkeypatch.setenv("GANG_HOST", "node2")
     result = site.run(*RESUME)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    why = f"studies were measured on different hosts: {STRONG} on node1, {WEAK} on node2"
+    why = f"studies were measured on different hosts: {LAST} on node2, {FIRST} on node1"
     assert f"INCOMPLETE: {why}" in result.outlines
     assert [host["host"] for host in run.read_run()["hosts"]] == ["node1", "node2"]
     site.judge(run="run")
