@@ -75,7 +75,7 @@ def test_acceptance_tests_are_found_from_an_empty_directory(installed: Path, tmp
     result = run(installed, "pytest", "--gpu-sku=b200", "--collect-only", cwd=tmp_path)
     assert result.returncode == 0
     assert "ddpscale plan for b200" in result.stdout
-    assert "test_weak_scaling_efficiency[resnet152-fp16-8gpu]" in result.stdout
+    assert "test_weak_scaling_efficiency[resnet152-fp16-node]" in result.stdout
 
 
 def test_acceptance_tests_are_found_as_a_package(installed: Path, tmp_path: Path) -> None:
