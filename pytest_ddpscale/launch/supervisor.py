@@ -22,14 +22,17 @@ from pytest_ddpscale.launch.place import Place
 from pytest_ddpscale.launch.slurm_job import why_signalled
 from pytest_ddpscale.launch.steering import Judge, Steering
 from pytest_ddpscale.launch.tail import Tail
+from pytest_ddpscale.node.messages import SILENCE_S
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import LOST, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import STUDY_ID as SURVEY
 
 Listener = Callable[[dict[str, Any]], None]
-# At most so many messages a second reach the supervisor from all nodes together.
+# About so many messages a second reach the supervisor from all nodes together, unless a node would then be taken for
+# lost, as it is after SILENCE_S.
 _NODES_PER_BEAT_S = 200.0
+_LONGEST_BEAT_S = SILENCE_S / 3
 
 
 class NotAdmitted(Exception):
@@ -187,7 +190,7 @@ class Supervisor:
             log_dir=log.with_suffix("").resolve(),
             worker_arguments=self._worker_arguments(studies),
             hosts=hosts,
-            beat_s=max(1.0, nodes * plan.layout.ranks_per_node / _NODES_PER_BEAT_S),
+            beat_s=min(_LONGEST_BEAT_S, max(1.0, nodes * plan.layout.ranks_per_node / _NODES_PER_BEAT_S)),
             survey=plan.survey and not self._is_surveyed,
             has_gpus=plan.device_type == "cuda",
             post_mortem=plan.survey and plan.device_type == "cuda",
