@@ -38,7 +38,7 @@ from pytest_ddpscale.verdict.verdict import Verdict
 
 RANKS = 2
 WORKLOAD = Workload("small", "resnet18", "fp32", 16, 64, "contiguous", num_classes=10)
-PACE = Pace(rounds=6, block_s=0.5, warmup_s=0.5)
+PACE = Pace(rounds=10, block_s=0.5, warmup_s=0.5)
 # A rank that works 1 and sleeps 0.25 sleeps a fifth of its step.
 SLEEP_PER_WORK = 0.25
 FAULTS = ("none", "sleeps a fifth of a step", "busy neighbour on its core")

@@ -23,7 +23,7 @@ from tests.listening import addresses_listened_on
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-TINY = Workload("tiny", "resnet18", "fp32", 2, 32, "contiguous", num_classes=10)
+TINY = Workload("tiny", "shufflenet_v2_x0_5", "fp32", 2, 32, "contiguous", num_classes=10)
 STUDY = Study("weak", TINY, (Arm("alone", 1, 2), Arm("ddp", 2, 2)), rounds=2, block_s=0.05, warmup_s=0.05)
 PLAN = Plan("cpu", "cpu", (STUDY,), ranks_per_node=2, probes=ProbeStudy((Probe("all-reduce-1mib", 2),), 2, 0.05))
 # A machine of its own with loopback and one more interface; the gang is the only process in it that talks.

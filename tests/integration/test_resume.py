@@ -27,8 +27,8 @@ skus:
     description: any CPU
     detect: {device: cpu}
     workloads:
-      tiny: {model: resnet18, precision: fp32, batch_size: 4, image_size: 32, memory_format: contiguous,
-        global_batch_size: 8, num_classes: 10}
+      tiny: {model: shufflenet_v2_x0_5, precision: fp32, batch_size: 4, image_size: 32,
+        memory_format: contiguous, global_batch_size: 8, num_classes: 10}
     requirements:
       - {metric: strong_scaling_speedup, workload: tiny, world_size: 2, at_least: 0.001,
          source: &measured {measured: 2, reference: nobody, reasoning: made up for a test}}

@@ -28,9 +28,10 @@ ENDLESS = ("--ddp-rounds=5000", "--ddp-confidence=0.9999", "--ddp-block=2s")
 GONE_S = 60
 
 
-def two_studies(folder: Path) -> Path:
+def two_studies(folder: Path, nodes: int = 3) -> Path:
     path = folder / "thresholds.yaml"
     text = TRAINING.replace("    requirements:\n", f"{SMALL}    requirements:\n")
+    text = text.replace("world_size: 3", f"world_size: {nodes}")
     path.write_text(text + ON_SMALL, encoding="utf-8")
     return path
 
@@ -114,7 +115,7 @@ def test_a_job_that_is_cancelled_says_so_and_has_its_verdicts_before_slurm_kills
 
 def test_a_srun_that_is_killed_is_named_and_no_gang_starts_beside_what_it_left(lab: SlurmLab, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
-    command = pytest_command(run.path, two_studies(tmp_path), *ENDLESS)
+    command = pytest_command(run.path, two_studies(tmp_path, nodes=2), *ENDLESS)
     job = lab.submit(" ".join(["exec", *command]), "--nodes=2", "--nodelist=n1,n2", cwd=tmp_path)
     wait_until_measuring(run)
     [srun] = [one for one in lab.node("n1").processes() if Path(one.cmdline()[0]).name == "srun" and one.children()]
@@ -159,10 +160,7 @@ def test_nodes_that_do_not_see_the_run_directory_are_named_and_nothing_is_launch
     assert not list((elsewhere / "run" / "logs").iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_a_run_from_a_login_node_that_is_interrupted_leaves_no_job(
-    lab: SlurmLab, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_run_from_a_login_node_that_is_interrupted_leaves_no_job(lab: SlurmLab, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     command = pytest_command(run.path, two_studies(tmp_path), "--ddp-nodes=2", "-k", "small", *ENDLESS)
     pytest_process = subprocess.Popen(
@@ -170,7 +168,7 @@ def test_a_run_from_a_login_node_that_is_interrupted_leaves_no_job(
     )
     try:
         wait_until_measuring(run)
-        pytest_process.send_signal(number)
+        pytest_process.send_signal(signal.SIGINT)
         output, _ = pytest_process.communicate(timeout=GONE_S)
     finally:
         pytest_process.kill()

@@ -102,14 +102,6 @@ def test_a_node_behind_a_slow_link_is_named(lab: SlurmLab, tmp_path: Path) -> No
     assert lab.processes() == []
 
 
-def test_a_node_with_30_per_cent_of_its_peers_cpu_is_named(lab: SlurmLab, tmp_path: Path) -> None:
-    lab.share_cores(*names(3))
-    ran = accept(lab, tmp_path, 3, *SHORTER, once_up=lambda: slow_down(lab.node("n3"), 0.3))
-    assert_not_accepted_for(ran, {"n3"})
-    (culprit,) = ran.verdict(WEAK)["culprits"]
-    assert "the median of 2 peers" in culprit["evidence"]
-
-
 def test_of_six_nodes_one_behind_a_slow_link_and_one_with_little_cpu_are_named(lab: SlurmLab, tmp_path: Path) -> None:
     lab.share_cores(*names(6))
     lab.node("n2").slow_link("200mbit")

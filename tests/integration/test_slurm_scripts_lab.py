@@ -189,7 +189,7 @@ def test_an_acceptance_that_is_preempted_goes_on_in_its_run_to_the_end(lab: Slur
     thresholds.write_text(TRAINING.replace("at_least: 0.3", "at_least: 0.01"))
     settings = ENVIRON | {
         "DDPSCALE_THRESHOLDS": str(thresholds),
-        "DDPSCALE_ARGS": "--ddp-rounds=14 --ddp-block=0.4s --ddp-gpus-per-node=1 -p no:cacheprovider",
+        "DDPSCALE_ARGS": "--ddp-rounds=8 --ddp-block=0.4s --ddp-gpus-per-node=1 -p no:cacheprovider",
     }
     job = lab.submit(
         SLURM / "acceptance.sbatch", "--nodelist=n1,n2,n3", "--nodes=3", cwd=tmp_path, environ=settings

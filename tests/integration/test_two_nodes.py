@@ -20,7 +20,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 
-TINY = Workload("tiny", "resnet18", "fp32", 2, 32, "contiguous", num_classes=10)
+TINY = Workload("tiny", "shufflenet_v2_x0_5", "fp32", 2, 32, "contiguous", num_classes=10)
 ARMS = (Arm("alone", 1, 2), Arm("ddp", 2, 2), Arm("ddp", 4, 2), Arm("ddp", 2, 2, "spread"), Arm("each", 4, 2))
 STUDY = Study("weak", TINY, ARMS, rounds=2, block_s=0.05, warmup_s=0.05, turns=2)
 HOSTS = {0: "n0", 1: "n0", 2: "n1", 3: "n1"}
