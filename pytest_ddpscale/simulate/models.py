@@ -57,6 +57,7 @@ class Model:
 # weights; what it calls FLOPs are multiply-accumulates). Host times: published host-bound rows of ResNet-152 take
 # about 100 ms a step whatever the batch (A100 and V100), of ViT-B/16 about 60 ms (V100); the others by their layers.
 _MODELS = {
+    "shufflenet_v2_x0_5": Model(1_366_792, 0.040e9, 0.015),
     "squeezenet1_1": Model(1_235_496, 0.349e9, 0.010),
     "resnet18": Model(11_689_512, 1.814e9, 0.012),
     "resnet34": Model(21_797_672, 3.664e9, 0.022),
