@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.plugin.prepared import DRAWS
 from tests.plugin.site import REQUIREMENTS, ROUNDS, WEAK_8, Site, assert_no_crash, output_of, thresholds_with
 
 VERDICT_KEYS = {
@@ -19,8 +20,9 @@ ALL = len(REQUIREMENTS)
 
 
 @pytest.fixture
-def judged(site: Site) -> Path:
+def judged(site: Site, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run directory with one failure in its verdicts."""
+    monkeypatch.setenv(DRAWS, "1")
     text = thresholds_with("test_device_utilization[resnet152-fp16-8gpu]", "at_least: 0.95", "at_least: 0.99")
     site.write("thresholds.yaml", text)
     run = site.measured()
@@ -63,7 +65,7 @@ def test_every_view_is_there_and_says_the_same(judged: Path) -> None:
     plots = sorted((judged / "plots").glob("*.png"))
     assert plots
     for plot in plots:
-        assert plot.read_bytes().startswith(b"\x89PNG"), plot
+        assert len(plot.read_bytes()) > 10_000, plot
         assert f"plots/{plot.name}" in markdown
 
 
