@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_ddpscale.fixtures import JudgeableRequirement, Run
+from pytest_ddpscale.plugin.fixtures import JudgeableRequirement, Run
 
 
 @pytest.mark.requirement("device_utilization")

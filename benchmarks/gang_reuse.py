@@ -26,16 +26,16 @@ from typing import Any
 
 from reporting import argument_parser, keep, positive_int, table
 
+from pytest_ddpscale.launch.gang_setup import setup_here
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.place import place_here
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.plan.planner import PACES
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import errors_of
 from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.util.packaged import packaged
 
 SKU, WORKLOAD, RANKS = "cpu", "resnet18-fp32", 2
 EXPECTED_RATIO, EXPECTED_YIELD = 3.0, 0.6
@@ -116,7 +116,7 @@ def measure(study: Study, directory: Path) -> Cost:
     plan = Plan(SKU, "cpu", (study,))
     run.write_json(run.plan_json, plan.as_json())
     began = time.perf_counter()
-    supervisor = Supervisor(place_here("cpu"), run, LIMITS)
+    supervisor = Supervisor(setup_here("cpu"), run, LIMITS)
     supervisor.measure(plan)
     wall_s = time.perf_counter() - began
     for message in errors_of(run.read_records()).values():

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.sku.detection import visible_gpus
+from pytest_ddpscale.stats.intervals import Estimate, geometric_mean_estimate
 from pytest_ddpscale.telemetry.link import POLL_S, Sampler
-from pytest_ddpscale.verdict.statistics import Estimate, geometric_mean_estimate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.packaged import packaged
-from pytest_ddpscale.simulate.cluster import Cluster, ClusterOptions, open_cluster
-from pytest_ddpscale.simulate.deciding import decide
 from pytest_ddpscale.simulate.faults import Faults, parse_faults
+from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
+from pytest_ddpscale.simulate.simulated_session import decide
 from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.util.packaged import packaged
 
 SKU, WORKLOAD, GPUS = "a100-sxm4-80gb", "resnet152-fp16", 8
 CONFIDENCE = 0.95
@@ -51,7 +51,7 @@ class Row:
     mean_rounds: float
 
 
-def measure(cluster: Cluster, noise: float, slower: float, place: int | None, runs: int) -> Row:
+def measure(cluster: SimulatedCluster, noise: float, slower: float, place: int | None, runs: int) -> Row:
     """Simulate and judge some runs."""
     plan = cluster.plan(short_blocks=True)
     texts = () if place is None else (f"slow-gpu:{place}:{1 + slower / 100}",)
@@ -67,7 +67,7 @@ def measure(cluster: Cluster, noise: float, slower: float, place: int | None, ru
     return Row(noise, slower, place, found["accepted"], found["incomplete"], found["rejected"], mean_rounds)
 
 
-def cluster_of(noise: float) -> Cluster:
+def cluster_of(noise: float) -> SimulatedCluster:
     """The node, with so much noise a round, in per cent."""
     options = ClusterOptions(SKU, gpus=GPUS, round_noise=noise / 100, workloads=(WORKLOAD,))
     return open_cluster(load_thresholds(packaged("thresholds.yaml")), options)

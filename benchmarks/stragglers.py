@@ -23,18 +23,18 @@ from pathlib import Path
 
 from reporting import argument_parser, keep, positive_int, table
 
+from pytest_ddpscale.evidence.evidence import read_evidence
+from pytest_ddpscale.launch.gang_setup import GangSetup, setup_here
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.place import Place, place_here
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.model import Requirement
-from pytest_ddpscale.verdict.evaluation import judge
-from pytest_ddpscale.verdict.evidence import read_evidence
-from pytest_ddpscale.verdict.verdict import Verdict
+from pytest_ddpscale.verdict.judge import judge
 
 RANKS = 2
 WORKLOAD = Workload("small", "resnet18", "fp32", 16, 64, "contiguous", num_classes=10)
@@ -66,9 +66,9 @@ class Outcome:
         return self.named == (() if self.slow_rank is None else (self.slow_rank,))
 
 
-def sleepy_place(slow_rank: int) -> Place:
+def sleepy_place(slow_rank: int) -> GangSetup:
     """This machine, with a worker of which one rank sleeps in each step."""
-    place = place_here("cpu")
+    place = setup_here("cpu")
     fault = {"SLOW_RANK": str(slow_rank), "SLOW_SHARE": str(SLEEP_PER_WORK)}
     site = os.pathsep.join(filter(None, [str(Path(__file__).with_name("slow_site")), os.environ.get("PYTHONPATH")]))
     return replace(place, environment={**place.environment, **fault, "PYTHONPATH": site})
@@ -88,7 +88,7 @@ def busy_neighbour(slow_rank: int) -> Iterator[None]:
         process.wait()
 
 
-def uniformity(run_path: Path, place: Place) -> Verdict:
+def uniformity(run_path: Path, place: GangSetup) -> Verdict:
     """The verdict on two ranks that train the same."""
     questions = [Question(METRICS[name], WORKLOAD, RANKS) for name in ("rank_uniformity", "weak_scaling_efficiency")]
     plan = build_plan("cpu", "cpu", questions, PACE)
@@ -106,7 +106,7 @@ def uniformity(run_path: Path, place: Place) -> Verdict:
 
 def one_run(fault: str, slow_rank: int | None) -> Outcome:
     """Measure two ranks once, with or without a fault."""
-    place = sleepy_place(slow_rank) if fault == FAULTS[1] and slow_rank is not None else place_here("cpu")
+    place = sleepy_place(slow_rank) if fault == FAULTS[1] and slow_rank is not None else setup_here("cpu")
     neighbour: AbstractContextManager[None] = nullcontext()
     if fault == FAULTS[2] and slow_rank is not None:
         neighbour = busy_neighbour(slow_rank)

@@ -23,13 +23,13 @@ from typing import Any
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.plan.estimate import STARTUP_S, round_seconds, warm_up_seconds
-from pytest_ddpscale.simulate.cluster import Cluster, ClusterOptions, open_cluster
-from pytest_ddpscale.simulate.deciding import DecidedStudy, decide
 from pytest_ddpscale.simulate.faults import Faults
+from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
+from pytest_ddpscale.simulate.simulated_session import DecidedStudy, decide
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.util.packaged import packaged
 from pytest_ddpscale.verdict.deciding import more_rounds_may_decide
 
 SKU = "a100-sxm4-80gb"
@@ -73,7 +73,7 @@ class StudyTime:
     failed: int
 
 
-def published_cluster(thresholds: Path, noise: float | None) -> Cluster:
+def published_cluster(thresholds: Path, noise: float | None) -> SimulatedCluster:
     """The node, asked for what is published of it."""
     options = ClusterOptions(SKU, gpus=8, round_noise=noise, workloads=WORKLOADS)
     cluster = open_cluster(load_thresholds(thresholds), options)
@@ -85,7 +85,7 @@ def is_published(case: Case) -> bool:
     return case.requirement.metric in METRICS and case.requirement.source.measured is not None
 
 
-def one_run(cluster: Cluster, seed: int) -> list[StudyTime]:
+def one_run(cluster: SimulatedCluster, seed: int) -> list[StudyTime]:
     """Measure and judge every study once."""
     plan = cluster.plan(seed=seed)
     faults = Faults((), cluster.topology)
@@ -93,7 +93,7 @@ def one_run(cluster: Cluster, seed: int) -> list[StudyTime]:
     return [study_time(cluster, study) for study in decided]
 
 
-def study_time(cluster: Cluster, decided: DecidedStudy) -> StudyTime:
+def study_time(cluster: SimulatedCluster, decided: DecidedStudy) -> StudyTime:
     """What a study that was decided after some rounds takes."""
     speeds = {name: expectation.img_per_s for name, expectation in cluster.performance.expectations.items()}
     open_ = sum(map(more_rounds_may_decide, decided.verdicts))

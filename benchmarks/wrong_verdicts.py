@@ -29,8 +29,8 @@ from reporting import argument_parser, keep, positive_int, table
 from pytest_ddpscale.metrics.samples import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.simulate.power import Share
+from pytest_ddpscale.stats.intervals import t_quantile
 from pytest_ddpscale.verdict.estimating import estimate_of
-from pytest_ddpscale.verdict.statistics import t_quantile
 
 CONFIDENCE = 0.95
 NAIVE_ALPHA_PER_LOOK = 0.008

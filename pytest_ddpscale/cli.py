@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import BadInput, HistoryError, OptionError
-from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.simulate.arguments import add_power, add_simulate
+from pytest_ddpscale.util.packaged import packaged
 
 USER_ERROR = 4  # as pytest's exit code for a usage error
 SITE_FILES = ("acceptance", "thresholds.yaml", "thresholds.schema.json", "slurm")
@@ -137,7 +137,7 @@ def _report(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.report.terminal import table_lines
     from pytest_ddpscale.results.records import flops_of
     from pytest_ddpscale.results.run_directory import RunDirectory
-    from pytest_ddpscale.verdict.record import read_judgement
+    from pytest_ddpscale.results.verdicts_json import read_judgement
 
     run = RunDirectory.open(arguments.directory)
     judgement = read_judgement(run.verdicts_json)
@@ -158,7 +158,7 @@ def _add_culprits(commands: Commands) -> None:
 
 def _culprits(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.report.culprits_text import HostFindings, read_findings, settled, text_lines, tsv_lines
-    from pytest_ddpscale.unjudged import judgement_of
+    from pytest_ddpscale.session.unjudged import judgement_of
 
     readable: list[HostFindings] = []
     errors: list[BadInput] = []

@@ -226,7 +226,7 @@ class _Value:
     where: str
 
     def refuse(self, expected: str) -> OptionError:
-        from pytest_ddpscale.masking import masked_arguments  # here, as every pytest session loads this module
+        from pytest_ddpscale.util.masking import masked_arguments  # here, as every pytest session loads this module
 
         shown = repr(masked_arguments([self.text])[0])
         shown = shown if len(shown) <= 200 else f"{shown[:200]}..."

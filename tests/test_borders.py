@@ -3,49 +3,39 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "pytest_ddpscale"
-EVERYBODY = {"errors", "packaged", "orphans", "masking", ""}  # "" is the package itself, for its version
+EVERYBODY = {"errors", "util", ""}  # "" is the package itself, for its version
 ALLOWED: dict[str, set[str]] = {
+    "util": set(),
+    "errors": set(),
     "plan": set(),
-    "telemetry": {"results"},
+    "settings": {"plan"},
     "thresholds": {"plan"},
     "results": {"plan", "thresholds"},
-    "sku": {"thresholds", "settings", "plan"},
-    "metrics": {"plan", "results"},
-    "verdict": {"plan", "results", "thresholds", "metrics"},
-    "history": {"plan", "results", "thresholds", "metrics", "verdict"},
-    "report": {"plan", "results", "metrics", "verdict", "history"},
-    "simulate": {"plan", "results", "thresholds", "verdict", "metrics"},
-    "launch": {"plan", "results", "node"},
+    "telemetry": {"results"},
+    "sku": {"plan", "thresholds"},
     "node": {"results", "sku", "telemetry"},
+    "launch": {"plan", "results", "node"},
     "worker": {"plan", "results", "telemetry"},
-    "settings": {"plan"},
-    "errors": set(),
-    "packaged": set(),
-    "orphans": set(),
-    "masking": set(),
+    "metrics": {"plan", "results"},
+    "stats": set(),
+    "evidence": {"plan", "results", "metrics"},
+    "checks": {"plan", "results"},
+    "blame": {"plan", "results", "thresholds", "metrics", "evidence"},
+    "verdict": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "checks", "blame"},
+    "history": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "verdict"},
+    "report": {"plan", "results", "metrics", "history"},
+    "simulate": {"plan", "results", "thresholds", "evidence", "verdict"},
 }
-TOP = {
-    "plugin",
-    "fixtures",
-    "session",
-    "opening",
-    "planning",
-    "admission",
-    "interim",
-    "unjudged",
-    "past",
-    "cluster",
-    "devices",
-    "resuming",
-    "cli",
-}
+TOP = {"session", "plugin", "cli"}
+LOOSE = {"cli", "settings", "errors"}
 THIRD_PARTY: dict[str, set[str]] = {
-    "pytest": {"plugin", "fixtures"},
+    "pytest": {"plugin"},
     "pytest_jsonreport": {"plugin"},
     "torch": {"worker"},
     "torchvision": {"worker"},
@@ -91,6 +81,21 @@ def test_each_dependency_is_used_where_it_belongs(module: Path) -> None:
         library = name.partition(".")[0]
         if library in THIRD_PARTY:
             assert part_of(module) in THIRD_PARTY[library], f"{library} is imported by {module}"
+
+
+def test_no_two_modules_have_one_name() -> None:
+    names = Counter(module.stem for module in MODULES if not module.stem.startswith("__"))
+    assert [name for name, number in names.items() if number > 1] == []
+
+
+def test_no_two_classes_have_one_name() -> None:
+    trees = [ast.parse(module.read_text(encoding="utf-8")) for module in MODULES]
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert [name for name, number in names.items() if number > 1] == []
+
+
+def test_nothing_is_loose_at_the_root() -> None:
+    assert {module.stem for module in MODULES if module.parent == PACKAGE} == LOOSE
 
 
 def test_every_part_has_a_rule() -> None:

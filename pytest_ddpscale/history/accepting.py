@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.history.database import reading, writing
-from pytest_ddpscale.history.key_values import KeyValue, Series
-from pytest_ddpscale.history.places import fullest_places, missing_gpus
+from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
+from pytest_ddpscale.history.missing_gpus import fullest_places, missing_gpus
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def _gone(told: Sequence[_Kept]) -> set[str]:
     return {gpu for _, gpu in missing_gpus(fullest_places(runs), runs[-1])}
 
 
-def _by_series(told: Sequence[_Kept]) -> dict[Series, list[_Kept]]:
-    found: dict[Series, list[_Kept]] = {}
+def _by_series(told: Sequence[_Kept]) -> dict[KeyValueSeries, list[_Kept]]:
+    found: dict[KeyValueSeries, list[_Kept]] = {}
     for one in told:
         found.setdefault(one.value.series, []).append(one)
     return found

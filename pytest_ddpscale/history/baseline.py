@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.history.database import reading
-from pytest_ddpscale.history.key_values import Series
-from pytest_ddpscale.history.places import fullest_places
+from pytest_ddpscale.history.key_values import KeyValueSeries
+from pytest_ddpscale.history.missing_gpus import fullest_places
 from pytest_ddpscale.history.prediction import MOST_VALUES, Reference
 from pytest_ddpscale.history.reading import host_runs, references_of
 from pytest_ddpscale.history.versions import versions_seen
@@ -31,9 +31,9 @@ class Baseline:
 
     sku: str
     before: str
-    past: Mapping[Series, Reference] = field(default_factory=dict)
+    past: Mapping[KeyValueSeries, Reference] = field(default_factory=dict)
     versions: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
-    places: frozenset[Series] = frozenset()
+    places: frozenset[KeyValueSeries] = frozenset()
 
     def as_json(self) -> dict[str, Any]:
         """The content of baseline.json."""
@@ -51,7 +51,7 @@ class Baseline:
         """Read what `as_json` wrote. Raises KeyError, TypeError, AttributeError or ValueError if it did not."""
         if data["schema_version"] != BASELINE_SCHEMA_VERSION:
             raise ValueError(f"schema_version is {data['schema_version']!r}; expected {BASELINE_SCHEMA_VERSION}")
-        past: dict[Series, Reference] = {}
+        past: dict[KeyValueSeries, Reference] = {}
         for row in data["past"]:
             series = _series(row)
             past[series] = Reference(**{name: row[name] for name in Reference.__dataclass_fields__})
@@ -62,12 +62,12 @@ class Baseline:
         return Baseline(str(data["sku"]), str(data["before"]), past, versions, frozenset(map(_series, data["places"])))
 
 
-def _series(row: Mapping[str, Any]) -> Series:
-    fields = {name: row[name] for name in Series.__dataclass_fields__}
+def _series(row: Mapping[str, Any]) -> KeyValueSeries:
+    fields = {name: row[name] for name in KeyValueSeries.__dataclass_fields__}
     wrong = [name for name, value in fields.items() if type(value) is not (int if name == "world_size" else str)]
     if wrong:
         raise ValueError(f"{wrong[0]} is {fields[wrong[0]]!r}")
-    return Series(**fields)
+    return KeyValueSeries(**fields)
 
 
 def read_baseline(history_file: Path, sku: str, hosts: Collection[str], before_iso: str) -> Baseline:
@@ -84,9 +84,9 @@ def read_baseline(history_file: Path, sku: str, hosts: Collection[str], before_i
     Raises:
         HistoryError: there is no history, or it cannot be used.
     """
-    past: dict[Series, Reference] = {}
+    past: dict[KeyValueSeries, Reference] = {}
     versions: dict[str, dict[str, tuple[str, ...]]] = {}
-    places: set[Series] = set()
+    places: set[KeyValueSeries] = set()
     with reading(history_file) as connection:
         for host in sorted(hosts):
             runs = host_runs(connection, sku, host, before_iso)

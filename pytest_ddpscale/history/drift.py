@@ -37,7 +37,7 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ValueComparison:
     """A value beside others.
 
     Attributes:
@@ -66,8 +66,8 @@ class Drift:
 
     value: KeyValue
     at: str
-    past: Comparison | None
-    peers: Comparison | None
+    past: ValueComparison | None
+    peers: ValueComparison | None
 
     @property
     def is_worse(self) -> bool:
@@ -103,14 +103,14 @@ def drifts_of(observed: Sequence[Observed], confidence: float = CONFIDENCE) -> l
     ]
 
 
-def _compared(value: KeyValue, reference: Reference | None, confidence: float) -> Comparison | None:
+def _compared(value: KeyValue, reference: Reference | None, confidence: float) -> ValueComparison | None:
     if reference is None:
         return None
     ratio = value.value / reference.median
     if not reference.is_enough:
-        return Comparison(reference, ratio, None, "unknown")
+        return ValueComparison(reference, ratio, None, "unknown")
     interval = reference.interval(confidence)
-    return Comparison(reference, ratio, interval, _standing(value, interval))
+    return ValueComparison(reference, ratio, interval, _standing(value, interval))
 
 
 def _standing(value: KeyValue, interval: tuple[float, float]) -> Standing:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.key_values import KeyValue, key_values_of
-from pytest_ddpscale.history.places import missing_gpus
+from pytest_ddpscale.history.missing_gpus import missing_gpus
 from pytest_ddpscale.history.regression import Compared, Regression, regression_of
+from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.verdict.bounds import blank_verdict
-from pytest_ddpscale.verdict.evidence import Evidence
-from pytest_ddpscale.verdict.verdict import Culprit, Verdict
 
 _MOST_NAMED = 3
 _HOW_TO_ACCEPT = "ddpscale history NODE --accept"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.probes import places
 from pytest_ddpscale.metrics.rounds import group_rounds
 from pytest_ddpscale.plan.metric import METRICS
@@ -18,7 +19,6 @@ from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from pytest_ddpscale.results.records import Measurement, strict_json
-from pytest_ddpscale.verdict.evidence import Evidence
 
 THROUGHPUT = "throughput_per_gpu"
 _CPU = "cpu"
@@ -26,7 +26,7 @@ _DIGEST_DIGITS = 12
 
 
 @dataclass(frozen=True)
-class Series:
+class KeyValueSeries:
     """What has to be equal for two key values to be comparable: the same place, doing the same thing.
 
     Attributes:
@@ -81,16 +81,16 @@ class KeyValue:
             raise ValueError(f"{self.metric} of {self.host} is {self.value}; expected a positive and finite number")
 
     @cached_property
-    def series(self) -> Series:
+    def series(self) -> KeyValueSeries:
         """With which values this one may be compared. A GPU is known by its UUID, wherever it is plugged in."""
         gpu = f"{_CPU}:{self.gpu_index}" if self.gpu_uuid == _CPU else self.gpu_uuid or ""
-        return Series(self.host, gpu, self.metric, self.subject, self.world_size, self.arm, self.definition)
+        return KeyValueSeries(self.host, gpu, self.metric, self.subject, self.world_size, self.arm, self.definition)
 
     @property
-    def peers(self) -> Series:
+    def peers(self) -> KeyValueSeries:
         """What the same place of any other node has in common with this one: all but the host and the UUID."""
         place = "" if self.gpu_index is None else str(self.gpu_index)
-        return Series("", place, self.metric, self.subject, self.world_size, self.arm, self.definition)
+        return KeyValueSeries("", place, self.metric, self.subject, self.world_size, self.arm, self.definition)
 
 
 def key_values_of(evidence: Evidence) -> list[KeyValue]:
@@ -113,7 +113,7 @@ def key_values_of(evidence: Evidence) -> list[KeyValue]:
     ]
     probes = evidence.plan.probes
     probed = probe_values(evidence.plan, evidence.probes) if probes and probes.id not in evidence.errors else []
-    unique: dict[Series, KeyValue] = {}
+    unique: dict[KeyValueSeries, KeyValue] = {}
     for value in (*trained, *probed):  # of two arms that tell the same, such as each@8 beside each@16, the first counts
         unique.setdefault(value.series, value)
     return list(unique.values())

@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_ddpscale.errors import HistoryError, OptionError
 from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.drift import Drift, Observed, drifts_of
-from pytest_ddpscale.history.key_values import KeyValue, Series
+from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
 from pytest_ddpscale.history.prediction import MOST_VALUES
 from pytest_ddpscale.history.reading import HostRun, host_runs, skus_and_hosts
 from pytest_ddpscale.history.versions import version_changes, versions_seen
@@ -64,7 +64,7 @@ class _Told:
     counts: bool
 
 
-Places = Mapping[Series, Sequence[_Told]]  # by what the places of all hosts have in common, oldest first
+Places = Mapping[KeyValueSeries, Sequence[_Told]]  # by what the places of all hosts have in common, oldest first
 
 
 def read_histories(history_file: Path, sku: str | None = None, node: str | None = None) -> list[NodeHistory]:
@@ -88,7 +88,7 @@ def read_histories(history_file: Path, sku: str | None = None, node: str | None 
         asked = [one for one in nodes if node in (None, one[1])]
         if not asked:
             raise OptionError("NODE", f"found {node!r}", f"one of {_names(host for _, host in nodes)}")
-        norms: dict[str, dict[str, dict[Series, _Told]]] = {}
+        norms: dict[str, dict[str, dict[KeyValueSeries, _Told]]] = {}
         for its_sku, host in nodes:
             if its_sku in {of for of, _ in asked}:
                 norms.setdefault(its_sku, {})[host] = _norm(host_runs(connection, its_sku, host, limit=MOST_VALUES))
@@ -116,23 +116,23 @@ def _asked(nodes: list[tuple[str, str]], file: Path, sku: str | None) -> list[tu
 
 def _told(runs: Iterable[HostRun]) -> Places:
     """All that runs of one host, ordered by time, tell of each of its places."""
-    found: dict[Series, list[_Told]] = {}
+    found: dict[KeyValueSeries, list[_Told]] = {}
     for run in runs:
         for value in run.values:
             found.setdefault(value.peers, []).append(_Told(value, run.started_at, run.is_norm(value)))
     return found
 
 
-def _norm(runs: Iterable[HostRun]) -> dict[Series, _Told]:
+def _norm(runs: Iterable[HostRun]) -> dict[KeyValueSeries, _Told]:
     """What each place of a host reached last that may be a norm."""
     norms = {place: [one for one in told if one.counts] for place, told in _told(runs).items()}
     return {place: told[-1] for place, told in norms.items() if told}
 
 
-def _observed(runs: Sequence[HostRun], others: Mapping[str, Mapping[Series, _Told]]) -> list[Observed]:
+def _observed(runs: Sequence[HostRun], others: Mapping[str, Mapping[KeyValueSeries, _Told]]) -> list[Observed]:
     """A node's values of its last week, beside their past and those of the same places of other hosts."""
     since, until = _week_around(runs[-1].started_at)
-    peers: dict[Series, list[float]] = {}
+    peers: dict[KeyValueSeries, list[float]] = {}
     for norm in others.values():
         for place, told in norm.items():
             if since <= told.at <= until:

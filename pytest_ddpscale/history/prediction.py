@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pytest_ddpscale.plan.metric import METRICS
-from pytest_ddpscale.verdict.statistics import t_quantile
+from pytest_ddpscale.stats.intervals import t_quantile
 
 FEWEST_VALUES = 5  # fewer say too little about their spread
 MOST_VALUES = 20  # the latest ones: a node's norm may change for good reasons

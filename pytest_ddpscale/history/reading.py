@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_ddpscale.history.key_values import KeyValue, Series
+from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
 from pytest_ddpscale.history.prediction import MOST_VALUES, Reference, reference_of
 from pytest_ddpscale.results.records import parse_strict_json
 
@@ -96,13 +96,13 @@ def host_runs(
     ]  # fmt: skip
 
 
-def references_of(runs: Iterable[HostRun]) -> dict[Series, Reference]:
+def references_of(runs: Iterable[HostRun]) -> dict[KeyValueSeries, Reference]:
     """The latest twenty values of each series that may be a norm, summed up.
 
     Args:
         runs: of one host, oldest first.
     """
-    found: dict[Series, list[float]] = {}
+    found: dict[KeyValueSeries, list[float]] = {}
     for run in runs:
         for value in run.norm:
             found.setdefault(value.series, []).append(value.value)

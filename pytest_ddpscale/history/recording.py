@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
 from pytest_ddpscale.history.database import BUSY_S, reading, writing
-from pytest_ddpscale.history.fallen import fallen_values
-from pytest_ddpscale.history.key_values import KeyValue, Series, key_values_of
+from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries, key_values_of
 from pytest_ddpscale.history.prediction import Reference
 from pytest_ddpscale.history.reading import host_runs, references_of
+from pytest_ddpscale.history.regressed import regressed_values
 from pytest_ddpscale.results.records import strict_json
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.results.run_record import IMPORTED, SIMULATED, is_simulated
-from pytest_ddpscale.verdict.evidence import Evidence, read_evidence
-from pytest_ddpscale.verdict.record import read_judgement
-from pytest_ddpscale.verdict.verdict import Judgement, Verdict
+from pytest_ddpscale.results.verdicts import Judgement, Verdict
+from pytest_ddpscale.results.verdicts_json import read_judgement
 
 Recorded = Literal["added", "replaced", "known"]
 
@@ -135,11 +135,11 @@ def _fallen(
     """Read before the file is locked for writing: all nodes of a site may be waiting for that."""
     if not history_file.exists() or history_file.stat().st_size == 0:
         return set()
-    past: dict[Series, Reference] = {}
+    past: dict[KeyValueSeries, Reference] = {}
     with reading(history_file, busy_s) as connection:
         for host in sorted({one.host for one in values}):
             past |= references_of(host_runs(connection, sku, host, started_at))
-    return fallen_values(values, past)
+    return regressed_values(values, past)
 
 
 def _verdict_row(verdict: Verdict) -> tuple[str | int | float | None, ...]:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_ddpscale.launch.roll import RankNews, Roll
+from pytest_ddpscale.launch.gang_state import GangState, RankNews
 
 _LAST_LINES = 12
 _NCCL_LINES = 20
@@ -23,7 +23,7 @@ _OWN_GPU = re.compile(r"ncclUnhandledCudaError|unhandled cuda error|Cuda failure
 _SIGTERM, _SIGABRT = -int(signal.SIGTERM), -int(signal.SIGABRT)
 
 
-def describe(roll: Roll, exit_code: int | None, other_lines: Sequence[str]) -> str:
+def describe(roll: GangState, exit_code: int | None, other_lines: Sequence[str]) -> str:
     """What ended a gang that was not ended by us, as far as anybody can say.
 
     Args:
@@ -39,7 +39,7 @@ def describe(roll: Roll, exit_code: int | None, other_lines: Sequence[str]) -> s
     return f"the gang {ended} without a report from a rank; last output:\n{_indented(other_lines)}"
 
 
-def blames_nobody(roll: Roll) -> bool:
+def blames_nobody(roll: GangState) -> bool:
     """Whether all that is known of ranks is that they lost a partner."""
     if _killed(roll) or _left_early(roll):
         return False
@@ -59,7 +59,7 @@ def describe_killed(launcher: str, exit_code: int) -> str:
     )
 
 
-def describe_standstill(roll: Roll) -> str:
+def describe_standstill(roll: GangState) -> str:
     """Who keeps a gang that does nothing any more from going on."""
     stopped = [rank for rank in roll.ranks.values() if rank.state in ("T", "t")]
     if stopped:
@@ -86,7 +86,7 @@ def furthest_behind(ranks: Sequence[RankNews]) -> list[RankNews]:
     return behind if len(behind) < len(ranks) or len(ranks) == 1 else []
 
 
-def _killed(roll: Roll, *, aborted: bool = False) -> str:
+def _killed(roll: GangState, *, aborted: bool = False) -> str:
     """Of a rank that a signal ended, SIGABRT or others; not SIGTERM, by which torchrun ends those that are left."""
     for index, node in sorted(roll.nodes.items()):
         for local_rank, code, pid, _ in (node.exit or {}).get("exits", ()):
@@ -99,7 +99,7 @@ def _killed(roll: Roll, *, aborted: bool = False) -> str:
     return ""
 
 
-def _left_early(roll: Roll) -> str:
+def _left_early(roll: GangState) -> str:
     """Of a rank that ended although it had work left, and that torchrun neither saw fail nor ended."""
     exits = {index: node.exit or {} for index, node in roll.nodes.items()}
     failed = {(index, one[0]) for index, said in exits.items() for one in said.get("exits", ())}
@@ -110,7 +110,7 @@ def _left_early(roll: Roll) -> str:
     return ""
 
 
-def _failed(roll: Roll) -> str:
+def _failed(roll: GangState) -> str:
     """Of the first rank with an error of its own, or else the first that lost its partner."""
     if not roll.failures:
         return _exited(roll)
@@ -125,7 +125,7 @@ def _failed(roll: Roll) -> str:
     )
 
 
-def _exited(roll: Roll) -> str:
+def _exited(roll: GangState) -> str:
     """Of a rank that ended with an exit code of its own and left no report."""
     for index, node in sorted(roll.nodes.items()):
         for local_rank, code, pid, is_root in (node.exit or {}).get("exits", ()):
@@ -156,13 +156,13 @@ def _in_brackets(study: Any, arm: Any, number: Any) -> str:
     return f" ({place})" if place else ""
 
 
-def _quoted(roll: Roll, rank: RankNews) -> str:
+def _quoted(roll: GangState, rank: RankNews) -> str:
     words = roll.words.get((rank.node, rank.local_rank))
     quoted = f"; its last lines:\n{_indented(words)}" if words else ""
     return quoted + _nccl(roll, rank.node, rank.local_rank)
 
 
-def _nccl(roll: Roll, node: int, local_rank: int | None) -> str:
+def _nccl(roll: GangState, node: int, local_rank: int | None) -> str:
     """What a rank's NCCL wrote last; nothing without NCCL."""
     lines = () if local_rank is None else roll.nccl.get((node, local_rank), ())
     return f"\nlast lines of its NCCL:\n{_indented(lines, _NCCL_LINES)}" if lines else ""

@@ -11,8 +11,8 @@ from collections import deque
 from pathlib import Path
 from typing import IO, Any
 
-from pytest_ddpscale.masking import masked_text
-from pytest_ddpscale.node.messages import STAY_EVERY_S, decode, encode
+from pytest_ddpscale.node.protocol import STAY_EVERY_S, decode, encode
+from pytest_ddpscale.util.masking import masked_text
 
 _PATIENCE_S = 2.0
 _LAST_LINES = 40

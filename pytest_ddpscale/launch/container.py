@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.masking import masked_text
 from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.util.masking import masked_text
 
 Runtime = Literal["pyxis", "apptainer"]
 _APPTAINER_SOURCES = ("docker://", "oras://", "library://", "shub://")

@@ -16,14 +16,14 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import GangError
 from pytest_ddpscale.launch.blame import blames_nobody, describe, describe_killed, describe_standstill
 from pytest_ddpscale.launch.channel import Channel
+from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.launch.launcher import GangSpec, Launcher
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.roll import Roll
+from pytest_ddpscale.launch.new_records import NewRecords
 from pytest_ddpscale.launch.slurm import step_name
 from pytest_ddpscale.launch.slurm_job import failed_nodes, queue_state, step_is_gone, why_step_ended
-from pytest_ddpscale.launch.tail import Tail
-from pytest_ddpscale.masking import masked_arguments
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
+from pytest_ddpscale.util.masking import masked_arguments
 
 POLL_S = 0.2
 GRACE_S = 10.0
@@ -95,7 +95,7 @@ class Gang:
         environment: Mapping[str, str],
         limits: Limits,
         log: Path,
-        tail: Tail,
+        tail: NewRecords,
         hear: Callable[[dict[str, Any]], None],
         deadline_unix_s: Callable[[], float | None] = lambda: None,
         admit: Admit = lambda records: "",
@@ -114,7 +114,7 @@ class Gang:
         self._admit = admit
         self._interrupted = interrupted
         self._refused = ""
-        self._roll = Roll()
+        self._roll = GangState()
         self._silent: tuple[str, ...] = ()
         self._trouble_s: float | None = None
         self._ended_itself = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_ddpscale.node.messages import SILENCE_S
+from pytest_ddpscale.node.protocol import SILENCE_S
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ from typing import Any
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import WritingError
+from pytest_ddpscale.launch.early_stop import EarlyStop, Judge
 from pytest_ddpscale.launch.gang import Admit, Gang, GangEnd
+from pytest_ddpscale.launch.gang_setup import GangSetup
 from pytest_ddpscale.launch.interruption import interrupted_by_termination
 from pytest_ddpscale.launch.launcher import GangSpec
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.place import Place
+from pytest_ddpscale.launch.new_records import NewRecords
 from pytest_ddpscale.launch.slurm_job import why_signalled
-from pytest_ddpscale.launch.steering import Judge, Steering
-from pytest_ddpscale.launch.tail import Tail
-from pytest_ddpscale.node.messages import SILENCE_S
+from pytest_ddpscale.node.protocol import SILENCE_S
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import LOST, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -64,7 +64,7 @@ class Supervisor:
 
     def __init__(
         self,
-        place: Place,
+        place: GangSetup,
         run: RunDirectory,
         limits: Limits,
         listener: Listener = lambda record: None,
@@ -78,7 +78,7 @@ class Supervisor:
         self._limits = limits
         self._listener = listener
         self._isolate = isolate
-        self._steering = Steering(judge, run) if judge else None
+        self._steering = EarlyStop(judge, run) if judge else None
         self._admit = admit
         self._is_surveyed = False
         self._has_nothing_to_run = False
@@ -122,7 +122,7 @@ class Supervisor:
         """Find out what the nodes are, and launch nothing on them."""
         self._has_nothing_to_run = True
         log = self._run.logs / f"gang-{len(list(self._run.logs.glob('gang-*.log')))}.log"
-        end = self._gang(plan, [], log, Tail(self._run.measurements_jsonl)).run()
+        end = self._gang(plan, [], log, NewRecords(self._run.measurements_jsonl)).run()
         self._gangs += end.was_started
         if not end.refused:
             self._end([SURVEY], "interrupted" if end.interrupted else "error", end.interrupted or end.why)
@@ -133,7 +133,7 @@ class Supervisor:
             return unfit
         # Counted on from earlier supervisors of this run, whose logs stay.
         log = self._run.logs / f"gang-{len(list(self._run.logs.glob('gang-*.log')))}.log"
-        tail = Tail(self._run.measurements_jsonl)
+        tail = NewRecords(self._run.measurements_jsonl)
         end = self._gang(plan, studies, log, tail).run()
         self._gangs += end.was_started
         if end.refused:
@@ -177,7 +177,7 @@ class Supervisor:
         self._end(unfit, "error", f"needs all {plan.nodes} nodes, and {', '.join(sorted(self._lost))} was lost before")
         return set(unfit)
 
-    def _gang(self, plan: Plan, studies: Sequence[str], log: Path, tail: Tail) -> Gang:
+    def _gang(self, plan: Plan, studies: Sequence[str], log: Path, tail: NewRecords) -> Gang:
         hosts = tuple(host for host in self._place.hosts if host not in self._lost)
         nodes = len(hosts) if self._lost and hosts else plan.nodes
         gang_id = uuid.uuid4().hex

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pytest_ddpscale.node.pieces import MOST_PIECES, joined
+from pytest_ddpscale.node.chunks import MOST_PIECES, joined
 from pytest_ddpscale.results.survey_record import ClockSkew, Survey
 
 

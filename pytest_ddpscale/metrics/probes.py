@@ -33,7 +33,7 @@ Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Place:
+class ProbedPlace:
     """Where a probe's value belongs.
 
     Attributes:
@@ -84,7 +84,7 @@ def of_probe(measurements: Iterable[ProbeMeasurement], probe: Probe) -> list[Pro
     return [one for one in measurements if (one.probe, one.world_size) == (probe.name, probe.world_size)]
 
 
-def places(measurements: Iterable[ProbeMeasurement], probe: Probe, layout: Layout) -> dict[Place, list[Sample]]:
+def places(measurements: Iterable[ProbeMeasurement], probe: Probe, layout: Layout) -> dict[ProbedPlace, list[Sample]]:
     """Values of a probe, in its metric's unit, in the order of the rounds, by place.
 
     A round in which a rank of a place is missing is left out: how slow that one was is unknown. So is a measurement
@@ -115,8 +115,8 @@ def places(measurements: Iterable[ProbeMeasurement], probe: Probe, layout: Layou
 
 def _samples(
     probe: Probe, rounds: Mapping[Ranks, Mapping[int, Mapping[int, ProbeMeasurement]]]
-) -> dict[Place, list[Sample]]:
-    found: dict[Place, list[Sample]] = {}
+) -> dict[ProbedPlace, list[Sample]]:
+    found: dict[ProbedPlace, list[Sample]] = {}
     value = _valuer(probe)
     for ranks, by_round in rounds.items():
         own: dict[tuple[tuple[str, int, str], ...], list[Sample]] = {}  # mostly one: ranks stay where they are
@@ -131,16 +131,18 @@ def _samples(
     return found
 
 
-def place_of(probe: Probe, ends: Sequence[ProbeMeasurement]) -> Place:
+def place_of(probe: Probe, ends: Sequence[ProbeMeasurement]) -> ProbedPlace:
     """The place that these ranks, in their order, form; both ends of a send-recv."""
     first, ranks = ends[0], tuple(end.rank for end in ends)
     if probe.kind in SINGLE_DEVICE:
-        return Place("gpu", ranks, first.host, first.local_rank, first.device)
+        return ProbedPlace("gpu", ranks, first.host, first.local_rank, first.device)
     if probe.kind == "send-recv":
         last = ends[1]
-        return Place("link", ranks, first.host, first.local_rank, first.device, last.host, last.local_rank, last.device)
+        return ProbedPlace(
+            "link", ranks, first.host, first.local_rank, first.device, last.host, last.local_rank, last.device
+        )
     is_one_host = len({end.host for end in ends}) == 1
-    return Place("node" if is_one_host else "gang", ranks, first.host)
+    return ProbedPlace("node" if is_one_host else "gang", ranks, first.host)
 
 
 def _pair(measurement: ProbeMeasurement) -> Ranks:

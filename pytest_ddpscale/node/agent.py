@@ -20,10 +20,11 @@ from typing import Any
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node.addresses import address_toward
-from pytest_ddpscale.node.messages import SILENCE_S, decode, encode
-from pytest_ddpscale.node.pieces import pieces_of
+from pytest_ddpscale.node.chunks import chunks_of
+from pytest_ddpscale.node.log_tail import last_nccl_lines, last_words
 from pytest_ddpscale.node.ports import reserved_port
 from pytest_ddpscale.node.processes import GANG_VARIABLE, members, stop_gang
+from pytest_ddpscale.node.protocol import SILENCE_S, decode, encode
 from pytest_ddpscale.node.ranks import LocalRanks, oom_kills
 from pytest_ddpscale.node.survey_process import (
     POST_MORTEM_LIMIT_S,
@@ -31,8 +32,8 @@ from pytest_ddpscale.node.survey_process import (
     post_mortem_command,
     survey_command,
 )
-from pytest_ddpscale.node.torchrun import (
-    Place,
+from pytest_ddpscale.node.torchrun_command import (
+    GangNode,
     RankExit,
     ended_pids,
     interfaces,
@@ -40,9 +41,8 @@ from pytest_ddpscale.node.torchrun import (
     rank_log,
     torchrun_command,
 )
-from pytest_ddpscale.node.words import last_nccl_lines, last_words
-from pytest_ddpscale.orphans import die_with_parent
 from pytest_ddpscale.results.rank_status import STATUS_VARIABLE
+from pytest_ddpscale.util.orphans import die_with_parent
 
 POLL_S = 0.3
 GRACE_S = 5.0  # between asking ranks to end and killing them; their stacks are written in it
@@ -118,7 +118,7 @@ class NodeAgent:
             self._say("exit", code=0)
             return 0
         endpoint = order["endpoint"] or self._endpoint("127.0.0.1")
-        place = Place(self._task.node, int(order["nodes"]), self._task.host, endpoint)
+        place = GangNode(self._task.node, int(order["nodes"]), self._task.host, endpoint)
         status = Path(tempfile.mkdtemp(prefix="ddpscale-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
         try:
             return self._serve(place, status, order.get("deadline_unix_s"))
@@ -158,7 +158,7 @@ class NodeAgent:
                     return start
         return None
 
-    def _serve(self, place: Place, status: Path, deadline_unix_s: float | None) -> int:
+    def _serve(self, place: GangNode, status: Path, deadline_unix_s: float | None) -> int:
         log_dir = self._task.log_dir / place.host if place.nodes > 1 else self._task.log_dir
         ranks = LocalRanks(status, self._task.ranks_per_node)
         process = self._start_torchrun(place, status, log_dir, deadline_unix_s)
@@ -217,7 +217,7 @@ class NodeAgent:
         return f"{self._task.gang_id}/{self._task.node}"
 
     def _start_torchrun(
-        self, place: Place, status: Path, log_dir: Path, deadline_unix_s: float | None
+        self, place: GangNode, status: Path, log_dir: Path, deadline_unix_s: float | None
     ) -> subprocess.Popen[bytes]:
         task = self._task
         deadline = [] if deadline_unix_s is None else ["--deadline-unix-s", f"{deadline_unix_s:.3f}"]
@@ -317,7 +317,7 @@ class NodeAgent:
             os.write(sys.stderr.fileno(), data)
         self._output = (self._output + data)[-_OUTPUT_BYTES:]
 
-    def _nccl_logs(self, place: Place, status: Path) -> list[Path]:
+    def _nccl_logs(self, place: GangNode, status: Path) -> list[Path]:
         """What each rank's NCCL wrote: with the ranks' status, or where it stays, if the user asked for it himself."""
         first = place.index * self._task.ranks_per_node
         folder = self._task.log_dir.parent if "NCCL_DEBUG" in os.environ else status
@@ -335,7 +335,7 @@ class NodeAgent:
                 self._say("nccl", local_rank=local_rank, text=text)
 
     def _tell_survey(self, word: str, survey: dict[str, Any]) -> None:
-        pieces = pieces_of(survey)
+        pieces = chunks_of(survey)
         for part, data in enumerate(pieces):
             self._say(word, part=part, parts=len(pieces), data=data)
 

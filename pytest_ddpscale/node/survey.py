@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.node.commands import Command
+from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.node.torch_facts import TorchFacts, ask_torch
 from pytest_ddpscale.results.records import strict_json
 from pytest_ddpscale.results.survey_record import InfiniBandPort, Survey, SurveyedGpu

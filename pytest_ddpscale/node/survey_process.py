@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.node.commands import close_pipes, kill_session, last_line, started
+from pytest_ddpscale.node.limited_command import close_pipes, kill_session, last_line, started
 from pytest_ddpscale.results.records import parse_strict_json
 from pytest_ddpscale.results.survey_record import Survey
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pytest_ddpscale.node.commands import Command
+from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.results.records import parse_strict_json
 
 LIMIT_S = 45.0  # where it comes from a shared disk that many nodes read at once

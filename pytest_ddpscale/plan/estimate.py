@@ -25,7 +25,7 @@ UNKNOWN: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TimeEstimate:
     """Wall time and what it occupies.
 
     Attributes:
@@ -70,7 +70,7 @@ def probes_seconds(study: ProbeStudy, rounds: int | None = TYPICAL_ROUNDS) -> fl
     return sum(PROBE_SETUP_S + times * (study.block_s + OVERHEAD_PER_BLOCK_S) for _ in study.probes)
 
 
-def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float] = UNKNOWN) -> Estimate:
+def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float] = UNKNOWN) -> TimeEstimate:
     """Wall time of the whole plan with one gang, or with one for each study."""
     gangs = len(plan.study_ids) if isolate else min(1, len(plan.study_ids))
     typical, most = (
@@ -81,7 +81,7 @@ def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float
         + sum(study_seconds(study, img_per_s, rounds) for study in plan.studies)
         for rounds, pair_rounds in ((TYPICAL_ROUNDS, _first_rounds), (None, most_rounds))
     )
-    return Estimate(typical, most, typical * plan.world_size / 3600)
+    return TimeEstimate(typical, most, typical * plan.world_size / 3600)
 
 
 def _first_rounds(nodes: int) -> int:

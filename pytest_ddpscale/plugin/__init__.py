@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.fixtures import requirement, run  # noqa: F401 (pytest finds fixtures here)
 from pytest_ddpscale.plugin.active import (
     JUDGEMENT,
     PROBLEMS,
@@ -24,11 +23,12 @@ from pytest_ddpscale.plugin.active import (
     refuse_xdist,
     session_of,
 )
+from pytest_ddpscale.plugin.fixtures import requirement, run  # noqa: F401 (pytest finds fixtures here)
 from pytest_ddpscale.plugin.selection import asks_for_requirement, case_of, is_empty, marked_metrics
 from pytest_ddpscale.settings import OPTIONS, settings_from
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.resuming import Resumption
+    from pytest_ddpscale.session.resume import Resumption
     from pytest_ddpscale.thresholds.cases import AnyCase
 
 REFUSAL: pytest.StashKey[pytest.UsageError] = pytest.StashKey()
@@ -251,7 +251,7 @@ def _default_to_acceptance_tests(config: pytest.Config) -> None:
     """``pytest --gpu-sku=b200`` anywhere: local acceptance tests if there are, else the packaged ones."""
     if config.args_source != pytest.Config.ArgsSource.INVOCATION_DIR:
         return
-    from pytest_ddpscale.packaged import packaged
+    from pytest_ddpscale.util.packaged import packaged
 
     local = Path(config.invocation_params.dir) / ACCEPTANCE
     config.args[:] = [str(local if local.is_dir() else packaged(ACCEPTANCE))]

@@ -12,8 +12,8 @@ from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.session import AcceptanceSession
-    from pytest_ddpscale.verdict.verdict import Judgement
+    from pytest_ddpscale.results.verdicts import Judgement
+    from pytest_ddpscale.session.session import AcceptanceSession
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 SESSION: pytest.StashKey[AcceptanceSession] = pytest.StashKey()
@@ -32,8 +32,8 @@ def session_of(config: pytest.Config) -> AcceptanceSession:
         pytest.UsageError: thresholds, SKU or options are not usable.
     """
     if SESSION not in config.stash:
-        from pytest_ddpscale.opening import open_session
-        from pytest_ddpscale.session import Site
+        from pytest_ddpscale.session.open import open_session
+        from pytest_ddpscale.session.session import Site
 
         refuse_xdist(config)
         site = Site(

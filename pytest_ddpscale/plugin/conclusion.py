@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpscale.errors import BadInput, WritingError
-from pytest_ddpscale.past import remember
 from pytest_ddpscale.plugin.active import FORGOTTEN, JUDGEMENT, PROBLEMS, SETTINGS, SPOILED
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.results.records import flops_of
+from pytest_ddpscale.session.past_runs import remember
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.session import AcceptanceSession
+    from pytest_ddpscale.results.verdicts import Judgement, Verdict
+    from pytest_ddpscale.session.session import AcceptanceSession
     from pytest_ddpscale.thresholds.cases import AnyCase
-    from pytest_ddpscale.verdict.verdict import Judgement, Verdict
 
 JSON_REPORT = "pytest-report.json"
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpscale.fixtures import JudgeableRequirement
 from pytest_ddpscale.plugin.active import SETTINGS, session_of
+from pytest_ddpscale.plugin.fixtures import JudgeableRequirement
 from pytest_ddpscale.settings import OPTIONS
 
 # Said of one run, or of which requirements it has.
@@ -61,7 +61,7 @@ def is_empty(item: pytest.Item) -> bool:
 
 def rerun_command(item: pytest.Item) -> str:
     """The command that measures just this requirement again, from the directory pytest was started in."""
-    from pytest_ddpscale.masking import masked_arguments
+    from pytest_ddpscale.util.masking import masked_arguments
 
     settings = item.config.stash[SETTINGS]
     acceptance = session_of(item.config)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from pytest_ddpscale.report.text import ABSENT, count_text
-from pytest_ddpscale.verdict.coverage import Coverage, GpuCoverage, NodeCoverage
+from pytest_ddpscale.results.coverage import Coverage, GpuCoverage, NodeCoverage
 
 MOST_NODES, MOST_PATHS = 64, 40
 _MOST_NAMED = 5

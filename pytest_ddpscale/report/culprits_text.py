@@ -19,8 +19,8 @@ from pytest_ddpscale.results.records import LOST
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.results.run_record import IMPORTED, SIMULATED
 from pytest_ddpscale.results.run_record import is_simulated as run_is_simulated
-from pytest_ddpscale.verdict.record import read_judgement
-from pytest_ddpscale.verdict.verdict import Culprit, Judgement, Verdict
+from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
+from pytest_ddpscale.results.verdicts_json import read_judgement
 
 Use = Literal["drain", "accepted", "look", "none"]
 Done = tuple[str, str, str]  # kind of record, workload or probe, arm or world size
@@ -38,7 +38,7 @@ _UNSAFE = frozenset("\"'`\\$|<>")
 
 
 @dataclass(frozen=True)
-class Finding:
+class HostFinding:
     """What one run says of one host.
 
     Attributes:
@@ -82,7 +82,7 @@ class HostFindings:
             passed, by the hosts that took part in measuring them.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[HostFinding, ...]
     started_unix_s: int = 0
     kept: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
@@ -103,7 +103,7 @@ def read_findings(
     record, judgement = run.read_run(), judgement_of(run)
     aside = _set_aside(record, judgement)
     if aside is not None:
-        return HostFindings((Finding("none", NOBODY, path, 0, aside),))
+        return HostFindings((HostFinding("none", NOBODY, path, 0, aside),))
     started = _started_unix_s(run, record)
     if record.get("status") != _FINISHED:
         unfinished = (
@@ -127,12 +127,12 @@ def read_findings(
     return HostFindings(tuple(findings), started, kept if judgement.outcome == "partial" else {})
 
 
-def settled(runs: Sequence[HostFindings]) -> list[Finding]:
+def settled(runs: Sequence[HostFindings]) -> list[HostFinding]:
     """All findings, those that a later one of the runs contradicts made into findings for a person."""
     return [_held_against(finding, runs) for run in runs for finding in run.findings]
 
 
-def text_lines(findings: Sequence[Finding]) -> Iterator[str]:
+def text_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
     """For people: host, what to do, why, and by which run."""
     words: dict[Use, str] = {"drain": "rejected", "accepted": "accepted", "look": "look at it", "none": "nothing to do"}
     for finding in findings:
@@ -140,7 +140,7 @@ def text_lines(findings: Sequence[Finding]) -> Iterator[str]:
         yield f"{host}{words[finding.use]}: {text.one_line(finding.evidence)} [{text.one_line(str(finding.run))}]"
 
 
-def tsv_lines(findings: Sequence[Finding]) -> Iterator[str]:
+def tsv_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
     """For scripts: a header, then a line for each finding; no field is empty or holds a tab."""
     yield "\t".join(TSV_HEADER)
     for finding in findings:
@@ -159,17 +159,17 @@ def _set_aside(record: dict[str, Any], judgement: Judgement) -> str | None:
     return None
 
 
-def _lost(path: Path, started: int, run: RunDirectory) -> Iterator[Finding]:
+def _lost(path: Path, started: int, run: RunDirectory) -> Iterator[HostFinding]:
     """Nodes that the run lost on its way: each for a person, whatever its verdicts say of it."""
     why = {str(host): str(one.get("message")) for one in run.read_records() if one.get("kind") == LOST
            for host in one.get("hosts", ())}  # fmt: skip
     for host, message in why.items():
-        yield Finding("look", host, path, started, f"lost: {text.one_line(message)}")
+        yield HostFinding("look", host, path, started, f"lost: {text.one_line(message)}")
 
 
-def _for_a_person(path: Path, why: str, named: list[Finding], started: int = 0) -> list[Finding]:
+def _for_a_person(path: Path, why: str, named: list[HostFinding], started: int = 0) -> list[HostFinding]:
     """What follows from a run that neither rejects nor accepts: nothing, unless it names somebody."""
-    return [Finding("look" if named else "none", NOBODY, path, started, why), *named]
+    return [HostFinding("look" if named else "none", NOBODY, path, started, why), *named]
 
 
 def _done(run: RunDirectory) -> dict[str, set[Done]]:
@@ -215,10 +215,10 @@ def _accepted(
 ) -> HostFindings:
     but = _why_it_brings_nobody_back(record)
     if but:
-        finding = Finding("none", NOBODY, path, started, f"accepted, but {but}: that brings no node back")
+        finding = HostFinding("none", NOBODY, path, started, f"accepted, but {but}: that brings no node back")
         return HostFindings((finding,), started, kept)
     evidence = text.one_line(judgement.reason)
-    return HostFindings(tuple(Finding("accepted", host, path, started, evidence) for host in kept), started, kept)
+    return HostFindings(tuple(HostFinding("accepted", host, path, started, evidence) for host in kept), started, kept)
 
 
 def _why_it_brings_nobody_back(record: dict[str, Any]) -> str:
@@ -230,7 +230,7 @@ def _why_it_brings_nobody_back(record: dict[str, Any]) -> str:
     return ""
 
 
-def _accused(path: Path, started: int, judgement: Judgement) -> Iterator[Finding]:
+def _accused(path: Path, started: int, judgement: Judgement) -> Iterator[HostFinding]:
     """One finding for each host that verdicts name and each use of it, with every piece of evidence once."""
     evidence: dict[tuple[str, Use], list[str]] = {}
     rejected_for: dict[str, set[str]] = {}
@@ -247,7 +247,7 @@ def _accused(path: Path, started: int, judgement: Judgement) -> Iterator[Finding
                 seen.append(said)
     for (host, use), pieces in evidence.items():
         requirements = frozenset(rejected_for[host] if use == "drain" else ())
-        yield Finding(use, host, path, started, "; ".join(pieces), requirements)
+        yield HostFinding(use, host, path, started, "; ".join(pieces), requirements)
 
 
 def _rejects(judgement: Judgement, verdict: Verdict) -> bool:
@@ -261,8 +261,8 @@ def _said(verdict: Verdict, culprit: Culprit, use: Use) -> str:
 
 
 def _rejected(
-    path: Path, started: int, judgement: Judgement, hosts: Sequence[str], accused: list[Finding]
-) -> list[Finding]:
+    path: Path, started: int, judgement: Judgement, hosts: Sequence[str], accused: list[HostFinding]
+) -> list[HostFinding]:
     """With the only host of the run blamed even if nobody is named; of several, nobody is then."""
     if any(finding.use == "drain" for finding in accused):
         return accused
@@ -277,12 +277,12 @@ def _rejected(
         evidence += f" and {len(failed) - 1} more failed"
     if len(hosts) == 1:
         requirements = frozenset(verdict.id for verdict in failed)
-        return [Finding("drain", hosts[0], path, started, evidence, requirements), *accused]
+        return [HostFinding("drain", hosts[0], path, started, evidence, requirements), *accused]
     nobody = f"rejected ({evidence}), and neither a node nor a GPU is {'sure to be at fault' if accused else 'named'}"
-    return [Finding("look", NOBODY, path, started, nobody), *accused]
+    return [HostFinding("look", NOBODY, path, started, nobody), *accused]
 
 
-def _held_against(finding: Finding, runs: Sequence[HostFindings]) -> Finding:
+def _held_against(finding: HostFinding, runs: Sequence[HostFindings]) -> HostFinding:
     """A finding, or one for a person if a run that began later says otherwise of the host.
 
     What rejected it has to be kept later on: a run that asked for something else says nothing of that.

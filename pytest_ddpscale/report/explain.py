@@ -16,7 +16,7 @@ from pytest_ddpscale.report.text import (
     reason_text,
     verdict_word,
 )
-from pytest_ddpscale.verdict.verdict import Verdict
+from pytest_ddpscale.results.verdicts import Verdict
 
 
 def explain(verdict: Verdict, where: str, rerun: str) -> str:

@@ -10,7 +10,7 @@ from pytest_ddpscale.errors import WritingError
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
-from pytest_ddpscale.verdict.verdict import Judgement
+from pytest_ddpscale.results.verdicts import Judgement
 
 
 def write_reports(

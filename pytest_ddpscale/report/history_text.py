@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pytest_ddpscale.history.drift import Comparison
+from pytest_ddpscale.history.drift import ValueComparison
 from pytest_ddpscale.history.key_values import KeyValue
 from pytest_ddpscale.history.overview import NodeHistory
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
@@ -121,7 +121,7 @@ def _named(value: KeyValue) -> tuple[str, str]:
     return text.one_line(what), f"GPU {value.gpu_index} ({text.shorten(text.one_line(value.gpu_uuid or '?'), 13)})"
 
 
-def _beside(one: Comparison | None, noun: str) -> str:
+def _beside(one: ValueComparison | None, noun: str) -> str:
     if one is None:
         return "none"
     spread = text.number_text(one.reference.spread, "fraction")
@@ -129,16 +129,16 @@ def _beside(one: Comparison | None, noun: str) -> str:
     return f"{_percent(one)} from {others}{_word(one)}"
 
 
-def _word(one: Comparison) -> str:
+def _word(one: ValueComparison) -> str:
     return {"usual": "", "unknown": " (too few)"}.get(one.standing, f" {one.standing.upper()}")
 
 
-def _percent(one: Comparison) -> str:
+def _percent(one: ValueComparison) -> str:
     change = text.number_text(one.ratio - 1, "fraction")
     return change if change.startswith("−") else f"+{change}"
 
 
-def _tsv(one: Comparison | None) -> tuple[object, ...]:
+def _tsv(one: ValueComparison | None) -> tuple[object, ...]:
     if one is None:
         return (None,) * 4
     return f"{one.ratio:.6f}", f"{one.reference.spread:.6f}", one.reference.number, one.standing

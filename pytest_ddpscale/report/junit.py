@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.report import text
-from pytest_ddpscale.verdict.verdict import Judgement, Verdict
+from pytest_ddpscale.results.verdicts import Judgement, Verdict
 
 
 def render_junit(judgement: Judgement) -> str:

@@ -24,7 +24,7 @@ from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.report.watermark import WATERMARK, is_simulated, other_notes
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.run_record import SIMULATED
-from pytest_ddpscale.verdict.verdict import Judgement, RunOutcome, Verdict
+from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
 
 TEMPLATES = Path(__file__).parent / "templates"
 # Beyond this many a host's UUIDs would bury the report; run.json keeps all of them.

@@ -17,11 +17,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter, NullLocator
 
 from pytest_ddpscale.plan.study import Plan, Scaling
-from pytest_ddpscale.report.series import Point, Series, throughput_series
+from pytest_ddpscale.report.plotted_series import PlottedSeries, Point, throughput_series
 from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.report.watermark import WATERMARK, is_simulated
 from pytest_ddpscale.results.records import Measurement
-from pytest_ddpscale.verdict.verdict import Judgement, Verdict
+from pytest_ddpscale.results.verdicts import Judgement, Verdict
 
 # Okabe and Ito's palette, without its yellow, which is too light for lines on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -54,21 +54,21 @@ class _Quantity:
     file: str
     title: str
     axis: str
-    points: Callable[[Series], list[Point]]
+    points: Callable[[PlottedSeries], list[Point]]
     factor: float
     metrics: dict[Scaling, str]
 
 
 _THROUGHPUT = _Quantity(
-    "throughput", "throughput per {device}", "throughput per {device} (img/s)", Series.throughput_per_gpu, 1.0,
+    "throughput", "throughput per {device}", "throughput per {device} (img/s)", PlottedSeries.throughput_per_gpu, 1.0,
     {"weak": "throughput_per_gpu"},
 )  # fmt: skip
 _EFFICIENCY = _Quantity(
-    "efficiency", "efficiency against one {device} alone", "scaling efficiency (%)", Series.efficiency, 100.0,
+    "efficiency", "efficiency against one {device} alone", "scaling efficiency (%)", PlottedSeries.efficiency, 100.0,
     {"weak": "weak_scaling_efficiency", "strong": "strong_scaling_efficiency"},
 )  # fmt: skip
 _SPEEDUP = _Quantity(
-    "speedup", "speed-up over one {device} alone", "speed-up (×)", Series.speedup, 1.0,
+    "speedup", "speed-up over one {device} alone", "speed-up (×)", PlottedSeries.speedup, 1.0,
     {"strong": "strong_scaling_speedup"},
 )  # fmt: skip
 _PLOTS: tuple[tuple[Scaling, _Quantity], ...] = (
@@ -98,7 +98,7 @@ def write_plots(measurements: Sequence[Measurement], plan: Plan, judgement: Judg
         return _write_plots(throughput_series(measurements, plan), plan, judgement, directory)
 
 
-def _write_plots(all_series: Sequence[Series], plan: Plan, judgement: Judgement, directory: Path) -> list[Path]:
+def _write_plots(all_series: Sequence[PlottedSeries], plan: Plan, judgement: Judgement, directory: Path) -> list[Path]:
     written = []
     for scaling, quantity in _PLOTS:
         chosen = [series for series in all_series if series.scaling == scaling and quantity.points(series)]
@@ -148,7 +148,9 @@ class _Curve:
         return ends + [verdict.bound_value * self.factor for verdict in self.verdicts]
 
 
-def _draw(scaling: Scaling, quantity: _Quantity, chosen: Sequence[Series], judgement: Judgement, device: str) -> Figure:
+def _draw(
+    scaling: Scaling, quantity: _Quantity, chosen: Sequence[PlottedSeries], judgement: Judgement, device: str
+) -> Figure:
     curves = _curves(scaling, quantity, chosen, judgement)
     world_sizes = set().union(*(curve.world_sizes for curve in curves))
     # Each key of the legend takes about a fifth of an inch.
@@ -183,7 +185,9 @@ def _draw_watermark(figure: Figure) -> None:
     )  # fmt: skip
 
 
-def _curves(scaling: Scaling, quantity: _Quantity, chosen: Sequence[Series], judgement: Judgement) -> list[_Curve]:
+def _curves(
+    scaling: Scaling, quantity: _Quantity, chosen: Sequence[PlottedSeries], judgement: Judgement
+) -> list[_Curve]:
     metric, factor = quantity.metrics.get(scaling), quantity.factor
     return [
         _Curve(

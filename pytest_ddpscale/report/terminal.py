@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.watermark import WATERMARK, is_simulated, other_notes
-from pytest_ddpscale.verdict.verdict import Judgement, Verdict
+from pytest_ddpscale.results.verdicts import Judgement, Verdict
 
 Line = tuple[str, Style]
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pytest_ddpscale.plan.metric import METRICS, Unit
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeCheck
-from pytest_ddpscale.verdict.verdict import Culprit, Judgement, Verdict
+from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
 
 Style = Literal["", "header", "passed", "failed", "warned", "undecided"]
 

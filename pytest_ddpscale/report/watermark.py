@@ -6,7 +6,7 @@ from typing import Any
 
 from pytest_ddpscale.results.run_record import SIMULATED_NOTE
 from pytest_ddpscale.results.run_record import is_simulated as run_is_simulated
-from pytest_ddpscale.verdict.verdict import Judgement
+from pytest_ddpscale.results.verdicts import Judgement
 
 WATERMARK = SIMULATED_NOTE
 

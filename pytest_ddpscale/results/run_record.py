@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.masking import masked_arguments
 from pytest_ddpscale.results.run_directory import RUN_SCHEMA_VERSION, RunDirectory
+from pytest_ddpscale.util.masking import masked_arguments
 
 IMPORTED = "imported"  # status of a run made of another tool's results
 SIMULATED = "simulated"  # status of a run of the simulator, and the field of run.json that is true in it

@@ -59,12 +59,12 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.simulate.commands import simulate
+    from pytest_ddpscale.simulate.subcommands import simulate
 
     simulate(arguments)
 
 
 def _power(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.simulate.commands import power
+    from pytest_ddpscale.simulate.subcommands import power
 
     power(arguments)

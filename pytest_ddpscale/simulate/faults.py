@@ -74,7 +74,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Fault:
+class InjectedFault:
     """One thing that is wrong.
 
     Attributes:
@@ -112,7 +112,7 @@ class Faults:
         topology: which ranks form a node.
     """
 
-    faults: tuple[Fault, ...]
+    faults: tuple[InjectedFault, ...]
     topology: Topology
 
     def slowdowns(self, world_size: int, when: Moment) -> dict[int, float]:
@@ -151,7 +151,7 @@ def _throttled(factor: float, when: Moment) -> float:
     return 1 + (factor - 1) * -math.expm1(-when.rounds_before / THROTTLE_ROUNDS)
 
 
-def parse_fault(text: str, gpus: int, topology: Topology, where: str = "--fault") -> Fault:
+def parse_fault(text: str, gpus: int, topology: Topology, where: str = "--fault") -> InjectedFault:
     """The fault that ``KIND:ARGS`` names.
 
     Args:
@@ -192,16 +192,16 @@ def parse_faults(texts: Sequence[str], gpus: int, topology: Topology) -> Faults:
     return Faults(tuple(parse_fault(text, gpus, topology) for text in texts), topology)
 
 
-def _fault(kind: str, parts: Sequence[str]) -> Fault:
+def _fault(kind: str, parts: Sequence[str]) -> InjectedFault:
     if kind == "drift":
-        return Fault(kind, None, float(parts[0]))
+        return InjectedFault(kind, None, float(parts[0]))
     place = int(parts[0])
     if kind == "missing-rank":
-        return Fault(kind, place, from_round=int(parts[1]) if len(parts) > 1 else _DEFAULT_MISSING_FROM)
-    return Fault(kind, place, float(parts[1]) if len(parts) > 1 else 0.0)
+        return InjectedFault(kind, place, from_round=int(parts[1]) if len(parts) > 1 else _DEFAULT_MISSING_FROM)
+    return InjectedFault(kind, place, float(parts[1]) if len(parts) > 1 else 0.0)
 
 
-def _check_place(fault: Fault, text: str, gpus: int, topology: Topology, where: str) -> None:
+def _check_place(fault: InjectedFault, text: str, gpus: int, topology: Topology, where: str) -> None:
     what, most = ("node", topology.nodes(gpus)) if fault.kind in NODE_FAULTS else ("rank", gpus)
     if fault.place is not None and not 0 <= fault.place < most:
         there_are = f"there is only {what} 0" if most == 1 else f"there are {most} {what}s"

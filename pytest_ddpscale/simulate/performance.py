@@ -11,8 +11,8 @@ from typing import Any
 from pytest_ddpscale.plan.study import Arm, DeviceType, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.allreduce import Topology, all_reduce_s
-from pytest_ddpscale.simulate.expectation import Expectation, memory_bytes
 from pytest_ddpscale.simulate.models import model_of
+from pytest_ddpscale.simulate.sound_machine import Expectation, memory_bytes
 
 # The backward pass costs two forward passes, and its communication can hide behind it.
 BACKWARD_SHARE = 2 / 3

@@ -10,12 +10,12 @@ from statistics import NormalDist
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.simulate.allreduce import Topology
-from pytest_ddpscale.simulate.cluster import Cluster
-from pytest_ddpscale.simulate.deciding import decide
-from pytest_ddpscale.simulate.faults import FORMS, NODE_FAULTS, Fault, Faults, parse_fault
+from pytest_ddpscale.simulate.faults import FORMS, NODE_FAULTS, Faults, InjectedFault, parse_fault
 from pytest_ddpscale.simulate.measuring import host_name
-from pytest_ddpscale.verdict.verdict import Verdict
+from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
+from pytest_ddpscale.simulate.simulated_session import decide
 
 DEFAULT_FAULTS = (
     "slow-gpu:1.02", "slow-gpu:1.05", "slow-gpu:1.1", "slow-gpu:1.2", "slow-link:0.5", "slow-link:0.25",
@@ -84,7 +84,7 @@ class Power:
 
 
 def measure_power(
-    cluster: Cluster,
+    cluster: SimulatedCluster,
     plan: Plan,
     faults: Sequence[str],
     trials: int,
@@ -119,7 +119,7 @@ def measure_power(
     return Power(tuple(_catch(text, found, ignored) for text, found in runs.items()), set_aside)
 
 
-def place_fault(text: str, plan: Plan, topology: Topology, chance: random.Random) -> Fault:
+def place_fault(text: str, plan: Plan, topology: Topology, chance: random.Random) -> InjectedFault:
     """The fault ``KIND:SIZE`` at a rank or node drawn by lot from those that the plan uses.
 
     Raises:
@@ -136,7 +136,7 @@ def place_fault(text: str, plan: Plan, topology: Topology, chance: random.Random
 
 @dataclass(frozen=True)
 class _Trial:
-    fault: Fault | None
+    fault: InjectedFault | None
     verdicts: tuple[Verdict, ...]
     faults: Faults
 
@@ -155,7 +155,7 @@ class _Trial:
         return any((culprit.host, culprit.gpu_index) == (host_name(node), index) for culprit in blamed)
 
 
-def _trial(cluster: Cluster, plan: Plan, text: str, confidence: float, seed: str) -> _Trial:
+def _trial(cluster: SimulatedCluster, plan: Plan, text: str, confidence: float, seed: str) -> _Trial:
     chance = random.Random(seed)  # noqa: S311 (a lot, no secret)
     fault = None if text == "none" else place_fault(text, plan, cluster.topology, chance)
     faults = Faults(() if fault is None else (fault,), cluster.topology)

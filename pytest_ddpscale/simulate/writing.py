@@ -8,18 +8,18 @@ from typing import Any
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.masking import masked_arguments
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import strict_json
 from pytest_ddpscale.results.run_directory import RUN_SCHEMA_VERSION, RunDirectory
 from pytest_ddpscale.results.run_record import SIMULATED, SIMULATED_NOTE, now_iso
-from pytest_ddpscale.simulate.cluster import Cluster
 from pytest_ddpscale.simulate.faults import Faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun, device_id, host_name
+from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
+from pytest_ddpscale.util.masking import masked_arguments
 
 
 def write_simulated_run(
-    run: RunDirectory, cluster: Cluster, plan: Plan, faults: Faults, seed: int, argv: Sequence[str] = ()
+    run: RunDirectory, cluster: SimulatedCluster, plan: Plan, faults: Faults, seed: int, argv: Sequence[str] = ()
 ) -> None:
     """Write plan.json, measurements.jsonl and, last, run.json.
 
@@ -54,7 +54,7 @@ def write_simulated_run(
         ) from None  # fmt: skip
 
 
-def _run(cluster: Cluster, plan: Plan, faults: Faults, seed: int) -> dict[str, Any]:
+def _run(cluster: SimulatedCluster, plan: Plan, faults: Faults, seed: int) -> dict[str, Any]:
     """The content of run.json, without its times."""
     said = ", ".join(map(str, faults.faults)) or "none"
     return {
@@ -75,7 +75,7 @@ def _run(cluster: Cluster, plan: Plan, faults: Faults, seed: int) -> dict[str, A
     }
 
 
-def _hosts(cluster: Cluster, plan: Plan) -> list[dict[str, Any]]:
+def _hosts(cluster: SimulatedCluster, plan: Plan) -> list[dict[str, Any]]:
     per_node, world_size = cluster.topology.gpus_per_node, plan.world_size
     return [
         {

@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 
-from pytest_ddpscale.orphans import die_with_parent
 from pytest_ddpscale.telemetry.sampling import Sampling, serve
+from pytest_ddpscale.util.orphans import die_with_parent
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pynvml
 
-from pytest_ddpscale.telemetry.asking import Asker
 from pytest_ddpscale.telemetry.log import GpuLog
+from pytest_ddpscale.telemetry.nvml_calls import NvmlCalls
 
 # nvmlValueType_t → the member of nvmlValue_t that holds the value.
 VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -70,7 +70,7 @@ class Buffer:
         log: where the samples go.
     """
 
-    def __init__(self, kept: Kept, handle: Any, asker: Asker, log: GpuLog) -> None:
+    def __init__(self, kept: Kept, handle: Any, asker: NvmlCalls, log: GpuLog) -> None:
         self._kept, self._handle, self._asker = kept, handle, asker
         self._samples, self._polled = log.buffered[kept.reading], log.polled[kept.reading]
         self._last_seen_us = 0

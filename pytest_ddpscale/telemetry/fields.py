@@ -14,8 +14,8 @@ from typing import Any
 
 import pynvml
 
-from pytest_ddpscale.telemetry.asking import Asker
 from pytest_ddpscale.telemetry.buffers import VALUE_MEMBERS
+from pytest_ddpscale.telemetry.nvml_calls import NvmlCalls
 
 # nvml.h, NVLink throughput counters: this scope is the sum over all links.
 ALL_LINKS = 0xFFFFFFFF
@@ -79,7 +79,7 @@ class FieldCounters:
         asker: of the GPU.
     """
 
-    def __init__(self, handle: Any, asker: Asker) -> None:
+    def __init__(self, handle: Any, asker: NvmlCalls) -> None:
         self._handle, self._asker = handle, asker
         self._used: dict[FieldCounter, list[tuple[int, int]]] | None = None
 

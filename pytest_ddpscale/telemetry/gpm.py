@@ -8,7 +8,7 @@ from typing import Any
 
 import pynvml
 
-from pytest_ddpscale.telemetry.asking import Asker
+from pytest_ddpscale.telemetry.nvml_calls import NvmlCalls
 
 # Closer together, two samples say nothing: the counters behind them are read every 100 ms.
 LEAST_APART_S = 0.1
@@ -53,7 +53,7 @@ class Gpm:
         pynvml.NVMLError: the GPU has none, or its driver does not know of it.
     """
 
-    def __init__(self, handle: Any, asker: Asker) -> None:
+    def __init__(self, handle: Any, asker: NvmlCalls) -> None:
         if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         self._handle = handle

@@ -16,7 +16,7 @@ from typing import Any
 import pynvml
 
 from pytest_ddpscale.results.survey_record import GpuProcess, RemappedRows, SurveyedGpu
-from pytest_ddpscale.telemetry.asking import words
+from pytest_ddpscale.telemetry.nvml_calls import words
 from pytest_ddpscale.telemetry.throttle import reasons_of
 
 # An NVML function and its arguments after the handle, by name: an older nvidia-ml-py lacks some.

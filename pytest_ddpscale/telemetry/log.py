@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from pytest_ddpscale.telemetry.series import Intervals, Series
+from pytest_ddpscale.telemetry.timed_values import Intervals, TimedValues
 
 
 @dataclass
@@ -28,11 +28,11 @@ class GpuLog:
 
     uuid: str
     problem: str = ""
-    buffered: dict[str, Series] = field(default_factory=lambda: defaultdict(Series))
-    polled: dict[str, Series] = field(default_factory=lambda: defaultdict(Series))
-    counters: dict[str, Series] = field(default_factory=lambda: defaultdict(Series))
+    buffered: dict[str, TimedValues] = field(default_factory=lambda: defaultdict(TimedValues))
+    polled: dict[str, TimedValues] = field(default_factory=lambda: defaultdict(TimedValues))
+    counters: dict[str, TimedValues] = field(default_factory=lambda: defaultdict(TimedValues))
     intervals: dict[str, Intervals] = field(default_factory=lambda: defaultdict(Intervals))
-    polls: Series = field(default_factory=Series)
+    polls: TimedValues = field(default_factory=TimedValues)
     limits: dict[str, float] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     idle_power_w: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pynvml
 
-from pytest_ddpscale.telemetry.asking import words
+from pytest_ddpscale.telemetry.nvml_calls import words
 
 
 def pci_address(uuid: str) -> str:

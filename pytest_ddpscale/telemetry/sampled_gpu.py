@@ -9,11 +9,11 @@ from typing import Any
 
 import pynvml
 
-from pytest_ddpscale.telemetry.asking import Asker, words
 from pytest_ddpscale.telemetry.buffers import KEPT, Buffer
 from pytest_ddpscale.telemetry.fields import FieldCounters
 from pytest_ddpscale.telemetry.gpm import Gpm
 from pytest_ddpscale.telemetry.log import GpuLog
+from pytest_ddpscale.telemetry.nvml_calls import NvmlCalls, words
 
 Reading = Callable[[Any], float]
 # Between two readings of what each NVLink counts by itself, some fifty errors a GPU, where no window ends: reading them
@@ -72,7 +72,7 @@ class SampledGpu:
     """
 
     def __init__(self, uuid: str) -> None:
-        self._asker = Asker()
+        self._asker = NvmlCalls()
         self.log = GpuLog(uuid, reasons=self._asker.reasons)
         try:
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(_UUID_PREFIXES) else f"GPU-{uuid}")

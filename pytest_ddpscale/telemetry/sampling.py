@@ -16,10 +16,10 @@ from typing import Any
 
 import pynvml
 
-from pytest_ddpscale.telemetry.asking import words
-from pytest_ddpscale.telemetry.cutting import cut
 from pytest_ddpscale.telemetry.log import GpuLog
+from pytest_ddpscale.telemetry.nvml_calls import words
 from pytest_ddpscale.telemetry.sampled_gpu import SampledGpu
+from pytest_ddpscale.telemetry.windows import cut
 
 
 class Sampling:

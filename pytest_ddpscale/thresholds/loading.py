@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from pytest_ddpscale.errors import SkuError, ThresholdsError
 from pytest_ddpscale.thresholds.composing import UNREADABLE, LimitedLoader
-from pytest_ddpscale.thresholds.contradictions import contradictions
+from pytest_ddpscale.thresholds.consistency import contradictions
 from pytest_ddpscale.thresholds.model import Thresholds
 
 YamlPath = tuple[str | int, ...]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_ddpscale.metrics.samples import Sample
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.model import Requirement, Source
 from pytest_ddpscale.verdict.estimating import estimate_of
-from pytest_ddpscale.verdict.verdict import Verdict
 
 
 def blank_verdict(case: AnyCase, confidence: float) -> Verdict:

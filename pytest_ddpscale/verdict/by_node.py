@@ -11,12 +11,12 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from pytest_ddpscale.blame.replicas import METRIC as REPLICA_AGREEMENT
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.rounds import Rounds
 from pytest_ddpscale.metrics.samples import Sample
 from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.verdict.evidence import Evidence
-from pytest_ddpscale.verdict.replicas import METRIC as REPLICA_AGREEMENT
-from pytest_ddpscale.verdict.verdict import Culprit, Verdict, VerdictOutcome
+from pytest_ddpscale.results.verdicts import Culprit, Verdict, VerdictOutcome
 
 UNDECIDED = "more rounds may fail further nodes: undecided on "
 _MOST_NAMED = 3

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_ddpscale.metrics.probes import Place
+from pytest_ddpscale.metrics.probes import ProbedPlace
+from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.verdict.by_node import UNDECIDED
-from pytest_ddpscale.verdict.verdict import Verdict, VerdictOutcome
 
 NOUNS = {"gpu": "GPUs", "node": "nodes", "gang": "groups", "link": "pairs"}
 # A value that no hardware reaches: more rounds do not mend that.
 IMPLAUSIBLE = "implausible"
 _MOST_NAMED = 3
 
-JudgePlace = Callable[[Place, float], Verdict]  # place and confidence
+JudgePlace = Callable[[ProbedPlace, float], Verdict]  # place and confidence
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PlaceVerdict:
         verdict: as if there were no other place.
     """
 
-    place: Place
+    place: ProbedPlace
     verdict: Verdict
 
     @property
@@ -46,7 +46,7 @@ class PlaceVerdict:
 
 
 def judge_places(
-    judge: JudgePlace, places: Iterable[Place], planned: int, confidence: float
+    judge: JudgePlace, places: Iterable[ProbedPlace], planned: int, confidence: float
 ) -> tuple[PlaceVerdict, ...]:
     """Judge each place; what fails, at the confidence that holds for all together.
 
@@ -89,7 +89,7 @@ def combined(judged: Sequence[PlaceVerdict], planned: int, blank: Verdict, missi
     )
 
 
-def name_of(place: Place) -> str:
+def name_of(place: ProbedPlace) -> str:
     """``GPU 3 of n1``, ``CPU rank 3 of n1``, ``n1``, ``ranks 0 to 15`` or ``GPUs 2 and 5 of n1``."""
     if place.kind == "node":
         return place.host
@@ -109,7 +109,7 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _judge_again_if_failed(judge: JudgePlace, place: Place, planned: int, confidence: float) -> PlaceVerdict:
+def _judge_again_if_failed(judge: JudgePlace, place: ProbedPlace, planned: int, confidence: float) -> PlaceVerdict:
     verdict = judge(place, confidence)
     if verdict.outcome != "failed" or planned == 1:
         return PlaceVerdict(place, verdict)
@@ -151,7 +151,7 @@ def _reason(worst: PlaceVerdict, deciding: Sequence[PlaceVerdict], planned: int)
 
 def _notes(judged: Sequence[PlaceVerdict], deciding: Sequence[PlaceVerdict]) -> tuple[str, ...]:
     """What is to be known of all places that decide as it is, of others with their names."""
-    where: dict[str, list[Place]] = {}
+    where: dict[str, list[ProbedPlace]] = {}
     for place in judged:
         for note in place.verdict.notes:
             where.setdefault(note, []).append(place.place)

@@ -11,8 +11,8 @@ from pytest_ddpscale.metrics.rounds import ArmRound
 from pytest_ddpscale.metrics.samples import utilization_samples
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.verdict.verdict import Verdict
 
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
 # there, while every row that scales shows 95 % and more (willgpaik/pytorch-ddp-scaling-benchmark).

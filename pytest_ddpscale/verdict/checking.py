@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from pytest_ddpscale.checks.catalogue import check, unfit_hosts
+from pytest_ddpscale.checks.finding import Blocks
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.survey_record import STUDY_ID, Survey
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
-from pytest_ddpscale.thresholds.expectation import node_expectation
-from pytest_ddpscale.verdict.evidence import Evidence
-from pytest_ddpscale.verdict.node_checks.catalogue import check, unfit_hosts
-from pytest_ddpscale.verdict.node_checks.finding import Blocks
-from pytest_ddpscale.verdict.verdict import Verdict
+from pytest_ddpscale.thresholds.node_expectation import node_expectation
 
 
 def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:

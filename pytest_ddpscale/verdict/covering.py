@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from pytest_ddpscale.metrics.links import node_pair_results
+from pytest_ddpscale.blame.pairs_apart import node_pair_results
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.metric import measured_arm
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Arm
-from pytest_ddpscale.thresholds.cases import AnyCase, Case
-from pytest_ddpscale.verdict.coverage import (
+from pytest_ddpscale.results.coverage import (
     PAIRS,
     PROBES,
     SURVEY,
@@ -20,9 +20,9 @@ from pytest_ddpscale.verdict.coverage import (
     NodeCoverage,
     PathCoverage,
 )
-from pytest_ddpscale.verdict.evidence import Evidence
-from pytest_ddpscale.verdict.matching import matching_study
-from pytest_ddpscale.verdict.verdict import Verdict
+from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.thresholds.cases import AnyCase, Case
+from pytest_ddpscale.verdict.answering_study import matching_study
 
 _Block = tuple[str, str]  # study and arm, or probe's study and id
 _Place = tuple[str, int]  # host and local rank

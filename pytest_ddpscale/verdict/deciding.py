@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from pytest_ddpscale.evidence.evidence import Evidence, evidence_of
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, training_cases
+from pytest_ddpscale.verdict.answering_study import arms_of, matching_study
 from pytest_ddpscale.verdict.by_node import UNDECIDED
 from pytest_ddpscale.verdict.caveats import HOST_BOUND
-from pytest_ddpscale.verdict.evaluation import judge
-from pytest_ddpscale.verdict.evidence import Evidence, evidence_of
-from pytest_ddpscale.verdict.matching import arms_of, matching_study
+from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.probing import probes_needed
-from pytest_ddpscale.verdict.verdict import Verdict
 
 # Of a study that no requirement is about, made for a test of the site's own.
 ROUNDS_WITHOUT_REQUIREMENTS = FEWEST_ROUNDS

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pytest_ddpscale.metrics.samples import Sample
 from pytest_ddpscale.plan.metric import Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.verdict.sequential import EProcess
-from pytest_ddpscale.verdict.statistics import Estimate, single_sample_estimate
-from pytest_ddpscale.verdict.steadiness import Drift, find_drift
+from pytest_ddpscale.stats.intervals import Estimate, single_sample_estimate
+from pytest_ddpscale.stats.sequential import EProcess
+from pytest_ddpscale.stats.steadiness import RoundDrift, find_drift
 
 SINGLE_SAMPLE_NOTE = (
     "one imported sample: the interval comes from the standard deviation of its steps, taken as independent"
@@ -73,13 +73,13 @@ def _of_rounds(values: Sequence[float], scale: Scale, confidence: float) -> Foun
     return Found(value, Estimate(value, (back(low), back(high))), note)
 
 
-def _widened(interval: tuple[float, float], drift: Drift | None) -> tuple[float, float]:
+def _widened(interval: tuple[float, float], drift: RoundDrift | None) -> tuple[float, float]:
     """What drifts may go on: its mean so far is not where it will be."""
     if drift is None:
         return interval
     return min(interval[0], drift.gone_on), max(interval[1], drift.gone_on)
 
 
-def _drift_note(drift: Drift, by_factors: bool, rounds: int) -> str:
+def _drift_note(drift: RoundDrift, by_factors: bool, rounds: int) -> str:
     change = f"{math.expm1(drift.change):+.1%}" if by_factors else f"{drift.change:+.3g}"
     return f"not steady: {change} from the first to the last third of {rounds} rounds; judged as if that went on"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.results.coverage import Coverage
+from pytest_ddpscale.results.verdicts import RunOutcome, Verdict
 from pytest_ddpscale.verdict.by_place import listed
-from pytest_ddpscale.verdict.coverage import Coverage
-from pytest_ddpscale.verdict.verdict import RunOutcome, Verdict
 
 ONE_NODE = Coverage()
 

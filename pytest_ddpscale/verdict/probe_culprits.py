@@ -23,11 +23,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from pytest_ddpscale.metrics.probes import Place
+from pytest_ddpscale.blame.slow_links import with_slow_node_pairs
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.metrics.probes import ProbedPlace
+from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.verdict.by_place import NOUNS, PlaceVerdict
-from pytest_ddpscale.verdict.evidence import Evidence
-from pytest_ddpscale.verdict.slow_links import with_slow_node_pairs
-from pytest_ddpscale.verdict.verdict import Culprit, Verdict
 
 End = tuple[str, int | None, str | None]  # host, local rank and UUID
 
@@ -53,13 +53,13 @@ def with_probe_culprits(verdict: Verdict, judged: Sequence[PlaceVerdict], planne
     return replace(verdict, culprits=uncertain, notes=(*verdict.notes, *_notes_on_all(failed, planned)))
 
 
-def ends_of(place: Place) -> tuple[End, End]:
+def ends_of(place: ProbedPlace) -> tuple[End, End]:
     """Both ends of a link."""
     assert place.peer_host is not None
     return (place.host, place.gpu_index, place.gpu_uuid), (place.peer_host, place.peer_gpu_index, place.peer_gpu_uuid)
 
 
-def link_culprit(place: Place, evidence: str, *, is_certain: bool = True) -> Culprit:
+def link_culprit(place: ProbedPlace, evidence: str, *, is_certain: bool = True) -> Culprit:
     """The link itself."""
     return Culprit(
         "link", place.host, place.gpu_index, place.gpu_uuid, evidence,
@@ -67,7 +67,7 @@ def link_culprit(place: Place, evidence: str, *, is_certain: bool = True) -> Cul
     )  # fmt: skip
 
 
-def shared_end(links: Sequence[Place]) -> End | None:
+def shared_end(links: Sequence[ProbedPlace]) -> End | None:
     """The one GPU that is an end of each of two links or more; None if there is none."""
     common = set.intersection(*(set(ends_of(link)) for link in links)) if len(links) > 1 else set()
     return common.pop() if len(common) == 1 else None

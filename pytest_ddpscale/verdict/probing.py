@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pytest_ddpscale.metrics.probes import Place, Ranks, expected_ranks, places
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.metrics.probes import ProbedPlace, Ranks, expected_ranks, places
 from pytest_ddpscale.plan.probe import STUDY_ID, Probe, ProbeStudy
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
 from pytest_ddpscale.verdict.by_node import UNDECIDED
 from pytest_ddpscale.verdict.by_place import IMPLAUSIBLE, NOUNS, PlaceVerdict, combined, judge_places, listed
 from pytest_ddpscale.verdict.caveats import with_missing_rounds
-from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.probe_culprits import with_probe_culprits
-from pytest_ddpscale.verdict.verdict import Verdict
 from pytest_ddpscale.verdict.wrong_data import with_wrong_data
 
 # Clocks and data sheets are a few per cent off; more than this above the peak is a measurement of something else.
@@ -95,7 +95,7 @@ def _on_speed(
     samples = places(_measured(probe, evidence), probe, evidence.plan.layout)
     expected, due = expected_ranks(probe, evidence.plan.layout), _rounds_due(probe, evidence)
 
-    def judge_place(place: Place, confidence: float) -> Verdict:
+    def judge_place(place: ProbedPlace, confidence: float) -> Verdict:
         verdict = against_bound(blank, case.requirement, samples[place], confidence)
         return _with_peak(with_missing_rounds(verdict, due), peak)
 

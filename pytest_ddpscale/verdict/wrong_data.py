@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from pytest_ddpscale.metrics.probes import Place, place_of
+from pytest_ddpscale.metrics.probes import ProbedPlace, place_of
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
+from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.verdict.by_place import listed
 from pytest_ddpscale.verdict.probe_culprits import link_culprit, shared_end
-from pytest_ddpscale.verdict.verdict import Culprit, Verdict
 
 
 def with_wrong_data(verdict: Verdict, probe: Probe, measured: Sequence[ProbeMeasurement]) -> Verdict:
@@ -76,7 +76,7 @@ def _of_pairs(
     probe: Probe, wrong: Sequence[ProbeMeasurement], measured: Sequence[ProbeMeasurement]
 ) -> Iterable[Culprit]:
     """The links of a host, or the GPU that they have in common."""
-    links: dict[str, dict[Place, list[ProbeMeasurement]]] = defaultdict(lambda: defaultdict(list))
+    links: dict[str, dict[ProbedPlace, list[ProbeMeasurement]]] = defaultdict(lambda: defaultdict(list))
     for one in wrong:
         link = _link_of(probe, one, measured)
         if link is None:  # the other end never said where it is
@@ -94,7 +94,7 @@ def _of_pairs(
             yield link_culprit(link, evidence, is_certain=link.host == link.peer_host)
 
 
-def _link_of(probe: Probe, one: ProbeMeasurement, measured: Sequence[ProbeMeasurement]) -> Place | None:
+def _link_of(probe: Probe, one: ProbeMeasurement, measured: Sequence[ProbeMeasurement]) -> ProbedPlace | None:
     peer = next((other for other in measured if other.rank == one.peer_rank), None)
     return None if peer is None else place_of(probe, sorted((one, peer), key=lambda end: end.rank))
 

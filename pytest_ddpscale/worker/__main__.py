@@ -28,18 +28,18 @@ import torch  # noqa: E402
 import torchvision  # noqa: E402
 
 from pytest_ddpscale import __version__  # noqa: E402
-from pytest_ddpscale.masking import masked_environment, masked_text  # noqa: E402
-from pytest_ddpscale.orphans import die_with_parent  # noqa: E402
 from pytest_ddpscale.results.rank_status import FINISHED, STATUS_VARIABLE  # noqa: E402
 from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically  # noqa: E402
+from pytest_ddpscale.util.masking import masked_environment, masked_text  # noqa: E402
+from pytest_ddpscale.util.orphans import die_with_parent  # noqa: E402
 from pytest_ddpscale.worker.control import Control, connect, rank_of  # noqa: E402
 from pytest_ddpscale.worker.device import open_device  # noqa: E402
-from pytest_ddpscale.worker.gang import Gang  # noqa: E402
-from pytest_ddpscale.worker.host import host_name  # noqa: E402
+from pytest_ddpscale.worker.host_name import host_name  # noqa: E402
 from pytest_ddpscale.worker.numa import Binding, bind_to_gpu  # noqa: E402
 from pytest_ddpscale.worker.pinning import pin_to_cores  # noqa: E402
+from pytest_ddpscale.worker.rank import GangMember  # noqa: E402
+from pytest_ddpscale.worker.rank_progress import RankProgress, rank_progress_of  # noqa: E402
 from pytest_ddpscale.worker.transport import transport_environment  # noqa: E402
-from pytest_ddpscale.worker.whereabouts import Whereabouts, whereabouts_of  # noqa: E402
 
 IMPORTED_UNIX_S = time.time()
 _RECORDED = (
@@ -105,24 +105,24 @@ def recorded(environ: Mapping[str, str]) -> dict[str, str]:
     return masked_environment({name: environ[name] for name in sorted(environ) if name.startswith(_RECORDED)})
 
 
-def run(arguments: argparse.Namespace, whereabouts: Whereabouts) -> None:
+def run(arguments: argparse.Namespace, progress: RankProgress) -> None:
     """Join the gang and work through the studies."""
     if arguments.version != __version__:
         raise RuntimeError(f"this rank runs pytest-ddpscale {__version__}, its supervisor {arguments.version}")
     directory = RunDirectory(arguments.run_dir)
     plan = directory.read_plan()
     control = connect(timedelta(seconds=arguments.timeout_s))
-    whereabouts.rank = control.rank
-    whereabouts.phase = "joining the gang"
+    progress.rank = control.rank
+    progress.phase = "joining the gang"
     on_host = int(os.environ["LOCAL_WORLD_SIZE"])
     if plan.device_type == "cpu":
         pin_to_cores(control.local_rank, on_host)
     else:  # before NCCL starts, which reads it once
         os.environ.update(transport_environment(_nccl_logs(), directory.logs, control.rank, os.environ))
     device = open_device(plan.device_type, control.local_rank)
-    device.on_step = whereabouts.count_step
+    device.on_step = progress.count_step
     binding = bind_to_gpu(device.id, on_host) if plan.device_type == "cuda" else Binding()
-    gang = Gang(plan, control, device, directory, whereabouts, arguments.deadline_unix_s, steered=arguments.steered)
+    gang = GangMember(plan, control, device, directory, progress, arguments.deadline_unix_s, steered=arguments.steered)
     gang.announce(startup_record(control, device.id, device.name, binding))
     timeout = timedelta(seconds=arguments.timeout_s)
     with gang.process_group(timeout):
@@ -137,7 +137,7 @@ def run(arguments: argparse.Namespace, whereabouts: Whereabouts) -> None:
             if study is None:
                 raise RuntimeError(f"plan.json has no study {study_id}")
             gang.run_study(study, timeout)
-    whereabouts.phase = "leaving"
+    progress.phase = "leaving"
     control.leave()
 
 
@@ -147,21 +147,21 @@ def _nccl_logs() -> Path:
     return Path(agents) if agents else Path(tempfile.gettempdir())
 
 
-def report_failure(run_dir: Path, error: BaseException, whereabouts: Whereabouts) -> None:
+def report_failure(run_dir: Path, error: BaseException, progress: RankProgress) -> None:
     """Tell the node's agent who failed, where and with what, or leave it in a file: a killed log may not say."""
-    rank = whereabouts.rank if whereabouts.rank >= 0 else rank_of(os.environ)
+    rank = progress.rank if progress.rank >= 0 else rank_of(os.environ)
     report = {
         "rank": rank,
         "host": host_name(),
-        "study": whereabouts.study,
-        "arm": whereabouts.arm,
-        "round": whereabouts.round,
-        "phase": whereabouts.phase,
+        "study": progress.study,
+        "arm": progress.arm,
+        "round": progress.round,
+        "phase": progress.phase,
         "type": type(error).__name__,
         "message": masked_text(str(error)),
         "unix_s": time.time(),
     }
-    if whereabouts.tell_failure(report):
+    if progress.tell_failure(report):
         return
     name = f"rank-{rank}.error.json"
     write_atomically(run_dir / "logs" / name, json.dumps(report, ensure_ascii=False) + "\n")
@@ -173,14 +173,14 @@ def main() -> int:
     die_with_parent()
     # torchrun ends ranks by SIGTERM: where they were is then in their log.
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
-    whereabouts = whereabouts_of(os.environ)
+    progress = rank_progress_of(os.environ)
     try:
-        run(arguments, whereabouts)
+        run(arguments, progress)
     except Exception as error:
         traceback.print_exc()
-        report_failure(arguments.run_dir, error, whereabouts)
+        report_failure(arguments.run_dir, error, progress)
         return 1
-    whereabouts.phase = FINISHED
+    progress.phase = FINISHED
     return 0
 
 

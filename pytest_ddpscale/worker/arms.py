@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Study
-from pytest_ddpscale.worker.agreement import align, checksum
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.replica import Replica, Replicas, make_groups
+from pytest_ddpscale.worker.replica_checksum import align, checksum
 from pytest_ddpscale.worker.training import Batch, Trainer, build_model, new_scaler
 
 

@@ -17,8 +17,8 @@ from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Pair
 from pytest_ddpscale.results.pair_record import PairMeasurement
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device
-from pytest_ddpscale.worker.host import host_name
-from pytest_ddpscale.worker.whereabouts import Whereabouts
+from pytest_ddpscale.worker.host_name import host_name
+from pytest_ddpscale.worker.rank_progress import RankProgress
 
 Record = dict[str, Any]
 RankPair = tuple[int, int]
@@ -36,7 +36,7 @@ class PairSearch:
         device: what this rank measures with.
         control: how ranks tell each other things, and how they are numbered over the nodes.
         write: called on rank 0 with the records of each round.
-        whereabouts: kept up to date.
+        progress: kept up to date.
         timeout: limit for connecting two ranks, and for one collective.
         deadline_unix_s: no round starts after it; None for no limit.
     """
@@ -47,7 +47,7 @@ class PairSearch:
         device: Device,
         control: Control,
         write: Callable[[list[Record]], None],
-        whereabouts: Whereabouts,
+        progress: RankProgress,
         timeout: timedelta,
         deadline_unix_s: float | None = None,
     ) -> None:
@@ -55,7 +55,7 @@ class PairSearch:
         self._device = device
         self._control = control
         self._write = write
-        self._whereabouts = whereabouts
+        self._progress = progress
         self._timeout = timeout
         self._deadline_unix_s = deadline_unix_s
         self._slow_share = SLOW_SHARES["cpu" if device.torch_device.type == "cpu" else "cuda"]
@@ -70,7 +70,7 @@ class PairSearch:
             RuntimeError: two ranks could not communicate; it says which, on which hosts.
             torch.distributed.DistStoreError: a rank did not answer within the store's timeout.
         """
-        here = self._whereabouts
+        here = self._progress
         here.study, here.arm, here.round, here.phase = self._study.id, None, None, "preparation"
         results: list[PairResult] = []
         number = 0
@@ -106,11 +106,11 @@ class PairSearch:
         node, slot = divmod(self._control.rank, self._control.layout.ranks_per_node)
         mine = next((pair for pair in pairs if node in pair), None)
         if mine is None:
-            self._whereabouts.phase = "pausing"  # all ranks enter as many phases, so that none seems to be behind
+            self._progress.phase = "pausing"  # all ranks enter as many phases, so that none seems to be behind
             return
         ranks = self._ranks(mine, slot)
-        self._whereabouts.arm = f"ranks {ranks[0]} and {ranks[1]}"
-        self._whereabouts.phase = "pair"
+        self._progress.arm = f"ranks {ranks[0]} and {ranks[1]}"
+        self._progress.phase = "pair"
         record = self._measure(number, ranks)
         if record is not None:
             self._control.say(self._record_key(number, ranks), record.as_json())
@@ -170,7 +170,7 @@ class PairSearch:
 
             def all_reduce() -> None:
                 group.allreduce([tensor]).wait()
-                self._whereabouts.count_step()
+                self._progress.count_step()
 
             all_reduce()  # connects, and lets both begin together
             return min(self._device.time_steps(all_reduce, self._study.iterations).step_s)

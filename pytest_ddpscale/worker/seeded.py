@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.worker.agreement import checksum
+from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.training import Batch, autocast
 
 _SEED = 20_231

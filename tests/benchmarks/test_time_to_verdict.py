@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.plan.estimate import STARTUP_S
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
+from pytest_ddpscale.util.packaged import packaged
 from tests.benchmarks.scripts import benchmark
 
 script = benchmark("time_to_verdict")

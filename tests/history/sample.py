@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.results.records import Measurement, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.verdict.verdict import Judgement, RunOutcome, Verdict
+from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
 from tests.verdict.sample import ALONE_IMG_PER_S, WORKLOAD, make_measurement
 
 SKU = "tested-gpu"

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
 from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.key_values import KeyValue, key_values_of
 from pytest_ddpscale.history.prediction import reference_of
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import Survey
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import Requirement
-from pytest_ddpscale.verdict.evidence import Evidence, read_evidence
-from pytest_ddpscale.verdict.verdict import Verdict
 from tests.history.sample import GPUS, SKU, at, judged_run
 from tests.verdict.probed import A100
 

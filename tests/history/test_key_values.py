@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.history.key_values import KeyValue, key_values_of
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from pytest_ddpscale.results.records import Measurement
-from pytest_ddpscale.verdict.evidence import Evidence
 from tests.history.sample import ALONE, DDP, EACH, GPUS, SKU, STUDY, key_value, measurements
 
 ONE_NODE = Plan(SKU, "cuda", (STUDY,))

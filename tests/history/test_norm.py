@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.cli import main
+from pytest_ddpscale.evidence.evidence import read_evidence
 from pytest_ddpscale.history.baseline import Baseline, read_baseline
 from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.judging import judge_regression
@@ -19,8 +20,7 @@ from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.verdict.evidence import read_evidence
-from pytest_ddpscale.verdict.verdict import Verdict
+from pytest_ddpscale.results.verdicts import Verdict
 from tests.history.sample import SKU, at, conclude, judged_run, run_json
 from tests.history.test_judging import case
 

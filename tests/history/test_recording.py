@@ -16,8 +16,8 @@ from pytest_ddpscale.history.recording import add_run, record_run
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.verdicts_json import read_judgement
 from pytest_ddpscale.simulate.writing import write_simulated_run
-from pytest_ddpscale.verdict.record import read_judgement
 from tests.history.sample import SKU, STUDY, VERSIONS, at, conclude, judged_run, measurements, verdict
 from tests.simulate.sample import a100, faults
 

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.launch.environment import worker_environment
+from pytest_ddpscale.launch.gang_setup import setup_here
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.place import place_here
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Precision, Workload
@@ -25,6 +24,7 @@ from pytest_ddpscale.sku.detection import visible_gpus
 from pytest_ddpscale.sku.matching import matching_skus
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Sku
+from pytest_ddpscale.util.packaged import packaged
 
 ROUNDS, BLOCK_S, BATCH_SIZE = 3, 2.0, 256
 PROBES = (
@@ -120,7 +120,7 @@ def gpu_run(gpu: TorchGpu, tmp_path_factory: pytest.TempPathFactory) -> GpuRun:
     plan = Plan("any", "cuda", tuple(map(_study, precisions)), probes=probes, survey=True)
     directory = RunDirectory.create(tmp_path_factory.mktemp("gang") / "run")
     directory.write_json(directory.plan_json, plan.as_json())
-    supervisor = Supervisor(place_here("cuda"), directory, Limits(inactivity_s=100.0))
+    supervisor = Supervisor(setup_here("cuda"), directory, Limits(inactivity_s=100.0))
     supervisor.measure(plan)
     return GpuRun(directory, plan, supervisor.gangs_started)
 

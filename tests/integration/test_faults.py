@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from pytest_ddpscale.launch.gang_setup import setup_here
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.place import place_here
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.node.processes import GANG_VARIABLE
 from pytest_ddpscale.plan.study import Arm, Plan, Study
@@ -112,7 +112,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Watch:
     plan = Plan("cpu", "cpu", studies)
     run.write_json(run.plan_json, plan.as_json())
     watch = Watch(run)
-    place = place_here("cpu")
+    place = setup_here("cpu")
     fault = {"FAULTS": json.dumps(FAULTS), "FAULTS_LOG": str(folder / "faults.jsonl")}
     path = os.pathsep.join(filter(None, [str(FAULT_SITE), os.environ.get("PYTHONPATH")]))
     place = replace(place, environment={**place.environment, **fault, "PYTHONPATH": path})

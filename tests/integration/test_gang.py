@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from pytest_ddpscale.launch import supervisor as supervisor_module
+from pytest_ddpscale.launch.gang_setup import setup_here
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.place import place_here
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.metrics.rounds import arm_rounds
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
@@ -50,7 +50,7 @@ def measure(
     plan = Plan("cpu", "cpu", studies)
     run.write_json(run.plan_json, plan.as_json())
     limits = limits or Limits(inactivity_s=120)
-    supervisor = Supervisor(place_here("cpu"), run, limits, listener or (lambda record: None), isolate=isolate)
+    supervisor = Supervisor(setup_here("cpu"), run, limits, listener or (lambda record: None), isolate=isolate)
     supervisor.measure(plan)
     return run, supervisor
 
@@ -242,7 +242,7 @@ def test_a_study_ends_when_all_is_decided_and_arms_before_it(tmp_path: Path) -> 
     study = replace(WEAK, rounds=50)
     plan = Plan("cpu", "cpu", (study,))
     run.write_json(run.plan_json, plan.as_json())
-    Supervisor(place_here("cpu"), run, Limits(inactivity_s=120), judge=WantsLess()).measure(plan)
+    Supervisor(setup_here("cpu"), run, Limits(inactivity_s=120), judge=WantsLess()).measure(plan)
     measurements = run.read_measurements()
     rounds = {arm.name: sorted(arm_rounds(measurements, study.id, arm)) for arm in study.arms}
     # Rank 0 asks for a word from the last of the fewest rounds on: until then every arm is timed.

@@ -7,13 +7,13 @@ import subprocess
 
 import pytest
 
+from pytest_ddpscale.checks.catalogue import check
 from pytest_ddpscale.plan.architectures import has_kernels
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu, surveys_of
 from pytest_ddpscale.results.transport_record import transports_of
-from pytest_ddpscale.thresholds.expectation import node_expectation
 from pytest_ddpscale.thresholds.model import Sku
-from pytest_ddpscale.verdict.node_checks.catalogue import check
+from pytest_ddpscale.thresholds.node_expectation import node_expectation
 from tests.integration.gpu_run import GpuRun, TorchGpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]

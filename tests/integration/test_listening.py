@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.launch.gang_setup import setup_here
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.place import place_here
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
@@ -53,7 +53,7 @@ def measure_and_listen() -> None:
 
     listener = threading.Thread(target=listen)
     listener.start()
-    Supervisor(place_here("cpu"), run, Limits(inactivity_s=120)).measure(PLAN)
+    Supervisor(setup_here("cpu"), run, Limits(inactivity_s=120)).measure(PLAN)
     is_over.set()
     listener.join()
     print(*sorted(found))

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.launch.environment import worker_environment
-from pytest_ddpscale.node.torchrun import torchrun_command
+from pytest_ddpscale.node.torchrun_command import torchrun_command
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Measurement

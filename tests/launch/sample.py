@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.launch.launcher import GangSpec
-from pytest_ddpscale.launch.roll import Roll
 
 WORKER = ("--run-dir", "run dir", "--studies", "weak/r,strong/r")
 
@@ -24,7 +24,7 @@ class News:
     """A roll that hears what agents of some nodes say."""
 
     def __init__(self, *hosts: str, ranks_per_node: int = 2) -> None:
-        self.roll = Roll()
+        self.roll = GangState()
         self._hosts = hosts
         self._ranks_per_node = ranks_per_node
         for node in range(len(hosts)):

@@ -20,9 +20,9 @@ from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch.gang import Gang, GangEnd
 from pytest_ddpscale.launch.launcher import GangSpec
 from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.new_records import NewRecords
 from pytest_ddpscale.launch.slurm_job import step_is_gone
-from pytest_ddpscale.launch.tail import Tail
-from pytest_ddpscale.node.pieces import pieces_of
+from pytest_ddpscale.node.chunks import chunks_of
 from pytest_ddpscale.results.survey_record import Survey
 from tests.launch.sample import gang as spec_of
 
@@ -104,7 +104,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: list[dict[str, A
         deadline_unix_s: Callable[[], float | None] = lambda: None, **limits: float,
     ) -> GangEnd:  # fmt: skip
         spec = spec_of(gang_id=tmp_path.name, nodes=nodes, ranks_per_node=2, hosts=hosts)
-        tail = Tail(tmp_path / "measurements.jsonl")
+        tail = NewRecords(tmp_path / "measurements.jsonl")
         log = tmp_path / "gang-0.log"
         return Gang(spec, ScriptedLauncher(source, name), {}, Limits(**limits), log, tail, hear, deadline_unix_s).run()
 
@@ -160,7 +160,7 @@ def test_whoever_ends_the_session_is_told_of_before_agents_have_ended(tmp_path: 
     launcher = ScriptedLauncher(source, "torchrun")
     gang = Gang(
         spec_of(gang_id=tmp_path.name), launcher, {}, Limits(), tmp_path / "gang-0.log",
-        Tail(tmp_path / "measurements.jsonl"), hear, interrupted=interrupted,
+        NewRecords(tmp_path / "measurements.jsonl"), hear, interrupted=interrupted,
     )  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
         gang.run()
@@ -387,7 +387,7 @@ say("exit", code=1, exits=[[1, -9, 1, True]], oom_kills=1)"""
 
 def test_after_a_failure_agents_are_asked_for_their_gpus(run: Run, tmp_path: Path) -> None:
     found = [Survey(host, 1.0, has_driver=True, cores=2) for host in ("n1", "n2")]
-    source = f"""PIECES = {[pieces_of(one.as_json()) for one in found]!r}
+    source = f"""PIECES = {[chunks_of(one.as_json()) for one in found]!r}
 serve(2)
 say("failed", 1, local_rank=0, rank=2, phase="timed block", type="RuntimeError", message="CUDA error")
 order()

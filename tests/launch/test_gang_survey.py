@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale.evidence.evidence import evidence_of
 from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch.gang import Admit
+from pytest_ddpscale.launch.gang_setup import GangSetup
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.place import Place
 from pytest_ddpscale.launch.supervisor import NotAdmitted, Supervisor
-from pytest_ddpscale.node.pieces import pieces_of
+from pytest_ddpscale.node.chunks import chunks_of
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import Survey, post_mortems_of, surveys_of
-from pytest_ddpscale.verdict.evaluation import judge
-from pytest_ddpscale.verdict.evidence import evidence_of
+from pytest_ddpscale.verdict.judge import judge
 from tests.launch.test_gang import ScriptedLauncher
-from tests.test_admission import check_case
+from tests.session.test_admission import check_case
 
 STUDIES = tuple(
     Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("ddp", 2, 4),), 5, 1.0, 1.0) for name in ("r", "v")
@@ -34,7 +34,7 @@ IDS = [study.id for study in STUDIES]
 PLAN = Plan("cpu", "cpu", STUDIES, nodes=2, ranks_per_node=2, survey=True)
 SURVEYS = [Survey(host, 1.0, cores=2).as_json() for host in ("n1", "n2")]
 AGENTS = f"""
-SURVEYS = {[pieces_of(survey) for survey in SURVEYS]!r}
+SURVEYS = {[chunks_of(survey) for survey in SURVEYS]!r}
 def survey(*nodes):
     for node in nodes:
         for part, data in enumerate(SURVEYS[node]):
@@ -71,7 +71,7 @@ class Stage:
     def supervise(self, source: str, admit: Admit, plan: Plan, **limits: float) -> None:
         records = f"RECORDS = open({str(self.run.measurements_jsonl)!r}, 'a')"
         launcher = ScriptedLauncher(f"{AGENTS}\n{records}\n{source}", "slurm")
-        place = Place(launcher, ("n1", "n2"), {})
+        place = GangSetup(launcher, ("n1", "n2"), {})
         Supervisor(place, self.run, Limits(**limits), self.heard.append, admit=admit).measure(plan)
 
     @property
@@ -149,8 +149,8 @@ def test_what_gpus_are_after_ranks_have_failed_is_written_down(stage: Stage) -> 
     source = f"""up(2); survey(0, 1); clock(0.0, 0.0); order()
 say("failed", 1, local_rank=0, rank=2, phase="timed block", type="RuntimeError", message="CUDA error")
 order()
-for part, data in enumerate({pieces_of(SURVEYS[1])!r}):
-    say("post_mortem", 1, part=part, parts={len(pieces_of(SURVEYS[1]))}, data=data)
+for part, data in enumerate({chunks_of(SURVEYS[1])!r}):
+    say("post_mortem", 1, part=part, parts={len(chunks_of(SURVEYS[1]))}, data=data)
 say("exit", 0, code=1, exits=[]); say("exit", 1, code=1, exits=[])"""
     stage.measure(source)
     assert [one.host for one in post_mortems_of(stage.records)] == ["n2"]

@@ -15,13 +15,13 @@ import pytest
 
 from pytest_ddpscale.launch import supervisor as supervisor_module
 from pytest_ddpscale.launch.gang import GangEnd
+from pytest_ddpscale.launch.gang_setup import GangSetup
 from pytest_ddpscale.launch.launcher import GangSpec
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.place import Place
+from pytest_ddpscale.launch.new_records import NewRecords
 from pytest_ddpscale.launch.slurm import SlurmLauncher
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.launch.tail import Tail
-from pytest_ddpscale.node.messages import SILENCE_S
+from pytest_ddpscale.node.protocol import SILENCE_S
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import StudyEnd
@@ -57,7 +57,7 @@ class Stage:
     def supervise(self, *acts: Act, hosts: tuple[str, ...] = HOSTS, limits: Limits | None = None) -> dict[str, Any]:
         """Measure the plan. Returns each study's end: reason and message."""
         self.acts = list(acts)
-        Supervisor(Place(SlurmLauncher(), hosts, {}), self.run, limits or Limits()).measure(PLAN)
+        Supervisor(GangSetup(SlurmLauncher(), hosts, {}), self.run, limits or Limits()).measure(PLAN)
         assert not self.acts, "all gangs were started"
         return self.ends
 
@@ -68,7 +68,15 @@ class Stage:
         return {end["study"]: (end["reason"], end["message"]) for end in ends}
 
     def gang(
-        self, spec: GangSpec, launcher: Any, env: Any, limits: Any, log: Path, tail: Tail, hear: Any, *further: Any
+        self,
+        spec: GangSpec,
+        launcher: Any,
+        env: Any,
+        limits: Any,
+        log: Path,
+        tail: NewRecords,
+        hear: Any,
+        *further: Any,
     ) -> Any:
         """In place of `Gang`."""
         stage = self
@@ -197,5 +205,5 @@ def test_agents_of_many_nodes_speak_less_often(stage: Stage) -> None:
     for nodes, beat_s in ((128, 128 * 8 / 200), (1024, SILENCE_S / 3)):  # and not as seldom as lost ones
         plan = Plan("cpu", "cpu", PLAN.studies, nodes=nodes, ranks_per_node=8)
         stage.acts = [Act(tuple(IDS))]
-        Supervisor(Place(SlurmLauncher(), (), {}), stage.run, Limits()).measure(plan)
+        Supervisor(GangSetup(SlurmLauncher(), (), {}), stage.run, Limits()).measure(plan)
         assert stage.specs[-1].beat_s == pytest.approx(beat_s)

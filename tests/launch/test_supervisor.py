@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale import __version__
+from pytest_ddpscale.evidence.evidence import read_evidence
+from pytest_ddpscale.launch.gang_setup import GangSetup
 from pytest_ddpscale.launch.launcher import GangSpec
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.place import Place
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import StudyEnd, strict_json
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import errors_of, start_run
-from pytest_ddpscale.verdict.evidence import read_evidence
 
 STUDIES = tuple(
     Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0) for name in ("r", "v")
@@ -62,8 +62,8 @@ def program(path: Path, content: bytes, mode: int) -> Path:
     return path
 
 
-def place(launcher: ScriptedLauncher) -> Place:
-    return Place(launcher, (), os.environ)
+def place(launcher: ScriptedLauncher) -> GangSetup:
+    return GangSetup(launcher, (), os.environ)
 
 
 def measure(run: RunDirectory, launcher: ScriptedLauncher, *, isolate: bool = False) -> Supervisor:

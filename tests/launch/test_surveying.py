@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.launch.roll import Roll
+from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.launch.surveying import Surveys, clock_skew
-from pytest_ddpscale.node.pieces import pieces_of
+from pytest_ddpscale.node.chunks import chunks_of
 from pytest_ddpscale.results.survey_record import ClockSkew, Survey, surveys_of
 
 HOSTS = {0: "n1", 1: "n2"}
@@ -20,7 +20,7 @@ LONG = "".join(random.Random(0).choices("abcdefgh", k=5000))
 
 def messages(node: int, survey: Survey) -> list[dict[str, Any]]:
     """What an agent says of its node."""
-    pieces = pieces_of(survey.as_json())
+    pieces = chunks_of(survey.as_json())
     assert len(pieces) > 1
     place = {"say": "survey", "node": node, "host": HOSTS[node]}
     return [{**place, "part": part, "parts": len(pieces), "data": data} for part, data in enumerate(pieces)]
@@ -30,7 +30,7 @@ def test_pieces_of_several_nodes_may_come_in_any_order() -> None:
     first, second = (Survey(host, 1.0, topology=LONG) for host in HOSTS.values())
     both = [*messages(0, first), *messages(1, second)]
     random.Random(1).shuffle(both)
-    roll = Roll()
+    roll = GangState()
     for message in both:
         assert len(roll.surveys.found) < 2
         roll.hear(message, 0.0)
@@ -48,7 +48,7 @@ def test_a_node_that_sent_none_or_not_all_of_it_has_one_that_says_so() -> None:
     )
 
 
-@pytest.mark.parametrize("data", ["", "AAAA", pieces_of([1])[0], pieces_of({"host": 3})[0], pieces_of({"a": 1})[0]])
+@pytest.mark.parametrize("data", ["", "AAAA", chunks_of([1])[0], chunks_of({"host": 3})[0], chunks_of({"a": 1})[0]])
 def test_one_that_cannot_be_read_is_told(data: str) -> None:
     surveys = Surveys()
     surveys.hear_piece({"node": 0, "host": "n1", "part": 0, "parts": 1, "data": data})

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.metrics.probes import Place, expected_ranks, of_probe, places, value_of
+from pytest_ddpscale.metrics.probes import ProbedPlace, expected_ranks, of_probe, places, value_of
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
@@ -76,28 +76,28 @@ def test_each_device_is_a_place() -> None:
     probe = Probe("matmul-bf16")
     found = places([measured(probe, 5, 0.01), measured(probe, 2, 0.02)], probe, Layout(2, 4))
     assert {place: [sample.value for sample in samples] for place, samples in found.items()} == {
-        Place("gpu", (2,), "n0", 2, "GPU-2"): [400.0],
-        Place("gpu", (5,), "n1", 1, "GPU-5"): [800.0],
+        ProbedPlace("gpu", (2,), "n0", 2, "GPU-2"): [400.0],
+        ProbedPlace("gpu", (5,), "n1", 1, "GPU-5"): [800.0],
     }
 
 
 def test_the_slowest_rank_of_a_group_sets_its_value() -> None:
     probe = Probe("all-reduce-32mib", 2)
     found = places([measured(probe, 4, 0.001), measured(probe, 5, 0.004)], probe, Layout(2, 4))
-    assert list(found) == [Place("node", (4, 5), "n1")]
-    assert found[Place("node", (4, 5), "n1")][0].value == pytest.approx(33.554432 / 4)
+    assert list(found) == [ProbedPlace("node", (4, 5), "n1")]
+    assert found[ProbedPlace("node", (4, 5), "n1")][0].value == pytest.approx(33.554432 / 4)
 
 
 def test_a_group_over_several_hosts_is_a_gang() -> None:
     probe = Probe("all-reduce-32mib", 8)
     found = places([measured(probe, rank) for rank in range(8)], probe, Layout(2, 4))
-    assert list(found) == [Place("gang", tuple(range(8)), "n0")]
+    assert list(found) == [ProbedPlace("gang", tuple(range(8)), "n0")]
 
 
 def test_a_pair_is_one_place_whoever_reports() -> None:
     probe = Probe("send-recv-32mib", 4)
     found = places([measured(probe, 3, 0.002), measured(probe, 2, 0.001)], probe, Layout(1, 4))
-    place = Place("link", (2, 3), "n0", 2, "GPU-2", "n0", 3, "GPU-3")
+    place = ProbedPlace("link", (2, 3), "n0", 2, "GPU-2", "n0", 3, "GPU-3")
     assert found[place][0].value == pytest.approx(33.554432 / 2)
 
 

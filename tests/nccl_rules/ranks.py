@@ -23,12 +23,12 @@ from torchvision.models._api import register_model
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node.ports import reserved_port
-from pytest_ddpscale.orphans import die_with_parent
 from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.util.orphans import die_with_parent
 from pytest_ddpscale.worker.__main__ import parse_arguments, run
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.device import CpuDevice, Timing
-from pytest_ddpscale.worker.whereabouts import Whereabouts
+from pytest_ddpscale.worker.rank_progress import RankProgress
 from tests.nccl_rules.defects import DEFECTS
 from tests.nccl_rules.recording import BACKEND, record
 
@@ -123,7 +123,7 @@ def _rank(order: GangOrder, rank: int, port: int) -> None:
     arguments += ["--timeout-s", str(order.timeout_s)]
     if order.budget_s is not None:
         arguments += ["--deadline-unix-s", str(time.time() + order.budget_s)]
-    run(parse_arguments(arguments), Whereabouts())
+    run(parse_arguments(arguments), RankProgress())
 
 
 def _break_in(arm_name: str) -> None:

@@ -15,9 +15,9 @@ import pytest
 
 from pytest_ddpscale.launch.container import NO_CONTAINER
 from pytest_ddpscale.launch.environment import worker_environment
+from pytest_ddpscale.launch.gang_setup import GangSetup
 from pytest_ddpscale.launch.launcher import GangSpec, agent_command
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.place import Place
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
@@ -176,7 +176,7 @@ def test_two_agents_keep_the_rules(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(__file__).with_name("site")), str(ROOT)])
     environment = worker_environment(os.environ, "cpu") | {"PYTHONPATH": path, RUN_DIR_VARIABLE: str(run.path)}
     limits = Limits(inactivity_s=120.0)
-    Supervisor(Place(TwoAgents(), two_agents.HOSTS, environment), run, limits).measure(plan)
+    Supervisor(GangSetup(TwoAgents(), two_agents.HOSTS, environment), run, limits).measure(plan)
     measured = Measured(run, has_failed=False)
     assert set(measured.ends.values()) == {"rounds", "decided"}, measured.ends
     groups = {(0,), (2,), (0, 1), (2, 3), (0, 2), (1, 3), (0, 1, 2, 3)}

@@ -21,8 +21,8 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.node import agent as agent_module
 from pytest_ddpscale.node.__main__ import parse_arguments
 from pytest_ddpscale.node.agent import NodeAgent, Task, host_of
-from pytest_ddpscale.node.messages import decode, encode
-from pytest_ddpscale.node.pieces import joined
+from pytest_ddpscale.node.chunks import joined
+from pytest_ddpscale.node.protocol import decode, encode
 from pytest_ddpscale.results.survey_record import Survey
 from tests.node.fake_torch import CPU_BUILD, write_torch
 

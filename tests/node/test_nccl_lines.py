@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pytest_ddpscale.node.messages import decode, encode
+from pytest_ddpscale.node.protocol import decode, encode
 from pytest_ddpscale.results.rank_status import STATUS_VARIABLE
 
 LINES = [f"n1:42:42 [1] NCCL INFO Channel {number:02}/0 : 3[1] -> 2[0] via P2P/CUMEM" for number in range(30)]

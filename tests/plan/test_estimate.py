@@ -12,7 +12,7 @@ from pytest_ddpscale.plan.estimate import (
     OVERHEAD_PER_BLOCK_S,
     STARTUP_S,
     TYPICAL_ROUNDS,
-    Estimate,
+    TimeEstimate,
     estimate,
     study_seconds,
 )
@@ -52,8 +52,8 @@ def test_a_plan_holds_all_its_devices_all_the_time() -> None:
 
 
 def test_nothing_to_measure_takes_no_time() -> None:
-    assert estimate(Plan("a100", "cuda", ())) == Estimate(0.0, 0.0, 0.0)
-    assert estimate(Plan("a100", "cuda", ()), isolate=True) == Estimate(0.0, 0.0, 0.0)
+    assert estimate(Plan("a100", "cuda", ())) == TimeEstimate(0.0, 0.0, 0.0)
+    assert estimate(Plan("a100", "cuda", ()), isolate=True) == TimeEstimate(0.0, 0.0, 0.0)
 
 
 @given(STUDIES, st.floats(0.1, 1e5))

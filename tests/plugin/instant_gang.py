@@ -11,11 +11,11 @@ import math
 import os
 import signal
 
-from pytest_ddpscale import session
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.results.records import Measurement, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.session import session
 
 ROUNDS = FEWEST_ROUNDS + 1
 IMG_PER_S = {"ddp@2": 90.0}  # of a rank

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Measurement, parse_strict_json
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import finish_run, start_run
+from pytest_ddpscale.util.packaged import packaged
 from tests.plugin.prepared import PreparedPytest
 
 TIMEOUT_S = 120

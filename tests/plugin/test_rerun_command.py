@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.cluster import THIS_MACHINE, Cluster
 from pytest_ddpscale.plugin.active import SESSION, SETTINGS
 from pytest_ddpscale.plugin.selection import rerun_command
+from pytest_ddpscale.session.cluster import THIS_MACHINE, Cluster
 from pytest_ddpscale.settings import settings_from
 
 ITEM = "'acceptance/test_weak_scaling.py::test_it[r-2rank]'"

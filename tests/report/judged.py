@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.verdict.verdict import Culprit, Judgement, RunOutcome, Verdict
+from pytest_ddpscale.results.verdicts import Culprit, Judgement, RunOutcome, Verdict
 
 STARTED_UNIX_S = 1_770_000_000
 SLOW = "1.31× the median of 15 peers in 9 of 9 rounds"

@@ -9,7 +9,7 @@ from typing import Any
 from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Measurement
-from pytest_ddpscale.verdict.verdict import Culprit, Judgement, Verdict
+from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
 
 HOSTILE = "evil|name`<script>alert(1)</script>`\n# heading\x1b[31m\x00[a](javascript:b)​ $x_1$ _y_ &amp; \ud800"
 REFERENCE = "willgpaik/pytorch-ddp-scaling-benchmark@dc0b8a8, 8x A100-SXM4-80GB, torch 2.12+cu130"

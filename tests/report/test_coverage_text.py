@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pytest_ddpscale.report.coverage_text import MOST_NODES, MOST_PATHS, node_rows, path_rows, summary
 from pytest_ddpscale.report.markdown import render_markdown
-from pytest_ddpscale.verdict.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
+from pytest_ddpscale.results.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
 from tests.report.sample import ACCEPTED, HOSTILE, PLAN, RUN
 
 TRAINED = ("survey", "training", "pairs")

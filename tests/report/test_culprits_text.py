@@ -15,7 +15,7 @@ from pytest_ddpscale.report.culprits_text import (
     MOST_REASON_CHARACTERS,
     REASON_PREFIX,
     TSV_HEADER,
-    Finding,
+    HostFinding,
     read_findings,
     settled,
     text_lines,
@@ -23,7 +23,7 @@ from pytest_ddpscale.report.culprits_text import (
 )
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.verdict.verdict import RunOutcome, Verdict
+from pytest_ddpscale.results.verdicts import RunOutcome, Verdict
 from tests.report.judged import STARTED_UNIX_S, failed, gpu, link, node, write_judged_run
 from tests.report.sample import HOSTILE
 
@@ -41,8 +41,8 @@ def said(*runs: Path) -> list[tuple[str, str]]:
     return [(finding.use, finding.host) for finding in settled([read_findings(run) for run in runs])]
 
 
-def finding(evidence: str, run: Path = Path("/runs/nightly/2026-01-31/n7")) -> Finding:
-    return Finding("drain", "n7", run, STARTED_UNIX_S, evidence)
+def finding(evidence: str, run: Path = Path("/runs/nightly/2026-01-31/n7")) -> HostFinding:
+    return HostFinding("drain", "n7", run, STARTED_UNIX_S, evidence)
 
 
 def test_nodes_and_the_hosts_of_gpus_that_made_a_run_fail_are_drained(tmp_path: Path) -> None:
@@ -268,8 +268,8 @@ def test_a_long_reason_keeps_the_name_of_the_run() -> None:
 
 
 def test_every_line_for_scripts_has_five_fields_whatever_is_in_them() -> None:
-    hostile = Finding("drain", HOSTILE + "\t", Path("/runs") / "a\tb\n", STARTED_UNIX_S, HOSTILE)
-    empty = Finding("look", "", Path("/runs/r"), 0, "")
+    hostile = HostFinding("drain", HOSTILE + "\t", Path("/runs") / "a\tb\n", STARTED_UNIX_S, HOSTILE)
+    empty = HostFinding("look", "", Path("/runs/r"), 0, "")
     lines = list(tsv_lines([hostile, empty]))
     assert lines[0].split("\t") == list(TSV_HEADER)
     for line in lines[1:]:

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_ddpscale.report.culprits_text import read_findings, settled
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.verdict.verdict import RunOutcome, Verdict
+from pytest_ddpscale.results.verdicts import RunOutcome, Verdict
 from tests.report.judged import STARTED_UNIX_S, failed, gpu, write_judged_run
 
 LATER = STARTED_UNIX_S + 3600

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.report.explain import explain
-from pytest_ddpscale.verdict.verdict import Verdict
+from pytest_ddpscale.results.verdicts import Verdict
 from tests.report.sample import ALL, ERROR, FAILED, INCONCLUSIVE, NOT_MEASURED, PASSED, UUID, WARNED, hostile_judgement
 
 WHERE = "thresholds.yaml:42"

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.verdict.verdict import Judgement
+from pytest_ddpscale.results.verdicts import Judgement
 from tests.report.sample import JUDGEMENT, PLAN, RUN
 
 FILES = ["verdicts.json", "junit.xml", "report.md"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.report.junit import render_junit
-from pytest_ddpscale.verdict.verdict import Verdict
+from pytest_ddpscale.results.verdicts import Verdict
 from tests.report.sample import (
     ALL,
     ERROR,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.report.markdown import code_block, escape_markdown, render_markdown
-from pytest_ddpscale.verdict.verdict import Judgement, RunOutcome
+from pytest_ddpscale.results.verdicts import Judgement, RunOutcome
 from tests.report.sample import (
     ACCEPTED,
     ALL,

@@ -13,7 +13,7 @@ import pytest
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import plots
 from pytest_ddpscale.report.plots import write_plots
-from pytest_ddpscale.report.series import throughput_series
+from pytest_ddpscale.report.plotted_series import throughput_series
 from pytest_ddpscale.results.records import Measurement
 from tests.report.sample import (
     ACCEPTED,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.report.terminal import table_lines
-from pytest_ddpscale.verdict.verdict import Judgement, RunOutcome, Verdict
+from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
 from tests.report.sample import (
     ACCEPTED,
     ALL,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.metric import METRICS, Unit
 from pytest_ddpscale.report import text
-from pytest_ddpscale.verdict.verdict import Culprit, Verdict, VerdictOutcome
+from pytest_ddpscale.results.verdicts import Culprit, Verdict, VerdictOutcome
 from tests.report.sample import ALL, FAILED, HOSTILE, MEMORY, NOT_MEASURED, PASSED, UUID, WARNED
 
 

@@ -21,7 +21,7 @@ from pytest_ddpscale.report.plots import write_plots
 from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.results.records import StudyEnd
-from pytest_ddpscale.verdict.verdict import Verdict
+from pytest_ddpscale.results.verdicts import Verdict
 from tests.report.sample import JUDGEMENT as TRAINED
 from tests.report.sample import MEASUREMENTS, RUN, UUID
 from tests.report.sample import PLAN as TRAINED_PLAN

@@ -13,7 +13,7 @@ from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.plots import write_plots
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.report.watermark import WATERMARK, is_simulated, other_notes
-from pytest_ddpscale.verdict.verdict import Judgement
+from pytest_ddpscale.results.verdicts import Judgement
 from tests.report.sample import ACCEPTED, JUDGEMENT, MEASUREMENTS, PLAN, RUN
 
 SIMULATED = replace(ACCEPTED, notes=("a note", WATERMARK))

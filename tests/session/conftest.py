@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale import devices
-from pytest_ddpscale import session as session_module
-from pytest_ddpscale.opening import open_session
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.session import AcceptanceSession, Site
+from pytest_ddpscale.session import devices
+from pytest_ddpscale.session import session as session_module
+from pytest_ddpscale.session.open import open_session
+from pytest_ddpscale.session.session import AcceptanceSession, Site
 from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.sku.detection import Gpu
 from tests.session.sample import THRESHOLDS, InstantGang, Open

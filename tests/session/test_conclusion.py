@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.session import AcceptanceSession
+from pytest_ddpscale.session.session import AcceptanceSession
 from tests.session.sample import IDS, InstantGang, Open, nothing
 
 

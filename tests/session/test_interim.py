@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.interim import Interim
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.results.records import StudyEnd, parse_strict_json
-from pytest_ddpscale.session import AcceptanceSession
-from pytest_ddpscale.verdict.record import read_judgement
-from pytest_ddpscale.verdict.verdict import Judgement
+from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.results.verdicts_json import read_judgement
+from pytest_ddpscale.session.interim import Interim
+from pytest_ddpscale.session.session import AcceptanceSession
 from tests.session.sample import IMG_PER_S, InstantGang, nothing
 
 CANCELLED = {"kind": "interrupted", "message": "the job was cancelled"}

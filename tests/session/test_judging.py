@@ -11,7 +11,7 @@ import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.session import AcceptanceSession
+from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.sku.detection import Gpu
 from tests.session.sample import THRESHOLDS, InstantGang, Open, measured_run, nothing
 

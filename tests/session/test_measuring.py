@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpscale.cluster import Cluster
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.pair_record import PairMeasurement
-from pytest_ddpscale.session import AcceptanceSession
+from pytest_ddpscale.session.cluster import Cluster
+from pytest_ddpscale.session.session import AcceptanceSession
 from tests.session.sample import IMG_PER_S, InstantGang, Open, nothing
 
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale import session as session_module
-from pytest_ddpscale.cluster import THIS_MACHINE, Cluster
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.launch.place import Place
+from pytest_ddpscale.launch.gang_setup import GangSetup
 from pytest_ddpscale.launch.supervisor import NotAdmitted
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.results.records import Measurement, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import Survey, surveys_of
-from pytest_ddpscale.session import AcceptanceSession
-from pytest_ddpscale.verdict.verdict import Judgement
+from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.session import session as session_module
+from pytest_ddpscale.session.cluster import THIS_MACHINE, Cluster
+from pytest_ddpscale.session.session import AcceptanceSession
 from tests.session.sample import IMG_PER_S, THRESHOLDS, Open
 
 PER_NODE = 2
@@ -44,7 +44,7 @@ class SurveyedGang:
     breaks = ""
 
     def __init__(
-        self, place: Place, run: RunDirectory, limits: object, listener: object, *, isolate: bool, judge: object,
+        self, place: GangSetup, run: RunDirectory, limits: object, listener: object, *, isolate: bool, judge: object,
         admit: Callable[[list[dict[str, Any]]], str],
     ) -> None:  # fmt: skip
         self.place, self.run, self.admit = place, run, admit

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.simulate.allreduce import Link, Topology
-from pytest_ddpscale.simulate.cluster import Cluster, ClusterOptions, open_cluster
 from pytest_ddpscale.simulate.faults import Faults, parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.performance import Noise, Performance
+from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
+from pytest_ddpscale.util.packaged import packaged
 
 RESNET = "resnet152-fp16"
 QUIET = Noise(0.0, 0.0, 0.0, 0.0)
@@ -29,12 +29,12 @@ def thresholds() -> ThresholdsFile:
     return load_thresholds(packaged("thresholds.yaml"))
 
 
-def a100(gpus: int | None = 8, workloads: tuple[str, ...] | None = (RESNET,), **options: Any) -> Cluster:
+def a100(gpus: int | None = 8, workloads: tuple[str, ...] | None = (RESNET,), **options: Any) -> SimulatedCluster:
     """A100s that train one workload, or others."""
     return open_cluster(thresholds(), ClusterOptions("a100", gpus, workloads=workloads, **options))
 
 
-def quiet(cluster: Cluster) -> Performance:
+def quiet(cluster: SimulatedCluster) -> Performance:
     """Its performance without any noise: then every number follows from the model."""
     performance = cluster.performance
     return Performance(performance.device_type, performance.topology, performance.expectations, QUIET)

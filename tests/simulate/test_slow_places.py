@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.simulate.deciding import decide
+from pytest_ddpscale.simulate.simulated_session import decide
 from tests.simulate.sample import a100, faults
 from tests.verdict.sample import CONFIDENCE
 

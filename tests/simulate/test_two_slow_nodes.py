@@ -10,7 +10,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.verdict.evaluation import judge
+from pytest_ddpscale.verdict.judge import judge
 from tests.simulate.sample import a100, faults, weak_study
 from tests.verdict.sample import CONFIDENCE, evidence_of_plan, make_case
 

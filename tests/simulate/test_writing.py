@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.devices import measured_layout
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.evidence.evidence import read_evidence
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import SIMULATED_NOTE
+from pytest_ddpscale.session.devices import measured_layout
 from pytest_ddpscale.simulate.writing import write_simulated_run
-from pytest_ddpscale.verdict.evaluation import judge
-from pytest_ddpscale.verdict.evidence import read_evidence
+from pytest_ddpscale.verdict.judge import judge
 from tests.simulate.sample import a100, faults
 
 

@@ -15,7 +15,7 @@ DYING = dataclasses.replace(A100, failures={"nvmlDeviceGetMemoryInfo": GPU_IS_LO
 # Prints the GPUs and the errors of those that are silent, or the error that was raised.
 LOOK = """
 import json, pynvml
-from pytest_ddpscale.devices import gpus_here
+from pytest_ddpscale.session.devices import gpus_here
 from pytest_ddpscale.errors import SkuError
 silent = []
 try:

@@ -35,7 +35,7 @@ import pynvml
 uuid, gone, missing = sys.argv[1], *map(json.loads, sys.argv[2:])
 for name in gone:
     delattr(pynvml, name)
-from pytest_ddpscale.telemetry.cutting import cut
+from pytest_ddpscale.telemetry.windows import cut
 from pytest_ddpscale.telemetry.gpu_state import read_gpus
 from pytest_ddpscale.telemetry.sampled_gpu import SampledGpu
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.packaged import packaged
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.planner import PACES, build_plan
 from pytest_ddpscale.thresholds.cases import cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
+from pytest_ddpscale.util.packaged import packaged
 from tests.thresholds.conftest import ONE_NODE, RATIO_LINE, VALID, WEAK, WEAK_LINE, changed
 
 Load = Callable[[str], ThresholdsFile]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.metrics.probes import expected_ranks
-from pytest_ddpscale.plan.estimate import Estimate, estimate
+from pytest_ddpscale.plan.estimate import TimeEstimate, estimate
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import PACES, build_plan
@@ -172,7 +172,7 @@ def test_every_sku_is_compared_with_its_own_past_which_only_warns(sku: Sku) -> N
     assert (line.severity, line.provisional) == ("warn", True)
 
 
-def node_health(name: str, ranks_per_node: int) -> Estimate:
+def node_health(name: str, ranks_per_node: int) -> TimeEstimate:
     """Of `pytest -m node_health` on one node: all checks, all probes, and what compares ranks."""
     cases, device = cases_for(FILE, name, ONE_NODE), device_type(FILE.thresholds.skus[name])
     training = training_cases(cases)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.results.records import Measurement, SeededStep
 from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.verdict.evidence import Evidence
 from tests.verdict.sample import ALONE_IMG_PER_S, CHECKSUM, FLOPS_PER_IMAGE, make_measurement
 
 ROUNDS = FEWEST_ROUNDS + 1

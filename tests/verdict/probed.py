@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.probes import expected_ranks, value_of
 from pytest_ddpscale.plan.probe import STUDY_ID, Probe, ProbeStudy
 from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import Requirement, Sku
 from pytest_ddpscale.verdict.bounds import blank_verdict
-from pytest_ddpscale.verdict.evidence import Evidence
 from pytest_ddpscale.verdict.probing import judge_probe
-from pytest_ddpscale.verdict.verdict import Verdict
 
 CONFIDENCE = 0.95
 ROUNDS = 8

@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.metric import METRICS, TRAINING_METRICS, measured_arm, required_arms
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
 from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Measurement, SeededStep
+from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.stats.intervals import Estimate
+from pytest_ddpscale.stats.sequential import EProcess
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.model import Requirement
-from pytest_ddpscale.verdict.evaluation import judge
-from pytest_ddpscale.verdict.evidence import Evidence
-from pytest_ddpscale.verdict.sequential import EProcess
-from pytest_ddpscale.verdict.statistics import Estimate
-from pytest_ddpscale.verdict.verdict import Verdict
+from pytest_ddpscale.verdict.judge import judge
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 4, image_size=32, global_batch_size=8)
 ALONE_IMG_PER_S = 100.0

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.blame.culprits import peers_of
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.evidence.validate import refuse_contradictions
 from pytest_ddpscale.plan.study import Arm, Plan
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.verdict.contradictions import refuse_contradictions
-from pytest_ddpscale.verdict.culprits import peers_of
 from pytest_ddpscale.verdict.deciding import arms_needed
-from pytest_ddpscale.verdict.evaluation import judge
-from pytest_ddpscale.verdict.verdict import Verdict
+from pytest_ddpscale.verdict.judge import judge
 from tests.verdict.nodes import (
     ROUNDS,
     Slowness,

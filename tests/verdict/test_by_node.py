@@ -10,11 +10,11 @@ import pytest
 from pytest_ddpscale.metrics.samples import Sample
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.by_node import UNDECIDED, worst_per_round
 from pytest_ddpscale.verdict.deciding import Decider, more_rounds_may_decide
-from pytest_ddpscale.verdict.evaluation import judge, samples_of
-from pytest_ddpscale.verdict.verdict import Culprit, Verdict
+from pytest_ddpscale.verdict.judge import judge, samples_of
 from tests.verdict.nodes import (
     ROUNDS,
     Slowness,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import DeviceType, Plan
@@ -16,13 +17,12 @@ from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.telemetry_record import Telemetry
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.verdict.checking import unfit_nodes
-from pytest_ddpscale.verdict.evaluation import judge
-from pytest_ddpscale.verdict.evidence import Evidence
-from pytest_ddpscale.verdict.verdict import Verdict
-from tests.verdict.node_checks.sample import by_host, cpu_survey, gpus, survey, unread, windows, with_gpu
+from pytest_ddpscale.verdict.judge import judge
+from tests.checks.sample import by_host, cpu_survey, gpus, survey, unread, windows, with_gpu
 from tests.verdict.probed import probe_case
 
 A100 = Sku.model_validate(

@@ -12,10 +12,10 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Measurement, StudyEnd
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.deciding import ROUNDS_WITHOUT_REQUIREMENTS, Decider, more_rounds_may_decide
-from pytest_ddpscale.verdict.evaluation import judge
-from pytest_ddpscale.verdict.verdict import Verdict
+from pytest_ddpscale.verdict.judge import judge
 from tests.verdict.sample import (
     ALONE_IMG_PER_S,
     CONFIDENCE,

@@ -10,12 +10,12 @@ import pytest
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
 from pytest_ddpscale.verdict import probing
 from pytest_ddpscale.verdict.deciding import Decider
-from pytest_ddpscale.verdict.evaluation import judge
+from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.probing import judge_probe
-from pytest_ddpscale.verdict.verdict import Verdict
 from tests.verdict.nodes import measure_nodes, nodes_evidence, plan_of_nodes
 from tests.verdict.probed import CONFIDENCE, MATMUL, measure_probe, probe_case, steady
 from tests.verdict.sample import make_case

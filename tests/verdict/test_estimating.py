@@ -8,8 +8,8 @@ import pytest
 
 from pytest_ddpscale.metrics.samples import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.stats.sequential import EProcess
 from pytest_ddpscale.verdict.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE, estimate_of
-from pytest_ddpscale.verdict.sequential import EProcess
 
 VALUES = [0.95, 0.96, 0.955, 0.949, 0.958, 0.951, 0.957, 0.952, 0.954]
 

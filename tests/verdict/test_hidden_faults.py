@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.blame.replicas import METRIC
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.verdict.evaluation import judge
-from pytest_ddpscale.verdict.replicas import METRIC
+from pytest_ddpscale.verdict.judge import judge
+from tests.blame.test_culprits import judge_slowed, slow
+from tests.blame.test_replicas import ROUNDS, ask, run_of_four, verdict_on
 from tests.verdict.sample import (
     CONFIDENCE,
     judge_changed,
@@ -19,8 +21,6 @@ from tests.verdict.sample import (
     make_measurements,
     make_study,
 )
-from tests.verdict.test_culprits import judge_slowed, slow
-from tests.verdict.test_replicas import ROUNDS, ask, run_of_four, verdict_on
 
 
 @pytest.mark.parametrize("place", range(8))

@@ -10,9 +10,9 @@ import pytest
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.verdict.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE
-from pytest_ddpscale.verdict.evaluation import judge
-from pytest_ddpscale.verdict.verdict import Verdict
+from pytest_ddpscale.verdict.judge import judge
 from tests.verdict.sample import (
     CONFIDENCE,
     FACTORS,

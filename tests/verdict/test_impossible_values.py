@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.verdict.evaluation import judge
+from pytest_ddpscale.verdict.judge import judge
 from tests.verdict.sample import (
     CONFIDENCE,
     OF_A_PACE,

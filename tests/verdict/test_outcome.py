@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.verdict.coverage import Coverage, NodeCoverage
+from pytest_ddpscale.results.coverage import Coverage, NodeCoverage
+from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.verdict.outcome import ONE_NODE, Caveats, conclude, lacks_only_measurements, qualified
-from pytest_ddpscale.verdict.verdict import Verdict, VerdictOutcome
 
 PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 2.0, (1.5, 2.5), rounds=5)
 UNDECIDED: tuple[VerdictOutcome, ...] = ("inconclusive", "not_measured", "error")

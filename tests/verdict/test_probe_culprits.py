@@ -11,7 +11,7 @@ import pytest
 
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.results.pair_record import PairMeasurement
-from pytest_ddpscale.verdict.verdict import Culprit, Verdict
+from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from tests.verdict.probed import (
     ALL_REDUCE,
     MATMUL,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.verdict.probing import probes_needed
-from pytest_ddpscale.verdict.verdict import Verdict
 from tests.verdict.probed import (
     CONFIDENCE,
     MATMUL,

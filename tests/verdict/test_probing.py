@@ -11,10 +11,10 @@ import pytest
 from pytest_ddpscale.metrics.probes import expected_ranks
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.verdict.by_node import UNDECIDED
-from pytest_ddpscale.verdict.evaluation import judge
+from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.probing import probes_needed
-from pytest_ddpscale.verdict.verdict import Verdict
 from tests.verdict.probed import (
     ALL_REDUCE,
     CONFIDENCE,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
-from pytest_ddpscale.verdict.verdict import Verdict
+from pytest_ddpscale.results.verdicts import Verdict
 from tests.verdict.probed import (
     ALL_REDUCE,
     MATMUL,

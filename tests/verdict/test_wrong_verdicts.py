@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import pytest
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
-from pytest_ddpscale.verdict.evaluation import judge
-from pytest_ddpscale.verdict.sequential import EProcess
-from pytest_ddpscale.verdict.statistics import t_quantile
+from pytest_ddpscale.stats.intervals import t_quantile
+from pytest_ddpscale.stats.sequential import EProcess
+from pytest_ddpscale.verdict.judge import judge
 from tests.verdict.sample import CONFIDENCE, make_case, make_evidence, make_measurements
 
 ALPHA = 1 - CONFIDENCE

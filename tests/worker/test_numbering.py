@@ -10,7 +10,7 @@ from torch.distributed import TCPStore
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.worker.control import connect, rank_of
-from pytest_ddpscale.worker.gang import refuse_other_layout
+from pytest_ddpscale.worker.rank import refuse_other_layout
 from tests.worker.sample import study
 
 TIMEOUT = timedelta(seconds=5)

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from pytest_ddpscale.metrics.links import find_link_faults
+from pytest_ddpscale.blame.pairs_apart import find_link_faults
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.results.pair_record import PairMeasurement, pairs_of
 from pytest_ddpscale.worker import pairs
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.pairs import PairSearch, group_of_two
-from pytest_ddpscale.worker.whereabouts import Whereabouts
+from pytest_ddpscale.worker.rank_progress import RankProgress
 
 STUDY = PairStudy(message_bytes=4096, iterations=3)
 TIMEOUT = timedelta(seconds=20)
@@ -52,7 +52,7 @@ class Rank:
         self.host = f"n{rank // per_node + 1}"
         self.control = Control(store, rank, rank % per_node, nodes * per_node, nodes)
         self.device = ScriptedCpu(step_s, f"cpu-{rank}")
-        self.whereabouts = Whereabouts()
+        self.progress = RankProgress()
         self.records: list[dict[str, Any]] = []
         self.deadline_unix_s: float | None = None
         self.timeout = TIMEOUT
@@ -60,7 +60,7 @@ class Rank:
     def run(self) -> str:
         OF_THIS_RANK.host = self.host
         search = PairSearch(
-            STUDY, self.device, self.control, self.records.extend, self.whereabouts, self.timeout, self.deadline_unix_s
+            STUDY, self.device, self.control, self.records.extend, self.progress, self.timeout, self.deadline_unix_s
         )
         return search.run()
 
@@ -165,8 +165,8 @@ def test_a_failure_says_with_whom_and_where(monkeypatch: pytest.MonkeyPatch) -> 
     first, second = started(ranks)
     with pytest.raises(RuntimeError, match="all-reduce of rank 1 on n2 with rank 0 on n1: Connection closed by peer"):
         second.result(timeout=60)
-    assert (ranks[1].whereabouts.arm, ranks[1].whereabouts.round) == ("ranks 0 and 1", 0)
-    assert ranks[1].whereabouts.phase == "pair"
+    assert (ranks[1].progress.arm, ranks[1].progress.round) == ("ranks 0 and 1", 0)
+    assert ranks[1].progress.phase == "pair"
     with pytest.raises(RuntimeError):
         first.result(timeout=60)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_ddpscale.worker import seeded
-from pytest_ddpscale.worker.agreement import checksum
+from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.seeded import seeded_checksum
 from pytest_ddpscale.worker.training import Batch, build_model
 

@@ -12,11 +12,11 @@ from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device, Timing
-from pytest_ddpscale.worker.host import host_name
+from pytest_ddpscale.worker.host_name import host_name
 from pytest_ddpscale.worker.probes.groups import ProbeGroups, Ranks
-from pytest_ddpscale.worker.probes.opening import open_work, turns
+from pytest_ddpscale.worker.probes.open_work import open_work, turns
 from pytest_ddpscale.worker.probes.work import CannotProbeError, Work, memory_permitting
-from pytest_ddpscale.worker.whereabouts import Whereabouts
+from pytest_ddpscale.worker.rank_progress import RankProgress
 
 Record = dict[str, Any]
 # Share of a block that is done before it, untimed: clocks and caches are then where they are in the middle of it.
@@ -53,17 +53,17 @@ class ProbeBlocks:
         study_id: that records carry.
         device: what is probed.
         control: how ranks tell each other things.
-        whereabouts: kept up to date.
+        progress: kept up to date.
         timeout: limit for one collective.
     """
 
     def __init__(
-        self, study_id: str, device: Device, control: Control, whereabouts: Whereabouts, timeout: timedelta
+        self, study_id: str, device: Device, control: Control, progress: RankProgress, timeout: timedelta
     ) -> None:
         self._study_id = study_id
         self._device = device
         self._control = control
-        self._whereabouts = whereabouts
+        self._progress = progress
         self._groups = ProbeGroups(control.layout, control.rank, device.torch_device, timeout)
         self._said: list[str] = []
         self._told: set[str] = set()
@@ -78,7 +78,7 @@ class ProbeBlocks:
             round_number: that records carry.
             verify: whether results are looked at; not where nobody keeps the measurements.
         """
-        here = self._whereabouts
+        here = self._progress
         here.arm, here.phase = probe.id, "preparation"
         self._forget_what_was_said()
         group, crew = self._groups.group(probe), self._groups.crew(probe)

@@ -15,7 +15,7 @@ from pytest_ddpscale.worker.process_groups import new_group
 Ranks = tuple[int, ...]
 
 
-def crews(probe: Probe, layout: Layout) -> tuple[Ranks, ...]:
+def rank_groups(probe: Probe, layout: Layout) -> tuple[Ranks, ...]:
     """The sets of ranks that begin a probe together, in order.
 
     Those that communicate with each other: one such group on every node, or a single one over the first nodes if it
@@ -54,7 +54,7 @@ class ProbeGroups:
 
     def crew(self, probe: Probe) -> Ranks:
         """The ranks that this one begins a probe with, itself among them; none if it takes no part."""
-        return next((crew for crew in crews(probe, self._layout) if self._rank in crew), ())
+        return next((crew for crew in rank_groups(probe, self._layout) if self._rank in crew), ())
 
     def group(self, probe: Probe) -> dist.ProcessGroup | None:
         """The process group in which this rank does a probe, connected; None if it does it alone or not at all.
@@ -64,7 +64,7 @@ class ProbeGroups:
         if probe.kind in SINGLE_DEVICE:
             return None
         mine = None
-        for ranks in crews(probe, self._layout):
+        for ranks in rank_groups(probe, self._layout):
             if ranks not in self._made:
                 self._made[ranks] = self._make(ranks)
             mine = mine or self._made[ranks]

@@ -15,8 +15,8 @@ from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry
 from pytest_ddpscale.worker.order import arm_order
 from pytest_ddpscale.worker.probes.blocks import ProbeBlocks, Record
-from pytest_ddpscale.worker.probes.groups import crews
-from pytest_ddpscale.worker.whereabouts import Whereabouts
+from pytest_ddpscale.worker.probes.groups import rank_groups
+from pytest_ddpscale.worker.rank_progress import RankProgress
 
 # How often a probe is done to learn how long it takes: a few times, and then for this share of a block.
 _FIRST_ITERATIONS = 2
@@ -35,7 +35,7 @@ class ProbeRounds:
         telemetry: of the gang's GPUs.
         needed: asked on rank 0, with the number of a round that has ended, for the ids of the probes of which further
             rounds are wanted; None if nobody knows.
-        whereabouts: kept up to date.
+        progress: kept up to date.
         timeout: limit for one collective.
         seed: of the order of the probes in each round.
         deadline_unix_s: no round starts after it; None for no limit.
@@ -49,7 +49,7 @@ class ProbeRounds:
         write: Callable[[list[Record]], None],
         telemetry: GangTelemetry,
         needed: _NeededProbes,
-        whereabouts: Whereabouts,
+        progress: RankProgress,
         timeout: timedelta,
         *,
         seed: int = 0,
@@ -60,10 +60,10 @@ class ProbeRounds:
         self._write = write
         self._telemetry = telemetry
         self._needed = needed
-        self._whereabouts = whereabouts
+        self._progress = progress
         self._seed = seed
         self._deadline_unix_s = deadline_unix_s
-        self._blocks = ProbeBlocks(study.id, device, control, whereabouts, timeout)
+        self._blocks = ProbeBlocks(study.id, device, control, progress, timeout)
 
     def run(self) -> str:
         """Probe until all rounds are done, time is up or all is known; all ranks of the gang call this.
@@ -76,12 +76,12 @@ class ProbeRounds:
             torch.distributed.DistStoreError: a rank did not answer within the store's timeout.
         """
         reason = self._run_rounds()
-        self._whereabouts.arm, self._whereabouts.phase = None, "cleaning up"
+        self._progress.arm, self._progress.phase = None, "cleaning up"
         self._blocks.close()
         return reason
 
     def _run_rounds(self) -> str:
-        study, here = self._study, self._whereabouts
+        study, here = self._study, self._progress
         timed = study.probes
         iterations: dict[str, int] = {}
         for number in range(study.rounds):
@@ -122,7 +122,7 @@ class ProbeRounds:
 
         The first few connect and wake the clocks, and say how many it takes to know more.
         """
-        self._whereabouts.round = None
+        self._progress.round = None
         iterations = _FIRST_ITERATIONS
         for attempt, share in enumerate((_CALIBRATED_SHARE, 1.0)):
             key = f"{self._study.id}/calibration-{attempt}/{probe.id}"
@@ -154,9 +154,9 @@ class ProbeRounds:
         self, key: str, probe: Probe, said: Any, answer: Callable[[list[Any]], Any], *, is_timed: bool = False
     ) -> Any:
         """What rank 0 answers to what the ranks of a probe say; nobody goes on before."""
-        self._whereabouts.phase = "gathering"
+        self._progress.phase = "gathering"
         control = self._control
-        ranks = [rank for crew in crews(probe, control.layout) for rank in crew]
+        ranks = [rank for crew in rank_groups(probe, control.layout) for rank in crew]
         takes_part = control.rank in ranks
         key = f"{key}/said"
         if takes_part:

@@ -19,11 +19,11 @@ from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry
 from pytest_ddpscale.worker.probes import blocks, collectives, memory, send_recv
 from pytest_ddpscale.worker.probes.collectives import AllReduce, ReduceScatter, open_collective
-from pytest_ddpscale.worker.probes.opening import open_work
+from pytest_ddpscale.worker.probes.open_work import open_work
 from pytest_ddpscale.worker.probes.running import ProbeRounds
 from pytest_ddpscale.worker.probes.send_recv import SendReceive
 from pytest_ddpscale.worker.probes.work import CannotProbeError
-from pytest_ddpscale.worker.whereabouts import Whereabouts
+from pytest_ddpscale.worker.rank_progress import RankProgress
 
 from ..ranks import on_ranks
 
@@ -74,7 +74,7 @@ def _probe(rank: int) -> tuple[str, list[dict[str, Any]]]:
     records: list[dict[str, Any]] = []
     study = ProbeStudy(PROBES, rounds=2, block_s=0.01)
     telemetry = GangTelemetry(control, "cpu", records.extend)
-    here, limit = Whereabouts(), timedelta(seconds=30)
+    here, limit = RankProgress(), timedelta(seconds=30)
     rounds = ProbeRounds(study, CpuDevice(), control, records.extend, telemetry, lambda number: None, here, limit)
     return rounds.run(), records
 

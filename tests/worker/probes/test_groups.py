@@ -6,25 +6,25 @@ import pytest
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.worker.probes.groups import crews
-from pytest_ddpscale.worker.probes.opening import peer_of, turns
+from pytest_ddpscale.worker.probes.groups import rank_groups
+from pytest_ddpscale.worker.probes.open_work import peer_of, turns
 
 
 def test_all_devices_of_a_node_are_probed_at_once() -> None:
-    assert crews(Probe("matmul-fp32"), Layout(2, 3)) == ((0, 1, 2), (3, 4, 5))
+    assert rank_groups(Probe("matmul-fp32"), Layout(2, 3)) == ((0, 1, 2), (3, 4, 5))
 
 
 def test_what_fits_a_node_is_done_on_every_node() -> None:
-    assert crews(Probe("all-reduce-1mib", 2), Layout(2, 3)) == ((0, 1), (3, 4))
+    assert rank_groups(Probe("all-reduce-1mib", 2), Layout(2, 3)) == ((0, 1), (3, 4))
 
 
 def test_what_is_larger_than_a_node_is_done_once() -> None:
-    assert crews(Probe("send-recv-1mib", 4), Layout(2, 3)) == ((0, 1, 2, 3),)
+    assert rank_groups(Probe("send-recv-1mib", 4), Layout(2, 3)) == ((0, 1, 2, 3),)
 
 
 def test_a_gang_of_too_few_ranks_is_refused() -> None:
     with pytest.raises(RuntimeError, match="probe all-reduce-1mib@8 needs 8 ranks; this gang has 6"):
-        crews(Probe("all-reduce-1mib", 8), Layout(2, 3))
+        rank_groups(Probe("all-reduce-1mib", 8), Layout(2, 3))
 
 
 @pytest.mark.parametrize("probe", [Probe("send-recv-1mib", 8), Probe("send-recv-1mib", 24)])

@@ -20,7 +20,7 @@ from pytest_ddpscale.worker.node_telemetry import GangTelemetry
 from pytest_ddpscale.worker.probes import memory
 from pytest_ddpscale.worker.probes.memory import Copy
 from pytest_ddpscale.worker.probes.running import ProbeRounds
-from pytest_ddpscale.worker.whereabouts import Whereabouts
+from pytest_ddpscale.worker.rank_progress import RankProgress
 
 TIMEOUT = timedelta(seconds=20)
 COPIES = (Probe("memory-copy"), Probe("host-to-device"), Probe("device-to-host"))
@@ -60,7 +60,7 @@ class Session:
         self.control = Control(store, rank=0, local_rank=0, world_size=1)
         self.device = SteadyCpu(iteration_s)
         self.records: list[dict[str, Any]] = []
-        self.whereabouts = Whereabouts()
+        self.progress = RankProgress()
 
     def run(
         self,
@@ -70,7 +70,7 @@ class Session:
         deadline: float | None = None,
     ) -> str:
         study = ProbeStudy(probes, rounds, block_s=0.2)
-        write, here = self.records.extend, self.whereabouts
+        write, here = self.records.extend, self.progress
         telemetry = GangTelemetry(self.control, "cpu", write)
         return ProbeRounds(
             study, self.device, self.control, write, telemetry, needed, here, TIMEOUT, seed=1, deadline_unix_s=deadline
@@ -171,7 +171,7 @@ def test_steps_are_counted_and_the_last_word_is_that_of_the_study() -> None:
     session = Session()
     session.run(COPIES, rounds=1)
     assert session.device.steps >= sum(one.iterations for one in session.measured)
-    assert (session.whereabouts.arm, session.whereabouts.phase) == (None, "cleaning up")
+    assert (session.progress.arm, session.progress.phase) == (None, "cleaning up")
 
 
 def test_the_store_keeps_what_ranks_meet_by_for_one_block_only() -> None:

@@ -21,7 +21,8 @@ def play_gpu(link: str) -> None:
     from typing import Any
 
     from pytest_ddpscale.sku.detection import visible_gpus
-    from pytest_ddpscale.worker import device, gang, transport
+    from pytest_ddpscale.worker import device, transport
+    from pytest_ddpscale.worker import rank as gang
 
     class PlayedGpu(device.CpuDevice):
         """Computes on the CPU; who it is NVML says, and how busy it was as well."""

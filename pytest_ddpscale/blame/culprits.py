@@ -1,0 +1,319 @@
+"""Who is to blame for what failed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from pytest_ddpscale.blame.pairs_apart import listed
+from pytest_ddpscale.blame.slow_links import NOT_COMPUTATION, with_slow_links
+from pytest_ddpscale.blame.stragglers import (
+    MINIMUM_RELATIVE_GAP,
+    MINIMUM_ROUNDS,
+    SlowNode,
+    Straggler,
+    find_stragglers,
+    slow_nodes,
+)
+from pytest_ddpscale.blame.two_groups import find_slow_group
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.metrics.rounds import Rounds, group_rounds, together
+from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.study import DeviceType, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.verdicts import Culprit, Verdict
+from pytest_ddpscale.thresholds.cases import Case
+
+# Ranks on one CPU share its caches, its power and its neighbours; GPUs share little.
+_MINIMUM_GAPS: dict[DeviceType, float] = {"cuda": MINIMUM_RELATIVE_GAP, "cpu": 0.10}
+_EXPLAINS_NOTHING = "does not explain it"  # said of slowness that is too little for what was missed
+# What one slow rank makes worse for all, because under DDP they wait for it.
+_SLOWED_BY_ONE_RANK = {
+    "throughput_per_gpu",
+    "weak_scaling_efficiency",
+    "strong_scaling_speedup",
+    "strong_scaling_efficiency",
+    "rank_uniformity",
+    "exposed_communication",
+    "step_time_p95",
+    "generation_ratio",
+    "model_flops_utilization",
+}
+
+
+@dataclass(frozen=True)
+class RankComparison:
+    """Who is slow among the ranks of a run, found out when it is first asked.
+
+    Attributes:
+        study: that is being judged: ranks are compared in it, if that was measured.
+        evidence: everything measured.
+    """
+
+    study: Study
+    evidence: Evidence
+
+    @cached_property
+    def peers(self) -> ComparedRanks:
+        """Ranks that computed by themselves at the same time."""
+        return peers_of(self.study, self.evidence)
+
+    @cached_property
+    def stragglers(self) -> list[Straggler]:
+        """Those of them that are slow, slowest first."""
+        return stragglers_of(self.peers.rounds, self.evidence.plan.device_type)
+
+    def slow_nodes_of(self, stragglers: Sequence[Straggler]) -> list[SlowNode]:
+        """Nodes of these stragglers of which all ranks are slow, slowest first."""
+        if self.evidence.plan.nodes == 1:
+            return slow_nodes(stragglers, self.peers.rounds)
+        # Its other ranks, too, are slow, whether or not they took part in what was judged.
+        hosts = {straggler.host for straggler in stragglers}
+        return [node for node in slow_nodes(self.stragglers, self.peers.rounds) if node.host in hosts]
+
+    def among(self, verdict: Verdict, measured: Rounds) -> list[Straggler]:
+        """Those that took part in what was judged."""
+        if self.evidence.plan.nodes == 1:
+            ranks = self.study.turns if verdict.world_size == 1 else verdict.world_size
+            return [s for s in self.stragglers if s.rank < ranks]
+        # A rank's number is another one after a node was lost; its place stays.
+        places = {(one.host, one.local_rank) for arm_round in measured.values() for one in arm_round.ranks}
+        return [s for s in self.stragglers if (s.host, s.local_rank) in places]
+
+
+def with_culprits(verdict: Verdict, case: Case, compared: RankComparison, measured: Rounds) -> Verdict:
+    """The verdict with everybody named who stands out in the measurements, if it did not pass.
+
+    Args:
+        verdict: on `case`.
+        case: the requirement.
+        compared: who is slow.
+        measured: complete rounds of the arm in question; of several nodes, those that did not pass.
+    """
+    if verdict.outcome not in ("failed", "inconclusive") or verdict.culprits:
+        return verdict
+    if verdict.metric == "device_utilization":
+        return _with_least_busy(verdict, measured) if verdict.outcome == "failed" else verdict
+    if verdict.metric in _SLOWED_BY_ONE_RANK:
+        named = _with_stragglers(verdict, case, compared, measured)
+        return with_slow_links(named, compared.evidence, measured)
+    return verdict
+
+
+def with_slow_node(verdict: Verdict, host: str, compared: RankComparison) -> Verdict:
+    """Relative to its own ranks a node that is slow as a whole scales well: that is no pass.
+
+    Args:
+        verdict: of one node of several.
+        host: its name.
+        compared: who is slow.
+    """
+    if verdict.outcome != "passed" or METRICS[verdict.metric].baseline != "alone":
+        return verdict
+    slow = [straggler for straggler in compared.stragglers if straggler.host == host]
+    if 2 * len(slow) <= compared.evidence.plan.layout.ranks_per_node:
+        return verdict
+    certain = not slow[0].ambiguous
+    nodes = compared.slow_nodes_of(slow)
+    culprits = tuple(Culprit("node", node.host, None, None, node.evidence, is_certain=certain) for node in nodes)
+    one_by_one = (Culprit("gpu", s.host, s.local_rank, s.device, s.evidence, is_certain=certain) for s in slow)
+    found = f"{len(slow)} of its ranks are slow by themselves ({slow[0].evidence})"
+    reason = f"{found}: relative to them alone everything looks good"
+    return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits or tuple(one_by_one))
+
+
+@dataclass(frozen=True)
+class ComparedRanks:
+    """Ranks that computed by themselves at the same time.
+
+    Attributes:
+        workload: what they trained; None if there are no such rounds.
+        rounds: complete ones.
+    """
+
+    workload: Workload | None
+    rounds: Rounds
+
+    def img_per_s(self, straggler: Straggler) -> float:
+        """Median throughput of a rank."""
+        blocks = [one for r in self.rounds.values() for one in r.ranks if one.rank == straggler.rank]
+        return statistics.median(one.throughput_img_per_s for one in blocks)
+
+    def floor_img_per_s(self, case: Case) -> float | None:
+        """What one of them alone should reach, if the case knows: it does so of its own workload only."""
+        return case.floor_img_per_s if self.workload == case.workload else None
+
+    def keeps_floor(self, straggler: Straggler, case: Case) -> bool:
+        """Whether a rank is known to be as fast as it should be alone."""
+        floor = self.floor_img_per_s(case)
+        return floor is not None and self.img_per_s(straggler) >= floor
+
+    def misses_floor(self, straggler: Straggler, case: Case) -> bool:
+        """Whether a rank is known to be slower than it should be alone."""
+        floor = self.floor_img_per_s(case)
+        return floor is not None and self.img_per_s(straggler) < floor
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts they are on."""
+        return len({one.host for arm_round in self.rounds.values() for one in arm_round.ranks})
+
+
+def peers_of(study: Study, evidence: Evidence) -> ComparedRanks:
+    """Complete rounds in which every rank computed by itself: of this study, else of another one of the run.
+
+    Of one with most ranks. A rank that computes slowly does so whatever it trains.
+    """
+    arms = [(candidate, arm) for candidate in evidence.plan.studies for arm in candidate.arms if arm.kind == "each"]
+    if not arms:
+        return ComparedRanks(None, {})
+    best, largest = max(arms, key=lambda pair: (pair[0] == study, pair[1].world_size))
+    return ComparedRanks(
+        best.workload, together(group_rounds(evidence.measurements, best.id, largest, evidence.plan.layout))
+    )
+
+
+def stragglers_of(rounds: Rounds, device_type: DeviceType) -> list[Straggler]:
+    """Ranks that are slow by themselves, slowest first: those that stand out, or the slower of two groups."""
+    gap = _MINIMUM_GAPS[device_type]
+    found, group = find_stragglers(rounds, minimum_relative_gap=gap), find_slow_group(rounds, gap)
+    return group if len(group) > len(found) or any(straggler.ambiguous for straggler in group) else found
+
+
+def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, measured: Rounds) -> Verdict:
+    found = compared.among(verdict, measured)
+    if not found:
+        return _with_note_on_computation(verdict, compared)
+    nodes = compared.slow_nodes_of(found)
+    blame = Blame(verdict, case, compared, tuple(found))
+    whole = {node.host for node in nodes}
+    named = [(blame.of_node(node), f"host {node.host}") for node in nodes]
+    named += [(blame.of_gpu(s), f"rank {s.rank} on {s.host}") for s in found if s.host not in whole]
+    named.sort(key=lambda one: not one[0].is_certain)
+    culprits = tuple(culprit for culprit, _ in named)
+    first, who = named[0]
+    more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+    seen = f"{who}{more}, slow without communication too ({first.evidence})"
+    if others := found[0].others:
+        slower = listed(sorted(whole)) if whole else listed([who for _, who in named])
+        ratio = statistics.median(straggler.ratio for straggler in found)
+        seen = f"two groups: {slower} at {ratio:.2f}× the time of {others} without communication too"
+    if verdict.metric == "rank_uniformity" and not others:
+        reason = f"{verdict.reason}; slow: {who}{more}"
+    elif verdict.world_size == 1 or not blame.is_explained:
+        reason = f"{verdict.reason}; {seen}"
+    else:
+        is_sure = verdict.outcome == "failed" and first.is_certain and not found[0].ambiguous
+        reason = f"{verdict.reason}; {seen}, {'slows' if is_sure else 'may slow'} all ranks"
+    return replace(verdict, culprits=culprits, reason=reason)
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Which of those who are slow by themselves are certainly to blame for what was missed.
+
+    On one node all of them are, unless either of two may be the odd one. What ranks of several nodes do together may
+    as well be missed because of the network: there a rank is to blame if it is below the floor for one alone, or if
+    the requirement would be kept without the slow ranks and missed with this one alone. All ranks take the step of
+    the slowest, so that they would be faster by its ratio without them.
+
+    Attributes:
+        verdict: on `case`, not passed.
+        case: the requirement.
+        compared: who is slow.
+        found: those of them who took part, slowest first; at least one.
+    """
+
+    verdict: Verdict
+    case: Case
+    compared: RankComparison
+    found: tuple[Straggler, ...]
+
+    @cached_property
+    def is_explained(self) -> bool:
+        """Whether the requirement would be kept if none of them were slow."""
+        if self.compared.evidence.plan.nodes == 1 or self.verdict.metric == "rank_uniformity":
+            return True
+        baseline = METRICS[self.verdict.metric].baseline
+        if baseline == "no_sync":
+            return False  # slow ranks are as slow in it, so that they add nothing to what communication costs
+        return self._is_kept(self._slowest)
+
+    def of_gpu(self, straggler: Straggler) -> Culprit:
+        """One of them."""
+        peers = self.compared.peers
+        certain = _is_certain(straggler, self.case, peers)
+        evidence = _evidence_on(straggler, self.case, peers)
+        if not (peers.misses_floor(straggler, self.case) or self._explains(straggler.ratio)):
+            certain, evidence = False, f"{evidence}; {_EXPLAINS_NOTHING}"
+        return Culprit("gpu", straggler.host, straggler.local_rank, straggler.device, evidence, is_certain=certain)
+
+    def of_node(self, node: SlowNode) -> Culprit:
+        """A whole node of them."""
+        is_of_two = self.compared.evidence.plan.nodes > 1 and self.compared.peers.hosts <= 2
+        ambiguous = is_of_two or node.ambiguous
+        explains = self._explains(max(s.ratio for s in self.found if s.host == node.host))
+        evidence = node.evidence
+        below = any(self.compared.peers.misses_floor(straggler, self.case) for straggler in node.stragglers)
+        if not below and ambiguous:
+            evidence += f"; either of the two {'nodes' if is_of_two else 'groups'} may be the odd one"
+        if not below and not explains:
+            evidence += f"; {_EXPLAINS_NOTHING}"
+        return Culprit("node", node.host, None, None, evidence, is_certain=below or (explains and not ambiguous))
+
+    @property
+    def _slowest(self) -> float:
+        return max(straggler.ratio for straggler in self.found)
+
+    def _explains(self, ratio: float) -> bool:
+        """Whether one so slow is enough for a miss that slow ranks explain; the slowest one is if any is."""
+        if self.compared.evidence.plan.nodes == 1:
+            return True
+        return self.is_explained and (ratio == self._slowest or not self._is_kept(self._slowest / ratio))
+
+    def _is_kept(self, gain: float) -> bool:
+        """Whether the requirement would be kept if all ranks were so many times faster."""
+        value, bound = self.verdict.value, self.verdict.bound_value
+        if value is None:
+            return False
+        return value / gain <= bound if "at_most" in self.verdict.bound else value * gain >= bound
+
+
+def _is_certain(straggler: Straggler, case: Case, each: ComparedRanks) -> bool:
+    """Whether it is this one of two: what the SKU should do says so."""
+    return not straggler.ambiguous or each.misses_floor(straggler, case)
+
+
+def _evidence_on(straggler: Straggler, case: Case, each: ComparedRanks) -> str:
+    """Of two ranks either may be the odd one, so what the SKU should do is the third opinion."""
+    if not straggler.ambiguous:
+        return straggler.evidence
+    speed, floor = each.img_per_s(straggler), each.floor_img_per_s(case)
+    if floor is None:
+        return f"{straggler.evidence}; nothing says what one alone should reach, to compare with"
+    side = "below" if speed < floor else "above"
+    return f"{straggler.evidence}; its {speed:.4g} img/s are {side} the floor of {floor:.4g} img/s for one alone"
+
+
+def _with_note_on_computation(verdict: Verdict, compared: RankComparison) -> Verdict:
+    """Nobody who took part is slow by itself: then either all are, or it is communication that costs."""
+    if len(compared.peers.rounds) < MINIMUM_ROUNDS:
+        return verdict
+    if verdict.metric == "rank_uniformity":
+        return replace(verdict, reason=f"{verdict.reason}; no rank is the slow one in enough rounds to be named")
+    if verdict.metric != "weak_scaling_efficiency" or compared.stragglers:
+        return verdict
+    note = f"{NOT_COMPUTATION}: what is lost is lost in communication, or by all ranks alike"
+    return replace(verdict, notes=(*verdict.notes, note))
+
+
+def _with_least_busy(verdict: Verdict, measured: Rounds) -> Verdict:
+    idle = [r.least_busy for r in measured.values() if r.least_busy is not None]
+    ranks = [rank.rank for rank in idle]
+    most_often = statistics.mode(ranks)
+    rank = next(rank for rank in idle if rank.rank == most_often)
+    evidence = f"least busy of {verdict.world_size} in {ranks.count(most_often)} of {len(ranks)} rounds"
+    culprit = Culprit("gpu", rank.host, rank.local_rank, rank.device, evidence)
+    return replace(verdict, culprits=(culprit,))

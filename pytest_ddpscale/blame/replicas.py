@@ -1,0 +1,69 @@
+"""Ranks that compute otherwise than their peers spoil every verdict on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.metrics.agreement import Disagreement, disagreeing_ranks, ranks_unlike_most
+from pytest_ddpscale.metrics.rounds import group_rounds
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.results.verdicts import Culprit, Verdict
+
+METRIC = "replica_agreement"
+
+
+def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdict:
+    """Speed is worth nothing where results differ: then nothing of the study passes.
+
+    One disagreement is enough, because nothing about it is random: DDP keeps replicas equal bit for bit.
+    """
+    odd = disagreements(study, evidence)
+    if not odd:
+        return verdict
+    culprits = tuple(
+        Culprit("gpu", o.host, o.local_rank, o.device, o.evidence, is_certain=not o.ambiguous) for o in odd
+    )
+    names = ", ".join(f"rank {o.rank} on {o.host}" for o in odd[:3]) + (" and others" if len(odd) > 3 else "")
+    if verdict.metric == METRIC:
+        return replace(verdict, outcome="failed", reason=f"{names}: results unlike the others'", culprits=culprits)
+    if verdict.outcome != "passed":
+        return verdict
+    reason = f"{names}: results unlike the others' (see {METRIC}), so that this speed is of no use"
+    return replace(verdict, outcome="error", reason=reason, culprits=culprits)
+
+
+def disagreements(study: Study, evidence: Evidence) -> list[Disagreement]:
+    """Every rank of a study whose parameters, or whose own seeded step, are unlike its peers', in rank order.
+
+    The most ranks have the first word: of two that differ, they may tell who is the odd one.
+    """
+    seeded = evidence.seeded_checksums(study.id)
+    by_themselves = _by_themselves(study, evidence)
+    # Of several nodes, all ranks together are more than any group that fits one.
+    found = {odd.rank: odd for odd in by_themselves} if evidence.plan.nodes > 1 else {}
+    together = [arm for arm in study.arms if arm.kind == "ddp" and arm.world_size > 1]
+    for arm in sorted(together, key=lambda arm: -arm.world_size):
+        for rounds in group_rounds(evidence.measurements, study.id, arm, evidence.plan.layout):
+            odd = disagreeing_ranks(rounds, seeded)
+            told_apart = any(o.rank in found and not found[o.rank].ambiguous for o in odd)
+            for disagreement in odd:
+                if not (disagreement.ambiguous and told_apart):
+                    found.setdefault(disagreement.rank, disagreement)
+    for disagreement in by_themselves:
+        found.setdefault(disagreement.rank, disagreement)
+    return [found[rank] for rank in sorted(found)]
+
+
+def _by_themselves(study: Study, evidence: Evidence) -> list[Disagreement]:
+    """Ranks whose seeded step is odd among all of the study, whether or not they trained under DDP."""
+    seeded = evidence.seeded_checksums(study.id)
+    odd = ranks_unlike_most(seeded)
+    return [
+        Disagreement(
+            step.rank, step.host, step.local_rank, step.device, len(seeded), 0, 0,
+            seeded_step_differs=True, ambiguous=False,
+        )
+        for step in evidence.seeded_steps.get(study.id, ())
+        if step.rank in odd
+    ]  # fmt: skip

@@ -1,0 +1,76 @@
+"""Slow nodes and links, named as culprits of what ranks of several nodes did not reach."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from pytest_ddpscale.blame.pairs_apart import LinkEnd, LinkFault, find_link_faults
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.metrics.rounds import Rounds
+from pytest_ddpscale.results.verdicts import Culprit, Verdict
+
+
+def with_slow_links(verdict: Verdict, evidence: Evidence, measured: Rounds) -> Verdict:
+    """The verdict with nodes and links named that communicate slowly, if ranks of several nodes were judged.
+
+    Args:
+        verdict: with those who compute slowly already named: what those of them take part in who certainly are to
+            blame is explained by that.
+        evidence: with the node pairs that were measured.
+        measured: complete rounds of the arm in question.
+    """
+    return with_slow_node_pairs(verdict, evidence) if _spans_nodes(measured) else verdict
+
+
+def slow_links(evidence: Evidence) -> dict[str, set[str]]:
+    """Nodes and links that certainly communicate slowly, in words, with the hosts at their ends."""
+    faults = find_link_faults(evidence.pairs, evidence.plan.device_type)
+    return {f"{_words(fault)} ({fault.evidence})": set(fault.hosts) for fault in faults}
+
+
+def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
+    """The same of a verdict that is on ranks of several nodes."""
+    slow = {culprit.host for culprit in verdict.culprits if culprit.is_certain}
+    faults = find_link_faults(evidence.pairs, evidence.plan.device_type, slow) if evidence.pairs else []
+    if not faults:
+        return verdict
+    culprits = tuple(_culprit(fault) for fault in faults)
+    more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
+    who = f"{_words(faults[0])}{more}"
+    reason = f"{verdict.reason}; communication is slow at {who} ({faults[0].evidence})"
+    kept = tuple(note for note in verdict.notes if not note.startswith(NOT_COMPUTATION))
+    return replace(verdict, culprits=(*verdict.culprits, *culprits), reason=reason, notes=kept)
+
+
+# How a note begins that link culprits make superfluous.
+NOT_COMPUTATION = "no rank is slow without communication"
+
+
+def _spans_nodes(measured: Rounds) -> bool:
+    return any(len({rank.host for rank in arm_round.ranks}) > 1 for arm_round in measured.values())
+
+
+def _words(fault: LinkFault) -> str:
+    return f"node {fault.hosts[0]}" if fault.kind == "node" else f"the link between {' and '.join(fault.hosts)}"
+
+
+def _culprit(fault: LinkFault) -> Culprit:
+    end = fault.ends[0]
+    index, uuid = _rail(end, whole=fault.whole)
+    if fault.kind == "node":
+        return Culprit("node", end.host, index, uuid, fault.evidence)
+    peer = fault.ends[1]
+    peer_index, peer_uuid = _rail(peer, whole=fault.whole)
+    return Culprit("link", end.host, index, uuid, fault.evidence, peer.host, peer_index, peer_uuid)
+
+
+def _rail(end: LinkEnd, *, whole: bool) -> tuple[int | None, str | None]:
+    """The one GPU through which communication is slow; none if all are, or several."""
+    if whole or len(end.local_ranks) != 1:
+        return None, None
+    return end.local_ranks[0], _only(end.devices)
+
+
+def _only(devices: Collection[str]) -> str | None:
+    return next(iter(devices)) if len(devices) == 1 else None

@@ -1,0 +1,108 @@
+"""GPUs that answered before ranks began, and not while they worked or after they had failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pytest_ddpscale.checks.finding import (
+    Finding,
+    GpuPlace,
+    NodeEvidence,
+    fault,
+    gpu_label,
+    note,
+    unknown,
+)
+from pytest_ddpscale.checks.from_survey import Findings, gpu_places
+from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
+from pytest_ddpscale.results.telemetry_record import Telemetry
+
+# NVML on a GPU that is gone until it, or its node, is reset: as the sampler writes it, and as the survey does. Any
+# other error may be the driver's.
+_LOST = ("NVMLError_GpuIsLost", "NVMLError_ResetRequired")
+_GONE = "the driver no longer has it"
+_LOST_IN_WORDS = ("GPU is lost", "GPU requires restart", _GONE)
+
+Afterwards = tuple[str, SurveyedGpu, SurveyedGpu, GpuPlace]
+
+
+def lost_at_work(evidence: NodeEvidence) -> Findings:
+    """A fault for each GPU that ranks used and that was lost since: once, however often it was found to be.
+
+    As the sampler was told while they worked, and as a look at the GPUs says after they have failed.
+    """
+    lost: dict[tuple[str, GpuPlace], str] = {}
+    silent: Findings = {}
+    for window in evidence.telemetry:
+        if (why := _loss_in(window)) and not _is_from_before(window, evidence):
+            lost.setdefault((window.host, GpuPlace(window.local_rank, window.device)), f"lost while it worked: {why}")
+    for host, before, after, place in gpus_afterwards(evidence):
+        if after.problem in _LOST_IN_WORDS and not before.problem:
+            lost.setdefault((host, place), f"lost when ranks had failed: {after.problem}")
+        elif after.problem and not before.problem:
+            text = f"{gpu_label(place)} did not answer when ranks had failed: {after.problem}"
+            silent[host] = silent.get(host, Finding()) + unknown(text)
+    for host, finding in _silent_drivers(evidence):
+        silent[host] = silent.get(host, Finding()) + finding
+    faults = [(host, fault(why, place, stands_alone=True)) for (host, place), why in lost.items()]
+    found: Findings = {}
+    for host, finding in (*faults, *silent.items()):
+        found[host] = found.get(host, Finding()) + finding
+    return found
+
+
+def gpus_afterwards(evidence: NodeEvidence) -> Iterator[Afterwards]:
+    """Host, the GPU before ranks began and after they had failed, and its place, of each that ranks could use.
+
+    One that the driver no longer lists has a problem afterwards that says so.
+    """
+    for after in evidence.post_mortems:
+        before = evidence.surveys.get(after.host)
+        if before is None or before.problem or _why_silent(after) or _are_other_gpus(before, after):
+            continue
+        for gpu, place in gpu_places(before):
+            yield after.host, gpu, _found_again(gpu, before, after), place
+
+
+def _found_again(gpu: SurveyedGpu, before: Survey, after: Survey) -> SurveyedGpu:
+    """By its UUID; one that tells none any more is where it was, unless the list is shorter than it was."""
+    same = next((one for one in after.gpus if one.uuid == gpu.uuid and gpu.uuid), None)
+    if same is not None:
+        return same
+    is_as_long = len(after.gpus) == len(before.gpus) and gpu.index < len(after.gpus)
+    if is_as_long and not after.gpus[gpu.index].uuid:
+        return after.gpus[gpu.index]
+    return SurveyedGpu(gpu.index, gpu.uuid, gpu.name, gpu.pci_bus_id, gpu.pci_device_id, problem=_GONE)
+
+
+def _silent_drivers(evidence: NodeEvidence) -> Iterator[tuple[str, Finding]]:
+    """Of a driver that says that something is wrong nothing can be told; one that is slow had little time."""
+    for after in evidence.post_mortems:
+        before, why = evidence.surveys.get(after.host), _why_silent(after)
+        if why:
+            text = f"after ranks had failed: {why}"
+            yield after.host, unknown(text) if after.driver_problem or not after.problem else note(text)
+        elif before is not None and not before.problem and _are_other_gpus(before, after):
+            yield after.host, note("after ranks had failed other GPUs were there than before they began")
+
+
+def _why_silent(after: Survey) -> str:
+    return after.problem or after.driver_problem or ("" if after.has_driver else "there is no NVIDIA driver any more")
+
+
+def _are_other_gpus(before: Survey, after: Survey) -> bool:
+    """Whether others are there than were surveyed, as a later job step may be given: they tell nothing of those."""
+    new = {gpu.uuid for gpu in after.gpus if gpu.uuid} - {gpu.uuid for gpu in before.gpus}
+    return len(new) > sum(not gpu.uuid for gpu in before.gpus)
+
+
+def _is_from_before(window: Telemetry, evidence: NodeEvidence) -> bool:
+    """Whether it is older than what is known of the node: a run that was resumed may have been mended meanwhile."""
+    survey = evidence.surveys.get(window.host)
+    return survey is not None and window.ended_unix_s < survey.unix_s
+
+
+def _loss_in(window: Telemetry) -> str:
+    """NVML's words on a GPU that was lost in a window; empty if it was not, as far as is known."""
+    told = sorted(reason for reason in window.unreadable.values() if reason.startswith(_LOST))
+    return told[0].partition(": ")[2] if told else ""

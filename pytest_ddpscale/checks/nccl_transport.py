@@ -1,0 +1,148 @@
+"""Whether NCCL uses the links that nodes have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, fault, gpu_label, note, unknown
+from pytest_ddpscale.checks.from_survey import Findings
+from pytest_ddpscale.plan.node_check import NodeExpectation
+from pytest_ddpscale.results.survey_record import Survey
+from pytest_ddpscale.results.transport_record import Transport
+
+_TCP = "NET/Socket"
+_RDMA = "NET/IB"  # by InfiniBand or RoCE
+_INFINIBAND, _ETHERNET = "InfiniBand", "Ethernet"
+_FEWEST_TO_COMPARE = 3
+_NETWORKS = ("NET/", "COLLNET/")
+_DETOURS = ("SHM", *_NETWORKS)  # through the host's memory, or out of the node
+
+
+def transport(evidence: NodeEvidence) -> Findings:
+    """Ranks use the fastest links there are.
+
+    Between nodes no TCP where they have InfiniBand, or RoCE that is used somewhere, and as many active InfiniBand ports
+    as most others; within a node NVLink or P2P where GPUs have NVLinks.
+    """
+    ranks: dict[str, list[Transport]] = {}
+    for one in evidence.transports:
+        ranks.setdefault(one.host, []).append(one)
+    # Nothing that is measured goes from node to node: each is looked at by itself.
+    planned = evidence.hosts_planned if evidence.expectation.crosses_nodes else 1
+    across = _Across(ranks, evidence.surveys, planned)
+    return {host: _node(evidence.expectation, host, of_host, across) for host, of_host in ranks.items()}
+
+
+class _Across:
+    """What is known of all nodes together."""
+
+    def __init__(self, ranks: Mapping[str, list[Transport]], surveys: Mapping[str, Survey], planned: int) -> None:
+        self.surveys = surveys
+        self.is_one_node = planned <= 1
+        everybody = [one for of_host in ranks.values() for one in of_host]
+        self.is_alone = planned <= 1 and len(everybody) == 1
+        self.is_crossed = any(one.channels_between_nodes or _left(one, _NETWORKS) for one in everybody)
+        # An Ethernet port may be that of the site's network; it is known to do RoCE where NCCL takes RDMA somewhere.
+        uses_rdma = any(name.startswith(_RDMA) for one in everybody for name in one.channels)
+        self.fast = (_INFINIBAND, _ETHERNET) if uses_rdma else (_INFINIBAND,)
+        self.has_fast_ports = any(_active_ports(survey, *self.fast) for survey in surveys.values())
+
+    def leaves_node(self, one: Transport) -> dict[str, int]:
+        """A rank's connections to other nodes; those by network of which it is not known, unless there is one node."""
+        return {} if self.is_one_node else dict(one.channels_between_nodes) | _left(one, _NETWORKS)
+
+    def stays(self, one: Transport) -> dict[str, int]:
+        """A rank's connections within its node."""
+        return dict(one.channels_within_node) | (_left(one, _NETWORKS) if self.is_one_node else {})
+
+
+def _node(expectation: NodeExpectation, host: str, ranks: Sequence[Transport], across: _Across) -> Finding:
+    found = Finding(gpus=len(ranks))
+    asked = expectation.gpus_per_node or 1
+    if len(ranks) < asked:
+        found += unknown(f"NCCL spoke of {len(ranks)} of {asked} ranks")
+    for one in ranks:
+        found += _rank(expectation, one, across)
+    if not across.is_one_node:
+        found += _between_nodes(host, ranks, across)
+    return found
+
+
+def _rank(expectation: NodeExpectation, one: Transport, across: _Across) -> Finding:
+    """What a rank by itself says of it: whether anything is known, and of what is within the node."""
+    place = GpuPlace(one.local_rank, one.device)
+    if one.problem:
+        return unknown(f"{gpu_label(place)}: {one.problem}")
+    if one.unreadable:
+        return unknown(f"{gpu_label(place)}: NCCL says what nobody understands: {one.unreadable[0]}")
+    if not one.channels and not one.nvls and not across.is_alone:
+        return unknown(f"{gpu_label(place)}: NCCL connected it with no other rank")
+    detours = [name for name in across.stays(one) if name.startswith(_DETOURS)]
+    if expectation.nvlinks and detours:
+        text = f"reaches GPUs of its own node by {', '.join(sorted(detours))}; expected NVLink or P2P"
+        return fault(text, place)
+    return Finding()
+
+
+def _between_nodes(host: str, ranks: Sequence[Transport], across: _Across) -> Finding:
+    if not across.is_crossed:
+        return unknown("no rank was seen to communicate with another node")
+    used = {name for one in ranks for name in across.leaves_node(one)}
+    without_rdma = sorted(name for name in used if name.startswith(_RDMA) and "GDRDMA" not in name)
+    found = (
+        note(f"{', '.join(without_rdma)} goes through the host's memory: no GPUDirect RDMA") if without_rdma else None
+    )
+    talks_tcp = any(name.startswith(_TCP) for name in used)
+    return (found or Finding()) + (_tcp(host, across) if talks_tcp else Finding()) + _ports(host, across)
+
+
+def _tcp(host: str, across: _Across) -> Finding:
+    """Of a node that talks TCP: whether it need not."""
+    survey = across.surveys.get(host)
+    if survey is None or survey.problem:
+        return unknown("it talks TCP to other nodes, and nothing is known of its ports")
+    active = _active_ports(survey, *across.fast)
+    if active:
+        return fault(
+            f"talks TCP to other nodes although {', '.join(active)} {'is' if len(active) == 1 else 'are'} active"
+        )
+    if across.has_fast_ports:
+        states = _states(survey) or "it has none"
+        return fault(f"talks TCP to other nodes, which have active InfiniBand or RoCE ports: {states}")
+    ethernet = _active_ports(survey, _ETHERNET)
+    return note(f"talks TCP to other nodes; could {', '.join(ethernet)} do RoCE?") if ethernet else Finding()
+
+
+def _ports(host: str, across: _Across) -> Finding:
+    """Whether most other nodes have more InfiniBand ports that are active: NCCL makes do with what there is."""
+    active = {
+        name: len(_active_ports(survey, _INFINIBAND)) for name, survey in across.surveys.items() if not survey.problem
+    }
+    if host not in active:
+        return Finding()  # whoever has not looked at it says so
+    more = sorted(count for name, count in active.items() if name != host and count > active[host])
+    if not more or 2 * len(more) <= len(active) - 1:
+        return Finding()
+    states = _states(across.surveys[host]) or "it has none"
+    text = f"{active[host]} InfiniBand ports are active; {len(more)} of {len(active) - 1} other nodes have {more[0]}"
+    text += f"{' or more' if more[-1] > more[0] else ''}: {states}"
+    return fault(text) if len(active) >= _FEWEST_TO_COMPARE else note(text)
+
+
+def _left(one: Transport, names: tuple[str, ...]) -> dict[str, int]:
+    return {name: count for name, count in one.channels_somewhere.items() if name.startswith(names)}
+
+
+def _states(survey: Survey) -> str:
+    """``mlx5_0:1 is ACTIVE, mlx5_1:1 is DOWN``; empty without a port."""
+    return ", ".join(f"{port.device}:{port.port} is {port.state}" for port in survey.infiniband)
+
+
+def _active_ports(survey: Survey, *link_layers: str) -> list[str]:
+    """``mlx5_0:1 (InfiniBand)`` …"""
+    return [
+        f"{port.device}:{port.port} ({port.link_layer})"
+        for port in survey.infiniband
+        if port.link_layer in link_layers
+        and port.state.rpartition(":")[2].strip().upper() == "ACTIVE"  # sysfs says ``4: ACTIVE``
+    ]

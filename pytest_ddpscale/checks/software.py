@@ -1,0 +1,106 @@
+"""Whether nodes run the same software, and whether it runs on their GPUs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, NodeFault, fault, note, unknown
+from pytest_ddpscale.checks.from_survey import Findings, each_gpu, each_node, gpus_of, looked_at, unread
+from pytest_ddpscale.plan.architectures import has_kernels, parse_capability
+from pytest_ddpscale.plan.node_check import NodeExpectation
+from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.torch_versions import wheel_for, why_untried
+from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
+
+_COMPARED: dict[DeviceType, tuple[str, ...]] = {
+    "cpu": ("torch", "python", "pytest_ddpscale"),
+    "cuda": ("driver", "cuda_driver", "cuda", "nccl", "torch", "python", "pytest_ddpscale"),
+}
+# Ranks talk to each other through none of it.
+_NOTED = ("kernel",)
+# Ampere; what cuDNN and the tensor cores of earlier GPUs lack is emulated.
+_BF16_CAPABILITY = (8, 0)
+
+
+def versions(evidence: NodeEvidence) -> Findings:
+    """Driver, CUDA, NCCL, torch, Python and this package are the same on all nodes."""
+    compared = _COMPARED[evidence.expectation.device_type]
+    found = {host: looked_at(survey) or _unread(survey, compared) for host, survey in evidence.surveys.items()}
+    seen = {host: survey for host, survey in evidence.surveys.items() if not survey.problem}
+    for name in compared:
+        for host, odd in _odd_ones(name, _versions_of(name, seen)).items():
+            found[host] += Finding(faults=(odd,))
+    first_with = {version: host for host, version in reversed(_versions_of("torch", seen).items())}
+    for version, host in first_with.items():
+        if why := why_untried(version):
+            found[host] += note(why)
+    for name in _NOTED:
+        for host, odd in _odd_ones(name, _versions_of(name, seen)).items():
+            found[host] += note(odd.text)
+    return found
+
+
+def kernels(evidence: NodeEvidence) -> Findings:
+    """The torch build has code for the GPUs."""
+    return each_node(evidence, _kernels)
+
+
+def bf16(evidence: NodeEvidence) -> Findings:
+    """GPUs compute bf16 themselves, if any workload is trained in it."""
+    if "bf16" not in evidence.expectation.precisions:
+        return each_node(evidence, lambda *_: Finding())
+    return each_gpu(evidence, _bf16)
+
+
+def _versions_of(name: str, surveys: Mapping[str, Survey]) -> dict[str, str]:
+    read = {host: survey.versions.get(name) for host, survey in surveys.items()}
+    return {host: version for host, version in read.items() if version}
+
+
+def _unread(survey: Survey, compared: tuple[str, ...]) -> Finding:
+    missing = [name for name in compared if not survey.versions.get(name)]
+    reason = survey.torch_problem or survey.driver_problem
+    return unknown(f"no version of {', '.join(missing)}{f' ({reason})' if reason else ''}") if missing else Finding()
+
+
+def _odd_ones(name: str, found: Mapping[str, str]) -> dict[str, NodeFault]:
+    """Who differs from what more than half have; if there is no such majority, all, none of them certain."""
+    counted = Counter(found.values())
+    if len(counted) < 2:
+        return {}
+    common, count = counted.most_common(1)[0]
+    if 2 * count > len(found):
+        text = f"{name} {{}}; {count} of {len(found)} nodes have {common}"
+        return {host: NodeFault(text.format(version)) for host, version in found.items() if version != common}
+    have = ", ".join(sorted(counted))
+    return {h: NodeFault(f"{name} {v}; nodes have {have}, no majority any", is_certain=False) for h, v in found.items()}
+
+
+def _kernels(expectation: NodeExpectation, survey: Survey) -> Finding:
+    if survey.torch_problem:
+        return unknown(f"torch cannot be asked: {survey.torch_problem}")
+    build = f"torch {survey.versions.get('torch') or 'of unknown version'}"
+    if not survey.arch_list:
+        is_cpu_build = survey.versions.get("torch") is not None and survey.versions.get("cuda") is None
+        return fault(f"{build} was built without CUDA") if is_cpu_build else unknown(f"{build} names no architectures")
+
+    def judge(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:
+        capability = parse_capability(gpu.compute_capability or "")
+        if capability is None:
+            return unread(gpu, place, "compute_capability")
+        if has_kernels(survey.arch_list, capability):
+            return Finding()
+        text = f"{build} has no kernels for compute capability {gpu.compute_capability}; it has "
+        return fault(f"{text}{' '.join(survey.arch_list)}; {wheel_for(capability)}", place)
+
+    return gpus_of(expectation, survey, judge)
+
+
+def _bf16(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:
+    capability = parse_capability(gpu.compute_capability or "")
+    if capability is None:
+        return unread(gpu, place, "compute_capability")
+    if capability >= _BF16_CAPABILITY:
+        return Finding()
+    return fault(f"compute capability {gpu.compute_capability} has no bf16 of its own; expected 8.0 or later", place)

@@ -1,0 +1,69 @@
+"""Clocks that are held down by heat or by the board: before anything is launched, and under load."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, fault
+from pytest_ddpscale.checks.from_survey import Findings, each_gpu, unread
+from pytest_ddpscale.checks.under_load import each_working_gpu, in_most_windows
+from pytest_ddpscale.plan.node_check import NodeExpectation
+from pytest_ddpscale.results.survey_record import SurveyedGpu
+from pytest_ddpscale.results.telemetry_record import Telemetry
+
+# Of the polls of a window; a single one may be a moment's excursion.
+SHARE_OF_POLLS = 0.1
+
+
+def throttling(evidence: NodeEvidence) -> Findings:
+    """Nothing holds clocks down now."""
+    return each_gpu(evidence, _now)
+
+
+def throttling_under_load(evidence: NodeEvidence) -> Findings:
+    """Nothing holds clocks down while GPUs work."""
+    return each_working_gpu(evidence, _under_load)
+
+
+def held_down_by(reasons: Iterable[str]) -> list[str]:
+    """Those of NVML's reasons that are faults: heat, and whatever the hardware or its power supply decides.
+
+    Idling, clocks that somebody set, and the power cap of a GPU at full load are none.
+    """
+    return [reason for reason in reasons if reason.startswith("hw_") or "thermal" in reason or "power_brake" in reason]
+
+
+def _now(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:
+    if gpu.throttle_reasons is None:
+        return unread(gpu, place, "throttle_reasons")
+    found = held_down_by(gpu.throttle_reasons)
+    if not found:
+        return Finding()
+    heat = "" if gpu.temperature_c is None else f" at {gpu.temperature_c} °C"
+    return _alone(fault(f"clocks are held down{heat}: {', '.join(found)}", place), found)
+
+
+def _under_load(_: NodeExpectation, windows: Sequence[Telemetry], place: GpuPlace) -> Finding:
+    seen = {reason for window in windows for reason in held_down_by(_lasting(window))}
+    text = f"clocks are held down: {', '.join(sorted(seen))},"
+    return _alone(in_most_windows(windows, _was_held_down, text, "throttle_reasons", place), seen)
+
+
+def _alone(found: Finding, reasons: Collection[str]) -> Finding:
+    """Faults that need no comparison; a power brake without heat may be a signal to the whole facility.
+
+    With the brake NVML also sets ``hw_slowdown``.
+    """
+    is_braked = any("power_brake" in reason for reason in reasons)
+    is_from_outside = is_braked and not any("thermal" in reason for reason in reasons)
+    faults = (replace(one, stands_alone=True, is_from_outside=is_from_outside) for one in found.faults)
+    return replace(found, faults=tuple(faults))
+
+
+def _lasting(window: Telemetry) -> list[str]:
+    return [reason for reason, share in (window.throttle_reasons or {}).items() if share >= SHARE_OF_POLLS]
+
+
+def _was_held_down(window: Telemetry) -> bool | None:
+    return None if window.throttle_reasons is None or not window.polls else bool(held_down_by(_lasting(window)))

@@ -1,0 +1,1 @@
+"""What a run directory offers to the judge, read and refused where it contradicts itself."""

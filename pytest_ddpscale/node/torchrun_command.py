@@ -1,0 +1,102 @@
+"""torchrun on one node: its command line, and what it says about how ranks ended."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_ddpscale.node.addresses import address_toward, interface_of
+
+# As torchrun prints them at its end: `rank : 1 (local_rank: 1)`, `exitcode : -9 (pid: 123)`.
+_FAILURE = re.compile(r"rank\s*: \d+ \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+) \(pid: (\d+)\)")
+_ROOT_CAUSE = "Root Cause"
+# As it says before it ends the ranks that are left once one has failed.
+_ENDED = re.compile(r"Sending process (\d+) closing signal")
+
+
+@dataclass(frozen=True)
+class GangNode:
+    """This node among those of the gang.
+
+    Attributes:
+        index: in Slurm's order.
+        nodes: how many there are.
+        host: this node's name as Slurm has it.
+        endpoint: ``ADDRESS:PORT`` on the first node, where rank 0 hosts the store.
+    """
+
+    index: int
+    nodes: int
+    host: str
+    endpoint: str
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How a rank ended.
+
+    Attributes:
+        local_rank: on this node.
+        exit_code: its process's; negative for a signal's number.
+        pid: its process's.
+        is_root_cause: torchrun saw it end first.
+    """
+
+    local_rank: int
+    exit_code: int
+    pid: int
+    is_root_cause: bool
+
+
+def torchrun_command(
+    gang_id: str, ranks_per_node: int, log_dir: Path, rendezvous: Path, worker_arguments: Sequence[str]
+) -> list[str]:
+    """``python -m torch.distributed.run … -m pytest_ddpscale.worker …`` of the running interpreter, not of PATH's.
+
+    Each node has a torchrun of its own, which knows nothing of others, and whose rendezvous is a file: a store of
+    torchrun's would listen on all interfaces.
+    """
+    # Without an address torchrun asks for this host's name, which may not resolve.
+    store = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={rendezvous}"]
+    node = ["--nnodes=1", *store, f"--rdzv-id={gang_id}", "--local-addr=127.0.0.1"]
+    ranks = [f"--nproc-per-node={ranks_per_node}", "--max-restarts=0"]
+    logs = ["--redirects=3", f"--log-dir={log_dir}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    return [*torchrun, *node, *ranks, *logs, "-m", "pytest_ddpscale.worker", *worker_arguments]
+
+
+def interfaces(place: GangNode, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that have ranks listen no further than where other ranks are, unless the user chose otherwise.
+
+    NCCL listens only on interfaces that it moves data over. On several nodes that choice stays its own, or the user's.
+    """
+    if place.nodes == 1:
+        # Of IPv6 addresses NCCL passes ::1 over, and then has no interface at all.
+        is_ipv6 = environ.get("NCCL_SOCKET_FAMILY") == "AF_INET6"
+        return {"GLOO_SOCKET_IFNAME": "lo"} | ({} if is_ipv6 else {"NCCL_SOCKET_IFNAME": "lo"})
+    try:
+        found = interface_of(address_toward(place.endpoint.rpartition(":")[0]))
+    except OSError:  # ranks will say who cannot be reached
+        found = None
+    return {"GLOO_SOCKET_IFNAME": found} if found else {}
+
+
+def rank_exits(output: str) -> list[RankExit]:
+    """The ranks of which torchrun says that they failed, the first one first."""
+    head, _, root = output.partition(_ROOT_CAUSE)
+    found = [(part, match) for part in (root, head) for match in _FAILURE.finditer(part)]
+    return [RankExit(int(m[1]), int(m[2]), int(m[3]), part is root) for part, m in found]
+
+
+def ended_pids(output: str) -> list[int]:
+    """The processes that torchrun says it ended itself, because another one failed."""
+    return [int(pid) for pid in _ENDED.findall(output)]
+
+
+def rank_log(log_dir: Path, local_rank: int) -> Path | None:
+    """Where torchrun keeps what a rank wrote to its standard error; None if it has not begun to."""
+    found = sorted(log_dir.glob(f"*/attempt_*/{local_rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
+    return found[-1] if found else None

@@ -1,0 +1,1 @@
+"""One acceptance session: opened, planned, measured or read, judged, remembered."""

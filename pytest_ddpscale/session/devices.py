@@ -1,0 +1,148 @@
+"""Which GPU model and which devices: those of an earlier run, those here, and whether what was asked fits."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+
+from pytest_ddpscale.errors import OptionError, SkuError
+from pytest_ddpscale.node.limited_command import Command
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.results.run_record import SIMULATED
+from pytest_ddpscale.session.cluster import Cluster
+from pytest_ddpscale.settings import AUTO, Settings
+from pytest_ddpscale.sku.detection import Gpu, has_driver, visible_gpus
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
+
+# `nvidia-smi` takes up to ten seconds on eight GPUs whose driver is not kept loaded.
+DRIVER_LIMIT_S = 60.0
+
+
+def needs_no_gpu(thresholds: ThresholdsFile, asked: str, collect_only: bool) -> bool:
+    """Whether NVML need not be asked, so that a broken driver stops neither planning nor the CPU."""
+    if asked == AUTO:
+        return False
+    sku = thresholds.thresholds.skus[thresholds.sku_name(asked)]
+    return collect_only or sku.detect.device == "cpu"
+
+
+def gpus_here(asked: str, silent: list[SkuError]) -> list[Gpu]:
+    """The GPUs here. A driver without a GPU is a fault, and no reason to accept the CPU instead.
+
+    Args:
+        asked: name of a SKU, or ``auto``.
+        silent: takes the error of each GPU that does not answer, as long as one does.
+
+    Raises:
+        SkuError: NVML hangs or is broken, no GPU answers, or ``auto`` finds a driver and no GPU.
+    """
+    refuse_hanging_driver()
+    gpus = visible_gpus(silent=silent)
+    if silent and not gpus:
+        raise silent[0]
+    if asked == AUTO and not gpus and has_driver():
+        raise SkuError(
+            "--gpu-sku=auto", "an NVIDIA driver is loaded, but no GPU is visible", "at least one GPU",
+            "Look at nvidia-smi and CUDA_VISIBLE_DEVICES; to measure the CPU all the same, write --gpu-sku=cpu.",
+        )  # fmt: skip
+    return gpus
+
+
+def refuse_hanging_driver(limit_s: float = DRIVER_LIMIT_S) -> None:
+    """Have another process ask the driver first: one that hangs could not be given up, nor interrupted, in this one.
+
+    Raises:
+        SkuError: it did not answer in time, or brought the process down. Any other problem is found again by whoever
+            asks next.
+    """
+    command = Command([sys.executable, "-m", "pytest_ddpscale.sku.detection"], limit_s)
+    command.output()
+    found = f"the NVIDIA driver did not answer within {limit_s:g} s" if command.was_too_late else ""
+    if command.signal:
+        found = f"signal {command.signal} ended a process that asked the NVIDIA driver"
+    if found:
+        raise SkuError(
+            f"NVML on {platform.node()}", found, "a working driver",
+            "Look for Xid messages with `dmesg`, drain the node and reboot it: who asks the driver hangs until then.",
+        )  # fmt: skip
+
+
+def gpus_asked(settings: Settings, cluster: Cluster) -> int:
+    """How many GPUs each node should have by what the user asks; 0 if he does not say."""
+    if settings.gpus_per_node is not None:
+        return settings.gpus_per_node
+    return -(-max(settings.world_sizes or (0,)) // cluster.nodes)
+
+
+def devices_per_node(
+    settings: Settings, kind: DeviceType, gpus: int, *, collect_only: bool, cluster: Cluster
+) -> int | None:
+    """How many ranks fit a node; None where nobody can know, as on a laptop that only plans.
+
+    Raises:
+        OptionError: more was asked than there is, or nothing was said of nodes that are elsewhere.
+    """
+    if cluster.is_elsewhere and settings.gpus_per_node is None and not collect_only:
+        raise OptionError(
+            "--ddp-gpus-per-node", "found nothing, and the nodes are elsewhere", "how many GPUs (CPU: ranks) each has"
+        )
+    if cluster.is_elsewhere or (kind == "cuda" and gpus == 0 and collect_only):
+        present: int | None = settings.gpus_per_node
+    elif kind == "cuda":
+        present = gpus
+    else:
+        present = settings.gpus_per_node or len(os.sched_getaffinity(0))
+    if present is None:
+        return None
+    what = "GPUs are visible" if kind == "cuda" else "CPU cores can be used"
+    if settings.gpus_per_node is not None and settings.gpus_per_node > present:
+        raise OptionError(
+            "--ddp-gpus-per-node", f"found {settings.gpus_per_node}, but {present} {what}", f"at most {present}"
+        )
+    usable = settings.gpus_per_node or present
+    too_large = [size for size in settings.world_sizes or () if size > usable * cluster.nodes]
+    if too_large and cluster.nodes > 1:
+        found = f"found {too_large[-1]}, but {cluster.nodes} nodes have {usable} each"
+        raise OptionError("--ddp-world-sizes", found, f"at most {usable * cluster.nodes}")
+    if too_large:
+        hint = f"On CPU, --ddp-gpus-per-node={too_large[-1]} lets ranks share cores." if kind == "cpu" else ""
+        raise OptionError("--ddp-world-sizes", f"found {too_large[-1]}, but {usable} {what}", f"at most {usable}", hint)
+    return usable
+
+
+def measured_sku(thresholds: ThresholdsFile, settings: Settings, earlier: RunDirectory) -> str:
+    """The SKU of an earlier run; it is never judged by another one's thresholds.
+
+    Raises:
+        SkuError: the settings name another one, or the thresholds file has none of that name.
+        RunDirectoryError: run.json names none.
+    """
+    measured = earlier.read_run().get("sku")
+    if not isinstance(measured, str):
+        raise broken_file(earlier.run_json, "names no SKU")
+    if settings.gpu_sku == AUTO:
+        return thresholds.sku_name(measured, where=str(earlier.run_json))
+    asked = thresholds.sku_name(settings.gpu_sku)
+    if asked != thresholds.thresholds.canonical_name(measured):
+        raise SkuError(
+            "--gpu-sku", f"{asked} is asked for, but {earlier.path} was measured on {measured}", measured,
+            f"Leave --gpu-sku out, or write --gpu-sku={measured}.",
+        )  # fmt: skip
+    return asked
+
+
+def measured_layout(earlier: RunDirectory) -> Layout:
+    """The nodes of an earlier run, and how many devices each had, whether ranks used all of them or not.
+
+    Raises:
+        RunDirectoryError: its plan or run.json is broken.
+    """
+    plan, record = earlier.read_plan(), earlier.read_run()
+    nodes, present, hosts = plan.nodes, record.get("devices_present"), record.get("hosts")
+    if record.get(SIMULATED) is True and isinstance(hosts, list):  # the plan of a simulation is of ranks, not of nodes
+        nodes, present = max(1, len(hosts)), plan.world_size
+    per_node = -(-present // nodes) if isinstance(present, int) else 0
+    return Layout(nodes, max(per_node, plan.layout.ranks_per_node if nodes == plan.nodes else 1))

@@ -1,0 +1,85 @@
+"""A session's dealings with the site's history: what its nodes reached before, and what they reach now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_ddpscale.errors import BadInput
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.history.baseline import Baseline, read_baseline
+from pytest_ddpscale.history.recording import record_run, started_at_of
+from pytest_ddpscale.results.records import parse_strict_json
+from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.results.run_opening import RUNS_FOLDER
+from pytest_ddpscale.results.verdicts import Judgement
+
+HISTORY_NAME = "history.sqlite"
+
+
+def history_file_of(asked: Path | None, run: RunDirectory) -> Path | None:
+    """The site's history: the file asked for, else the one beside a run in ``ddpscale-runs``; None if there is none."""
+    if asked is not None:
+        return asked
+    folder = run.path.parent
+    return folder / HISTORY_NAME if folder.resolve() == RUNS_FOLDER.resolve() else None
+
+
+def baseline_of(measured: RunDirectory, history_file: Path | None, sku: str, evidence: Evidence) -> Baseline | None:
+    """What the nodes of a run reached before it.
+
+    As the run itself has it, if it was judged before, so that a verdict can be repeated anywhere; else as the history
+    has it now.
+
+    Args:
+        measured: the run.
+        history_file: the site's; None if there is none.
+        sku: canonical name.
+        evidence: of the run.
+
+    Raises:
+        RunDirectoryError: baseline.json is broken.
+        HistoryError: the history cannot be used.
+    """
+    if measured.baseline_json.exists():
+        return _read(measured.baseline_json)
+    if history_file is None or not history_file.exists():
+        return None
+    hosts = {one.host for one in evidence.measurements} | {one.host for one in evidence.probes} | set(evidence.hosts)
+    return read_baseline(history_file, sku, hosts, started_at_of(measured, measured.read_run()))
+
+
+def refuse_broken_baseline(measured: RunDirectory) -> None:
+    """Before anything is judged or measured: found later, it would look like a requirement that is not kept.
+
+    Raises:
+        RunDirectoryError: baseline.json is there, and is no baseline.
+    """
+    if measured.baseline_json.exists():
+        _read(measured.baseline_json)
+
+
+def keep_baseline(run: RunDirectory, baseline: Baseline) -> None:
+    """Write down what a verdict was made of."""
+    if not run.baseline_json.exists():
+        run.write_json(run.baseline_json, baseline.as_json())
+
+
+def remember(history_file: Path, run: RunDirectory, judgement: Judgement, evidence: Evidence | None) -> str:
+    """Add a run to the site's history. Returns why that failed, in words; empty if it did not.
+
+    The history is a convenience: where it cannot be written the run is as good as before, and can be added later.
+    """
+    try:
+        record_run(history_file, run, judgement, evidence)
+    except BadInput as error:
+        return f"the history was not brought up to date: {error}"
+    return ""
+
+
+def _read(path: Path) -> Baseline:
+    if not path.is_file():
+        raise broken_file(path, "is no file")
+    try:
+        return Baseline.from_json(parse_strict_json(path.read_text(encoding="utf-8")))
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise broken_file(path, f"is no baseline ({type(error).__name__}: {error})") from None

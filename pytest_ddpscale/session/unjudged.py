@@ -1,0 +1,37 @@
+"""The verdicts of a run, also of one that was killed before it had any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.results.verdicts_json import read_judgement
+from pytest_ddpscale.session.open import open_session
+from pytest_ddpscale.session.session import Site
+from pytest_ddpscale.settings import settings_from
+
+
+def judgement_of(run: RunDirectory) -> Judgement:
+    """What the run has in verdicts.json, or else what its measurements come to; nothing is written.
+
+    Raises:
+        BadInput: the run is broken, or the thresholds that it was begun with are not there any more.
+    """
+    if run.verdicts_json.exists():
+        return read_judgement(run.verdicts_json)
+    recorded: Any = run.read_run().get("thresholds")
+    if not isinstance(recorded, dict):
+        raise _by_hand(run, "was never judged")
+    options = {"ddp_judge": str(run.path), "thresholds": str(recorded.get("path"))}
+    session = open_session(Site(settings_from(options, {}, {}), Path(), Path()))
+    if session.thresholds.sha256 != recorded.get("sha256"):
+        raise _by_hand(run, f"was never judged, and {recorded.get('path')} has changed since it was begun")
+    session.select(session.cases)
+    return session.conclude(interrupted=False, spoiled=())
+
+
+def _by_hand(run: RunDirectory, found: str) -> RunDirectoryError:
+    return RunDirectoryError(str(run.path), found, "verdicts", f"Judge it with `pytest --ddp-judge={run.path}`.")

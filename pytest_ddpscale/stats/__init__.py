@@ -1,0 +1,1 @@
+"""Intervals from rounds, and whether rounds stand still. Pure functions."""

@@ -1,0 +1,61 @@
+"""Asking a driver that may not know the answer, may have lost the GPU, or may be dying."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pynvml
+
+Answer = TypeVar("Answer")
+
+# What will be answered the same next time: not worth asking again.
+_FOR_GOOD = frozenset(
+    [
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,  # an older driver's word on a kind of samples it does not know
+        pynvml.NVML_ERROR_NO_PERMISSION,
+    ]
+)
+
+
+class NvmlCalls:
+    """Asks one GPU for its readings, and never raises.
+
+    Attributes:
+        reasons: reading → what the driver said last, for those that it does not answer.
+    """
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+        self._given_up: set[str] = set()
+
+    def ask(self, reading: str, call: Callable[[], Answer]) -> Answer | None:
+        """What `call` returns; None if it raises, or did so before for good."""
+        if reading in self._given_up:
+            return None
+        try:
+            answer = call()
+        except Exception as error:  # whatever a driver that is dying makes of it: the others are asked on
+            self.refuse(reading, error)
+            return None
+        self.reasons.pop(reading, None)
+        return answer
+
+    def refuse(self, reading: str, error: Exception) -> None:
+        """Note that a reading failed, and how."""
+        self.reasons[reading] = words(error)
+        if isinstance(error, pynvml.NVMLError) and error.value in _FOR_GOOD:
+            self._given_up.add(reading)
+
+    def has_given_up(self, reading: str) -> bool:
+        """Whether a reading is not there for good."""
+        return reading in self._given_up
+
+
+def words(error: Exception) -> str:
+    """``NVMLError_GpuIsLost: GPU is lost``; of a name that the installed pynvml lacks, what to install."""
+    if isinstance(error, AttributeError) and error.obj is pynvml:
+        return f"the installed nvidia-ml-py has no {error.name}; install nvidia-ml-py>=12.560"
+    return f"{type(error).__name__}: {error}"

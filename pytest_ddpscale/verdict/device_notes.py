@@ -1,0 +1,147 @@
+"""Devices that are conspicuous by themselves, whether or not a requirement is about them.
+
+NVML's utilization counts a kernel that only waits as busy, so that a high one proves little. Power and clocks tell:
+see `pytest_ddpscale.metrics.device_flags`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.metrics.device_flags import IDLE, flags, mean_power_w
+from pytest_ddpscale.metrics.rounds import Rounds
+from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
+from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.results.telemetry_record import Telemetry
+from pytest_ddpscale.results.verdicts import Culprit, Verdict
+
+# Of the rounds of an arm: what a device is in fewer of them may be a neighbour's doing.
+SHARE_OF_ROUNDS = 0.5
+_MOST_NAMED = 3
+_POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
+_IN_WORDS = {
+    "stalled": "busy at nearly idle power: it waits inside a kernel",
+    "throttled": "held down by heat, power supply or board",
+    "slow_clock": "busy at less than half of its clock",
+}
+_Device = tuple[str, int, str]  # host, local rank, UUID
+
+
+def device_notes(evidence: Evidence) -> list[str]:
+    """A line for each arm whose devices are idle, stalled, throttled or slow in most of its rounds."""
+    return [*_low_utilization(evidence.measurements), *_flagged(evidence.telemetry)]
+
+
+def with_stalled_devices(verdict: Verdict, measured: Rounds, telemetry: Sequence[Telemetry]) -> Verdict:
+    """A pass that rests on devices which only wait says nothing: it becomes inconclusive, and they are named.
+
+    One that rests on GPUs whose power is not known says so.
+
+    Args:
+        verdict: on device_utilization.
+        measured: complete rounds of the arm in question.
+        telemetry: of the whole run.
+    """
+    if verdict.outcome != "passed":
+        return verdict
+    blocks = {(one.study, one.arm, one.round, one.rank) for arm_round in measured.values() for one in arm_round.ranks}
+    theirs = [one for one in telemetry if (one.study, one.arm, one.round, one.rank) in blocks]
+    stalled = [windows for flag, windows in _mostly(theirs) if flag == "stalled"]
+    if not stalled:
+        is_known = _has_known_power(measured, theirs)
+        return verdict if is_known else replace(verdict, notes=(*verdict.notes, _POWER_UNKNOWN))
+    culprits = tuple(_culprit(windows) for windows in stalled)
+    reason = f"{_name(stalled[0])} is {_IN_WORDS['stalled']} ({_power(stalled[0])}), so its utilization says nothing"
+    return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits)
+
+
+def _has_known_power(measured: Rounds, telemetry: Sequence[Telemetry]) -> bool:
+    """Whether of every GPU it is known in most blocks if it stalls. Nobody asks it of a CPU, or of imported values."""
+    blocks = [one for arm_round in measured.values() for one in arm_round.ranks if not one.single_sample]
+    gpus = Counter((one.host, one.device) for one in blocks if one.device != "cpu")
+    told = Counter((one.host, one.device) for one in telemetry if mean_power_w(one) is not None and one.power_limit_w)
+    return all(told[gpu] >= SHARE_OF_ROUNDS * count for gpu, count in gpus.items())
+
+
+def _culprit(windows: Sequence[Telemetry]) -> Culprit:
+    one = windows[0]
+    evidence = f"stalled in {len(windows)} rounds: {_power(windows)}"
+    # It may as well wait for a peer.
+    return Culprit("gpu", one.host, one.local_rank, one.device, evidence, is_certain=False)
+
+
+def _low_utilization(measurements: Sequence[Measurement]) -> Iterator[str]:
+    arms: dict[tuple[str, str], dict[_Device, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in measurements:
+        if one.utilization is not None and not one.single_sample:
+            arms[one.study, one.arm][one.host, one.rank, one.device].append(one.utilization)
+    for (study, arm), devices in arms.items():
+        busy = {device: statistics.median(shares) for device, shares in devices.items()}
+        idle = sorted((share, device) for device, share in busy.items() if share < IDLE)
+        if idle:
+            share, (host, rank, _) = idle[0]
+            whose = f"{len(idle)} of {len(busy)} devices" if len(busy) > 1 else "the device"
+            yield (
+                f"low utilization: {study}, {arm}: {whose} below {IDLE:.0%}, least busy rank {rank} on {host} "
+                f"with {share:.0%}"
+            )
+
+
+def _flagged(telemetry: Sequence[Telemetry]) -> Iterator[str]:
+    arms: dict[tuple[str, str], list[Telemetry]] = defaultdict(list)
+    for one in telemetry:
+        arms[one.study, one.arm].append(one)
+    for (study, arm), windows in arms.items():
+        found: dict[str, list[Sequence[Telemetry]]] = defaultdict(list)
+        # That a device idles is told from the measurements, on a CPU too. Probes of memory and links wait by nature.
+        told = {"throttled"} if study == PROBES else set(_IN_WORDS)
+        for flag, theirs in _mostly(windows):
+            if flag in told:
+                found[flag].append(theirs)
+        for flag, devices in found.items():
+            names = ", ".join(f"{_name(theirs)} ({_power(theirs)})" for theirs in devices[:_MOST_NAMED])
+            more = f" and {len(devices) - _MOST_NAMED} more" if len(devices) > _MOST_NAMED else ""
+            yield f"{flag}: {study}, {arm}: {names}{more}: {_IN_WORDS[flag]}"
+
+
+def _mostly(windows: Sequence[Telemetry]) -> Iterator[tuple[str, Sequence[Telemetry]]]:
+    """Flags that a device has in most of its windows, with those windows."""
+    devices: dict[_Device, list[Telemetry]] = defaultdict(list)
+    for one in windows:
+        devices[one.host, one.local_rank, one.device].append(one)
+    for theirs in devices.values():
+        raised = {id(one): flags(one) for one in theirs}
+        counted = Counter(flag for found in raised.values() for flag in found)
+        for flag, count in counted.items():
+            if count >= SHARE_OF_ROUNDS * sum(_may_have(flag, one) for one in theirs):
+                yield flag, [one for one in theirs if flag in raised[id(one)]]
+
+
+def _may_have(flag: str, window: Telemetry) -> bool:
+    """Whether a window says anything about it: a short one may lie between two polls."""
+    return window.throttle_reasons is not None if flag == "throttled" else window.utilization is not None
+
+
+def _name(windows: Sequence[Telemetry]) -> str:
+    return f"GPU {windows[0].local_rank} on {windows[0].host}"
+
+
+def _power(windows: Sequence[Telemetry]) -> str:
+    """``99 % busy at 80 W of 700 W, 1200 MHz of 1980 MHz``, as far as it is known."""
+    parts = []
+    busy = [one.utilization.mean for one in windows if one.utilization]
+    if busy:
+        parts.append(f"{statistics.median(busy):.0%} busy")
+    watts = [power for one in windows if (power := mean_power_w(one)) is not None]
+    if watts:
+        limit = windows[0].power_limit_w
+        parts.append(f"{statistics.median(watts):.0f} W" + (f" of {limit:.0f} W" if limit else ""))
+    clocks = [one.sm_clock_mhz.mean for one in windows if one.sm_clock_mhz]
+    if clocks:
+        most = windows[0].sm_clock_max_mhz
+        parts.append(f"{statistics.median(clocks):.0f} MHz" + (f" of {most:.0f} MHz" if most else ""))
+    return ", ".join(parts) or "nothing more is known"

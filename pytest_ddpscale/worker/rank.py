@@ -1,0 +1,361 @@
+"""The gang: all ranks of one launch, working through studies, rounds and arms together."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore
+
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.pairing import PairStudy
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.probe import ProbeStudy
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm, Plan, Study
+from pytest_ddpscale.results.records import BEFORE_ROUNDS, Measurement, StudyEnd
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.worker.arms import StudyArms, steps_for_block
+from pytest_ddpscale.worker.control import Control
+from pytest_ddpscale.worker.device import Device, Timing
+from pytest_ddpscale.worker.flops import workload_flops_record
+from pytest_ddpscale.worker.host_name import host_name
+from pytest_ddpscale.worker.node_telemetry import GangTelemetry, with_telemetry
+from pytest_ddpscale.worker.order import arm_order
+from pytest_ddpscale.worker.pairs import PairSearch
+from pytest_ddpscale.worker.probes.groups import rank_groups
+from pytest_ddpscale.worker.probes.running import ProbeRounds
+from pytest_ddpscale.worker.process_groups import communicator_options
+from pytest_ddpscale.worker.rank_progress import RankProgress
+from pytest_ddpscale.worker.seeded import seeded_step
+from pytest_ddpscale.worker.transport import Seat, read_transport
+from pytest_ddpscale.worker.wanted_arms import needed_arms
+
+# Judging takes a tenth of a second, 512 nodes' probes 5 s. After more than this another round is better use of time.
+STEERING_PATIENCE_S = 10.0
+
+
+class GangMember:
+    """One rank's part in the gang. Rank 0 also decides and writes.
+
+    Args:
+        plan: all studies of the run.
+        control: how ranks tell each other things.
+        device: what this rank trains on.
+        directory: where rank 0 appends what was measured.
+        progress: kept up to date.
+        deadline_unix_s: no round starts after it; None for no limit.
+        steered: whether a supervisor says after each round if the study goes on.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        control: Control,
+        device: Device,
+        directory: RunDirectory,
+        progress: RankProgress,
+        deadline_unix_s: float | None,
+        *,
+        steered: bool = False,
+    ) -> None:
+        self._plan = plan
+        self._control = control
+        self._device = device
+        self._directory = directory
+        self._progress = progress
+        self._deadline_unix_s = deadline_unix_s
+        self._steered = steered
+        self._host = host_name()
+        self._layout = control.layout
+        self._groups: list[Sequence[int]] = []  # process groups that this rank was in
+        self._telemetry = GangTelemetry(control, plan.device_type, directory.append_telemetry)
+
+    @contextmanager
+    def process_group(self, timeout: timedelta) -> Iterator[None]:
+        """The default process group, from which studies make theirs."""
+        store = PrefixStore("process_group", self._control.store)
+        dist.init_process_group(
+            self._device.backend,
+            store=store,
+            rank=self._control.rank,
+            world_size=self._control.world_size,
+            timeout=timeout,
+            pg_options=communicator_options(self._device.backend),
+        )
+        yield
+        self._telemetry.close()  # else it ends with this process
+        # Not in a finally: after a failure in a collective, destroying the group may hang.
+        dist.destroy_process_group()
+
+    def announce(self, startup: dict[str, object]) -> None:
+        """Record who all ranks are, and have their GPUs sampled from now on."""
+        ranks = range(self._control.world_size)
+        self._control.say(f"startup/{self._control.rank}", startup)
+        self._telemetry.start("startup")
+        self._write_said("startup", ranks, is_timed=False)
+        self._control.forget(f"startup/{self._control.rank}")
+
+    def run_study(self, study: Study, timeout: timedelta) -> None:
+        """Time every arm in every round, until all rounds are done or time is up."""
+        here = self._progress
+        here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
+        if self._is_first:
+            self._directory.append_record({"kind": "study_start", "study": study.id, "unix_s": time.time()})
+        refuse_other_layout(study, self._plan.layout, self._layout)
+        # Preparation and warm-up may take minutes that nobody has any more.
+        ended, _ = self._next_round(study, BEFORE_ROUNDS, study.arms)
+        reason = ended or self._measure_study(study, timeout)
+        if self._is_first:
+            self._directory.append_record(StudyEnd(study.id, reason).as_json())
+
+    def _measure_study(self, study: Study, timeout: timedelta) -> str:
+        """Prepare a study, measure it and clean up. Returns why it ended."""
+        arms = StudyArms(study, self._device, self._control.rank, self._layout, timeout)
+        self._examine(study, arms)
+        steps = self._warm_up(study, arms)
+        reason = self._run_rounds(study, arms, steps)
+        self._progress.arm, self._progress.phase = None, "cleaning up"
+        self._tell_transports(study.id, _groups(study, self._layout))
+        arms.close()
+        return reason
+
+    def run_pairs(self, study: PairStudy, timeout: timedelta) -> None:
+        """Measure pairs of nodes until it is known which node or link is slow, if any is."""
+        here = self._progress
+        here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
+        if self._is_first:
+            self._directory.append_record({"kind": "study_start", "study": study.id, "unix_s": time.time()})
+        search = PairSearch(study, self._device, self._control, self._write, here, timeout, self._deadline_unix_s)
+        reason = search.run()
+        if self._is_first:
+            self._directory.append_record(StudyEnd(study.id, reason).as_json())
+
+    def run_probes(self, study: ProbeStudy, timeout: timedelta) -> None:
+        """Time every probe in every round, until all rounds are done, time is up or all is known."""
+        here = self._progress
+        here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
+        if self._is_first:
+            self._directory.append_record({"kind": "study_start", "study": study.id, "unix_s": time.time()})
+
+        def needed(number: int) -> list[str] | None:
+            return needed_arms(self._directory, study.id, number, STEERING_PATIENCE_S) if self._steered else None
+
+        rounds = ProbeRounds(
+            study,
+            self._device,
+            self._control,
+            self._directory.append_records,
+            self._telemetry,
+            needed,
+            here,
+            timeout,
+            seed=self._plan.seed,
+            deadline_unix_s=self._deadline_unix_s,
+        )
+        reason = rounds.run()
+        self._tell_transports(study.id, [crew for probe in study.probes for crew in rank_groups(probe, self._layout)])
+        if self._is_first:
+            self._directory.append_record(StudyEnd(study.id, reason).as_json())
+
+    def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:
+        """Record by which ways NCCL has connected the ranks so far: communicators are made when first used."""
+        if self._plan.device_type == "cpu":
+            return
+        control = self._control
+        self._groups += [group for group in groups if control.rank in group and group not in self._groups]
+        seat = Seat(
+            self._host,
+            control.rank,
+            control.local_rank,
+            self._device.id,
+            control.world_size,
+            self._layout.ranks_per_node,
+        )
+        record = read_transport(seat, self._device.backend, os.environ, self._groups).as_json()
+        self._gather_and_write(f"{study_id}/transport", range(control.world_size), record)
+
+    def _write(self, records: list[dict[str, Any]]) -> None:
+        for record in records:
+            self._directory.append_record(record)
+
+    @property
+    def _is_first(self) -> bool:
+        return self._control.rank == 0
+
+    def _run_rounds(self, study: Study, arms: StudyArms, steps: dict[str, int]) -> str:
+        timed = study.arms
+        for number in range(study.rounds):
+            ended, names = self._next_round(study, number, timed)
+            if ended:
+                return ended
+            timed = tuple(arm for arm in timed if arm.name in names)
+            for arm in arm_order(timed, self._plan.seed, study.id, number):
+                self._run_arm(study, arms, arm, number, steps[arm.name])
+            if self._is_first:
+                self._directory.append_record(
+                    {"kind": "round_end", "study": study.id, "round": number, "arms": [arm.name for arm in timed]}
+                )
+        return "rounds"
+
+    def _next_round(self, study: Study, number: int, timed: Sequence[Arm]) -> tuple[str, list[str]]:
+        """Why round `number` is not begun, or else which arms it times: rank 0's word, which all ranks follow."""
+        key = f"{study.id}/{number}/next"
+        if self._is_first:
+            word = self._next_by_rank_0(study, number, timed)
+            self._control.say(key, word)
+            return word
+        ended, names = self._control.hear(key)
+        return ended, names
+
+    def _next_by_rank_0(self, study: Study, number: int, timed: Sequence[Arm]) -> tuple[str, list[str]]:
+        names = [arm.name for arm in timed]
+        if self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s:
+            return "budget", []
+        if self._steered and number >= FEWEST_ROUNDS:
+            needed = needed_arms(self._directory, study.id, number - 1, STEERING_PATIENCE_S)
+            names = names if needed is None else [name for name in names if name in needed]
+        return ("", names) if names else ("decided", [])
+
+    def _run_arm(self, study: Study, arms: StudyArms, arm: Arm, number: int, steps: int) -> None:
+        here = self._progress
+        here.arm, here.round, here.phase = arm.name, number, "timed block"
+        key = f"{study.id}/{number}/{arm.name}"
+        record, ranks = None, self._layout.ranks([arm], study.turn(self._plan.seed, number))
+        self._telemetry.mark()
+        if self._control.rank in ranks:
+            record = self._measurement(study, arm, number, arms.time_block(arm, steps)).as_json()
+        here.phase = "gathering"
+        self._gather_and_write(key, ranks, record, is_timed=True)
+
+    def _gather_and_write(
+        self, key: str, ranks: Sequence[int], record: dict[str, Any] | None, *, is_timed: bool = False
+    ) -> None:
+        """Rank 0 writes the records of `ranks`, if they are timed with what GPUs said; nobody goes on before."""
+        if record is not None:
+            self._control.say(f"{key}/{self._control.rank}", record)
+        self._write_said(key, ranks, is_timed=is_timed)
+        if record is not None:
+            # Each its own, so that nobody waits for rank 0 to do it for all.
+            self._control.forget(f"{key}/{self._control.rank}")
+
+    def _write_said(self, key: str, ranks: Sequence[int], *, is_timed: bool) -> None:
+        if is_timed:
+            self._telemetry.tell(key, ranks)
+        if self._is_first:
+            records = self._control.hear_all([f"{key}/{rank}" for rank in ranks])
+            telemetry = self._telemetry.collect(key, ranks) if is_timed else []
+            self._directory.append_records(with_telemetry(records, telemetry))
+            self._control.say(f"{key}/done", True)
+        else:
+            self._control.wait_for(f"{key}/done")
+        if is_timed:
+            self._telemetry.forget(key, ranks)
+
+    def _examine(self, study: Study, arms: StudyArms) -> None:
+        """Before anything has trained: what every rank computes by itself, and what an image costs."""
+        record: dict[str, Any] | None = None
+        ranks = study.ranks(study.arms, self._layout)
+        if self._control.rank in ranks:
+            record = {
+                "kind": "seeded_step",
+                "study": study.id,
+                "rank": self._control.rank,
+                "local_rank": self._control.local_rank,
+                "host": self._host,
+                "device": self._device.id,
+                **seeded_step(arms.model, study.workload),
+            }
+        self._gather_and_write(f"{study.id}/seeded-step", ranks, record)
+        flops = workload_flops_record(study, arms.model) if self._is_first else None
+        if flops is not None:
+            self._directory.append_record(flops)
+
+    def _warm_up(self, study: Study, arms: StudyArms) -> dict[str, int]:
+        """Train each arm for a while, untimed, and learn how many of its steps fill a block.
+
+        Returns:
+            Steps per block, by arm, the same on every rank.
+        """
+        steps = {}
+        for arm in study.arms:
+            self._progress.arm, self._progress.phase = arm.name, "warm-up"
+            key = f"{study.id}/warm-up/{arm.name}"
+            if self._control.rank in study.ranks([arm], self._layout):  # all at once, also those that take turns
+                self._warm_up_arm(study, arms, arm, key)
+            self._progress.phase = "gathering"  # also who took no part: a rank in the phase before is behind
+            steps[arm.name] = int(self._control.hear(f"{key}/steps"))
+        return steps
+
+    def _warm_up_arm(self, study: Study, arms: StudyArms, arm: Arm, key: str) -> None:
+        began = time.perf_counter()
+        first = arms.time_block(arm, FEWEST_STEPS_PER_BLOCK)
+        first_block_s = time.perf_counter() - began
+        share_s = study.warmup_s / len(study.arms) - first_block_s
+        if self._is_first:
+            more = steps_for_block(statistics.median(first.step_s), share_s) if share_s > 0 else 0
+            self._control.say(f"{key}/warm-up-steps", more)
+        more = int(self._control.hear(f"{key}/warm-up-steps"))
+        latest = arms.time_block(arm, more) if more else first
+        if self._is_first:
+            steps = steps_for_block(statistics.median(latest.step_s), study.block_s)
+            self._directory.append_record(
+                {
+                    "kind": "warm_up",
+                    "study": study.id,
+                    "arm": arm.name,
+                    # From the making of the arm to its first timed steps' end: compilation, cuDNN's
+                    # choice of algorithms, NCCL's connections. Kept apart from steady state.
+                    "first_block_s": first_block_s,
+                    "steps_per_block": steps,
+                }
+            )
+            self._control.say(f"{key}/steps", steps)
+
+    def _measurement(self, study: Study, arm: Arm, number: int, timing: Timing) -> Measurement:
+        return Measurement(
+            study=study.id,
+            arm=arm.name,
+            round=number,
+            rank=self._control.rank,
+            local_rank=self._control.local_rank,
+            host=self._host,
+            device=self._device.id,
+            batch_size=arm.batch_size,
+            steps=len(timing.step_s),
+            block_s=timing.block_s,
+            started_unix_s=timing.started_unix_s,
+            step_s=timing.step_s,
+            step_stdev_s=statistics.stdev(timing.step_s) if len(timing.step_s) > 1 else None,
+            utilization=timing.utilization,
+            peak_memory_bytes=timing.peak_memory_bytes,
+            skipped_steps=timing.skipped_steps,
+            parameters_checksum=timing.parameters_checksum,
+        )
+
+
+def _groups(study: Study, layout: Layout) -> list[Sequence[int]]:
+    """All groups of ranks that train any arm in any round."""
+    return [group for turn in range(study.turns) for arm in study.arms for group in layout.groups(arm, turn)]
+
+
+def refuse_other_layout(study: Study, planned: Layout, found: Layout) -> None:
+    """Refuse to measure something else than what was planned: after the loss of a node, ``spread`` is over fewer.
+
+    Raises:
+        RuntimeError: ranks of an arm would be on other nodes than the plan has them on.
+    """
+    for arm in study.arms:
+        if arm.world_size > found.world_size:
+            return  # which has a message of its own
+        fits = planned.fits_node(arm)
+        if fits != found.fits_node(arm) or (not fits and planned.groups(arm) != found.groups(arm)):
+            raise RuntimeError(
+                f"{arm.name} of {study.id} is planned for {planned.nodes} nodes of {planned.ranks_per_node} ranks; "
+                f"this gang has {found.nodes} of {found.ranks_per_node}"
+            )

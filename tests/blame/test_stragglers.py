@@ -1,0 +1,293 @@
+"""Who is slow is named, and nobody else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.blame.stragglers import Straggler, find_stragglers, slow_nodes
+from pytest_ddpscale.metrics.rounds import ArmRound
+from pytest_ddpscale.results.records import Measurement
+
+ROUNDS = 9
+# One rank slower by so much than its peers, all without noise; and the noise of one round on a GPU.
+SLOW = 1.2
+GPU_NOISE = 0.003
+
+
+def rank_of(rank: int, number: int, step_s: float, per_host: int = 8) -> Measurement:
+    steps = 10
+    return Measurement(
+        "weak/r", "each@k", number, rank, rank % per_host, f"node{rank // per_host}", f"GPU-{rank}", 8, steps,
+        steps * step_s, 1.7e9,
+    )  # fmt: skip
+
+
+def rounds_of(*rows: Sequence[float], per_host: int = 8) -> dict[int, ArmRound]:
+    """Rounds of ranks with these step times, in seconds."""
+    return {
+        number: ArmRound(number, tuple(rank_of(rank, number, step_s, per_host) for rank, step_s in enumerate(row)))
+        for number, row in enumerate(rows)
+    }
+
+
+def noisy(
+    factors: Sequence[float], noise: float, seed: int, rounds: int = ROUNDS, per_host: int = 8
+) -> dict[int, ArmRound]:
+    """Ranks so much slower than the fastest, with Gaussian noise of every rank in every round."""
+    source = random.Random(seed)
+    rows = [[0.1 * factor * (1 + source.gauss(0, noise)) for factor in factors] for _ in range(rounds)]
+    return rounds_of(*rows, per_host=per_host)
+
+
+def ranks(found: Sequence[Straggler]) -> list[int]:
+    return [straggler.rank for straggler in found]
+
+
+def devices(found: Sequence[Straggler]) -> list[str]:
+    return [straggler.device for straggler in found]
+
+
+def test_a_slow_rank_is_named_with_where_it_is_and_what_was_seen() -> None:
+    (found,) = find_stragglers(rounds_of(*[[0.1] * 10 + [0.131] + [0.1] * 5] * ROUNDS))
+    assert (found.rank, found.host, found.local_rank, found.device) == (10, "node1", 2, "GPU-10")
+    assert found.ratio == pytest.approx(1.31)
+    assert found.evidence == "1.31× the median of 15 peers in 9 of 9 rounds"
+    assert not found.ambiguous
+
+
+def test_ranks_that_take_the_same_time_to_the_last_bit_are_not_slow() -> None:
+    assert find_stragglers(rounds_of(*[[0.1] * 8] * ROUNDS)) == []
+
+
+def test_a_rank_that_is_fast_is_not_slow_and_makes_nobody_slow() -> None:
+    assert find_stragglers(noisy([1, 1, 1, 1 / SLOW], GPU_NOISE, seed=1)) == []
+
+
+@pytest.mark.parametrize(("slower_by", "named"), [(0.049, False), (0.051, True)])
+def test_a_gap_that_small_is_how_gpus_differ(slower_by: float, named: bool) -> None:
+    measured = rounds_of(*[[0.1] * 7 + [0.1 * (1 + slower_by)]] * ROUNDS)
+    assert bool(find_stragglers(measured)) == named
+    assert find_stragglers(measured, minimum_relative_gap=0.10) == []
+
+
+def test_on_a_noisy_machine_the_line_moves_away() -> None:
+    quiet = rounds_of(*[[1.00, 1.01, 1.02, 0.99, 1.00, 1.2]] * ROUNDS)
+    loud = rounds_of(*[[1.00, 1.06, 1.09, 0.92, 0.95, 1.2]] * ROUNDS)
+    assert ranks(find_stragglers(quiet)) == [5]
+    assert find_stragglers(loud) == []
+    assert ranks(find_stragglers(loud, mad_factor=2)) == [5]
+
+
+@pytest.mark.parametrize("world_size", [3, 4, 5, 8, 16])
+def test_a_slow_rank_is_found_among_few_and_many(world_size: int) -> None:
+    for slow in range(world_size):
+        factors = [SLOW if rank == slow else 1.0 for rank in range(world_size)]
+        assert ranks(find_stragglers(noisy(factors, GPU_NOISE, seed=slow))) == [slow]
+
+
+@given(st.integers(4, 12), st.data())
+def test_a_rank_slower_by_a_fifth_is_always_found(world_size: int, data: st.DataObject) -> None:
+    """Whatever the noise does within half a per cent."""
+    slow = data.draw(st.integers(0, world_size - 1))
+    jitter = st.lists(st.floats(0.995, 1.005), min_size=world_size, max_size=world_size)
+    rows = data.draw(st.lists(jitter, min_size=5, max_size=9))
+    measured = rounds_of(*[[SLOW * j if rank == slow else j for rank, j in enumerate(row)] for row in rows])
+    assert ranks(find_stragglers(measured)) == [slow]
+
+
+@pytest.mark.parametrize(
+    ("factors", "named"),
+    [
+        ([1, SLOW, 1, 1, 1, 1, SLOW, 1], [1, 6]),
+        ([1, 1.3, 1, 1, 1, 1, SLOW, 1], [1, 6]),
+        ([1, SLOW, SLOW, SLOW, 1, 1, 1], [1, 2, 3]),
+        ([1, SLOW, SLOW, 1], [1, 2]),
+        ([1, 1, 1, 1, SLOW, SLOW, SLOW, SLOW], [4, 5, 6, 7]),
+    ],
+    ids=["two of 8", "slowest first", "three of 7", "two of 4", "half of 8"],
+)
+def test_up_to_half_of_the_ranks_are_named(factors: list[float], named: list[int]) -> None:
+    found = find_stragglers(noisy(factors, 0.001, seed=5))
+    assert sorted(ranks(found)) == named
+    assert [straggler.ratio for straggler in found] == sorted((s.ratio for s in found), reverse=True)
+
+
+@pytest.mark.parametrize("factors", [[1, 1, 1, SLOW, SLOW, SLOW, SLOW, SLOW], [1, SLOW, SLOW], [SLOW] * 8])
+def test_what_most_ranks_do_is_the_norm_and_accuses_nobody(factors: list[float]) -> None:
+    """Bounds for throughput see that; a comparison of ranks cannot."""
+    assert find_stragglers(noisy(factors, 0.001, seed=5)) == []
+
+
+@pytest.mark.parametrize(("rounds_slow", "named"), [(0, False), (1, False), (6, False), (7, True), (9, True)])
+def test_one_hiccup_accuses_nobody(rounds_slow: int, named: bool) -> None:
+    rows = [[0.1] * 7 + [0.2 if number < rounds_slow else 0.1] for number in range(ROUNDS)]
+    found = find_stragglers(rounds_of(*rows))
+    assert ranks(found) == ([7] if named else [])
+    if named:
+        assert found[0].evidence.endswith(f"in {rounds_slow} of 9 rounds")
+
+
+def test_a_share_of_the_rounds_is_rounded_up_and_not_by_floating_point() -> None:
+    rows = [[0.1] * 7 + [0.2 if number < 7 else 0.1] for number in range(10)]
+    assert ranks(find_stragglers(rounds_of(*rows), minimum_share=0.7)) == [7]
+    assert find_stragglers(rounds_of(*rows), minimum_share=0.71) == []
+
+
+def test_few_rounds_accuse_nobody() -> None:
+    row = [0.1] * 7 + [0.2]
+    assert find_stragglers(rounds_of(*[row] * 4)) == []
+    assert ranks(find_stragglers(rounds_of(*[row] * 5))) == [7]
+    assert ranks(find_stragglers(rounds_of(*[row] * 4), minimum_rounds=4)) == [7]
+    assert find_stragglers({}) == []
+
+
+def test_one_rank_has_no_peers() -> None:
+    assert find_stragglers(rounds_of(*[[0.1]] * ROUNDS)) == []
+
+
+def test_of_two_ranks_the_slower_one_is_found_and_the_doubt_is_said() -> None:
+    (found,) = find_stragglers(noisy([1.0, SLOW], GPU_NOISE, seed=2))
+    assert (found.rank, found.ambiguous, found.peers) == (1, True, 1)
+    assert found.evidence == "1.20× the time of its only peer in 9 of 9 rounds"
+
+
+def test_a_device_is_followed_where_its_rank_number_changes() -> None:
+    """A relaunch may number the ranks of two nodes the other way round."""
+    measured = rounds_of(*[[1.0, 1.0, 1.0, 1.5]] * 6, per_host=2)
+    moved = {
+        number: ArmRound(
+            number, tuple(sorted((replace(m, rank=(m.rank + 2) % 4) for m in r.ranks), key=lambda m: m.rank))
+        )
+        for number, r in measured.items()
+        if number >= 3
+    }
+    (found,) = find_stragglers(measured | moved)
+    assert (found.device, found.host, found.rank, found.rounds_slow) == ("GPU-3", "node1", 1, 6)
+
+
+FACTORS = st.lists(st.sampled_from([1.0, 1.01, 1.1, 1.3]), min_size=2, max_size=8)
+
+
+@given(FACTORS, st.integers(0, 999), st.randoms())
+def test_who_is_named_does_not_depend_on_the_numbers_of_the_ranks(
+    factors: list[float], seed: int, shuffler: random.Random
+) -> None:
+    measured = noisy(factors, 0.01, seed)
+    numbers = shuffler.sample(range(len(factors)), len(factors))
+    renumbered = {
+        n: ArmRound(n, tuple(replace(r.ranks[old], rank=new) for new, old in enumerate(numbers)))
+        for n, r in measured.items()
+    }
+    assert sorted(devices(find_stragglers(renumbered))) == sorted(devices(find_stragglers(measured)))
+
+
+@given(FACTORS, st.integers(0, 999), st.randoms())
+def test_who_is_named_does_not_depend_on_the_order_of_the_rounds(
+    factors: list[float], seed: int, shuffler: random.Random
+) -> None:
+    measured = noisy(factors, 0.01, seed)
+    numbers = shuffler.sample(range(ROUNDS), ROUNDS)
+    shuffled = {new: replace(measured[old], number=new) for new, old in enumerate(numbers)}
+    assert find_stragglers(shuffled) == find_stragglers(measured)
+    assert find_stragglers(dict(reversed(measured.items()))) == find_stragglers(measured)
+
+
+@given(FACTORS, st.integers(0, 999), st.floats(0.01, 100))
+def test_who_is_named_does_not_depend_on_how_fast_the_machine_is(factors: list[float], seed: int, speed: float) -> None:
+    measured = noisy(factors, 0.01, seed)
+    scaled = {
+        n: ArmRound(n, tuple(replace(m, block_s=m.block_s * speed) for m in r.ranks)) for n, r in measured.items()
+    }
+    assert ranks(find_stragglers(scaled)) == ranks(find_stragglers(measured))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+def test_an_undisturbed_run_accuses_nobody(world_size: int) -> None:
+    """500 runs of nine rounds with 2 % of noise a round, the noise of a shared CPU: not one false accusation.
+
+    A rank is over the 5 % line in one round by chance with a probability of at most 4 % (two ranks: their
+    difference has √2 times the noise), and has to be in seven of nine: fewer than one run in 10⁷.
+    """
+    accused = [seed for seed in range(500) if find_stragglers(noisy([1.0] * world_size, 0.02, seed))]
+    assert accused == []
+
+
+@pytest.mark.parametrize("world_size", [4, 8])
+def test_a_slow_rank_is_found_in_the_noise_of_a_shared_cpu(world_size: int) -> None:
+    """1.3 times its peers with 2 % of noise a round: named in at least 95 of 100 runs, and nobody else in any."""
+    found = [ranks(find_stragglers(noisy([1.3, *[1.0] * (world_size - 1)], 0.02, seed))) for seed in range(100)]
+    assert all(named in ([], [0]) for named in found)
+    assert found.count([0]) >= 95
+
+
+def test_a_cluster_of_twenty_thousand_ranks_is_compared() -> None:
+    """In n log n: each rank with each other would be 400 million comparisons a round."""
+    factors = [1.0] * 20_000
+    factors[12_345] = SLOW
+    assert ranks(find_stragglers(noisy(factors, GPU_NOISE, seed=3, rounds=5))) == [12_345]
+
+
+class TestSlowNodes:
+    @staticmethod
+    def found(factors: Sequence[float], per_host: int = 4) -> list[tuple[str, list[int]]]:
+        measured = noisy(factors, 0.001, seed=7, per_host=per_host)
+        nodes = slow_nodes(find_stragglers(measured), measured)
+        return [(node.host, sorted(ranks(node.stragglers))) for node in nodes]
+
+    def test_a_host_all_of_whose_ranks_are_slow_is_named(self) -> None:
+        assert self.found([1] * 4 + [SLOW] * 4) == [("node1", [4, 5, 6, 7])]
+        assert self.found([1] * 4 + [SLOW] * 4 + [1] * 8) == [("node1", [4, 5, 6, 7])]
+
+    def test_several_such_hosts_are_named_slowest_first(self) -> None:
+        assert self.found([SLOW] * 4 + [1] * 8 + [1.4] * 4) == [("node3", [12, 13, 14, 15]), ("node0", [0, 1, 2, 3])]
+
+    def test_a_slow_gpu_elsewhere_does_not_hide_it(self) -> None:
+        assert self.found([1, 1, SLOW, 1] + [SLOW] * 4 + [1] * 4) == [("node1", [4, 5, 6, 7])]
+
+    @pytest.mark.parametrize(
+        ("factors", "per_host"),
+        [
+            ([1] * 5 + [SLOW] * 3, 4),
+            ([1] * 7 + [SLOW], 4),
+            ([1] * 8, 4),
+            ([1, 1, 1, SLOW], 1),
+            ([1] * 6 + [SLOW] * 2, 8),
+        ],
+        ids=["three of four", "one", "none", "one rank a host", "the only host"],
+    )
+    def test_a_host_is_not_to_blame_for_some_of_its_ranks(self, factors: list[float], per_host: int) -> None:
+        assert self.found(factors, per_host) == []
+
+    def test_its_evidence_counts_its_ranks(self) -> None:
+        measured = rounds_of(*[[0.1] * 4 + [0.131, 0.132, 0.129, 0.131]] * ROUNDS, per_host=4)
+        (node,) = slow_nodes(find_stragglers(measured), measured)
+        assert node.ratio == pytest.approx(1.31)
+        assert node.evidence == "all 4 ranks slow, 1.31× the median of their peers"
+
+    def test_nodes_that_are_all_slow_by_somebody_elses_word_are_not_slow(self) -> None:
+        """There is nobody left whom they are slower than."""
+        measured = rounds_of(*[[0.1] * 8] * ROUNDS, per_host=4)
+        everybody = [
+            Straggler(m.rank, m.host, m.local_rank, m.device, 1.5, 9, 9, 7, ambiguous=False) for m in measured[0].ranks
+        ]
+        assert slow_nodes(everybody, measured) == []
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [partial(find_stragglers, minimum_relative_gap=0.10), partial(find_stragglers, mad_factor=6.0)],
+    ids=["wider gap", "wider line"],
+)
+@given(FACTORS, st.integers(0, 999))
+def test_a_stricter_rule_names_nobody_else(
+    rule: Callable[[dict[int, ArmRound]], list[Straggler]], factors: list[float], seed: int
+) -> None:
+    measured = noisy(factors, 0.01, seed)
+    assert set(ranks(rule(measured))) <= set(ranks(find_stragglers(measured)))

@@ -1,0 +1,197 @@
+"""NCCL uses the links that nodes have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.checks.finding import CheckResult
+from pytest_ddpscale.results.survey_record import InfiniBandPort, Survey
+from pytest_ddpscale.results.transport_record import Transport
+from tests.checks.sample import A100, CPU, cpu_survey, judged, survey
+
+P2P = {"P2P/CUMEM": 24}
+RDMA = {"NET/IB/GDRDMA": 4}
+TCP = {"NET/Socket": 4}
+DOWN = (InfiniBandPort("mlx5_0", 1, "1: DOWN", "InfiniBand"),)
+
+
+def ranks(host: str, within: dict[str, int], between: dict[str, int], **changes: Any) -> list[Transport]:
+    """All ranks of a node."""
+    network = "Socket" if between == TCP else "IB"
+    return [
+        Transport(host, 0, local, f"GPU-{host}-{local}", network, within | between, within, between, **changes)
+        for local in range(8)
+    ]
+
+
+def two_nodes(within: dict[str, int], between: dict[str, int], *nodes: Survey) -> CheckResult:
+    surveys = nodes or (survey("n1"), survey("n2"))
+    return judged(
+        "transport", *surveys, planned=2, transports=ranks("n1", within, between) + ranks("n2", within, between)
+    )
+
+
+def test_p2p_within_nodes_and_rdma_between_them_pass() -> None:
+    assert two_nodes(P2P, RDMA).outcome == "passed"
+
+
+@pytest.mark.parametrize("state", ["ACTIVE", "4: ACTIVE"])
+def test_tcp_between_nodes_with_active_infiniband_fails_and_names_them(state: str) -> None:
+    port = (InfiniBandPort("mlx5_0", 1, state, "InfiniBand", 200.0),)
+    result = two_nodes(P2P, TCP, survey("n1", infiniband=port), survey("n2", infiniband=port))
+    assert (result.outcome, result.share) == ("failed", 0.0)
+    assert [culprit.host for culprit in result.culprits] == ["n1", "n2"]
+    assert not any(culprit.is_certain for culprit in result.culprits)
+    assert result.culprits[0].evidence == "talks TCP to other nodes although mlx5_0:1 (InfiniBand) is active"
+
+
+def test_the_node_whose_port_is_down_is_named_where_others_have_theirs() -> None:
+    result = two_nodes(P2P, TCP, survey("n1"), survey("n2", infiniband=DOWN))
+    assert "ports: mlx5_0:1 is 1: DOWN" in result.culprits[1].evidence
+
+
+@pytest.mark.parametrize("ports", [(), DOWN])
+def test_tcp_is_no_fault_where_there_is_nothing_faster(ports: tuple[InfiniBandPort, ...]) -> None:
+    nodes = (survey("n1", infiniband=ports), survey("n2", infiniband=ports))
+    assert two_nodes(P2P, TCP, *nodes).outcome == "passed"
+
+
+def test_tcp_of_a_node_whose_ports_nobody_knows_does_not_pass() -> None:
+    quiet = survey("n1", infiniband=())
+    assert two_nodes(P2P, TCP, quiet).outcome == "not_measured"
+    assert two_nodes(P2P, TCP, quiet, Survey("n2", 1.7e9, problem="it hangs")).outcome == "not_measured"
+
+
+@pytest.mark.parametrize("detour", ["SHM/direct/direct", "SHM", "NET/IB/GDRDMA", "NET/Socket"])
+def test_a_detour_within_a_node_that_has_nvlinks_fails(detour: str) -> None:
+    result = two_nodes(P2P | {detour: 2}, RDMA)
+    assert result.outcome == "failed"
+    assert f"reaches GPUs of its own node by {detour}; expected NVLink or P2P" in result.reason
+    assert result.culprits[0].kind == "gpu"
+
+
+def test_shared_memory_is_no_fault_where_there_is_no_nvlink() -> None:
+    transports = ranks("n1", {"SHM/direct/direct": 4}, {})
+    expectation = replace(A100, nvlinks=0)
+    assert judged("transport", survey("n1"), transports=transports, expectation=expectation).outcome == "passed"
+
+
+def test_on_a_single_node_a_network_is_a_detour_wherever_it_leads() -> None:
+    transports = [replace(one, channels={"NET/Socket": 2}, channels_within_node={}) for one in ranks("n1", {}, {})]
+    assert judged("transport", survey("n1"), transports=transports).outcome == "failed"
+
+
+def test_tcp_of_which_nobody_knows_where_it_leads_counts_as_leaving_the_node() -> None:
+    one_unknown = ranks("n1", P2P, RDMA)
+    one_unknown[0] = replace(one_unknown[0], channels=P2P | TCP, channels_between_nodes={})
+    result = judged("transport", survey("n1"), survey("n2"), transports=one_unknown + ranks("n2", P2P, RDMA))
+    assert result.outcome == "failed"
+    assert [culprit.host for culprit in result.culprits] == ["n1"]
+
+
+def test_channels_in_the_switch_are_enough() -> None:
+    transports = ranks("n1", {}, {}, nvls=True)
+    assert judged("transport", survey("n1"), transports=transports).outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"channels": {}, "channels_within_node": {}, "channels_between_nodes": {}}, "connected it with no other rank"),
+        ({"problem": "no log"}, "no log"),
+        ({"unreadable": ("Channel 0 : ? via MAGIC",)}, "nobody understands: Channel 0 : ? via MAGIC"),
+    ],
+)
+def test_a_rank_of_which_nothing_is_known_does_not_pass(changes: dict[str, Any], text: str) -> None:
+    transports = ranks("n1", P2P, RDMA) + ranks("n2", P2P, RDMA)
+    transports[3] = replace(transports[3], **changes)
+    result = judged("transport", survey("n1"), survey("n2"), transports=transports)
+    assert result.outcome == "not_measured"
+    assert "n1: GPU 3 (GPU-n1-3): " in result.reason
+    assert text in result.reason
+
+
+def test_ranks_and_nodes_that_said_nothing_do_not_pass() -> None:
+    nodes = (survey("n1"), survey("n2"))
+    assert judged("transport", *nodes).outcome == "not_measured"
+    assert judged("transport", *nodes, transports=ranks("n1", P2P, RDMA)).outcome == "not_measured"
+    some = ranks("n1", P2P, RDMA) + ranks("n2", P2P, RDMA)[:7]
+    assert "n2: NCCL spoke of 7 of 8 ranks" in judged("transport", *nodes, transports=some).reason
+
+
+def test_nodes_that_were_never_seen_to_talk_to_each_other_do_not_pass() -> None:
+    result = two_nodes(P2P, {})
+    assert result.outcome == "not_measured"
+    assert "no rank was seen to communicate with another node" in result.reason
+
+
+def test_a_rank_alone_in_its_gang_has_nobody_to_connect_with() -> None:
+    alone = ranks("n1", {}, {})[:1]
+    expectation = replace(A100, gpus_per_node=1)
+    assert judged("transport", survey("n1"), transports=alone, expectation=expectation).outcome == "passed"
+
+
+def test_rdma_through_the_hosts_memory_is_noted() -> None:
+    result = two_nodes(P2P, {"NET/IB": 4})
+    assert result.outcome == "passed"
+    assert "no GPUDirect RDMA" in result.notes[0]
+
+
+ETHERNET = InfiniBandPort("mlx5_0", 1, "ACTIVE", "Ethernet", 100.0)
+
+
+def test_tcp_beside_ethernet_ports_is_noted_unless_roce_is_used_somewhere() -> None:
+    nodes = (survey("n1", infiniband=(ETHERNET,)), survey("n2", infiniband=(ETHERNET,)))
+    result = two_nodes(P2P, TCP, *nodes)
+    assert (result.outcome, result.culprits) == ("passed", ())
+    assert result.notes[0] == "n1: talks TCP to other nodes; could mlx5_0:1 (Ethernet) do RoCE?"
+    mixed = judged("transport", *nodes, transports=ranks("n1", P2P, TCP) + ranks("n2", P2P, RDMA))
+    assert mixed.outcome == "failed"
+    (culprit,) = mixed.culprits
+    assert (culprit.host, culprit.is_certain) == ("n1", True)
+    assert culprit.evidence == "talks TCP to other nodes although mlx5_0:1 (Ethernet) is active"
+
+
+def ports(*states: str) -> tuple[InfiniBandPort, ...]:
+    return tuple(InfiniBandPort(f"mlx5_{i}", 1, state, "InfiniBand", 400.0) for i, state in enumerate(states))
+
+
+def with_ports(*nodes: tuple[InfiniBandPort, ...]) -> CheckResult:
+    hosts = [f"n{i}" for i in range(len(nodes))]
+    surveys = [survey(host, infiniband=its) for host, its in zip(hosts, nodes, strict=True)]
+    transports = [one for host in hosts for one in ranks(host, P2P, RDMA)]
+    return judged("transport", *surveys, transports=transports)
+
+
+def test_a_node_with_fewer_active_infiniband_ports_than_most_others_fails_and_names_them() -> None:
+    healthy = ports("ACTIVE", "ACTIVE")
+    result = with_ports(healthy, healthy, ports("ACTIVE", "DOWN"))
+    assert result.outcome == "failed"
+    (culprit,) = result.culprits
+    assert (culprit.kind, culprit.host, culprit.is_certain) == ("node", "n2", True)
+    expected = "1 InfiniBand ports are active; 2 of 2 other nodes have 2: mlx5_0:1 is ACTIVE, mlx5_1:1 is DOWN"
+    assert culprit.evidence == expected
+    assert with_ports(healthy, healthy, ()).culprits[0].evidence.endswith("it has none")
+
+
+def test_ports_that_no_majority_has_accuse_nobody() -> None:
+    one, two = ports("ACTIVE", "DOWN"), ports("ACTIVE", "ACTIVE")
+    assert with_ports(one, one, two).outcome == "passed"
+    assert with_ports(one, one, one).outcome == "passed"
+    assert with_ports((ETHERNET, *one), one, one).outcome == "passed"
+
+
+def test_of_two_nodes_the_one_with_fewer_ports_is_noted() -> None:
+    result = with_ports(ports("ACTIVE", "ACTIVE"), ports("ACTIVE", "1: DOWN"))
+    assert result.outcome == "passed"
+    assert result.notes[0].startswith("n1: 1 InfiniBand ports are active; 1 of 1 other nodes have 2: ")
+
+
+def test_gloo_is_not_judged() -> None:
+    transports = [Transport("n1", 0, 0, "cpu", "gloo")]
+    result = judged("transport", cpu_survey("n1"), expectation=CPU, transports=transports)
+    assert result.outcome == "not_measured"
+    assert "means nothing without a GPU" in result.reason

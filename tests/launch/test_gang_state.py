@@ -1,0 +1,135 @@
+"""What is known of a gang follows from what its agents say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.launch.blame import describe, describe_standstill
+from pytest_ddpscale.launch.gang_state import GangState
+from tests.launch.sample import News
+
+
+@pytest.fixture
+def news() -> News:
+    return News("n1", "n2")
+
+
+def test_nodes_come_up_with_their_version(news: News) -> None:
+    assert {index: node.host for index, node in news.roll.nodes.items()} == {0: "n1", 1: "n2"}
+    assert news.roll.versions == {"1": ["n1", "n2"]}
+
+
+def test_the_first_node_says_where_ranks_meet_or_why_they_cannot(news: News) -> None:
+    news.say("endpoint", 0, problem="Name or service not known")
+    assert (news.roll.endpoint, news.roll.endpoint_problem) == ("", "Name or service not known")
+    news.say("endpoint", 0, endpoint="10.0.0.1:20000")
+    assert (news.roll.endpoint, news.roll.endpoint_problem) == ("10.0.0.1:20000", "")
+
+
+def test_a_rank_is_as_it_was_seen_last(news: News) -> None:
+    news.rank(3, steps=1)
+    news.rank(3, steps=2, state="R")
+    found = news.roll.ranks[1, 1]
+    assert (found.name, found.host, found.pid, found.progress, found.state) == ("rank 3 on n2", "n2", 103, (12, 2), "R")
+    news.gone(3)
+    assert news.roll.ranks[1, 1].state == ""
+
+
+def test_what_moves_is_what_a_rank_does_and_not_that_it_lives() -> None:
+    news = News("n1")
+    assert news.roll.moved_s is None
+    says: list[tuple[dict[str, Any], float]] = [
+        ({"steps": 1}, 1.0),
+        ({"steps": 1, "state": "R"}, 2.0),
+        ({"steps": 2}, 3.0),
+        ({"entered": 13}, 4.0),
+    ]
+    moved: list[float | None] = []
+    for changes, now_s in says:
+        news.roll.hear({"say": "rank", "node": 0, "host": "n1", **news.status(0, **changes)}, now_s)
+        moved.append(news.roll.moved_s)
+    assert moved == [1.0, 1.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("trouble", ["failed", "gone", "exit"])
+def test_trouble_is_a_failure_a_rank_that_is_gone_or_an_exit_code(news: News, trouble: str) -> None:
+    news.rank(0)
+    news.exit(1, code=0)
+    assert not news.roll.has_trouble
+    {"failed": lambda: news.failed(0, "E", "x"), "gone": lambda: news.gone(0), "exit": lambda: news.exit(0)}[trouble]()
+    assert news.roll.has_trouble
+
+
+def test_a_rank_that_reported_or_had_finished_is_not_gone_early(news: News) -> None:
+    news.gone(0, reported=True)
+    news.gone(1, phase="finished")
+    assert news.roll.gone == []
+
+
+def test_a_node_is_silent_after_its_time_unless_it_said_goodbye(news: News) -> None:
+    assert news.roll.silent_hosts(30.0, 30.0) == []
+    assert news.roll.silent_hosts(30.1, 30.0) == ["n1", "n2"]
+    news.exit(0, code=0)
+    assert news.roll.silent_hosts(30.1, 30.0) == ["n2"]
+    news.roll.expect_beats(20.0)
+    assert news.roll.silent_hosts(30.1, 30.0) == []
+    news.roll.hear({"say": "beat", "node": 1, "host": "n2"}, 25.0)
+    assert news.roll.silent_hosts(54.0, 30.0) == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"say": "rank"},
+        {"say": "rank", "node": 0, "host": "n1"},
+        {"say": "rank", "node": 0, "host": "n1", "local_rank": "0"},
+        {"say": "rank", "node": 0, "host": "n1", "local_rank": 0, "steps": None},
+        {"say": "gone", "node": 0, "host": "n1", "local_rank": 0, "phase": 7},
+        {"say": "words", "node": 0, "host": "n1", "text": "x"},
+        {"say": "up", "node": "0", "host": "n1"},
+        {"say": "up", "node": True, "host": "n1"},
+        {"say": "up", "node": 0, "host": None},
+        {"say": "exit", "node": 0, "host": "n1", "exits": [[0, -9]]},
+        {"say": "exit", "node": 0, "host": "n1", "exits": [[0, "x", 1, True]]},
+        {"say": "exit", "node": 0, "host": "n1", "exits": 3},
+        {"say": "exit", "node": 0, "host": "n1", "oom_kills": "many"},
+    ],
+)
+def test_a_message_that_no_agent_makes_is_passed_over(message: dict[str, Any]) -> None:
+    roll = GangState()
+    roll.hear(message, 1.0)
+    assert roll == GangState()
+
+
+def test_fields_of_another_version_do_no_harm(news: News) -> None:
+    news.rank(0, mood="good")
+    news.say("mood", 0, rank="good")
+    assert news.roll.ranks[0, 0].rank == 0
+
+
+VALUES = st.none() | st.booleans() | st.integers(-2, 3) | st.text(max_size=3) | st.lists(st.integers(0, 3), max_size=4)
+NAMES = st.sampled_from(
+    ["node", "host", "local_rank", "rank", "pid", "state", "phase", "entered", "steps", "exits", "code", "endpoint",
+     "version", "reported", "oom_kills", "ended_pids", "text", "study", "round", "type", "message"]
+)  # fmt: skip
+MESSAGES = st.builds(
+    lambda word, fields, node: {"node": node, "host": "n", **fields, "say": word},
+    st.sampled_from(["up", "rank", "failed", "gone", "words", "exit", "beat", "endpoint", "what"]),
+    st.dictionaries(NAMES, VALUES, max_size=6),
+    st.integers(0, 1),
+)
+
+
+@given(st.lists(MESSAGES, max_size=6))
+def test_whatever_is_said_a_gangs_end_can_be_told(messages: list[dict[str, Any]]) -> None:
+    roll = GangState()
+    for number, message in enumerate(messages):
+        roll.hear(message, float(number))
+    assert describe(roll, 1, [])
+    assert describe_standstill(roll)
+    assert set(roll.silent_hosts(1e9, 1.0)) <= {node.host for node in roll.nodes.values()}
+    assert isinstance(roll.has_trouble, bool)

@@ -1,0 +1,65 @@
+"""The last lines of a rank's standard error say where it was."""
+
+from __future__ import annotations
+
+import faulthandler
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.node.log_tail import last_words
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "stderr.log"
+
+
+def test_the_last_eight_lines_that_say_something(log: Path) -> None:
+    log.write_text("".join(f"line {n}\n\n  \n" for n in range(20)), encoding="utf-8")
+    assert last_words(log) == [f"line {n}" for n in range(12, 20)]
+
+
+def test_a_login_in_them_is_masked(log: Path) -> None:
+    log.write_text("OSError: no answer from http://ann:hunter2@proxy:8080\n", encoding="utf-8")
+    assert last_words(log) == ["OSError: no answer from http://***@proxy:8080"]
+
+
+def test_the_stack_that_a_rank_leaves_when_it_is_ended_and_what_came_before(log: Path) -> None:
+    with log.open("w", encoding="utf-8") as file:
+        file.write("".join(f"before {n}\n" for n in range(6)))
+        file.flush()
+        faulthandler.dump_traceback(file, all_threads=True)
+    words = last_words(log)
+    assert words[:4] == [f"before {n}" for n in range(2, 6)]
+    assert words[4].startswith("Current thread 0x")
+    assert "test_log_tail.py" in words[5]
+    assert "test_the_stack_that_a_rank_leaves" in words[5]
+    assert len(words) == 15
+
+
+def test_of_several_threads_the_one_that_was_interrupted(log: Path) -> None:
+    other = 'Thread 0x1 (most recent call first):\n  File "a.py", line 1 in a\n\n'
+    log.write_text(
+        f'{other}Current thread 0x2 (most recent call first):\n  File "b.py", line 2 in b\n', encoding="utf-8"
+    )
+    assert last_words(log) == ["Current thread 0x2 (most recent call first):", '  File "b.py", line 2 in b']
+
+
+def test_bytes_of_any_kind_become_what_can_be_printed(log: Path) -> None:
+    log.write_bytes(b"\xff\x1b[31mred\x07\nlast\x00\n")
+    assert last_words(log) == ["\N{REPLACEMENT CHARACTER}[31mred", "last"]
+
+
+def test_of_a_large_file_only_the_end_is_read(log: Path) -> None:
+    log.write_bytes(b"x" * 50_000_000 + b"\nlast\n")
+    assert last_words(log)[-1] == "last"
+    assert sum(map(len, last_words(log))) <= 65_536
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_rank_that_said_nothing(log: Path, exists: bool) -> None:
+    if exists:
+        log.touch()
+    assert last_words(log) == []
+    assert last_words(None) == []

@@ -1,0 +1,108 @@
+"""Verdicts and judgements survive verdicts.json, and know their margin."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.results.records import parse_strict_json, strict_json
+from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict, VerdictOutcome
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+CULPRITS = st.builds(
+    Culprit, st.sampled_from(["gpu", "node", "link"]), WORDS, st.none() | st.integers(0, 7), st.none() | WORDS, WORDS
+)
+
+
+@st.composite
+def verdicts(draw: st.DrawFn) -> Verdict:
+    metric = METRICS[draw(st.sampled_from(sorted(METRICS)))]
+    measured = draw(st.booleans())
+    return Verdict(
+        id=draw(WORDS),
+        metric=metric.name,
+        workload=draw(WORDS),
+        world_size=draw(st.integers(1, 1024)),
+        severity=draw(st.sampled_from(["fail", "warn"])),
+        bound={"at_most" if metric.upper_bound else "at_least": draw(st.floats(0.01, 1e4))},
+        outcome=draw(st.sampled_from(["passed", "failed", "inconclusive", "not_measured", "error"])),
+        value=draw(st.floats(0, 1e4)) if measured else None,
+        interval=draw(st.tuples(NUMBERS, NUMBERS)) if measured else None,
+        rounds=draw(st.integers(0, 20)),
+        reason=draw(WORDS),
+        provisional=draw(st.booleans()),
+        source=draw(WORDS),
+        notes=tuple(draw(st.lists(WORDS, max_size=2))),
+        culprits=tuple(draw(st.lists(CULPRITS, max_size=2))),
+    )
+
+
+JUDGEMENTS = st.builds(
+    Judgement,
+    WORDS,
+    st.sampled_from(["accepted", "rejected", "incomplete", "partial"]),
+    WORDS,
+    st.lists(verdicts(), max_size=3).map(tuple),
+    st.lists(WORDS, max_size=2).map(tuple),
+)
+
+
+def make_verdict(bound: dict[str, float], value: float | None) -> Verdict:
+    return Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", bound, "inconclusive", value)
+
+
+@given(JUDGEMENTS)
+def test_a_judgement_survives_verdicts_json(judgement: Judgement) -> None:
+    assert Judgement.from_json(parse_strict_json(strict_json(judgement.as_json()))) == judgement
+
+
+def test_json_says_unit_and_margin_beside_the_value() -> None:
+    data = json.loads(json.dumps(make_verdict({"at_least": 100.0}, 110.0).as_json()))
+    assert (data["unit"], data["value"], data["bound"]) == ("img/s", 110.0, {"at_least": 100.0})
+    assert data["margin"] == pytest.approx(0.1)
+
+
+def test_json_has_a_schema_version() -> None:
+    assert Judgement("cpu", "partial", "", ()).as_json()["schema_version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "margin"),
+    [
+        ({"at_least": 100.0}, 90.0, -0.1),
+        ({"at_least": 100.0}, 125.0, 0.25),
+        ({"at_most": 100.0}, 90.0, 0.1),
+        ({"at_most": 100.0}, 125.0, -0.25),
+    ],
+)
+def test_margin_is_positive_on_the_good_side(bound: dict[str, float], value: float, margin: float) -> None:
+    found = make_verdict(bound, value).margin
+    assert found is not None
+    assert math.isclose(found, margin)
+
+
+def test_without_a_value_there_is_no_margin() -> None:
+    assert make_verdict({"at_least": 1.0}, None).margin is None
+
+
+def test_only_passed_is_a_pass() -> None:
+    outcomes = get_args(VerdictOutcome)
+    passes = [Verdict("m[a]", "peak_memory_gib", "a", 1, "warn", {"at_most": 1.0}, o).passed for o in outcomes]
+    assert dict(zip(outcomes, passes, strict=True)) == {
+        "passed": True, "failed": False, "inconclusive": False, "not_measured": False, "error": False
+    }  # fmt: skip
+
+
+def test_an_unknown_key_is_refused() -> None:
+    data = make_verdict({"at_least": 1.0}, 2.0).as_json()
+    with pytest.raises(TypeError, match="colour"):
+        Verdict.from_json(data | {"colour": "red"})
+    with pytest.raises(KeyError, match="culprits"):
+        Verdict.from_json({key: value for key, value in data.items() if key != "culprits"})

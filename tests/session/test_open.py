@@ -1,0 +1,300 @@
+"""Which devices, which SKU and which thresholds a session is about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.errors import OptionError, RunDirectoryError, SkuError
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.records import parse_strict_json
+from pytest_ddpscale.session import devices
+from pytest_ddpscale.sku.detection import Gpu
+from pytest_ddpscale.util.packaged import packaged
+from tests.session.sample import THRESHOLDS, Open, gpu, measured_run
+
+
+class TestDevices:
+    def test_on_cpu_as_many_ranks_as_asked_for_may_share_the_cores(self, opened: Open) -> None:
+        assert opened(ddp_gpus_per_node="64").devices == 64
+
+    def test_on_cpu_there_is_a_rank_for_each_core(self, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 5})
+        assert opened(ddp_gpus_per_node=None).devices == 3
+
+    def test_on_gpu_all_are_used_or_as_many_as_asked_for(self, opened: Open, machine: Callable[..., None]) -> None:
+        machine(gpu(0), gpu(1), gpu(2), driver=True)
+        assert opened(gpu_sku="gpu").devices == 3
+        assert opened(gpu_sku="auto", ddp_gpus_per_node="2").devices == 2
+
+    def test_more_gpus_than_there_are_is_refused(self, opened: Open, machine: Callable[..., None]) -> None:
+        machine(gpu(0), gpu(1), driver=True)
+        with pytest.raises(OptionError) as raised:
+            opened(gpu_sku="g", ddp_gpus_per_node="8")
+        assert str(raised.value) == "--ddp-gpus-per-node: found 8, but 2 GPUs are visible; expected at most 2."
+
+    def test_world_sizes_that_do_not_fit_are_refused(self, opened: Open, machine: Callable[..., None]) -> None:
+        machine(gpu(0), gpu(1), driver=True)
+        with pytest.raises(OptionError) as raised:
+            opened(gpu_sku="gpu", ddp_world_sizes="1,2,4,8")
+        assert str(raised.value) == "--ddp-world-sizes: found 8, but 2 GPUs are visible; expected at most 2."
+        assert opened(gpu_sku="gpu", ddp_world_sizes="1,2").devices == 2
+
+    def test_on_cpu_the_way_out_is_said(self, opened: Open) -> None:
+        with pytest.raises(OptionError, match=r"On CPU, --ddp-gpus-per-node=8 lets ranks share cores\.$"):
+            opened(ddp_world_sizes="2,8")
+
+    def test_a_laptop_that_only_plans_knows_no_gpus_but_may_be_told(self, opened: Open) -> None:
+        assert opened(gpu_sku="gpu", collect_only=True).devices is None
+        assert opened(gpu_sku="gpu", collect_only=True, ddp_gpus_per_node="8").devices == 8
+        assert opened(gpu_sku="gpu", collect_only=True, ddp_world_sizes="1024").devices is None
+
+    def test_a_judged_run_needs_no_device(self, opened: Open, tmp_path: Path) -> None:
+        judge = str(measured_run(tmp_path / "old"))
+        assert opened(gpu_sku="auto", ddp_judge=judge, ddp_world_sizes="1024").devices is None
+
+
+class TestWorldSizesInWords:
+    """How many ranks `node` and `all` are depends on where they are measured."""
+
+    ROWS = "".join(
+        f"      - {{metric: weak_scaling_efficiency, workload: r, world_size: {size}, at_least: 0.5, source: *source}}"
+        "\n"
+        for size in ("node", "2 nodes", "all")
+    )
+
+    @pytest.fixture
+    def sizes(self, opened: Open, tmp_path: Path) -> Callable[..., dict[str, int]]:
+        """World sizes of the cases that a session opens, by name."""
+        text = THRESHOLDS.replace("  gpu:\n", f"{self.ROWS}  gpu:\n")
+        (tmp_path / "thresholds.yaml").write_text(text, encoding="utf-8")
+
+        def of(**options: Any) -> dict[str, int]:
+            return {case.name: case.world_size for case in opened(**options).cases if "-" in case.name[1:]}
+
+        return of
+
+    @pytest.fixture
+    def in_words(self, sizes: Callable[..., dict[str, int]]) -> Callable[..., dict[str, int]]:
+        return lambda **options: {name: size for name, size in sizes(**options).items() if "rank" not in name}
+
+    def test_on_one_node_there_is_only_the_node(self, in_words: Callable[..., dict[str, int]]) -> None:
+        assert in_words(ddp_gpus_per_node="4") == {"r-node": 4}
+        assert in_words(ddp_gpus_per_node="1") == {}, "one rank scales to nothing"
+
+    def test_where_nodes_are_only_planned_for_they_count_as_well(self, in_words: Callable[..., dict[str, int]]) -> None:
+        planned = in_words(collect_only=True, ddp_nodes="3", ddp_gpus_per_node="4")
+        assert planned == {"r-node": 4, "r-2nodes": 8, "r-all": 12}
+
+    def test_of_nodes_that_nobody_can_look_at_it_is_said_or_usual(
+        self, opened: Open, tmp_path: Path, in_words: Callable[..., dict[str, int]]
+    ) -> None:
+        planned = {"collect_only": True, "ddp_nodes": "16", "ddp_gpus_per_node": None}
+        assert in_words(**planned) == {"r-node": 8, "r-2nodes": 16, "r-all": 128}
+        said = (
+            (tmp_path / "thresholds.yaml")
+            .read_text(encoding="utf-8")
+            .replace("{device: cpu}\n", "{device: cpu}\n    node: {gpus: 4, source: {reference: a paper}}\n")
+        )
+        (tmp_path / "thresholds.yaml").write_text(said, encoding="utf-8")
+        session = opened(**planned)
+        assert {case.name: case.world_size for case in session.cases}["r-all"] == 64
+        session.select(session.cases)
+        assert session.plan is not None
+        assert (session.plan.nodes, session.plan.layout.world_size) == (16, 64)
+
+    def test_an_earlier_run_says_how_many_devices_its_nodes_had(
+        self, tmp_path: Path, in_words: Callable[..., dict[str, int]]
+    ) -> None:
+        run = measured_run(tmp_path / "old", "cpu")
+        judge = {"gpu_sku": "auto", "ddp_judge": str(run)}
+        assert in_words(**judge) == {}
+        record = parse_strict_json((run / "run.json").read_text(encoding="utf-8"))
+        (run / "run.json").write_text(json.dumps(record | {"devices_present": 6}), encoding="utf-8")
+        assert in_words(**judge) == {"r-node": 6}
+        plan = parse_strict_json((run / "plan.json").read_text(encoding="utf-8"))
+        (run / "plan.json").write_text(json.dumps(plan | {"nodes": 3, "ranks_per_node": 2}), encoding="utf-8")
+        assert in_words(**judge) == {"r-node": 2, "r-2nodes": 4, "r-all": 6}
+
+
+class TestSku:
+    def test_without_a_driver_auto_is_the_cpu(self, opened: Open) -> None:
+        assert opened(gpu_sku="auto").sku == "cpu"
+
+    def test_auto_finds_the_gpus(self, opened: Open, machine: Callable[..., None]) -> None:
+        machine(gpu(0), driver=True)
+        session = opened(gpu_sku="auto")
+        assert (session.sku, session.device_type, session.devices) == ("gpu", "cuda", 1)
+
+    def test_a_driver_without_a_gpu_is_no_reason_to_accept_the_cpu(
+        self, opened: Open, machine: Callable[..., None]
+    ) -> None:
+        machine(driver=True)
+        with pytest.raises(SkuError, match="an NVIDIA driver is loaded, but no GPU is visible; expected at least one"):
+            opened(gpu_sku="auto")
+        assert opened(gpu_sku="laptop").sku == "cpu"
+
+    def test_gpus_of_another_sku_are_refused(self, opened: Open, machine: Callable[..., None]) -> None:
+        machine(gpu(0, name="H"), driver=True)
+        with pytest.raises(SkuError, match=r"^--gpu-sku=gpu: gpu is a SKU the GPUs are not"):
+            opened(gpu_sku="g")
+
+    @pytest.mark.parametrize("has_check", [False, True])
+    def test_a_gpu_that_does_not_answer_stops_only_who_does_not_check_for_it(
+        self, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_check: bool
+    ) -> None:
+        def one_of_two(silent: list[SkuError]) -> list[Gpu]:
+            silent.append(SkuError("GPU 1 of here", "does not answer", "that it does", "Read dmesg."))
+            return [gpu(0)]
+
+        monkeypatch.setattr(devices, "visible_gpus", one_of_two)
+        if has_check:
+            detect = "    detect: {name: '^G$'}\n"
+            assert THRESHOLDS.count(detect) == 1
+            checked = THRESHOLDS.replace(detect, f"{detect}    checks: {{gpus: fail}}\n")
+            (tmp_path / "thresholds.yaml").write_text(checked, encoding="utf-8")
+            assert opened(gpu_sku="gpu").devices == 1
+        else:
+            with pytest.raises(SkuError, match=r"^GPU 1 of here: does not answer"):
+                opened(gpu_sku="gpu")
+
+    @pytest.mark.parametrize(("sku", "collect_only"), [("cpu", False), ("cpu", True), ("gpu", True)])
+    def test_a_broken_driver_stops_neither_planning_nor_the_cpu(
+        self, opened: Open, monkeypatch: pytest.MonkeyPatch, sku: str, collect_only: bool
+    ) -> None:
+        def broken(silent: list[SkuError]) -> list[Gpu]:
+            raise AssertionError("NVML was asked")
+
+        monkeypatch.setattr(devices, "visible_gpus", broken)
+        assert opened(gpu_sku=sku, collect_only=collect_only).sku == sku
+
+    def test_a_judged_run_is_judged_as_what_it_was_measured_on(self, opened: Open, tmp_path: Path) -> None:
+        judge = str(measured_run(tmp_path / "old", "gpu"))
+        for asked in ("auto", "gpu", "g"):
+            assert opened(gpu_sku=asked, ddp_judge=judge).sku == "gpu"
+
+    def test_a_judged_run_is_not_judged_as_another_sku(self, opened: Open, tmp_path: Path) -> None:
+        judge = str(measured_run(tmp_path / "old", "gpu"))
+        with pytest.raises(SkuError, match=r"cpu is asked for, but .*/old was measured on gpu; expected gpu\."):
+            opened(ddp_judge=judge)
+
+    def test_a_judged_run_of_an_unknown_sku_is_refused(self, opened: Open, tmp_path: Path) -> None:
+        judge = str(measured_run(tmp_path / "old", "h100"))
+        for asked in ("auto", "cpu"):
+            with pytest.raises(SkuError, match="h100"):
+                opened(gpu_sku=asked, ddp_judge=judge)
+
+    @pytest.mark.parametrize("sku", [None, 7, ["cpu"]])
+    def test_a_judged_run_that_names_no_sku_is_broken(self, opened: Open, tmp_path: Path, sku: Any) -> None:
+        judge = str(measured_run(tmp_path / "old", sku))
+        with pytest.raises(RunDirectoryError, match="names no SKU"):
+            opened(gpu_sku="auto", ddp_judge=judge)
+
+    def test_no_run_to_judge_is_refused(self, opened: Open, tmp_path: Path) -> None:
+        with pytest.raises(RunDirectoryError, match=r"has no run\.json"):
+            opened(ddp_judge=str(tmp_path / "nowhere"))
+
+
+class TestSilentGpus:
+    """A driver that lists a GPU which does not answer."""
+
+    @pytest.fixture
+    def silent(self, monkeypatch: pytest.MonkeyPatch, machine: Callable[..., None]) -> Callable[..., SkuError]:
+        """Has GPU 1 fall silent beside those that answer."""
+        error = SkuError("GPU 1", "GPU is lost", "a GPU that answers")
+
+        def falls_silent(*answering: Gpu) -> SkuError:
+            def visible(silent: list[SkuError]) -> list[Gpu]:
+                silent.append(error)
+                return list(answering)
+
+            machine(driver=True)
+            monkeypatch.setattr(devices, "visible_gpus", visible)
+            return error
+
+        return falls_silent
+
+    @pytest.mark.parametrize("sku", ["gpu", "auto"])
+    def test_end_the_session_where_no_check_would_tell(
+        self, opened: Open, silent: Callable[..., SkuError], sku: str
+    ) -> None:
+        error = silent(gpu(0), gpu(2))
+        with pytest.raises(SkuError) as raised:
+            opened(gpu_sku=sku)
+        assert raised.value is error
+
+    @pytest.mark.parametrize("sku", ["gpu", "auto"])
+    def test_are_left_to_the_check_of_gpus_where_there_is_one(
+        self, opened: Open, silent: Callable[..., SkuError], tmp_path: Path, sku: str
+    ) -> None:
+        detect = "    detect: {name: '^G$'}\n"
+        with_check = tmp_path / "with_check.yaml"
+        with_check.write_text(THRESHOLDS.replace(detect, f"{detect}    checks: {{gpus: fail}}\n"), encoding="utf-8")
+        silent(gpu(0), gpu(2))
+        session = opened(gpu_sku=sku, thresholds=str(with_check))
+        assert session.devices == 2
+        assert session.cases[0].id == "node_check[gpus]"
+        session.select(session.cases[:1])
+        assert session.plan is not None
+        assert session.plan.survey
+
+    def test_end_the_session_where_no_other_gpu_answers(
+        self, opened: Open, silent: Callable[..., SkuError], tmp_path: Path
+    ) -> None:
+        with_check = tmp_path / "with_check.yaml"
+        with_check.write_text(THRESHOLDS.replace("'^G$'}", "'^G$'}\n    checks: {gpus: fail}"), encoding="utf-8")
+        error = silent()
+        with pytest.raises(SkuError) as raised:
+            opened(gpu_sku="gpu", thresholds=str(with_check))
+        assert raised.value is error
+
+    def test_are_no_matter_of_a_cpu(self, opened: Open, silent: Callable[..., SkuError]) -> None:
+        silent()
+        assert opened().sku == "cpu"
+
+
+class TestFewerGpusThanAsked:
+    WITH_CHECK = THRESHOLDS.replace("'^G$'}", "'^G$'}\n    checks: {gpus: fail}")
+
+    @pytest.mark.parametrize("asked", [{"ddp_gpus_per_node": "8"}, {"ddp_world_sizes": "1,2,8"}])
+    def test_are_a_fault_of_the_node_where_a_check_tells(
+        self, opened: Open, machine: Callable[..., None], tmp_path: Path, asked: dict[str, str]
+    ) -> None:
+        machine(gpu(0), gpu(1), driver=True)
+        (tmp_path / "with_check.yaml").write_text(self.WITH_CHECK, encoding="utf-8")
+        session = opened(gpu_sku="gpu", thresholds=str(tmp_path / "with_check.yaml"), **asked)
+        assert (session.devices, session.gpus_asked) == (2, 8)
+        assert session.silent == ("2 GPUs are visible here, 8 were asked for",), "so that the run cannot be accepted"
+        session.select(session.cases[:1])
+        assert session.plan is not None
+        assert session.plan.gpus_asked == 8
+        assert Plan.from_json(session.plan.as_json()) == session.plan
+
+    def test_are_a_slip_where_no_check_would_tell(self, opened: Open, machine: Callable[..., None]) -> None:
+        machine(gpu(0), gpu(1), driver=True)
+        with pytest.raises(OptionError, match=r"--ddp-gpus-per-node: found 8, but 2 GPUs are visible"):
+            opened(gpu_sku="gpu", ddp_gpus_per_node="8")
+
+    def test_are_no_matter_if_nobody_asks_for_more(
+        self, opened: Open, machine: Callable[..., None], tmp_path: Path
+    ) -> None:
+        machine(gpu(0), gpu(1), driver=True)
+        (tmp_path / "with_check.yaml").write_text(self.WITH_CHECK, encoding="utf-8")
+        session = opened(gpu_sku="gpu", thresholds=str(tmp_path / "with_check.yaml"), ddp_gpus_per_node="1")
+        assert (session.devices, session.gpus_asked, session.silent) == (1, None, ())
+
+
+class TestThresholds:
+    def test_the_file_named_comes_before_the_one_beside_and_that_before_the_packaged_one(
+        self, opened: Open, tmp_path: Path
+    ) -> None:
+        other = tmp_path / "other.yaml"
+        other.write_text(THRESHOLDS, encoding="utf-8")
+        assert opened(thresholds=str(other)).thresholds.path == other
+        assert opened().thresholds.path == tmp_path / "thresholds.yaml"
+        (tmp_path / "thresholds.yaml").unlink()
+        assert opened().thresholds.path == packaged("thresholds.yaml")

@@ -1,0 +1,114 @@
+"""A session's history: which file it is, what is read of it, and that it never costs a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.errors import HistoryError, RunDirectoryError
+from pytest_ddpscale.evidence.evidence import read_evidence
+from pytest_ddpscale.history.baseline import Baseline
+from pytest_ddpscale.history.database import reading
+from pytest_ddpscale.history.reading import host_runs
+from pytest_ddpscale.history.recording import add_run
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_opening import RUNS_FOLDER
+from pytest_ddpscale.results.verdicts_json import read_judgement
+from pytest_ddpscale.session.past_runs import HISTORY_NAME, baseline_of, history_file_of, keep_baseline, remember
+from tests.history.sample import SKU, at, judged_run
+
+NIGHTS = 3
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Path:
+    """Of a node with a few good nights."""
+    file = tmp_path / HISTORY_NAME
+    for night in range(NIGHTS):
+        add_run(file, judged_run(tmp_path / f"night{night}", night).path)
+    return file
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """The night after."""
+    return judged_run(tmp_path / "run", NIGHTS)
+
+
+def baseline(run: RunDirectory, history: Path | None) -> Baseline | None:
+    return baseline_of(run, history, SKU, read_evidence(run))
+
+
+class TestHistoryFile:
+    def test_is_the_one_that_was_asked_for(self, tmp_path: Path) -> None:
+        asked = tmp_path / "site.sqlite"
+        assert history_file_of(asked, RunDirectory(RUNS_FOLDER / "run")) == asked
+
+    def test_lies_beside_the_runs_of_a_site(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert history_file_of(None, RunDirectory(RUNS_FOLDER / "run")) == RUNS_FOLDER / HISTORY_NAME
+        absolute = tmp_path / RUNS_FOLDER / "run"
+        assert history_file_of(None, RunDirectory(absolute)) == absolute.parent / HISTORY_NAME
+
+    @pytest.mark.parametrize("path", ["run", "elsewhere/run", f"{RUNS_FOLDER}/run/judged-1"])
+    def test_is_none_of_a_run_elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert history_file_of(None, RunDirectory(Path(path))) is None
+
+
+class TestBaseline:
+    def test_is_what_the_hosts_reached_in_earlier_runs(self, history: Path, run: RunDirectory) -> None:
+        add_run(history, judged_run(history.parent / "later", NIGHTS + 1, {"n1": [50.0, 50.0]}).path)
+        found = baseline(run, history)
+        assert found is not None
+        assert (found.sku, found.before) == (SKU, at(NIGHTS))
+        assert {(series.host, one.number, round(one.median)) for series, one in found.past.items()} == {("n1", 3, 100)}
+
+    def test_is_none_without_a_history(self, tmp_path: Path, run: RunDirectory) -> None:
+        assert baseline(run, None) is None
+        assert baseline(run, tmp_path / "nowhere.sqlite") is None
+
+    def test_that_was_kept_counts_and_the_history_no_longer(self, history: Path, run: RunDirectory) -> None:
+        first = baseline(run, history)
+        assert first is not None
+        keep_baseline(run, first)
+        keep_baseline(run, Baseline(SKU, at(99)))
+        history.write_bytes(b"no history any more")
+        assert baseline(run, history) == first
+        assert baseline(run, None) == first, "judged on a laptop that has no history"
+
+    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"past": NaN}', '{"past": 3, "versions": {}}', '{"past": [{}]}'])
+    def test_that_is_broken_is_refused(self, history: Path, run: RunDirectory, text: str) -> None:
+        run.baseline_json.write_text(text, encoding="utf-8")
+        with pytest.raises(RunDirectoryError, match=r"baseline\.json: is no baseline"):
+            baseline(run, history)
+
+    def test_of_a_history_that_cannot_be_read_is_refused(self, history: Path, run: RunDirectory) -> None:
+        history.write_bytes(b"no history any more")
+        with pytest.raises(HistoryError, match="is no history file"):
+            baseline(run, history)
+
+
+class TestRemembering:
+    def test_adds_the_run(self, history: Path, run: RunDirectory) -> None:
+        assert remember(history, run, read_judgement(run.verdicts_json), read_evidence(run)) == ""
+        with reading(history) as connection:
+            assert [one.started_at for one in host_runs(connection, SKU, "n1")] == [at(n) for n in range(NIGHTS + 1)]
+
+    def test_that_fails_says_why_and_leaves_the_file_alone(self, history: Path, run: RunDirectory) -> None:
+        history.write_bytes(b"somebody's notes")
+        why = remember(history, run, read_judgement(run.verdicts_json), None)
+        assert why.startswith(f"the history was not brought up to date: {history}: is no history file")
+        assert history.read_bytes() == b"somebody's notes"
+
+    def test_where_no_file_can_be_says_why(self, tmp_path: Path, run: RunDirectory) -> None:
+        (tmp_path / "file").write_text("", encoding="utf-8")
+        why = remember(tmp_path / "file" / "site.sqlite", run, read_judgement(run.verdicts_json), None)
+        assert "cannot be used (Not a directory)" in why or "cannot be used (File exists)" in why
+
+    def test_a_run_that_is_broken_says_why(self, history: Path, run: RunDirectory) -> None:
+        judgement = read_judgement(run.verdicts_json)
+        run.run_json.write_text(json.dumps({**run.read_run(), "started_at": "yesterday"}), encoding="utf-8")
+        assert "started_at 'yesterday'" in remember(history, run, judgement, None)

@@ -1,0 +1,251 @@
+"""What an earlier run lacks is found, its old records are set aside without losing any, and unfit runs are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.errors import OptionError, RunDirectoryError
+from pytest_ddpscale.plan.pairing import PairStudy
+from pytest_ddpscale.plan.probe import Probe, ProbeStudy
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.records import Measurement, StudyEnd
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_record import errors_of, note_left_out, start_run
+from pytest_ddpscale.results.survey_record import Survey, surveys_of
+from pytest_ddpscale.results.telemetry_record import Telemetry
+from pytest_ddpscale.results.transport_record import Transport, transports_of
+from pytest_ddpscale.session import resume as resuming
+from pytest_ddpscale.session.resume import extra_launches, read_resumption, refuse_other_devices
+
+NAMES = ("decided", "rounds", "budget", "error", "interrupted", "unended", "unbegun")
+MISSING = NAMES[2:]
+
+
+def study(name: str) -> Study:
+    return Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("alone", 1, 4), Arm("ddp", 2, 4)), 7, 1.0, 1.0)
+
+
+def records_of(name: str) -> list[dict[str, Any]]:
+    """What a study left behind that ended as it is named."""
+    one = Measurement(f"weak/{name}", "alone", 0, 0, 0, "nöde", "cpu", 4, 10, 1.0, 1.7e9)
+    records = [{"kind": "study_start", "study": one.study}, one.as_json()]
+    return records if name == "unended" else [*records, StudyEnd(one.study, name).as_json()]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run with a study for each way to end, and not to end."""
+    run = RunDirectory.create(tmp_path / "run")
+    run.write_json(run.plan_json, Plan("cpu", "cpu", tuple(map(study, NAMES)), ranks_per_node=2).as_json())
+    start_run(run, "cpu", (), tmp_path, "ab" * 32, devices_present=2)
+    run.append_record({"kind": "startup", "rank": 0, "host": "nöde"})
+    for name in NAMES[:-1]:
+        run.append_records(records_of(name))
+    return run
+
+
+def texts(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def test_what_did_not_come_to_its_own_end_is_missing(run: RunDirectory) -> None:
+    resumption = read_resumption(run)
+    assert resumption.missing == {
+        "weak/budget": "budget", "weak/error": "error", "weak/interrupted": "interrupted",
+        "weak/unended": "no end", "weak/unbegun": "no end",
+    }  # fmt: skip
+    plan = resumption.missing_plan
+    assert [one.id for one in plan.studies] == [f"weak/{name}" for name in MISSING]
+    assert plan.layout == resumption.plan.layout, "the same ranks, whatever is left"
+
+
+def test_a_study_that_broke_after_a_good_end_is_missing(run: RunDirectory) -> None:
+    """As a further launch of the same study leaves it."""
+    run.append_record(StudyEnd("weak/rounds", "error", "broke").as_json())
+    assert read_resumption(run).missing["weak/rounds"] == "error"
+
+
+@pytest.mark.parametrize("end", ["decided", "interrupted"])
+def test_the_search_for_a_slow_link_is_a_study_too(run: RunDirectory, end: str) -> None:
+    pairs = PairStudy(message_bytes=4096, iterations=5)
+    run.write_json(run.plan_json, replace(run.read_plan(), nodes=2, ranks_per_node=1, pairs=pairs).as_json())
+    run.append_record(StudyEnd(pairs.id, end).as_json())
+    resumption = read_resumption(run)
+    assert (pairs.id in resumption.missing) == (end == "interrupted")
+    assert resumption.missing_plan.pairs == (pairs if end == "interrupted" else None)
+
+
+@pytest.mark.parametrize("end", ["decided", "interrupted"])
+def test_probes_are_a_study_too(run: RunDirectory, end: str) -> None:
+    probes = ProbeStudy((Probe("matmul-fp32"), Probe("all-reduce-32mib", 2)), 16, 0.1)
+    run.write_json(run.plan_json, replace(run.read_plan(), probes=probes, survey=True).as_json())
+    run.append_record(StudyEnd(probes.id, end).as_json())
+    resumption = read_resumption(run)
+    assert (probes.id in resumption.missing) == (end == "interrupted")
+    assert resumption.missing_plan.probes == (probes if end == "interrupted" else None)
+    assert resumption.missing_plan.survey, "nodes may have changed since then"
+
+
+class TestSetAside:
+    def test_moves_what_is_missing_and_nothing_else(self, run: RunDirectory) -> None:
+        before = texts(run.measurements_jsonl)
+        read_resumption(run).set_aside()
+        kept, aside = texts(run.measurements_jsonl), texts(run.superseded_jsonl)
+        assert sorted(kept + aside) == sorted(before)
+        assert [line for line in before if line in kept] == kept, "in their order"
+        assert [line for line in before if line in aside] == aside
+        assert {record.get("study") for record in run.read_records()} == {None, "weak/decided", "weak/rounds"}
+
+    def test_leaves_what_was_set_aside_before(self, run: RunDirectory) -> None:
+        read_resumption(run).set_aside()
+        first = texts(run.superseded_jsonl)
+        run.append_records(records_of("error"))
+        read_resumption(run).set_aside()
+        assert texts(run.superseded_jsonl)[: len(first)] == first
+        assert len(texts(run.superseded_jsonl)) == len(first) + len(records_of("error"))
+
+    def test_a_crash_on_the_way_loses_nothing_and_can_be_repeated(
+        self, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def crash(path: Path, text: str) -> None:
+            raise OSError(28, "No space left on device")
+
+        before = texts(run.measurements_jsonl)
+        with monkeypatch.context() as patch:
+            patch.setattr(resuming, "write_atomically", crash)
+            with pytest.raises(OSError, match="No space left"):
+                read_resumption(run).set_aside()
+        assert texts(run.measurements_jsonl) == before
+        with run.superseded_jsonl.open("a", encoding="utf-8") as file:
+            file.write('{"torn')
+        read_resumption(run).set_aside()
+        kept, aside = texts(run.measurements_jsonl), texts(run.superseded_jsonl)
+        assert set(kept + aside) == set(before)
+        assert not set(kept) & set(aside)
+
+    def test_leaves_out_the_line_that_a_kill_tore(self, run: RunDirectory) -> None:
+        with run.measurements_jsonl.open("a", encoding="utf-8") as file:
+            file.write('{"kind": "to')
+        resumption = read_resumption(run)
+        resumption.set_aside()
+        run.append_record({"kind": "startup", "rank": 0})
+        assert run.read_records()[-1] == {"kind": "startup", "rank": 0}
+
+    def test_moves_the_telemetry_of_what_is_missing_too(self, run: RunDirectory) -> None:
+        one = Telemetry("weak/decided", "ddp@2", 0, 0, 0, "nöde", "GPU-a", 1000.0, 1002.0)
+        told = [replace(one, study=f"weak/{name}", round=number) for name in NAMES for number in range(2)]
+        run.append_telemetry([window.as_json() for window in told])
+        before = texts(run.telemetry_jsonl)
+        with run.telemetry_jsonl.open("a", encoding="utf-8") as file:
+            file.write('{"kind": "tele')
+        read_resumption(run).set_aside()
+        assert run.read_telemetry() == [one for one in told if one.study in ("weak/decided", "weak/rounds")]
+        aside = [line for line in texts(run.superseded_jsonl) if '"telemetry"' in line]
+        assert sorted(texts(run.telemetry_jsonl) + aside) == sorted(before)
+
+    def test_moves_what_nodes_were_and_how_ranks_were_connected(self, run: RunDirectory) -> None:
+        """An old survey may be another node's: it would fail a good run, or stand in for a node nobody looked at."""
+        told = [Survey("old", 1.0).as_json(), Transport("old", 0, 0, "cpu").as_json()]
+        run.append_records([*told, StudyEnd("survey", "error", "no answer").as_json()])
+        read_resumption(run).set_aside()
+        assert surveys_of(run.read_records()) == {}
+        assert transports_of(run.read_records()) == []
+        assert "survey" not in errors_of(run.read_records())
+        assert sum('"old"' in line for line in texts(run.superseded_jsonl)) == len(told)
+        run.append_record(Survey("new", 2.0).as_json())
+        assert list(surveys_of(run.read_records())) == ["new"]
+
+    def test_leaves_what_a_node_was_that_was_left_out(self, run: RunDirectory) -> None:
+        """Nobody will look at it anew, and what was asked for had it."""
+        note_left_out(run, 2, {"n3": "ecc: GPU 2: it was left out: twice"})
+        run.append_records([Survey(host, 1.0).as_json() for host in ("n2", "n3", "n30")])
+        read_resumption(run).set_aside()
+        assert list(surveys_of(run.read_records())) == ["n3"]
+
+    def test_leaves_all_where_nothing_is_measured_anew(self, run: RunDirectory) -> None:
+        run.append_records([Survey("n1", 1.0).as_json(), Transport("n1", 0, 0, "cpu").as_json()])
+        before = texts(run.measurements_jsonl)
+        replace(read_resumption(run), missing={}).set_aside()
+        assert texts(run.measurements_jsonl) == before
+
+    def test_takes_back_the_supervisors_last_word(self, run: RunDirectory) -> None:
+        """Else the study measured anew would end in the round in which the earlier attempt had told enough."""
+        run.write_json(run.steering_json, {"study": "weak/unended", "round": 6, "arms": []})
+        read_resumption(run).set_aside()
+        assert not run.steering_json.exists()
+
+
+class TestBegin:
+    def test_keeps_earlier_conclusions_together(self, run: RunDirectory) -> None:
+        for number in (1, 2):
+            for name in ("verdicts.json", "baseline.json", "report.md", "plots/a.png", "mine.txt"):
+                (run.path / name).parent.mkdir(exist_ok=True)
+                (run.path / name).write_text(str(number), encoding="utf-8")
+            read_resumption(run).begin((), "ab" * 32)
+            folder = run.path / f"before-resume-{number}"
+            assert sorted(path.name for path in folder.iterdir()) == [
+                "baseline.json", "plots", "report.md", "verdicts.json",
+            ]  # fmt: skip
+            assert (folder / "plots" / "a.png").read_text(encoding="utf-8") == str(number)
+            assert not run.verdicts_json.exists()
+        assert (run.path / "mine.txt").exists()
+
+    def test_makes_no_folder_where_nothing_was_concluded(self, run: RunDirectory) -> None:
+        read_resumption(run).begin((), "ab" * 32)
+        assert not (run.path / "before-resume-1").exists()
+        assert run.read_run()["resumed"][0]["measured_anew"] == read_resumption(run).missing
+
+    def test_a_file_system_that_became_read_only_is_refused(
+        self, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def read_only(self: Path, *_: Any, **__: Any) -> None:
+            raise OSError(30, "Read-only file system")
+
+        run.write_json(run.verdicts_json, {})
+        resumption = read_resumption(run)
+        monkeypatch.setattr(Path, "mkdir", read_only)
+        with pytest.raises(RunDirectoryError, match="Read-only file system"):
+            resumption.begin((), "ab" * 32)
+
+
+class TestRefused:
+    def test_a_run_whose_devices_were_simulated(self, run: RunDirectory) -> None:
+        one = Measurement("weak/rounds", "alone", 1, 0, 0, "node", "SIM-0", 4, 10, 1.0, 1.7e9)
+        run.append_record(one.as_json())
+        with pytest.raises(RunDirectoryError, match=r"was simulated.*--ddp-judge="):
+            read_resumption(run)
+
+    def test_another_version(self, run: RunDirectory) -> None:
+        run.write_json(run.run_json, run.read_run() | {"versions": {"pytest_ddpscale": "0.0.1"}})
+        with pytest.raises(RunDirectoryError, match=r"by pytest-ddpscale 0\.0\.1; .*install that version"):
+            read_resumption(run)
+
+    @pytest.mark.parametrize(
+        ("devices", "fresh"),
+        [
+            (3, Plan("cpu", "cpu", (), ranks_per_node=3)),
+            (2, Plan("cpu", "cpu", (), nodes=2, ranks_per_node=1)),
+            (4, Plan("cpu", "cpu", (), nodes=2, ranks_per_node=2)),
+        ],
+    )
+    def test_other_devices(self, run: RunDirectory, devices: int, fresh: Plan) -> None:
+        with pytest.raises(OptionError, match=r"--ddp-nodes=1 --ddp-gpus-per-node=2") as refused:
+            refuse_other_devices(run, devices, fresh)
+        assert f"{devices} devices on {fresh.nodes} nodes can be used here" in refused.value.found
+
+    @pytest.mark.parametrize("devices", [None, 2])
+    def test_not_the_same_devices_nor_a_laptop_that_only_plans(self, run: RunDirectory, devices: int | None) -> None:
+        refuse_other_devices(run, devices, Plan("cpu", "cpu", (), ranks_per_node=devices))
+
+
+@pytest.mark.parametrize(
+    ("names", "launches"),
+    [((), 0), (("r",), 0), (("r-extra1", "r-extra3", "s-extra2"), 3), (("r-extra", "extra-large", "r-extraX"), 0)],
+)
+def test_further_launches_are_counted_on(names: tuple[str, ...], launches: int) -> None:
+    assert extra_launches(Plan("cpu", "cpu", tuple(map(study, names)))) == launches

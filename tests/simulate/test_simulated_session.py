@@ -1,0 +1,61 @@
+"""A simulated session ends each study when a real one would."""
+
+from __future__ import annotations
+
+import itertools
+
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.simulate.simulated_session import DecidedStudy, decide
+from tests.simulate.sample import a100, faults
+
+CLUSTER = a100()
+
+
+def decided(*texts: str, rounds: int = 32, seed: int = 1) -> dict[str, DecidedStudy]:
+    plan = CLUSTER.plan(rounds=rounds, short_blocks=True)
+    wrong = faults(*texts, topology=CLUSTER.topology)
+    studies = decide(plan, CLUSTER.performance, wrong, CLUSTER.cases, 0.95, seed)
+    return {study.study.scaling: study for study in studies}
+
+
+def test_a_sound_machine_passes_all_that_its_thresholds_can_ask() -> None:
+    studies = decided()
+    assert {verdict.outcome for verdict in studies["weak"].verdicts} == {"passed"}
+    assert {"host-bound" in verdict.notes for verdict in studies["strong"].verdicts} == {True}
+    asked = sorted(verdict.id for study in studies.values() for verdict in study.verdicts)
+    assert asked == sorted(case.id for case in CLUSTER.cases)
+
+
+def test_a_study_ends_once_all_is_decided_and_never_before_the_fewest_rounds() -> None:
+    studies = decided()
+    assert FEWEST_ROUNDS <= len(studies["weak"].rounds) < 32
+    assert len(studies["strong"].rounds) == FEWEST_ROUNDS  # host-bound, whatever the rounds
+
+
+def test_arms_that_nothing_open_needs_are_left_out() -> None:
+    rounds = decided()["weak"].rounds
+    assert all(arms == rounds[0] for arms in rounds[:FEWEST_ROUNDS])
+    assert all(set(later) <= set(earlier) for earlier, later in itertools.pairwise(rounds))
+    assert "each@8" not in [arm.name for arms in rounds[FEWEST_ROUNDS:] for arm in arms]
+
+
+def test_what_is_never_decided_ends_at_the_limit() -> None:
+    assert len(decided("missing-rank:3:2", rounds=7)["weak"].rounds) == 7
+
+
+def test_a_slow_gpu_fails_and_is_named() -> None:
+    weak = decided("slow-gpu:5:1.2")["weak"]
+    failed = {verdict.metric: verdict for verdict in weak.verdicts if verdict.outcome == "failed"}
+    assert {"rank_uniformity", "weak_scaling_efficiency"} <= set(failed)
+    assert [(c.host, c.gpu_index) for c in failed["rank_uniformity"].culprits] == [("simulated-0", 5)]
+
+
+def test_a_corrupt_rank_spoils_whatever_else_is_well() -> None:
+    verdicts = {verdict.metric: verdict for verdict in decided("corrupt-rank:2")["weak"].verdicts}
+    assert verdicts["replica_agreement"].outcome == "failed"
+    assert [culprit.gpu_index for culprit in verdicts["replica_agreement"].culprits] == [2]
+    assert not any(verdict.passed for verdict in verdicts.values())
+
+
+def test_the_same_seed_decides_the_same() -> None:
+    assert decided("slow-gpu:5:1.05", seed=3) == decided("slow-gpu:5:1.05", seed=3)

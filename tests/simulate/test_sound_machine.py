@@ -1,0 +1,80 @@
+"""What the thresholds say of a sound machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.simulate.sound_machine import Expectation, expectation_of, memory_bytes
+from tests.simulate.sample import RESNET, thresholds
+
+A100, B200, RTX = "a100-sxm4-80gb", "b200", "rtx-pro-6000-server"
+
+
+def workload(sku: str, name: str = RESNET) -> Workload:
+    return thresholds().thresholds.skus[sku].workloads[name]
+
+
+def expected(sku: str, name: str = RESNET) -> Expectation:
+    return expectation_of(workload(sku, name), sku, thresholds())
+
+
+def test_published_figures_are_taken_as_they_are() -> None:
+    a100 = expected(A100)
+    assert a100.img_per_s == 1189.5
+    assert a100.efficiency["weak"] == {2: 0.9891, 4: 0.9813, 8: 0.9745}
+    assert a100.efficiency["strong"] == {8: 0.2582}
+    assert a100.utilization_of(8) == 0.9745
+
+
+def test_a_bound_nobody_measured_is_kept_with_a_margin() -> None:
+    bounds = [r for r in thresholds().thresholds.skus[B200].requirements if r.workload == RESNET]
+    throughput = next(r for r in bounds if r.metric == "throughput_per_gpu" and r.world_size == 1)
+    assert throughput.source.measured is None
+    assert expected(B200).img_per_s == pytest.approx(1.05 * throughput.bound)
+    assert expected(B200).efficiency["weak"] == {}
+    assert expected(B200).published_size("weak", 8) is None
+
+
+def test_a_ratio_to_another_sku_is_a_speed_too() -> None:
+    ratio = next(r for r in thresholds().thresholds.skus[RTX].requirements if r.workload == "resnet50-nchw-fp16")
+    reference, _ = thresholds().thresholds.reference_throughput(ratio)
+    assert expected(RTX, "resnet50-nchw-fp16").img_per_s == pytest.approx(1.05 * ratio.bound * reference)
+
+
+def test_a_workload_of_unknown_speed_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"neither throughput_per_gpu nor generation_ratio of nobody's.*--workloads"):
+        expectation_of(Workload("nobody's", "resnet18", "fp16", 8), A100, thresholds())
+
+
+@pytest.mark.parametrize(
+    ("world_size", "efficiency"), [(1, 1.0), (2, 0.9891), (3, pytest.approx(0.98454, abs=1e-5)), (8, 0.9745)]
+)
+def test_efficiency_lies_between_its_published_neighbours(world_size: int, efficiency: float) -> None:
+    assert expected(A100).efficiency_at("weak", world_size) == efficiency
+
+
+def test_beyond_the_largest_published_world_size_it_is_as_there() -> None:
+    assert [expected(A100).published_size("weak", k) for k in (2, 8, 100_000)] == [2, 8, 8]
+
+
+def test_utilization_is_that_of_the_nearest_smaller_world_size() -> None:
+    known = Expectation(1.0, {}, {2: 0.9, 8: 0.8}, None)
+    assert [known.utilization_of(k) for k in (1, 2, 4, 8, 64)] == [0.9, 0.9, 0.9, 0.8, 0.8]
+    assert Expectation(1.0, {}, {}, None).utilization_of(8) > 0.95
+
+
+def test_power_is_what_the_published_images_per_joule_come_to() -> None:
+    energy = [r for r in thresholds().thresholds.skus[A100].requirements if r.metric == "images_per_joule"]
+    assert [(r.workload, r.world_size, r.source.measured) for r in energy] == [(RESNET, 8, 2.964)]
+    assert expected(A100).power_w == pytest.approx(1189.5 * 0.9745 / 2.964)
+    assert Expectation(1.0, {}, {}, None).power_w is None
+
+
+def test_memory_is_the_published_one_and_less_of_it_for_a_smaller_batch() -> None:
+    a100 = expected(A100)
+    assert memory_bytes(a100, workload(A100), 512) == pytest.approx(44.11 * 2**30)
+    assert memory_bytes(a100, workload(A100), 256) / 2**30 == pytest.approx(22.44, rel=0.02)  # published, too
+    unknown = Expectation(1.0, {}, {}, None)
+    assert memory_bytes(unknown, workload(A100), 512) / 2**30 == pytest.approx(44.11, rel=0.05)

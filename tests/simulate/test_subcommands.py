@@ -1,0 +1,157 @@
+"""`ddpscale simulate` and `ddpscale thresholds power`, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.cli import main
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.util.packaged import packaged
+
+THRESHOLDS = packaged("thresholds.yaml")
+
+SHORT = ("--rounds", str(FEWEST_ROUNDS))
+
+
+def simulate(out: Path, *arguments: str, sku: str = "a100", workloads: str | None = "resnet152-fp16") -> int:
+    chosen = ["--workloads", workloads] if workloads else []
+    return main(["simulate", "--gpu-sku", sku, *chosen, "--out", str(out), *arguments])
+
+
+def plan_of(out: Path) -> dict[str, set[str]]:
+    plan = json.loads((out / "plan.json").read_text())
+    names = {"alone": "alone"}
+    return {
+        study["id"]: {names.get(arm["kind"], f"{arm['kind']}@{arm['world_size']}") for arm in study["arms"]}
+        for study in plan["studies"]
+    }
+
+
+def judged(run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", f"--ddp-judge={run}", "-q", "-p", "no:cacheprovider", *arguments],
+        capture_output=True, text=True, cwd=run.parent, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def test_a_run_directory_is_made_and_the_next_step_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(tmp_path / "run", *SHORT, "--fault", "slow-gpu:3:1.2", "--fault", "drift:2") == 0
+    said = capsys.readouterr().out
+    assert "SIMULATED: no machine was measured" in said
+    assert "slow-gpu:3:1.2, drift:2" in said
+    assert f"pytest --ddp-judge={tmp_path / 'run'}" in said
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["simulated"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "arms"),
+    [
+        ((), {"ddp@8"}),
+        (("--gpus", "32"), {"ddp@32", "each@32"}),
+        (("--gpus", "32", "--world-sizes", "16,24"), {"ddp@16", "ddp@24", "each@24"}),
+    ],
+)
+def test_the_cluster_is_as_large_as_asked(arguments: tuple[str, ...], arms: set[str], tmp_path: Path) -> None:
+    assert simulate(tmp_path / "run", *SHORT, *arguments) == 0
+    assert arms <= plan_of(tmp_path / "run")["weak/resnet152-fp16"]
+
+
+def test_a_sound_simulated_machine_keeps_everything_and_is_never_accepted(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert simulate(run, workloads=None) == 0
+    told = judged(run, "-k", "not test_node_checks and not test_probes and not test_history")  # it trains, and no more
+    assert told.returncode == 1
+    assert "SIMULATED: no machine was measured" in told.stdout
+    verdicts = json.loads((run / "verdicts.json").read_text())
+    assert verdicts["outcome"] == "incomplete"
+    assert "simulated" in verdicts["reason"]
+    assert {v["outcome"] for v in verdicts["verdicts"] if v["severity"] == "fail"} == {"passed"}
+    report = (run / "report.md").read_text()
+    assert report.index("SIMULATED: no machine was measured") < report.index("## Requirements")
+    assert "there is nothing to sign" in report
+    assert (run / "plots" / "weak-efficiency.png").stat().st_size > 10_000
+
+
+def test_a_faulty_simulated_machine_is_rejected_by_name(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert simulate(run, "--fault", "slow-gpu:6:1.3") == 0
+    told = judged(run)
+    assert told.returncode == 1
+    assert "REJECTED" in told.stdout
+    assert "GPU 6 (SIM-6) on simulated-0" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--fault", "slow-gpu:8:1.1"), ("--fault", "slow-gpu:8:1.1", "a rank from 0 to 7")),
+        (("--fault", "broken"), ("found 'broken'", "slow-gpu:RANK:FACTOR")),
+        (("--rounds", "4"), ("--rounds", f"at least {FEWEST_ROUNDS}")),
+        (("--world-sizes", "16"), ("--world-sizes", "found '16'", "1 to 8")),
+        (("--world-sizes", "two"), ("--world-sizes", "found 'two'")),
+        (("--gpus", "0"), ("--gpus", "found 0")),
+        (("--workloads", "resnet"), ("--workloads", "resnet152-fp16")),
+        (("--thresholds", "/nowhere.yaml"), ("/nowhere.yaml",)),
+    ],
+)
+def test_mistakes_are_sentences_and_leave_nothing_behind(
+    arguments: tuple[str, ...], words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate(tmp_path / "run", *arguments) == 4
+    said = capsys.readouterr().err
+    for word in words:
+        assert word in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_never_written_over_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(tmp_path / "run", *SHORT) == 0
+    before = (tmp_path / "run" / "measurements.jsonl").read_bytes()
+    assert simulate(tmp_path / "run", *SHORT, "--seed", "1") == 4
+    assert "already holds a run" in capsys.readouterr().err
+    assert (tmp_path / "run" / "measurements.jsonl").read_bytes() == before
+
+
+def test_power_prints_shares_with_intervals(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--gpu-sku", "a100", "--workloads", "resnet152-fp16", "--trials", "2", *SHORT]
+    assert main(["thresholds", "power", str(THRESHOLDS), *asked, "--faults", "slow-gpu:1.3,corrupt-rank"]) == 0
+    said = capsys.readouterr()
+    rows = [line.split()[0] for line in said.out.splitlines()[1:4]]
+    assert rows == ["none", "slow-gpu", "corrupt-rank"]
+    assert "[34%, 100%]" in said.out
+    assert "simulating slow-gpu:1.3" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--trials", "0"), "--trials: found 0"),
+        (("--faults", "slow-gpu"), "slow-gpu:RANK:FACTOR"),
+        (("--faults", "what:1"), "found 'what:1'"),
+        (("--confidence", "95"), "--confidence: found 95"),
+        (("--rounds", "1"), "--rounds: found 1"),
+    ],
+)
+def test_mistakes_in_asking_for_power_are_sentences(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["thresholds", "power", str(THRESHOLDS), "--gpu-sku", "a100", *arguments]) == 4
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["simulate"], ["thresholds", "power"]])
+def test_help_needs_nothing_heavy(command: list[str]) -> None:
+    code = (
+        "import sys; from pytest_ddpscale.cli import main\n"
+        f"try: main({[*command, '--help']!r})\n"
+        "except SystemExit: pass\n"
+        "assert not {'pydantic', 'yaml', 'torch', 'numpy'} & set(sys.modules), sorted(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--gpu-sku" in done.stdout

@@ -1,0 +1,185 @@
+"""A window's readings are those of the window, and what is not known of it is None with a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.results.telemetry_record import Telemetry
+from pytest_ddpscale.telemetry.log import GpuLog
+from pytest_ddpscale.telemetry.timed_values import TimedValues
+from pytest_ddpscale.telemetry.windows import cut, integral, shares_of_reasons, weighted_spread
+
+
+def fill(series: TimedValues, *items: tuple[float, float]) -> None:
+    for time_s, value in items:
+        series.append(time_s, value)
+
+
+def record_of(cut_: dict[str, Any]) -> Telemetry:
+    about = {"study": "weak/r", "arm": "ddp@8", "round": 0, "rank": 0, "local_rank": 0, "host": "n"}
+    return Telemetry.from_json({"kind": "telemetry", **about, **cut_})
+
+
+def test_nothing_read_is_a_record_of_nothing_with_reasons() -> None:
+    telemetry = record_of(cut(GpuLog("GPU-a"), 10, 12))
+    assert (telemetry.utilization, telemetry.energy_j, telemetry.throttle_reasons) == (None, None, None)
+    assert telemetry.ecc_uncorrected is None
+    assert {telemetry.unreadable[name] for name in ("utilization", "energy_j", "sm_activity", "nvlink_errors")} == {
+        "nothing was read in the window"
+    }
+    assert telemetry.sources == {}
+
+
+def test_a_gpu_that_does_not_answer_says_why() -> None:
+    telemetry = record_of(cut(GpuLog("GPU-a", problem="GPU is lost"), 10, 12))
+    assert telemetry.unreadable == {"device": "GPU is lost"}
+
+
+def test_the_drivers_reason_is_given() -> None:
+    log = GpuLog("GPU-a", reasons={"energy_j": "Not Supported", "utilization samples": "Unknown Error", "gpm": "Old"})
+    unreadable = cut(log, 10, 12)["unreadable"]
+    assert unreadable["energy_j"] == "Not Supported"
+    assert unreadable["utilization"] == "Unknown Error"
+    assert unreadable["tensor_activity"] == "Old"
+
+
+def test_the_drivers_samples_go_before_polled_values() -> None:
+    log = GpuLog("GPU-a")
+    fill(log.buffered["utilization"], (10, 0.1), (11, 0.5), (12, 0.7))
+    fill(log.polled["utilization"], (11.5, 0.0))
+    telemetry = record_of(cut(log, 10, 12))
+    assert telemetry.utilization is not None
+    assert telemetry.utilization.mean == pytest.approx(0.6)
+    assert (telemetry.utilization.minimum, telemetry.utilization.maximum, telemetry.utilization.samples) == (
+        0.5,
+        0.7,
+        2,
+    )
+    assert telemetry.sources["utilization"] == "buffer"
+    later = record_of(cut(log, 12, 13))
+    assert later.utilization is None
+    fill(log.polled["utilization"], (12.5, 0.25))
+    polled = record_of(cut(log, 12, 13))
+    assert polled.utilization is not None
+    assert (polled.utilization.mean, polled.sources["utilization"]) == (0.25, "poll")
+
+
+def test_energy_is_the_counters_growth_in_the_window() -> None:
+    log = GpuLog("GPU-a")
+    fill(log.counters["energy_j"], (9, 1000), (11, 1200), (13, 2200))
+    fill(log.buffered["power_w"], (10, 1), (11, 1), (12, 1))
+    telemetry = record_of(cut(log, 10, 12))
+    assert telemetry.energy_j == pytest.approx(100 + 500)
+    assert telemetry.sources["energy_j"] == "counter"
+
+
+def test_without_a_counter_energy_is_the_integral_of_power() -> None:
+    log = GpuLog("GPU-a")
+    fill(log.buffered["power_w"], (10, 999), (10.5, 100), (11.5, 200), (12.1, 999))
+    telemetry = record_of(cut(log, 10, 12))
+    assert telemetry.energy_j == pytest.approx(0.5 * 100 + 1.5 * 200)
+    assert telemetry.sources["energy_j"] == "power"
+
+
+@pytest.mark.parametrize("totals", [[(11, 5), (13, 9)], [(9, 5), (11, 9)], [(9, 5), (11, 9), (13, 2)]],
+                         ids=["begun in the window", "ended in it", "set back in it"])  # fmt: skip
+def test_a_counter_that_does_not_span_the_window_says_nothing(totals: list[tuple[float, float]]) -> None:
+    log = GpuLog("GPU-a")
+    for reading in ("energy_j", "ecc_uncorrected", "pcie_tx_bytes_per_s"):
+        fill(log.counters[reading], *totals)
+    telemetry = record_of(cut(log, 10, 12))
+    assert (telemetry.energy_j, telemetry.ecc_uncorrected, telemetry.pcie_tx_bytes_per_s) == (None, None, None)
+
+
+def test_errors_of_the_polls_around_the_window_count() -> None:
+    log = GpuLog("GPU-a")
+    fill(log.counters["ecc_corrected"], (8, 3), (9, 4), (11, 4), (13, 6), (14, 9))
+    assert cut(log, 10, 12)["ecc_corrected"] == 2
+    assert cut(log, 9, 11)["ecc_corrected"] == 0
+
+
+def test_traffic_is_a_rate_by_the_counter_or_else_by_gpm() -> None:
+    log = GpuLog("GPU-a")
+    fill(log.counters["nvlink_tx_bytes_per_s"], (9, 0), (13, 400))
+    log.intervals["pcie_tx_bytes_per_s"].append(10, 12, 70.0)
+    telemetry = record_of(cut(log, 10, 12))
+    assert (telemetry.nvlink_tx_bytes_per_s, telemetry.sources["nvlink_tx_bytes_per_s"]) == (100, "counter")
+    assert (telemetry.pcie_tx_bytes_per_s, telemetry.sources["pcie_tx_bytes_per_s"]) == (70, "gpm")
+
+
+def test_gpm_means_weigh_as_long_as_they_last() -> None:
+    log = GpuLog("GPU-a")
+    for begin, end, value in [(9.9, 10.0, 0.0), (10.0, 11.5, 0.8), (11.5, 12.5, 0.4)]:
+        log.intervals["sm_activity"].append(begin, end, value)
+    telemetry = record_of(cut(log, 10, 12))
+    assert telemetry.sm_activity is not None
+    assert telemetry.sm_activity.mean == pytest.approx((1.5 * 0.8 + 0.5 * 0.4) / 2)
+
+
+def test_the_link_is_as_bad_as_it_was_seen() -> None:
+    log = GpuLog("GPU-a")
+    fill(log.polled["pcie_width"], (10, 4), (11, 16), (12, 8))
+    fill(log.polled["pcie_generation"], (11, 5), (12, 5))
+    telemetry = record_of(cut(log, 10, 12))
+    assert (telemetry.pcie_width, telemetry.pcie_generation) == (8, 5)
+
+
+def test_reasons_are_shares_of_polls_and_no_poll_is_not_no_reason() -> None:
+    assert shares_of_reasons([]) is None
+    assert shares_of_reasons([0.0, 0.0]) == {}
+    assert shares_of_reasons([0x4, 0x4 | 0x40, 0x8, 0x8000]) == {
+        "sw_power_cap": 0.5,
+        "hw_thermal_slowdown": 0.25,
+        "hw_slowdown": 0.25,
+        "unknown_0x8000": 0.25,
+    }
+
+
+def idle_until_10() -> GpuLog:
+    log = GpuLog("GPU-a")
+    fill(log.buffered["utilization"], *((t / 2, 0.0 if t < 20 else 1.0) for t in range(40)))
+    fill(log.buffered["power_w"], *((t / 4, 60.0 if t < 42 else 500.0) for t in range(80)))
+    return log
+
+
+def test_idle_power_is_that_before_the_first_window() -> None:
+    log = idle_until_10()
+    assert cut(log, 14, 15)["idle_power_w"] == 60
+    assert cut(log, 2, 3)["idle_power_w"] == 60  # settled by the first window
+
+
+def test_a_gpu_never_seen_idle_has_no_idle_power() -> None:
+    log = idle_until_10()
+    log.buffered["utilization"] = TimedValues()
+    fill(log.buffered["utilization"], *((t / 2, 0.01) for t in range(40)))
+    found = cut(log, 14, 15)
+    assert found["idle_power_w"] is None
+    assert "idle" in found["unreadable"]["idle_power_w"]
+
+
+def test_power_beside_work_is_not_idle_power() -> None:
+    log = GpuLog("GPU-a")
+    fill(log.buffered["utilization"], *((float(t), 0.0) for t in range(1, 6)), (6.0, 1.0), (7.0, 0.0), (8.0, 0.0))
+    fill(log.buffered["power_w"], (4.0, 60.0), (5.5, 300.0), (7.5, 310.0))
+    assert cut(log, 8.5, 9)["idle_power_w"] == 60
+
+
+@given(st.lists(st.floats(0, 1e9, allow_nan=False), min_size=1, max_size=50))
+def test_a_mean_never_leaves_its_samples(values: list[float]) -> None:
+    found = weighted_spread([(0.1, value) for value in values])
+    assert found is not None
+    assert found["minimum"] <= found["mean"] <= found["maximum"]
+
+
+@given(st.lists(st.floats(0.001, 0.999), min_size=1, max_size=30, unique=True), st.floats(1, 1e4))
+def test_the_integral_of_a_constant_is_value_times_time(times: list[float], value: float) -> None:
+    assert integral([(time_s, value) for time_s in sorted(times)], 0, 1) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("items", [[], [(0.5, 100.0)], [(3.9, 100.0)], [(1.0, 100.0), (2.0, 100.0)]])
+def test_the_integral_over_a_gap_is_unknown(items: list[tuple[float, float]]) -> None:
+    assert integral(items, 0, 4) is None

@@ -1,0 +1,114 @@
+"""Whatever a secret is, and wherever it stands, no part of it is recorded; what is no secret stays as it is."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.util.masking import MASK, masked_arguments, masked_environment, masked_text
+
+MARK = "S3CR3T"  # begins and ends every secret of these tests
+SECRET = st.text(max_size=12).map(lambda middle: f"{MARK}{middle}{MARK}")
+IN_URL = st.text(st.characters(codec="utf-8", exclude_characters="/ \t\r\n", exclude_categories=["Z", "C"]), max_size=8)
+ENDING = st.sampled_from(["TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIALS"])
+PREFIX = st.from_regex(r"([A-Z][A-Z0-9]{0,6}_){0,2}", fullmatch=True)
+NAME = st.builds(lambda prefix, ending, lower: (prefix + ending).lower() if lower else prefix + ending,
+                 PREFIX, ENDING, st.booleans())  # fmt: skip
+HARMLESS = st.lists(
+    st.sampled_from(
+        ["pytest", "--gpu-sku=b200", "--partition=gpu", "--exclusive", "-k", "a or b", "--ddp-slurm-args=-p gpu -A ops",
+         "--ddp-container=docker://host:5000/torch@sha256:12", "--ddp-pass-env=SITE_TOKEN,X_*", "tests/test_x.py::t[a]"]
+    ),
+    max_size=4,
+)  # fmt: skip
+
+
+def as_option(name: str) -> str:
+    return "--" + name.lower().replace("_", "-")
+
+
+SPOKEN = st.one_of(
+    st.builds(lambda name, secret: [f"{name}={secret}"], NAME, SECRET),
+    st.builds(lambda name, secret: [f"{as_option(name)}={secret}"], NAME, SECRET),
+    st.builds(lambda name, secret: [as_option(name), secret], NAME, SECRET),
+    st.builds(lambda name, secret: [f"--comment={name}={secret}"], NAME, SECRET),
+    st.builds(lambda user, middle: [f"--index=https://{user}:{MARK}{middle}{MARK}@host/x"], IN_URL, IN_URL),
+)
+
+
+@given(name=NAME, secret=st.text())
+def test_a_variable_named_like_a_secret_keeps_only_its_name(name: str, secret: str) -> None:
+    assert masked_environment({name: secret}) == {name: MASK}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_DEBUG", "INFO"),
+        ("TOKENIZERS_PARALLELISM", "false"),
+        ("CUDA_CACHE_PATH", "/tmp/a b"),
+        ("OMP_PLACES", ""),
+        ("NCCL_IB_PKEY", "1"),
+        ("UCX_IB_PKEY", "0x7fff"),
+    ],
+)
+def test_other_variables_stay_as_they_are(name: str, value: str) -> None:
+    assert masked_environment({name: value}) == {name: value}
+    assert masked_text(f"{name}={value}") == f"{name}={value}"
+
+
+def test_a_login_in_a_variable_is_masked() -> None:
+    assert masked_environment({"UCX_PROXY": "http://ann:pw@proxy:8080/x"}) == {
+        "UCX_PROXY": f"http://{MASK}@proxy:8080/x"
+    }
+
+
+@given(before=HARMLESS, spoken=SPOKEN, after=HARMLESS)
+@example(before=[], spoken=["--password", f"{MARK} {MARK}"], after=[])
+def test_arguments_lose_the_secret_and_nothing_else(before: list[str], spoken: list[str], after: list[str]) -> None:
+    masked = masked_arguments([*before, *spoken, *after])
+    assert MARK not in " ".join(masked)
+    assert masked[: len(before)] == before
+    assert masked[len(before) + len(spoken) :] == after
+    assert masked_arguments(masked) == masked
+
+
+@given(before=HARMLESS, spoken=SPOKEN, after=HARMLESS)
+def test_a_command_line_inside_an_argument_loses_it_too(before: list[str], spoken: list[str], after: list[str]) -> None:
+    inner = shlex.join(["--mem=1", *before, *spoken, *after])
+    for arguments in ([f"--ddp-slurm-args={inner}"], ["--ddp-slurm-args", inner]):
+        assert MARK not in " ".join(masked_arguments(arguments))
+
+
+@given(before=HARMLESS, spoken=SPOKEN, after=HARMLESS)
+def test_a_message_that_quotes_a_command_line_loses_it_too(
+    before: list[str], spoken: list[str], after: list[str]
+) -> None:
+    line = f"srun: error: {shlex.join([*before, *spoken, *after])} was refused"
+    assert MARK not in masked_text(line)
+
+
+@given(st.text())
+def test_text_without_a_secret_stays_as_it_is(text: str) -> None:
+    harmless = text.replace("=", "").replace("-", "").replace("@", "")
+    assert masked_text(harmless) == harmless
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("--ddp-slurm-args=--password hunter2 --partition=gpu", f"--ddp-slurm-args=--password {MASK} --partition=gpu"),
+        (
+            "--ddp-slurm-args=-N 2 --comment='token=a b' -p gpu",
+            f"--ddp-slurm-args=-N 2 --comment='token={MASK}' -p gpu",
+        ),
+        ("--export=ALL,API_TOKEN=abc", f"--export=ALL,API_TOKEN={MASK}"),
+        ("docker://ann:pw@host/torch:2", f"docker://{MASK}@host/torch:2"),
+        ("--password=-x y", f"--password={MASK}"),
+    ],
+)
+def test_the_rest_of_an_argument_stays_readable(argument: str, expected: str) -> None:
+    assert masked_arguments([argument]) == [expected]

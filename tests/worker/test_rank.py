@@ -1,0 +1,37 @@
+"""What one rank of a gang does, as the only one of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from torch.distributed import HashStore
+
+from pytest_ddpscale.plan.study import Arm, Plan
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.worker.control import Control
+from pytest_ddpscale.worker.device import CpuDevice, Timing
+from pytest_ddpscale.worker.rank import GangMember
+from pytest_ddpscale.worker.rank_progress import RankProgress
+
+from .sample import TIMEOUT, study
+
+
+class NeverUsed(CpuDevice):
+    """A device that nobody may train on."""
+
+    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
+        raise AssertionError("trained after the budget")
+
+
+def test_a_study_is_not_prepared_once_the_budget_is_spent(tmp_path: Path) -> None:
+    """Preparing one and warming it up may take minutes."""
+    weak = study(Arm("alone", 1, 2))
+    run = RunDirectory.create(tmp_path / "run")
+    control = Control(HashStore(), rank=0, local_rank=0, world_size=1)
+    gang = GangMember(Plan("cpu", "cpu", (weak,)), control, NeverUsed(), run, RankProgress(), time.time() - 1)
+    gang.run_study(weak, TIMEOUT)
+    began, ended = run.read_records()
+    assert (began["kind"], began["study"]) == ("study_start", weak.id)
+    assert (ended["kind"], ended["study"], ended["reason"]) == ("study_end", weak.id, "budget")

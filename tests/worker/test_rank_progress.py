@@ -1,0 +1,78 @@
+"""Where a rank is is told to its node's agent, and costs nothing where that cannot be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.results.rank_status import RankStatus, read_failure, read_status
+from pytest_ddpscale.worker.host_name import host_name
+from pytest_ddpscale.worker.rank_progress import RankProgress, rank_progress_of
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> RankProgress:
+    return rank_progress_of({"DDPSCALE_STATUS_DIR": str(tmp_path), "LOCAL_RANK": "1"})
+
+
+def test_start_up_is_told_at_once(here: RankProgress, tmp_path: Path) -> None:
+    assert read_status(tmp_path, 1) == RankStatus(os.getpid(), -1, 1, "start-up", entered=1)
+
+
+def test_a_new_phase_is_told_with_all_that_was_set_before(here: RankProgress, tmp_path: Path) -> None:
+    here.rank, here.study, here.arm, here.round = 5, "weak/r", "ddp@2", 3
+    here.phase = "timed block"
+    here.count_step()
+    here.count_step()
+    found = RankStatus(os.getpid(), 5, 1, "timed block", "weak/r", "ddp@2", 3, entered=2, steps=2)
+    assert read_status(tmp_path, 1) == found
+
+
+def test_the_same_phase_again_is_seen_to_be_another(here: RankProgress, tmp_path: Path) -> None:
+    here.phase = "warm-up"
+    here.phase = "warm-up"
+    found = read_status(tmp_path, 1)
+    assert found is not None
+    assert found.entered == 3
+
+
+def test_a_failure_is_left_with_the_agent(here: RankProgress, tmp_path: Path) -> None:
+    assert here.tell_failure({"rank": 5, "type": "ValueError"})
+    assert read_failure(tmp_path, 1) == {"rank": 5, "type": "ValueError"}
+
+
+@pytest.mark.parametrize("environ", [{}, {"DDPSCALE_STATUS_DIR": "", "LOCAL_RANK": "3"}])
+def test_without_an_agent_nothing_is_told(environ: dict[str, str]) -> None:
+    here = rank_progress_of(environ)
+    here.phase = "warm-up"
+    here.count_step()
+    assert here.phase == "warm-up"
+    assert not here.tell_failure({"rank": 0})
+
+
+def test_a_folder_that_cannot_be_written_from_the_start_costs_the_word_only(tmp_path: Path) -> None:
+    here = rank_progress_of({"DDPSCALE_STATUS_DIR": str(tmp_path / "missing"), "LOCAL_RANK": "1"})
+    here.phase = "warm-up"
+    here.count_step()
+    assert not here.tell_failure({"rank": 0})
+
+
+def test_nor_does_one_that_is_gone_later(tmp_path: Path) -> None:
+    folder = tmp_path / "status"
+    folder.mkdir()
+    here = rank_progress_of({"DDPSCALE_STATUS_DIR": str(folder), "LOCAL_RANK": "1"})
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    here.phase = "warm-up"
+    here.count_step()
+    assert not here.tell_failure({"rank": 0})
+
+
+def test_the_node_is_named_as_its_agent_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DDPSCALE_HOST", raising=False)
+    assert host_name() == os.uname().nodename
+    monkeypatch.setenv("DDPSCALE_HOST", "n7")
+    assert host_name() == "n7"
