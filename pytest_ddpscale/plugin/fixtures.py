@@ -27,6 +27,10 @@ class Run:
     session: AcceptanceSession
     listener: Listener
 
+    def __repr__(self) -> str:
+        """Short: pytest asks for it at each failed assertion, and all evidence is behind it."""
+        return f"<Run of {self.session.sku}>"
+
     @property
     def sku(self) -> str:
         """Canonical SKU name."""
@@ -71,6 +75,10 @@ class JudgedRequirement:
     where: str
     rerun: str
 
+    def __repr__(self) -> str:
+        """Short, as that of `Run`."""
+        return f"<{self.verdict.id}: {self.verdict.outcome}>"
+
     @property
     def passed(self) -> bool:
         """Whether the requirement passed; nothing undecided passes."""
@@ -94,6 +102,10 @@ class JudgeableRequirement:
 
     case: AnyCase
     rerun: str
+
+    def __repr__(self) -> str:
+        """Short, as that of `Run`."""
+        return f"<{self.case.id}>"
 
     def judge(self, run: Run) -> JudgedRequirement:
         """The verdict on this requirement."""

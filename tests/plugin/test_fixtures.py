@@ -110,3 +110,17 @@ class TestProjectsThatDoNotUseThePlugin:
         result = self.run(site, text)
         assert result.ret == pytest.ExitCode.OK
         result.assert_outcomes(passed=4)
+
+
+def test_what_a_test_asks_for_is_written_in_a_line_and_not_with_all_that_was_measured(site: Site) -> None:
+    """Pytest writes it at each failed assertion: with its evidence half of the time of judging went there."""
+    site.write(
+        OWN,
+        "import pytest\n\n"
+        '@pytest.mark.requirement("throughput_per_gpu")\n'
+        "def test_own(requirement, run):\n"
+        "    asked = (requirement, run, requirement.judge(run))\n"
+        "    assert max(len(repr(one)) for one in asked) < 100\n",
+    )
+    site.measured()
+    assert site.judge(OWN).ret == pytest.ExitCode.OK
