@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pytest_ddpscale.blame.pairs_apart import listed
+from pytest_ddpscale.blame.link_faults import listed
 from pytest_ddpscale.blame.slow_links import NOT_COMPUTATION, with_slow_links
 from pytest_ddpscale.blame.stragglers import (
     MINIMUM_RELATIVE_GAP,

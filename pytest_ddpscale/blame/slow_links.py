@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from pytest_ddpscale.blame.pairs_apart import LinkEnd, LinkFault, find_link_faults
+from pytest_ddpscale.blame.link_faults import LinkEnd, LinkFault, find_link_faults
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.rounds import Rounds
 from pytest_ddpscale.results.verdicts import Culprit, Verdict

@@ -20,7 +20,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pytest_ddpscale.blame.pairs_apart import listed
+from pytest_ddpscale.blame.link_faults import listed
 from pytest_ddpscale.blame.stragglers import (
     MINIMUM_RELATIVE_GAP,
     MINIMUM_ROUNDS,

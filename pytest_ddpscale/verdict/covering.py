@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from pytest_ddpscale.blame.pairs_apart import node_pair_results
+from pytest_ddpscale.blame.link_faults import node_pair_results
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.metric import measured_arm
 from pytest_ddpscale.plan.pairing import first_rounds

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from pytest_ddpscale.blame.pairs_apart import find_link_faults
+from pytest_ddpscale.blame.link_faults import find_link_faults
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.results.pair_record import PairMeasurement, pairs_of
 from pytest_ddpscale.worker import pairs

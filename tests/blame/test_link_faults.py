@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.blame.pairs_apart import LinkFault, find_link_faults
+from pytest_ddpscale.blame.link_faults import LinkFault, find_link_faults
 from pytest_ddpscale.plan.pairing import PairResult, first_rounds
 from pytest_ddpscale.results.pair_record import PairMeasurement
 from tests.plan.network import Network
