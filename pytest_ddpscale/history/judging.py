@@ -13,9 +13,9 @@ from pytest_ddpscale.history.missing_gpus import missing_gpus
 from pytest_ddpscale.history.regression import Compared, Regression, regression_of
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
+from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.verdict.bounds import blank_verdict
 
-_MOST_NAMED = 3
 _HOW_TO_ACCEPT = "ddpscale history NODE --accept"
 
 
@@ -65,30 +65,24 @@ def _against_bound(blank: Verdict, bound: float, found: Regression, missing: Seq
     verdict = replace(blank, value=found.ratio, interval=(low, high), rounds=fewest, notes=tuple(notes))
     fallen = found.below(bound)
     if fallen:
-        more = f" and {len(fallen) - _MOST_NAMED} more" if len(fallen) > _MOST_NAMED else ""
-        reason = f"fell below {bound:g} of earlier runs: {'; '.join(map(_in_words, fallen[:_MOST_NAMED]))}{more}"
+        reason = f"fell below {bound:g} of earlier runs: {first_few(list(map(_in_words, fallen)), separator='; ')}"
         culprits = tuple(dict.fromkeys(_culprit(one) for one in fallen))
         notes.append(f"what fell is no norm for later runs until it is accepted ({_HOW_TO_ACCEPT})")
         return replace(verdict, outcome="failed", reason=reason, culprits=culprits, notes=tuple(notes))
     if missing:
-        gone = _some([f"{gpu} on {host}" for host, gpu in missing])
+        gone = first_few([f"{gpu} on {host}" for host, gpu in missing])
         reason = f"{gone} reached values in earlier runs and {'have' if len(missing) > 1 else 'has'} none now"
         notes.append(f"it is waited for until that is accepted ({_HOW_TO_ACCEPT})")
         return replace(verdict, outcome="inconclusive", reason=reason, notes=tuple(notes))
     strangers = _without_any_past(found)
     if strangers:
-        reason = f"nothing of {_some(strangers)} can be compared with earlier runs"
+        reason = f"nothing of {first_few(strangers)} can be compared with earlier runs"
         return replace(verdict, outcome="inconclusive", reason=reason)
     if low >= bound:
         return replace(verdict, outcome="passed", reason="every value that has a past keeps the bound")
     # Not the smallest ratio, which may be known well enough to keep the bound.
     least_known = min(found.compared, key=lambda one: one.interval[0])
     return replace(verdict, outcome="inconclusive", reason=f"may have fallen: {_in_words(least_known)}")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def _without_any_past(found: Regression) -> list[str]:

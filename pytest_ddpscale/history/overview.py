@@ -14,6 +14,7 @@ from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
 from pytest_ddpscale.history.prediction import MOST_VALUES
 from pytest_ddpscale.history.reading import HostRun, host_runs, skus_and_hosts
 from pytest_ddpscale.history.versions import version_changes, versions_seen
+from pytest_ddpscale.util.listing import first_few
 
 # A peer that was last measured longer ago may have been another machine by its software.
 PEERS_WITHIN = timedelta(days=7)
@@ -160,6 +161,4 @@ def _changes(runs: list[HostRun]) -> tuple[str, ...]:
 
 
 def _names(names: Iterable[str]) -> str:
-    distinct = sorted(set(names))
-    more = f" and {len(distinct) - _MOST_NAMED} more" if len(distinct) > _MOST_NAMED else ""
-    return ", ".join(distinct[:_MOST_NAMED]) + more
+    return first_few(sorted(set(names)), _MOST_NAMED)

@@ -23,6 +23,7 @@ from pytest_ddpscale.launch.new_records import NewRecords
 from pytest_ddpscale.launch.slurm import step_name
 from pytest_ddpscale.launch.slurm_job import failed_nodes, queue_state, step_is_gone, why_step_ended
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
+from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.masking import masked_arguments
 
 POLL_S = 0.2
@@ -261,7 +262,7 @@ class Gang:
         blind, proof = self._roll.blind, self._spec.proof
         if not blind or proof is None:
             return ""
-        who = ", ".join(blind[:5]) + (f" and {len(blind) - 5} more" if len(blind) > 5 else "")
+        who = first_few(blind, 5)
         see = "does not see" if len(blind) == 1 else "do not see"
         return (
             f"{who} {see} the run directory {proof.parent.parent}, so nothing was launched; expected one that all "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import islice
 
 from pytest_ddpscale.report.text import ABSENT, count_text
 from pytest_ddpscale.results.coverage import Coverage, GpuCoverage, NodeCoverage
+from pytest_ddpscale.util.listing import first_few
 
 MOST_NODES, MOST_PATHS = 64, 40
 _MOST_NAMED = 5
@@ -33,7 +33,8 @@ def summary(coverage: Coverage) -> list[str]:
     missing = coverage.paths_there_are - measured
     if missing:
         within = "within the requirements of all nodes together" if coverage.over_all_nodes else "not at all"
-        named = _listed((f"{one} – {other}" for one, other in coverage.untested_paths), missing)
+        paths = [f"{one} – {other}" for one, other in islice(coverage.untested_paths, _MOST_NAMED)]
+        named = first_few(paths, _MOST_NAMED, count=missing)
         sentences.append(f"The others were tested {within}: {named}." if named else f"The others: {within}.")
     return sentences
 
@@ -74,14 +75,9 @@ def _gpus(node: NodeCoverage, untested: int) -> str:
 def _lacks(node: NodeCoverage, untested: list[GpuCoverage]) -> str:
     if node.left_out:
         return f"left out: {node.left_out}"
-    return _listed((_gpu(gpu) for gpu in untested), len(untested))
+    return first_few([_gpu(gpu) for gpu in untested], _MOST_NAMED)
 
 
 def _gpu(gpu: GpuCoverage) -> str:
     uuid = f" ({gpu.uuid})" if gpu.index is not None and gpu.uuid else ""
     return f"{gpu.name}{uuid}: {gpu.problem or 'took no part'}"
-
-
-def _listed(names: Iterable[str], count: int) -> str:
-    shown = list(islice(names, _MOST_NAMED))
-    return ", ".join(shown) + (f" and {count - len(shown)} more" if shown and count > len(shown) else "")

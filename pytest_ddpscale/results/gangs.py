@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
+from pytest_ddpscale.util.listing import first_few
+
 # Of what ranks say of themselves: what changes how fast they train or talk.
 _VERSIONS = ("torch", "torchvision", "cuda", "nccl", "cudnn", "pytest_ddpscale")
 _SHOWN = 4  # names in one message
@@ -113,5 +115,4 @@ def _versions(record: dict[str, Any]) -> dict[str, str]:
 
 
 def _names(names: set[str]) -> str:
-    shown = sorted(names)
-    return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else "")
+    return first_few(sorted(names), _SHOWN)

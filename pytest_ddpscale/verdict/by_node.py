@@ -17,9 +17,9 @@ from pytest_ddpscale.metrics.rounds import Rounds
 from pytest_ddpscale.metrics.samples import Sample
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.results.verdicts import Culprit, Verdict, VerdictOutcome
+from pytest_ddpscale.util.listing import first_few
 
 UNDECIDED = "more rounds may fail further nodes: undecided on "
-_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -150,15 +150,15 @@ def _reason(worst: NodeVerdict, deciding: Sequence[NodeVerdict], planned: int) -
     if worst.verdict.outcome == "passed":
         return f"{worst.verdict.reason} on each of {planned} nodes; {worst.host} is nearest to it"
     others = [node.host for node in deciding if node is not worst]
-    more = f" ({worst.verdict.outcome} too: {_names(others)})" if others else ""
+    more = f" ({worst.verdict.outcome} too: {first_few(others)})" if others else ""
     return f"{worst.host}, one of {planned} nodes: {worst.verdict.reason}{more}"
 
 
 def _missing(measured: Sequence[NodeVerdict], absent: Sequence[str], planned: int, nodes: Sequence[NodeVerdict]) -> str:
-    there = f" ({_names([node.host for node in measured])})" if measured else ""
+    there = f" ({first_few([node.host for node in measured])})" if measured else ""
     text = f"measured on {len(measured)} of {planned} nodes{there}"
     if absent:
-        text += f"; {_names(absent)} {'is' if len(absent) == 1 else 'are'} missing"
+        text += f"; {first_few(absent)} {'is' if len(absent) == 1 else 'are'} missing"
     why = {node.verdict.reason for node in nodes if node.verdict.outcome == "not_measured"}
     return f"{text}: {'; '.join(sorted(why))}" if why else text
 
@@ -170,16 +170,11 @@ def _notes(nodes: Sequence[NodeVerdict], deciding: Sequence[NodeVerdict]) -> tup
         for note in node.verdict.notes:
             hosts.setdefault(note, []).append(node.host)
     decide = {node.host for node in deciding}
-    notes = [note if decide.issubset(on) else f"{_names(on)}: {note}" for note, on in hosts.items()]
+    notes = [note if decide.issubset(on) else f"{first_few(on)}: {note}" for note, on in hosts.items()]
     undecided = [node.host for node in nodes if node.verdict.outcome == "inconclusive"]
     if undecided and deciding[0].verdict.outcome == "failed":
-        notes.append(f"{UNDECIDED}{_names(undecided)}")
+        notes.append(f"{UNDECIDED}{first_few(undecided)}")
     return tuple(notes)
-
-
-def _names(hosts: Sequence[str]) -> str:
-    more = len(hosts) - _MOST_NAMED
-    return ", ".join(hosts[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _evidence_on(node: NodeVerdict, nodes: Sequence[NodeVerdict]) -> str:

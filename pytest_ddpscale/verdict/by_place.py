@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 from pytest_ddpscale.metrics.probes import ProbedPlace
 from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
+from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.verdict.by_node import UNDECIDED
 
 NOUNS = {"gpu": "GPUs", "node": "nodes", "gang": "groups", "link": "pairs"}
 # A value that no hardware reaches: more rounds do not mend that.
 IMPLAUSIBLE = "implausible"
-_MOST_NAMED = 3
 
 JudgePlace = Callable[[ProbedPlace, float], Verdict]  # place and confidence
 
@@ -103,12 +103,6 @@ def name_of(place: ProbedPlace) -> str:
     return f"{device} {place.gpu_index} of {place.host} and {place.peer_gpu_index} of {place.peer_host}"
 
 
-def listed(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
 def _judge_again_if_failed(judge: JudgePlace, place: ProbedPlace, planned: int, confidence: float) -> PlaceVerdict:
     verdict = judge(place, confidence)
     if verdict.outcome != "failed" or planned == 1:
@@ -145,7 +139,7 @@ def _reason(worst: PlaceVerdict, deciding: Sequence[PlaceVerdict], planned: int)
     if worst.verdict.outcome == "passed":
         return f"{worst.verdict.reason} on each of {planned} {noun}; {where} is nearest to it"
     others = [name_of(place.place) for place in deciding if place is not worst]
-    more = f" ({worst.verdict.outcome} too: {listed(others)})" if others else ""
+    more = f" ({worst.verdict.outcome} too: {first_few(others)})" if others else ""
     return f"{where}, one of {planned} {noun}: {worst.verdict.reason}{more}"
 
 
@@ -157,7 +151,7 @@ def _notes(judged: Sequence[PlaceVerdict], deciding: Sequence[PlaceVerdict]) -> 
             where.setdefault(note, []).append(place.place)
     decide = {place.place for place in deciding}
     notes = [
-        note if decide.issubset(places) else f"{listed([name_of(place) for place in places])}: {note}"
+        note if decide.issubset(places) else f"{first_few([name_of(place) for place in places])}: {note}"
         for note, places in where.items()
     ]
     return (*notes, *(_note_on_undecided(judged) if deciding[0].is_failed else ()))
@@ -166,4 +160,4 @@ def _notes(judged: Sequence[PlaceVerdict], deciding: Sequence[PlaceVerdict]) -> 
 def _note_on_undecided(judged: Sequence[PlaceVerdict]) -> tuple[str, ...]:
     """Of what can no longer pass as a whole: those that may still fail by themselves, and then are named."""
     undecided = [name_of(place.place) for place in judged if place.is_undecided]
-    return (f"{UNDECIDED}{listed(undecided)}",) if undecided else ()
+    return (f"{UNDECIDED}{first_few(undecided)}",) if undecided else ()

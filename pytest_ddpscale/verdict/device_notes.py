@@ -18,10 +18,10 @@ from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
+from pytest_ddpscale.util.listing import first_few
 
 # Of the rounds of an arm: what a device is in fewer of them may be a neighbour's doing.
 SHARE_OF_ROUNDS = 0.5
-_MOST_NAMED = 3
 _POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 _IN_WORDS = {
     "stalled": "busy at nearly idle power: it waits inside a kernel",
@@ -103,9 +103,8 @@ def _flagged(telemetry: Sequence[Telemetry]) -> Iterator[str]:
             if flag in told:
                 found[flag].append(theirs)
         for flag, devices in found.items():
-            names = ", ".join(f"{_name(theirs)} ({_power(theirs)})" for theirs in devices[:_MOST_NAMED])
-            more = f" and {len(devices) - _MOST_NAMED} more" if len(devices) > _MOST_NAMED else ""
-            yield f"{flag}: {study}, {arm}: {names}{more}: {_IN_WORDS[flag]}"
+            names = first_few([f"{_name(theirs)} ({_power(theirs)})" for theirs in devices])
+            yield f"{flag}: {study}, {arm}: {names}: {_IN_WORDS[flag]}"
 
 
 def _mostly(windows: Sequence[Telemetry]) -> Iterator[tuple[str, Sequence[Telemetry]]]:

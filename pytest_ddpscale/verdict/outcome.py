@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pytest_ddpscale.plan.metric import METRICS
 from pytest_ddpscale.results.coverage import Coverage
 from pytest_ddpscale.results.verdicts import RunOutcome, Verdict
-from pytest_ddpscale.verdict.by_place import listed
+from pytest_ddpscale.util.listing import first_few
 
 ONE_NODE = Coverage()
 
@@ -132,7 +132,7 @@ def qualified(outcome: RunOutcome, reason: str, caveats: Caveats) -> tuple[RunOu
         return "incomplete", f"{len(caveats.spoiled)} test items were skipped or failed otherwise: {names}"
     if absent := caveats.coverage.nodes_absent:
         nodes = caveats.coverage.node_count
-        return "incomplete", f"{reason}, but {len(absent)} of {nodes} nodes were not tested: {listed(absent)}"
+        return "incomplete", f"{reason}, but {len(absent)} of {nodes} nodes were not tested: {first_few(absent)}"
     if caveats.slow_links:
         return "incomplete", f"{reason}, but communication is slow at {caveats.slow_links[0]}"
     return _as_far_as_covered(reason, caveats.coverage) if outcome == "accepted" else (outcome, reason)
@@ -141,7 +141,7 @@ def qualified(outcome: RunOutcome, reason: str, caveats: Caveats) -> tuple[RunOu
 def _as_far_as_covered(reason: str, coverage: Coverage) -> tuple[RunOutcome, str]:
     """What would be accepted, unless something of the machine took no part."""
     if idle := coverage.idle_gpus:
-        names = listed([f"{gpu.name} on {node.host}" for node, gpu in idle])
+        names = first_few([f"{gpu.name} on {node.host}" for node, gpu in idle])
         return "partial", f"{reason}, but {len(idle)} of {len(coverage.gpus)} GPUs took no part in any of them: {names}"
     if coverage.is_on_several_nodes and (idle_nodes := coverage.nodes_idle):
         return "partial", f"{reason}, but {len(idle_nodes)} of {coverage.node_count} nodes took no part in any of them"
@@ -187,5 +187,4 @@ def lacks_only_measurements(
 
 
 def _names(verdicts: Sequence[Verdict]) -> str:
-    shown = [verdict.id for verdict in verdicts[:3]]
-    return ", ".join(shown) + (f" and {len(verdicts) - 3} more" if len(verdicts) > 3 else "")
+    return first_few([verdict.id for verdict in verdicts])

@@ -11,9 +11,10 @@ from pytest_ddpscale.plan.probe import STUDY_ID, Probe, ProbeStudy
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
+from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
 from pytest_ddpscale.verdict.by_node import UNDECIDED
-from pytest_ddpscale.verdict.by_place import IMPLAUSIBLE, NOUNS, PlaceVerdict, combined, judge_places, listed
+from pytest_ddpscale.verdict.by_place import IMPLAUSIBLE, NOUNS, PlaceVerdict, combined, judge_places
 from pytest_ddpscale.verdict.caveats import with_missing_rounds
 from pytest_ddpscale.verdict.probe_culprits import with_probe_culprits
 from pytest_ddpscale.verdict.wrong_data import with_wrong_data
@@ -136,9 +137,9 @@ def _why_incomplete(probe: Probe, expected: Sequence[Ranks], judged: Sequence[Pl
         return f"no complete round of {probe.id}"
     names = list(dict.fromkeys(_name_of_ranks(ranks, evidence) for ranks in absent))
     noun = NOUNS[judged[0].place.kind]
-    text = f"measured on {len(there)} of {len(expected)} {noun}; {listed(names)} {_is(names)} missing"
+    text = f"measured on {len(there)} of {len(expected)} {noun}; {first_few(names)} {_is(names)} missing"
     unseen = sorted(set(evidence.hosts) - {one.host for one in evidence.probes})
-    return f"{text} ({listed(unseen)} took no part)" if unseen else text
+    return f"{text} ({first_few(unseen)} took no part)" if unseen else text
 
 
 def _name_of_ranks(ranks: Ranks, evidence: Evidence) -> str:

@@ -10,7 +10,7 @@ from pytest_ddpscale.metrics.probes import ProbedPlace, place_of
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
-from pytest_ddpscale.verdict.by_place import listed
+from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.verdict.probe_culprits import link_culprit, shared_end
 
 
@@ -32,7 +32,7 @@ def with_wrong_data(verdict: Verdict, probe: Probe, measured: Sequence[ProbeMeas
     accused = {_who(culprit) for culprit in culprits}
     others = tuple(culprit for culprit in verdict.culprits if _who(culprit) not in accused)
     names = list(dict.fromkeys(f"local rank {one.local_rank} of {one.host}" for one in wrong))
-    reason = f"{_did(probe)} wrong data, as seen by {listed(names)} ({_rounds(wrong, measured)})"
+    reason = f"{_did(probe)} wrong data, as seen by {first_few(names)} ({_rounds(wrong, measured)})"
     if verdict.outcome in ("failed", "error"):
         reason += f"; besides: {verdict.reason}"
     return replace(verdict, outcome="failed", reason=reason, culprits=(*culprits, *others))

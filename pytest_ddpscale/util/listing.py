@@ -1,0 +1,19 @@
+"""A list in a sentence, which stays short however long the list is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def first_few(names: Sequence[str], most: int = 3, separator: str = ", ", count: int | None = None) -> str:
+    """The first of them, and how many more there are: ``n1, n2, n3 and 9 more``.
+
+    Args:
+        names: in the order in which they are shown.
+        most: that are shown.
+        separator: between them.
+        count: how many there are, if not all are among `names`.
+    """
+    shown = names[:most]
+    others = (len(names) if count is None else count) - len(shown)
+    return separator.join(shown) + (f" and {others} more" if shown and others > 0 else "")
