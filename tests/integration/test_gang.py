@@ -129,7 +129,7 @@ def test_a_study_begins_with_a_seeded_step_of_every_rank_and_the_cost_of_an_imag
     assert len({record["checksum"] for record in seeded}) == 1, "all studies train the same model"
     flops = [record for record in records if record["kind"] == "workload_flops"]
     assert [record["study"] for record in flops] == [WHOLE.id, STRONG.id, NARROW.id]
-    assert all(7e6 < record["flops_per_image"] < 8.2e6 for record in flops)
+    assert all(4.4e6 < record["flops_per_image"] < 4.7e6 for record in flops), flops
     kinds = [record["kind"] for record in records if record.get("study") == WHOLE.id]
     assert kinds[:4] == ["study_start", "seeded_step", "seeded_step", "workload_flops"]
 

@@ -164,8 +164,10 @@ def test_a_run_from_a_login_node_that_is_interrupted_leaves_no_job(lab: SlurmLab
     run = RunDirectory(tmp_path / "run")
     command = pytest_command(run.path, two_studies(tmp_path), "--ddp-nodes=2", "-k", "small", *ENDLESS)
     pytest_process = subprocess.Popen(
-        lab.command(command), env=lab.environ, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+        lab.command(command), env=lab.environ, cwd=tmp_path,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )  # fmt: skip
     try:
         wait_until_measuring(run)
         pytest_process.send_signal(signal.SIGINT)
