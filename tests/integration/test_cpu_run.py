@@ -24,25 +24,25 @@ schema_version: 1
 skus:
   before:
     description: an earlier generation
-    detect: {{device: none}}
+    detect: {device: none}
     workloads:
-      tiny: &tiny {{model: shufflenet_v2_x0_5, precision: fp32, batch_size: 4, image_size: 32,
-        memory_format: contiguous, global_batch_size: 8, num_classes: 10}}
+      tiny: &tiny {model: shufflenet_v2_x0_5, precision: fp32, batch_size: 4, image_size: 32,
+        memory_format: contiguous, global_batch_size: 8, num_classes: 10}
     requirements:
-      - {{metric: throughput_per_gpu, workload: tiny, at_least: 1,
-         source: &measured {{measured: 2, reference: nobody, reasoning: made up for a test}}}}
+      - {metric: throughput_per_gpu, workload: tiny, at_least: 1,
+         source: &measured {measured: 2, reference: nobody, reasoning: made up for a test}}
   cpu:
     description: any CPU
-    detect: {{device: cpu}}
-    workloads: {{tiny: *tiny}}
+    detect: {device: cpu}
+    workloads: {tiny: *tiny}
     requirements:
-      - {{metric: throughput_per_gpu, workload: tiny, world_size: 2, at_least: 0.01, source: *measured}}
-      - {{metric: weak_scaling_efficiency, workload: tiny, world_size: 2, at_least: {weak}, source: *measured}}
-      - {{metric: strong_scaling_speedup, workload: tiny, world_size: 2, at_least: 0.001, source: *measured}}
-      - {{metric: strong_scaling_efficiency, workload: tiny, world_size: 2, at_least: 0.001, source: *measured}}
-      - {{metric: device_utilization, workload: tiny, world_size: 2, at_least: 0.001, source: *measured}}
-      - {{metric: generation_ratio, workload: tiny, versus: before, at_least: 0.001, source: *measured}}
-      - {{metric: peak_memory_gib, workload: tiny, world_size: 2, at_most: 30, source: *measured}}
+      - {metric: throughput_per_gpu, workload: tiny, world_size: 2, at_least: 0.01, source: *measured}
+      - {metric: weak_scaling_efficiency, workload: tiny, world_size: 2, at_least: 0.001, source: *measured}
+      - {metric: strong_scaling_speedup, workload: tiny, world_size: 2, at_least: 0.001, source: *measured}
+      - {metric: strong_scaling_efficiency, workload: tiny, world_size: 2, at_least: 0.001, source: *measured}
+      - {metric: device_utilization, workload: tiny, world_size: 2, at_least: 0.001, source: *measured}
+      - {metric: generation_ratio, workload: tiny, versus: before, at_least: 0.001, source: *measured}
+      - {metric: peak_memory_gib, workload: tiny, world_size: 2, at_most: 30, source: *measured}
 """
 
 
@@ -52,7 +52,7 @@ def command(*arguments: str) -> list[str]:
 
 def make_site(path: Path) -> Path:
     shutil.copytree(CHECKOUT / "acceptance", path / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
-    (path / "thresholds.yaml").write_text(THRESHOLDS.format(weak=0.001))
+    (path / "thresholds.yaml").write_text(THRESHOLDS)
     return path
 
 
@@ -130,12 +130,14 @@ def test_the_run_directory_tells_the_whole_story(accepted: Session) -> None:
 
 def test_an_impossible_bound_fails_exactly_that_item(accepted: Session, tmp_path: Path) -> None:
     site = shutil.copytree(accepted.site, tmp_path / "site")
-    (site / "thresholds.yaml").write_text(THRESHOLDS.format(weak=1.1))
+    impossible = "at_least: 1000000, source: {measured: 1000001, reference: nobody, reasoning: made up for a test}"
+    text = THRESHOLDS.replace("at_least: 0.01, source: *measured", impossible)
+    (site / "thresholds.yaml").write_text(text)
     result = judge_again(site, "--thresholds=thresholds.yaml")
     assert result.returncode == 1
     assert "1 failed, 6 passed" in result.stdout
-    assert "FAILED acceptance/test_weak_scaling.py::test_weak_scaling_efficiency[tiny-2rank]" in result.stdout
-    for line in (r"value +\d", r"interval +\[\d", r"bound +≥ 110", r"rerun +pytest --gpu-sku=cpu"):
+    assert "FAILED acceptance/test_throughput.py::test_throughput_per_gpu[tiny-2rank]" in result.stdout
+    for line in (r"value +\d", r"interval +\[\d", r"bound +≥ 1", r"rerun +pytest --gpu-sku=cpu"):
         assert re.search(line, result.stdout), line
     assert "Traceback" not in result.stdout
     assert json.loads((site / "run" / "judged-1" / "verdicts.json").read_text())["outcome"] == "rejected"
