@@ -211,7 +211,7 @@ def _launch(job: Job, folder: Path) -> None:
     try:
         exit_code = process.wait()
     finally:
-        stop_gang(process, gang_id, grace_s=10.0)
+        stop_gang([process], gang_id, grace_s=10.0)
     if exit_code:
         raise SystemExit(f"the ranks failed with exit code {exit_code}; their output is above")
 

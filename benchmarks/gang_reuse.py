@@ -26,14 +26,15 @@ from typing import Any
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.launch.gang_setup import setup_here
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
+from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.plan.planner import PACES
 from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.results.records import Block, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import errors_of
+from pytest_ddpscale.results.strict_json import each
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 
@@ -76,10 +77,12 @@ class Cost:
         return asdict(self) | {"yield": self.session_yield}
 
 
-def cost_of(measurements: Iterable[Measurement], launches: int, wall_s: float) -> Cost:
+def cost_of(records: Iterable[object], launches: int, wall_s: float) -> Cost:
     """The cost of a session, from what its rank 0 measured."""
-    first = [m for m in measurements if m.rank == 0]
-    return Cost(launches, wall_s, sum(m.block_s for m in first), sum(m.steps for m in first))
+    first = [(block, block.ranks.index(0)) for block in records if isinstance(block, Block) and 0 in block.ranks]
+    block_s = [each(block.block_s, len(block.ranks))[i] for block, i in first]
+    steps = [each(block.steps, len(block.ranks))[i] for block, i in first]
+    return Cost(launches, wall_s, sum(block_s), sum(steps))
 
 
 def wall_ratio(gang: Cost, fresh: Cost) -> float:
@@ -116,12 +119,12 @@ def measure(study: Study, directory: Path) -> Cost:
     plan = Plan(SKU, "cpu", (study,))
     run.write_json(run.plan_json, plan.as_json())
     began = time.perf_counter()
-    supervisor = Supervisor(setup_here("cpu"), run, LIMITS)
+    supervisor = Supervisor(launch_here("cpu"), run, LIMITS)
     supervisor.measure(plan)
     wall_s = time.perf_counter() - began
     for message in errors_of(run.read_records()).values():
         raise SystemExit(f"{directory.name} was not measured: {message}")
-    return cost_of(run.read_measurements(), supervisor.gangs_started, wall_s)
+    return cost_of(run.read_records(), supervisor.gangs_started, wall_s)
 
 
 def measure_fresh(study: Study, directory: Path) -> Cost:
@@ -144,8 +147,8 @@ def session_cost(run: RunDirectory) -> Cost:
     if "finished_at" not in record:
         raise SystemExit(f"{run.path}: run.json has no finished_at; expected a session that finished")
     started, finished = (datetime.fromisoformat(record[key]) for key in ("started_at", "finished_at"))
-    launches = {record["pid"] for record in run.read_records() if record["kind"] == "startup" and record["rank"] == 0}
-    cost = cost_of(run.read_measurements(), len(launches), (finished - started).total_seconds())
+    launches = len(gangs_by_number(run.read_records()))
+    cost = cost_of(run.read_records(), launches, (finished - started).total_seconds())
     if not cost.timed_s:
         raise SystemExit(f"{run.path} holds no measurement; expected at least one")
     return cost

@@ -278,11 +278,11 @@ def _run_directories() -> Iterator[Case]:
     """Run directories that are none, or broken ones, with an otherwise sound command."""
     broken = {"no run.json": {}, "empty run.json": {"run.json": ""}, "run.json of a list": {"run.json": "[]"},
               "run.json with NaN": {"run.json": '{"sku": NaN}'}, "deep run.json": {"run.json": "[" * 100_000},
-              "no SKU": {"run.json": '{"schema_version": 1}'}, "unknown SKU": {"run.json": '{"schema_version": 1, "sku": "x"}'},
-              "SKU of a number": {"run.json": '{"schema_version": 1, "sku": 3}'},
+              "no SKU": {"run.json": '{"schema_version": 2}'}, "unknown SKU": {"run.json": '{"schema_version": 2, "sku": "x"}'},
+              "SKU of a number": {"run.json": '{"schema_version": 2, "sku": 3}'},
               "newer schema": {"run.json": '{"schema_version": 99, "sku": "cpu"}'},
-              "no plan": {"run.json": '{"schema_version": 1, "sku": "cpu"}'},
-              "broken plan": {"run.json": '{"schema_version": 1, "sku": "cpu"}', "plan.json": "{"}}  # fmt: skip
+              "no plan": {"run.json": '{"schema_version": 2, "sku": "cpu"}'},
+              "broken plan": {"run.json": '{"schema_version": 2, "sku": "cpu"}', "plan.json": "{"}}  # fmt: skip
     for name, files in broken.items():
         for flag in ("--ddp-judge", "--ddp-resume"):
             yield Case("run directory", f"{flag}, {name}", ("-q", "-p", "no:cacheprovider", "test_it.py", f"{flag}=run"),

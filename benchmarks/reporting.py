@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.results.records import strict_json
 from pytest_ddpscale.results.run_directory import write_atomically
+from pytest_ddpscale.results.strict_json import strict_json
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:

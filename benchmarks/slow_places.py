@@ -55,7 +55,7 @@ def measure(cluster: SimulatedCluster, noise: float, slower: float, place: int |
     """Simulate and judge some runs."""
     plan = cluster.plan(short_blocks=True)
     texts = () if place is None else (f"slow-gpu:{place}:{1 + slower / 100}",)
-    faults: Faults = parse_faults(texts, plan.world_size, cluster.topology)
+    faults: Faults = parse_faults(texts, plan.layout)
     found: Counter[str] = Counter()
     rounds = []
     for seed in range(runs):

@@ -24,10 +24,11 @@ from pathlib import Path
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.evidence.evidence import read_evidence
-from pytest_ddpscale.launch.gang_setup import GangSetup, setup_here
+from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.launch.torchrun import launch_here
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -66,12 +67,12 @@ class Outcome:
         return self.named == (() if self.slow_rank is None else (self.slow_rank,))
 
 
-def sleepy_place(slow_rank: int) -> GangSetup:
+def sleepy_launch(slow_rank: int) -> Launch:
     """This machine, with a worker of which one rank sleeps in each step."""
-    place = setup_here("cpu")
+    launch = launch_here("cpu")
     fault = {"SLOW_RANK": str(slow_rank), "SLOW_SHARE": str(SLEEP_PER_WORK)}
     site = os.pathsep.join(filter(None, [str(Path(__file__).with_name("slow_site")), os.environ.get("PYTHONPATH")]))
-    return replace(place, environment={**place.environment, **fault, "PYTHONPATH": site})
+    return replace(launch, environment={**launch.environment, **fault, "PYTHONPATH": site})
 
 
 @contextmanager
@@ -88,14 +89,14 @@ def busy_neighbour(slow_rank: int) -> Iterator[None]:
         process.wait()
 
 
-def uniformity(run_path: Path, place: GangSetup) -> Verdict:
+def uniformity(run_path: Path, launch: Launch) -> Verdict:
     """The verdict on two ranks that train the same."""
     questions = [Question(METRICS[name], WORKLOAD, RANKS) for name in ("rank_uniformity", "weak_scaling_efficiency")]
     plan = build_plan("cpu", "cpu", questions, PACE)
     run = RunDirectory.create(run_path)
     run.write_json(run.plan_json, plan.as_json())
-    run.write_json(run.run_json, {"schema_version": 1, "sku": "cpu", "status": "finished"})
-    Supervisor(place, run, Limits(inactivity_s=120)).measure(plan)
+    run.write_json(run.run_json, {"schema_version": 2, "sku": "cpu", "status": "finished"})
+    Supervisor(launch, run, Limits(inactivity_s=120)).measure(plan)
     source = {"measured": 1.0, "margin_pct": 2.0, "reference": "equal ranks"}
     line = {"metric": "rank_uniformity", "workload": WORKLOAD.name, "world_size": RANKS, "at_most": 1.02}
     case = Case(
@@ -106,12 +107,12 @@ def uniformity(run_path: Path, place: GangSetup) -> Verdict:
 
 def one_run(fault: str, slow_rank: int | None) -> Outcome:
     """Measure two ranks once, with or without a fault."""
-    place = sleepy_place(slow_rank) if fault == FAULTS[1] and slow_rank is not None else setup_here("cpu")
+    launch = sleepy_launch(slow_rank) if fault == FAULTS[1] and slow_rank is not None else launch_here("cpu")
     neighbour: AbstractContextManager[None] = nullcontext()
     if fault == FAULTS[2] and slow_rank is not None:
         neighbour = busy_neighbour(slow_rank)
     with tempfile.TemporaryDirectory(prefix="stragglers-") as folder, neighbour:
-        verdict = uniformity(Path(folder) / "run", place)
+        verdict = uniformity(Path(folder) / "run", launch)
     named = tuple(culprit.gpu_index for culprit in verdict.culprits if culprit.gpu_index is not None)
     return Outcome(fault, slow_rank, named, verdict.culprits[0].evidence if verdict.culprits else verdict.reason)
 

@@ -27,10 +27,9 @@ from pytest_ddpscale.plan.estimate import STARTUP_S, round_seconds, warm_up_seco
 from pytest_ddpscale.simulate.faults import Faults
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.simulated_session import DecidedStudy, decide
-from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
-from pytest_ddpscale.verdict.deciding import more_rounds_may_decide
 
 SKU = "a100-sxm4-80gb"
 WORKLOADS = ("resnet152-fp16", "resnet152-bf16", "vit-b-16-fp16", "vit-b-16-bf16")
@@ -80,7 +79,7 @@ def published_cluster(thresholds: Path, noise: float | None) -> SimulatedCluster
     return replace(cluster, cases=tuple(case for case in cluster.cases if is_published(case)))
 
 
-def is_published(case: Case) -> bool:
+def is_published(case: AnyCase) -> bool:
     """Whether the published matrix has a figure for it."""
     return case.requirement.metric in METRICS and case.requirement.source.measured is not None
 
@@ -88,7 +87,7 @@ def is_published(case: Case) -> bool:
 def one_run(cluster: SimulatedCluster, seed: int) -> list[StudyTime]:
     """Measure and judge every study once."""
     plan = cluster.plan(seed=seed)
-    faults = Faults((), cluster.topology)
+    faults = Faults((), plan.layout)
     decided = decide(plan, cluster.performance, faults, cluster.cases, CONFIDENCE, seed)
     return [study_time(cluster, study) for study in decided]
 
@@ -96,7 +95,7 @@ def one_run(cluster: SimulatedCluster, seed: int) -> list[StudyTime]:
 def study_time(cluster: SimulatedCluster, decided: DecidedStudy) -> StudyTime:
     """What a study that was decided after some rounds takes."""
     speeds = {name: expectation.img_per_s for name, expectation in cluster.performance.expectations.items()}
-    open_ = sum(map(more_rounds_may_decide, decided.verdicts))
+    open_ = sum(verdict.is_open for verdict in decided.verdicts)
     passed = sum(verdict.passed for verdict in decided.verdicts)
     failed = sum(verdict.outcome == "failed" for verdict in decided.verdicts)
     study = decided.study

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.metrics.samples import Sample
+from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.simulate.power import Share
 from pytest_ddpscale.stats.intervals import t_quantile

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import BadInput, HistoryError, OptionError
-from pytest_ddpscale.simulate.arguments import add_power, add_simulate
+from pytest_ddpscale.settings import OPTIONS
+from pytest_ddpscale.simulate.arguments import add_power, add_simulate, add_thresholds
 from pytest_ddpscale.util.packaged import packaged
 
 USER_ERROR = 4  # as pytest's exit code for a usage error
@@ -83,7 +84,7 @@ def _add_import(commands: Commands) -> None:
     paik.add_argument("directory", type=Path, metavar="DIR", help="folder of its JSON files")
     paik.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
     paik.add_argument("--sku", help="SKU they were measured on; default: from the device name in them")
-    paik.add_argument("--thresholds", type=Path, metavar="FILE", help="thresholds file; default: the packaged one")
+    add_thresholds(paik)
     paik.set_defaults(run=_import_paik)
 
 
@@ -133,9 +134,9 @@ def _add_report(commands: Commands) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.evidence.evidence import read_evidence
     from pytest_ddpscale.report.files import write_reports
     from pytest_ddpscale.report.terminal import table_lines
-    from pytest_ddpscale.results.records import flops_of
     from pytest_ddpscale.results.run_directory import RunDirectory
     from pytest_ddpscale.results.verdicts_json import read_judgement
 
@@ -143,9 +144,7 @@ def _report(arguments: argparse.Namespace) -> None:
     judgement = read_judgement(run.verdicts_json)
     for line, _ in table_lines(judgement, shutil.get_terminal_size((100, 24)).columns):
         print(line)
-    flops_per_image = flops_of(run.read_records())
-    measured = (run.read_run(), run.read_plan(), run.read_measurements(), flops_per_image)
-    for problem in write_reports(run, judgement, *measured):
+    for problem in write_reports(run, judgement, run.read_run(), read_evidence(run)):
         print(problem, file=sys.stderr)
 
 
@@ -179,7 +178,8 @@ def _add_history(commands: Commands) -> None:
     command = commands.add_parser("history", help="say what nodes reached in earlier runs, and whether they still do")
     command.add_argument("node", nargs="?", metavar="NODE", help="default: a line for every node")
     command.add_argument("--history", type=Path, metavar="FILE",
-        help="one for each cluster, as nodes are known by name; default: $DDPSCALE_HISTORY, else "
+        default=os.environ.get(OPTIONS["history"].variable) or None,
+        help=f"one for each cluster, as nodes are known by name; default: ${OPTIONS['history'].variable}, else "
              "ddpscale-runs/history.sqlite here")  # fmt: skip
     command.add_argument("--sku", metavar="SKU", help="canonical name, as the history lists it; default: all")
     command.add_argument("--format", choices=("text", "tsv", "json"), default="text", help="default: %(default)s")
@@ -192,11 +192,11 @@ def _add_history(commands: Commands) -> None:
 
 
 def _history(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.history.location import default_history_file
+    from pytest_ddpscale.history.location import DEFAULT_HISTORY
     from pytest_ddpscale.history.overview import read_histories
     from pytest_ddpscale.report.history_text import json_text, node_lines, overview_lines, tsv_lines
 
-    file: Path = arguments.history or default_history_file(os.environ)
+    file: Path = arguments.history or DEFAULT_HISTORY
     if arguments.add:
         _add_to_history(file, arguments)
         return

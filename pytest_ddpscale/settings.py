@@ -1,6 +1,10 @@
 """Options, environment and ini file, made into one typed value.
 
-For each setting the command line wins over the environment, and that over the ini file.
+Each option is declared once, as a field of `Settings`: its flag, its parser, its default and its help. Everything else
+derives from that: pytest's options, ini keys, environment variables, messages and docs/options.md. For each the command
+line wins over the environment, and that over the ini file.
+
+Every pytest session loads this module: what it needs to read a value that nobody gave is loaded when it is given.
 """
 
 from __future__ import annotations
@@ -8,18 +12,18 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from pytest_ddpscale.errors import OptionError
 
 AUTO = "auto"
-LAUNCHERS = (AUTO, "torchrun", "slurm")
+LAUNCHERS = ("torchrun", "exec", "ssh", "slurm")  # and a site's own
 # What becomes of nodes that a check finds unfit before anything is launched on them.
-MEASURE, LEAVE_OUT, STOP = UNFIT = ("measure", "leave-out", "stop")
-DURATION = re.compile(r"^([0-9]{1,9}(?:\.[0-9]{1,9})?)(s|m|h)?\Z")
+MEASURE, LEAVE_OUT = "measure", "leave-out"
+UNFIT = (MEASURE, LEAVE_OUT, "stop")
 # More than anybody means; what is larger would only overflow later.
 MOST_NODES = 100_000
 MOST_PER_NODE = 4_096
@@ -27,35 +31,39 @@ MOST_ROUNDS = 10_000
 LONGEST_S = 30 * 86_400.0
 LONGEST_BLOCK_S = 600.0
 SHORTEST_BLOCK_S = 0.01
-# What says how to measure, and so contradicts --ddp-judge, which measures nothing.
-_MEASURING = (
-    "ddp_launcher", "ddp_nodes", "ddp_gpus_per_node", "ddp_slurm_args", "ddp_queue_limit", "ddp_container",
-    "ddp_pass_env", "ddp_budget", "ddp_inactivity_limit", "ddp_total_limit", "ddp_unfit", "ddp_rounds", "ddp_block",
-    "ddp_isolate",
-)  # fmt: skip
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 # Arguments of srun that say how many tasks there are, what carries our line to them, and by what name they are found.
-_OURS = re.compile(r"(--nodes|--ntasks(-per-\w+)?|--export|--input|--output|--error|--job-name)(=|$)|-[NnioeJ]")
+_OURS = r"(--nodes|--ntasks(-per-\w+)?|--export|--input|--output|--error|--job-name)(=|$)|-[NnioeJ]"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
+_SWITCH = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
+
+T = TypeVar("T")
+# What an option speaks of. One run, or which requirements it has: a command that measures a requirement again leaves
+# those out. How to measure: that contradicts --ddp-judge, which measures nothing. How to judge what was measured.
+About = Literal["one run", "measuring", "judging"]
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One option, under its three names.
 
     Attributes:
         flag: on the command line; the ini key and ``DDPSCALE_…`` variable are derived from it.
         metavar: of its value; None for a switch.
-        help: one line for ``--help``.
+        parse: reads a value; raises ValueError with what it expected.
+        default: as one would type it; empty for none.
+        explanation: one line, without the default.
+        about: what it speaks of.
     """
 
     flag: str
     metavar: str | None
-    help: str
+    parse: Callable[[str], Any]
+    default: str
+    explanation: str
+    about: About
 
     @property
     def name(self) -> str:
-        """``gpu_sku``: the ini key and attribute."""
+        """``gpu_sku``: the ini key, and pytest's name of it."""
         return self.flag.lstrip("-").replace("-", "_")
 
     @property
@@ -63,112 +71,251 @@ class Option:
         """``DDPSCALE_GPU_SKU``: the environment variable."""
         return "DDPSCALE_" + self.name.removeprefix("ddp_").upper()
 
-
-OPTIONS = (
-    Option(
-        "--gpu-sku", "SKU", "GPU model to judge by, a name or alias in the thresholds file; default: auto (from NVML)"
-    ),
-    Option(
-        "--thresholds",
-        "FILE",
-        "thresholds file; default: thresholds.yaml here, else in rootdir, else the packaged copy",
-    ),
-    Option(
-        "--ddp-run-dir", "DIR", "where everything measured and concluded goes; default: ddpscale-runs/<UTC time>-<sku>"
-    ),
-    Option("--ddp-judge", "RUN_DIR", "judge what an earlier run measured; measure nothing"),
-    Option("--ddp-resume", "RUN_DIR", "go on with a run that was cut short: measure only what is missing"),
-    Option(
-        "--ddp-launcher",
-        "auto|torchrun|slurm",
-        "how ranks start; default: auto: slurm with several nodes or --ddp-slurm-args, else torchrun",
-    ),
-    Option("--ddp-nodes", "N", "nodes to use; default: all of the Slurm allocation, else 1"),
-    Option("--ddp-gpus-per-node", "N", "GPUs (CPU: ranks) to use; default: all"),
-    Option("--ddp-world-sizes", "1,2,4", "only requirements of these world sizes"),
-    Option("--ddp-slurm-args", '"ARGS"', "further arguments of srun, such as --partition=gpu --exclusive"),
-    Option("--ddp-queue-limit", "1h", "longest wait for Slurm to give nodes; default: 1h"),
-    Option("--ddp-container", "IMAGE", "run ranks in a container: Pyxis/Enroot, or Apptainer/Singularity for .sif"),
-    Option("--ddp-pass-env", "NAME,PREFIX*", "further environment variables that ranks get"),
-    Option("--ddp-budget", "10m", "wall time for measuring; what is undecided then is inconclusive"),
-    Option("--ddp-inactivity-limit", "10m", "end a gang of ranks that records nothing for so long; default: 10m"),
-    Option("--ddp-total-limit", "2h", "end a gang of ranks that is not done by then; default: from the plan"),
-    Option(
-        "--ddp-unfit",
-        "measure|leave-out|stop",
-        "nodes that fail a check before anything is launched: measure them all the same (default), leave them out, "
-        "or measure nothing",
-    ),
-    Option(
-        "--ddp-history",
-        "FILE",
-        "SQLite file with what this site's nodes reached; default: history.sqlite beside runs in ddpscale-runs",
-    ),
-    Option("--ddp-confidence", "0.95", "confidence of the intervals; default: 0.95"),
-    Option(
-        "--ddp-rounds", "N", "most rounds of a study, at least 8; default: 32 (probes: 16); ends once all is decided"
-    ),
-    Option("--ddp-block", "3s", "length of a timed block; default: 2s on GPU, 0.75s on CPU"),
-    Option("--ddp-isolate", None, "a fresh torchrun for each study instead of one warm gang"),
-    Option("--ddp-allow-incomplete", None, "exit 0 although a selected requirement was not measured"),
-)
+    @property
+    def help(self) -> str:
+        """One line for ``--help``."""
+        return f"{self.explanation}; default: {self.default}" if self.default else self.explanation
 
 
+def read_value(where: str, text: str, parse: Callable[[str], T]) -> T:
+    """A value that somebody typed.
+
+    Raises:
+        OptionError: it makes no sense to `parse`; the message says where it was typed.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise _refused(where, text, str(error)) from None
+
+
+def _refused(where: str, text: str, expected: str) -> OptionError:
+    from pytest_ddpscale.util.masking import masked_arguments  # here, as every pytest session loads this module
+
+    shown = repr(masked_arguments([text])[0])
+    shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
+    return OptionError(where, f"found {shown}", expected)
+
+
+def path(text: str) -> Path:
+    """A path, ``~`` expanded."""
+    if "\0" in text:
+        raise ValueError("a path without a null character")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("a path; there is no such user") from None
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """A parser of one of these words."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"one of {', '.join(words)}")
+        return text
+
+    return parse
+
+
+def count_up_to(most: int) -> Callable[[str], int]:
+    """A parser of a whole number from 1."""
+
+    def parse(text: str) -> int:
+        if not _is_count(text, most):
+            raise ValueError(f"a whole number from 1 to {most}")
+        return int(text)
+
+    return parse
+
+
+def _is_count(text: str, most: int) -> bool:
+    return re.fullmatch("[0-9]{1,9}", text) is not None and 1 <= int(text) <= most
+
+
+def number_of_rounds(text: str) -> int:
+    """Rounds of a study: enough to decide anything."""
+    rounds = count_up_to(MOST_ROUNDS)(text)
+    from pytest_ddpscale.plan.planner import FEWEST_ROUNDS  # here, as every pytest session loads this module
+
+    if rounds < FEWEST_ROUNDS:
+        raise ValueError(f"at least {FEWEST_ROUNDS} rounds: fewer never decide")
+    return rounds
+
+
+def world_sizes(text: str) -> tuple[int, ...]:
+    """World sizes, each once, in order."""
+    from pytest_ddpscale.plan.study import MOST_RANKS  # here, as every pytest session loads this module
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(_is_count(part, MOST_RANKS) for part in parts):
+        raise ValueError(f"world sizes such as 1,2,4, from 1 to {MOST_RANKS}")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def duration_s(text: str) -> float:
+    """A time in seconds: ``90s``, ``10m``, ``1h``; seconds without a unit."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(s|m|h)?", text)
+    if match is None or float(match[1]) <= 0:
+        raise ValueError("a time such as 90s, 10m or 1h")
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    if seconds > LONGEST_S:
+        raise ValueError(f"at most {LONGEST_S / 3600:g}h")
+    return seconds
+
+
+def block_length_s(text: str) -> float:
+    """Length of a timed block, in seconds."""
+    seconds = duration_s(text)
+    if not SHORTEST_BLOCK_S <= seconds <= LONGEST_BLOCK_S:
+        raise ValueError(f"a time from {SHORTEST_BLOCK_S:g}s to {LONGEST_BLOCK_S:g}s")
+    return seconds
+
+
+def confidence_level(text: str) -> float:
+    """Confidence of intervals."""
+    try:
+        confidence = float(text)
+    except ValueError:
+        raise ValueError("a number such as 0.95") from None
+    if not 0.5 <= confidence <= 0.9999:
+        raise ValueError("a number from 0.5 to 0.9999")
+    return confidence
+
+
+def arguments_of_srun(text: str) -> tuple[str, ...]:
+    """Split as in a shell; none that is ours to say."""
+    try:
+        arguments = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"arguments of srun, quoted as in a shell ({error})") from None
+    if any(not argument.startswith("-") for argument in arguments[:1]):
+        raise ValueError("arguments of srun, such as --partition=gpu --exclusive")
+    if any(re.match(_OURS, argument) for argument in arguments):
+        raise ValueError(
+            "none of --nodes (that is --ddp-nodes), --ntasks, --export, --input, --output, --error and --job-name (by "
+            "its own name what a gang leaves behind is found)"
+        )
+    return arguments
+
+
+def words_of_command(text: str) -> tuple[str, ...]:
+    """Split as in a shell."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"a command, quoted as in a shell ({error})") from None
+
+
+def names_of_variables(text: str) -> tuple[str, ...]:
+    """Names of environment variables, a trailing ``*`` for any ending."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*\*?", name) for name in names):
+        raise ValueError("names of environment variables such as MY_SITE,UCX_*")
+    return names
+
+
+def on_or_off(text: str) -> bool:
+    """A switch, in the words that ini files use."""
+    if text.lower() not in _SWITCH:
+        raise ValueError("true or false")
+    return _SWITCH[text.lower()]
+
+
+@overload
+def _option(flag: str, metavar: str, parse: Callable[[str], T], about: About, explanation: str) -> T | None: ...
+@overload
+def _option(flag: str, metavar: str, parse: Callable[[str], T], about: About, explanation: str, default: str) -> T: ...
+def _option(
+    flag: str, metavar: str, parse: Callable[[str], T], about: About, explanation: str, default: str | None = None
+) -> T | None:
+    """A field of `Settings` that is an option; None where nobody says anything and there is no default."""
+    option = Option(flag, metavar, parse, default or "", explanation, about)
+    declared: Any = field(default=None if default is None else parse(default), metadata={"option": option})
+    return declared  # type: ignore[no-any-return]
+
+
+def _switch(flag: str, about: About, explanation: str) -> bool:
+    """A field of `Settings` that is on or off, and off by default."""
+    option = Option(flag, None, on_or_off, "", explanation, about)
+    declared: Any = field(default=False, metadata={"option": option})
+    return declared  # type: ignore[no-any-return]
+
+
+# fmt: off
 @dataclass(frozen=True)
 class Settings:
-    """What the user asked for.
+    """What the user asked for: one field an option, times in seconds; and whether he named a SKU, ``auto`` included."""
 
-    Attributes:
-        gpu_sku: name, alias or ``auto``.
-        sku_was_given: whether the user named it, ``auto`` included.
-        thresholds: the file named; None for the default.
-        run_dir: the directory named; None for the default.
-        judge: run directory to judge; None to measure.
-        resume: run directory to finish; None for a new run.
-        launcher: ``auto``, ``torchrun`` or ``slurm``.
-        nodes: how many to use; None for all of the allocation.
-        slurm_args: further arguments of srun.
-        queue_limit_s: longest wait for Slurm to give nodes, in seconds.
-        container: image that ranks run in; None for none.
-        pass_env: names of further environment variables for ranks, a trailing ``*`` for any ending.
-        gpus_per_node: GPUs (CPU: ranks) to use; None for all.
-        world_sizes: the only world sizes wanted; None for all.
-        budget_s: wall time for measuring, in seconds; None for no limit.
-        inactivity_limit_s: a gang silent for this many seconds is ended.
-        total_limit_s: a gang is ended after this many seconds, whatever it does; None for one that the plan gives.
-        unfit: ``measure``, ``leave-out`` or ``stop``: what becomes of nodes that fail a check before the launch.
-        history: the site's SQLite file; None for the default.
-        confidence: of the intervals, 0.5 … 0.9999.
-        rounds: of every study at most; None for the default.
-        block_s: length of a timed block, in seconds; None for the default.
-        isolate: a fresh launch for each study.
-        allow_incomplete: whether unmeasured requirements leave the exit code at 0.
-    """
+    gpu_sku: str = _option("--gpu-sku", "SKU", str, "one run",
+        "GPU model to judge by, a name or alias in the thresholds file, or auto (from NVML)", default=AUTO)
+    thresholds: Path | None = _option("--thresholds", "FILE", path, "one run",
+        "thresholds file; default: thresholds.yaml here, else in rootdir, else the packaged copy")
+    run_dir: Path | None = _option("--ddp-run-dir", "DIR", path, "one run",
+        "where everything measured and concluded goes; default: ddpscale-runs/<UTC time>-<sku>")
+    judge: Path | None = _option("--ddp-judge", "RUN_DIR", path, "one run",
+        "judge what an earlier run measured; measure nothing")
+    resume: Path | None = _option("--ddp-resume", "RUN_DIR", path, "one run",
+        "go on with a run that was cut short: measure only what is missing")
+    launcher: str = _option("--ddp-launcher", "NAME", str, "measuring",
+        f"how ranks start: {', '.join(LAUNCHERS)} or a site's own; auto: ssh with --ddp-hosts or --ddp-hostfile, exec "
+        "with --ddp-exec, slurm with several nodes or --ddp-slurm-args, else torchrun", default=AUTO)
+    hosts: str | None = _option("--ddp-hosts", "n1,n[2-4]", str, "measuring",
+        "machines to use, reached by ssh or --ddp-exec")
+    hostfile: Path | None = _option("--ddp-hostfile", "FILE", path, "measuring",
+        "the same from a file of OpenMPI's or MPICH's, with slots, or with a name a line")
+    exec: tuple[str, ...] = _option("--ddp-exec", '"COMMAND {host}"', words_of_command, "measuring",
+        'reaches a host instead of ssh, such as "kubectl exec -i {host} --"', default="")
+    remote_python: str | None = _option("--ddp-remote-python", "PATH", str, "measuring",
+        "Python of the hosts that are reached so; default: the one that runs pytest")
+    nodes: int | None = _option("--ddp-nodes", "N", count_up_to(MOST_NODES), "measuring",
+        "nodes to use; default: all that are named, or of the Slurm allocation, else 1")
+    gpus_per_node: int | None = _option("--ddp-gpus-per-node", "N", count_up_to(MOST_PER_NODE), "measuring",
+        "GPUs (CPU: ranks) to use of each node; default: all")
+    world_sizes: tuple[int, ...] | None = _option("--ddp-world-sizes", "1,2,4", world_sizes, "one run",
+        "only requirements of these world sizes")
+    slurm_args: tuple[str, ...] = _option("--ddp-slurm-args", '"ARGS"', arguments_of_srun, "measuring",
+        "further arguments of srun, such as --partition=gpu --exclusive", default="")
+    queue_limit_s: float = _option("--ddp-queue-limit", "1h", duration_s, "measuring",
+        "longest wait for Slurm to give nodes", default="1h")
+    container: str | None = _option("--ddp-container", "IMAGE", str, "measuring",
+        "run ranks in a container: Pyxis/Enroot, or Apptainer/Singularity for .sif")
+    pass_env: tuple[str, ...] = _option("--ddp-pass-env", "NAME,PREFIX*", names_of_variables, "measuring",
+        "further environment variables that ranks get", default="")
+    budget_s: float | None = _option("--ddp-budget", "10m", duration_s, "measuring",
+        "wall time for measuring; what is undecided then is inconclusive")
+    inactivity_limit_s: float = _option("--ddp-inactivity-limit", "10m", duration_s, "measuring",
+        "end a gang of ranks that records nothing for so long", default="10m")
+    total_limit_s: float | None = _option("--ddp-total-limit", "2h", duration_s, "measuring",
+        "end a gang of ranks that is not done by then; default: from the plan")
+    unfit: str = _option("--ddp-unfit", "|".join(UNFIT), one_of(*UNFIT), "measuring",
+        "nodes that fail a check before anything is launched: measure them all the same, leave them out, or stop and "
+        "measure nothing", default=MEASURE)
+    history: Path | None = _option("--ddp-history", "FILE", path, "judging",
+        "SQLite file with what this site's nodes reached; default: history.sqlite beside runs in ddpscale-runs")
+    confidence: float = _option("--ddp-confidence", "0.95", confidence_level, "judging",
+        "confidence of the intervals", default="0.95")
+    rounds: int | None = _option("--ddp-rounds", "N", number_of_rounds, "measuring",
+        "most rounds of a study, at least 8; default: 32 (probes: 16); ends once all is decided")
+    block_s: float | None = _option("--ddp-block", "3s", block_length_s, "measuring",
+        "length of a timed block; default: 2s on GPU, 0.75s on CPU")
+    isolate: bool = _switch("--ddp-isolate", "measuring",
+        "a fresh torchrun for each study instead of one warm gang")
+    allow_incomplete: bool = _switch("--ddp-allow-incomplete", "judging",
+        "exit 0 although a selected requirement was not measured")
+    sku_was_given: bool = False
+# fmt: on
 
-    gpu_sku: str
-    sku_was_given: bool
-    thresholds: Path | None
-    run_dir: Path | None
-    judge: Path | None
-    resume: Path | None
-    launcher: str
-    nodes: int | None
-    slurm_args: tuple[str, ...]
-    queue_limit_s: float
-    container: str | None
-    pass_env: tuple[str, ...]
-    gpus_per_node: int | None
-    world_sizes: tuple[int, ...] | None
-    budget_s: float | None
-    inactivity_limit_s: float
-    total_limit_s: float | None
-    unfit: str
-    history: Path | None
-    confidence: float
-    rounds: int | None
-    block_s: float | None
-    isolate: bool
-    allow_incomplete: bool
+
+# By attribute of `Settings`.
+OPTIONS: dict[str, Option] = {one.name: one.metadata["option"] for one in fields(Settings) if one.metadata}
+
+
+class _Given(NamedTuple):
+    """Text of a setting and where it was found."""
+
+    text: str
+    where: str
 
 
 def settings_from(
@@ -184,214 +331,56 @@ def settings_from(
     Raises:
         OptionError: a value makes no sense; the message says where it came from.
     """
-    values = {option.name: _find(option, options, ini, environ) for option in OPTIONS}
-    sku = values["gpu_sku"]
-    budget = values["ddp_budget"]
-    settings = Settings(
-        gpu_sku=sku.text or AUTO,
-        sku_was_given=bool(sku.text),
-        thresholds=_path(values["thresholds"]),
-        run_dir=_path(values["ddp_run_dir"]),
-        judge=_path(values["ddp_judge"]),
-        resume=_resumed(values),
-        launcher=_launcher(values["ddp_launcher"]),
-        nodes=_count(values["ddp_nodes"], MOST_NODES),
-        slurm_args=_arguments(values["ddp_slurm_args"]),
-        queue_limit_s=_duration(values["ddp_queue_limit"]) if values["ddp_queue_limit"].text else 3600.0,
-        container=values["ddp_container"].text or None,
-        pass_env=_names(values["ddp_pass_env"]),
-        gpus_per_node=_count(values["ddp_gpus_per_node"], MOST_PER_NODE),
-        world_sizes=_counts(values["ddp_world_sizes"]),
-        budget_s=_duration(budget) if budget.text else None,
-        inactivity_limit_s=_duration(values["ddp_inactivity_limit"]) if values["ddp_inactivity_limit"].text else 600.0,
-        total_limit_s=_duration(values["ddp_total_limit"]) if values["ddp_total_limit"].text else None,
-        unfit=_unfit(values["ddp_unfit"]),
-        history=_path(values["ddp_history"]),
-        confidence=_confidence(values["ddp_confidence"]),
-        rounds=_rounds(values["ddp_rounds"]),
-        block_s=_block(values["ddp_block"]) if values["ddp_block"].text else None,
-        isolate=_switch(values["ddp_isolate"]),
-        allow_incomplete=_switch(values["ddp_allow_incomplete"]),
-    )
-    _refuse_measuring_beside_judging(values)
-    _refuse_limits_that_cannot_be_kept(settings, values)
+    given = {attribute: _find(option, options, ini, environ) for attribute, option in OPTIONS.items()}
+    _refuse_two_runs(given)
+    values = {
+        attribute: read_value(one.where, one.text, OPTIONS[attribute].parse)
+        for attribute, one in given.items()
+        if one.text
+    }
+    settings = Settings(**values, sku_was_given=bool(given["gpu_sku"].text))
+    _refuse_measuring_beside_judging(given)
+    _refuse_limits_that_cannot_be_kept(settings, given)
     return settings
 
 
-@dataclass(frozen=True)
-class _Value:
-    """Text of a setting and where it was found."""
-
-    text: str
-    where: str
-
-    def refuse(self, expected: str) -> OptionError:
-        from pytest_ddpscale.util.masking import masked_arguments  # here, as every pytest session loads this module
-
-        shown = repr(masked_arguments([self.text])[0])
-        shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
-        return OptionError(self.where, f"found {shown}", expected)
-
-
-def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str]) -> _Value:
+def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str]) -> _Given:
     given = options.get(option.name)
     if given is True:
-        return _Value("true", option.flag)
+        return _Given("true", option.flag)
     if given not in (None, False):
         if not str(given):  # as --ddp-judge=$RUN gives, with RUN not set: it must not mean to measure
             raise OptionError(option.flag, "found no value", f"{option.flag}={option.metavar}")
-        return _Value(str(given), option.flag)
+        return _Given(str(given), option.flag)
     if environ.get(option.variable):
-        return _Value(environ[option.variable], option.variable)
-    return _Value(ini.get(option.name, ""), f"ini option {option.name}")
+        return _Given(environ[option.variable], option.variable)
+    return _Given(ini.get(option.name, ""), f"ini option {option.name}")
 
 
-def _refuse_measuring_beside_judging(values: Mapping[str, _Value]) -> None:
-    """On the command line only: a site's variables and ini file stand for runs of both kinds."""
-    judge = values["ddp_judge"]
-    given = [value for name in _MEASURING if (value := values[name]).where.startswith("--")]
-    if judge.text and given:
-        found = f"found {given[0].text!r} beside {judge.where}={judge.text}, which measures nothing"
-        raise OptionError(given[0].where, found, f"one of {given[0].where} and {judge.where}")
-
-
-def _refuse_limits_that_cannot_be_kept(settings: Settings, values: Mapping[str, _Value]) -> None:
-    inactivity, total = values["ddp_inactivity_limit"], values["ddp_total_limit"]
-    if inactivity.text and settings.total_limit_s is not None and settings.inactivity_limit_s > settings.total_limit_s:
-        raise inactivity.refuse(f"no more than {total.where}={total.text}")
-    limit_s = min(settings.inactivity_limit_s, settings.total_limit_s or settings.inactivity_limit_s)
-    if settings.block_s is not None and settings.block_s > limit_s / 2:
-        raise values["ddp_block"].refuse(f"at most half of the {limit_s:g} s after which silent ranks are ended")
-
-
-def _path(value: _Value) -> Path | None:
-    if "\0" in value.text:
-        raise value.refuse("a path without a null character")
-    try:
-        return Path(value.text).expanduser() if value.text else None
-    except RuntimeError:
-        raise value.refuse("a path; there is no such user") from None
-
-
-def _resumed(values: Mapping[str, _Value]) -> Path | None:
-    """The run to go on with, which is measured, and in its own directory."""
-    resume = values["ddp_resume"]
-    other = next((values[name] for name in ("ddp_judge", "ddp_run_dir") if values[name].text), None)
+def _refuse_two_runs(given: Mapping[str, _Given]) -> None:
+    """A run that is gone on with is measured, and in its own directory."""
+    resume = given["resume"]
+    other = next((given[name] for name in ("judge", "run_dir") if given[name].text), None)
     if resume.text and other is not None:
         found = f"found {resume.text!r} beside {other.where}={other.text}"
         raise OptionError(resume.where, found, f"one of {resume.where} and {other.where}")
-    return _path(resume)
 
 
-def _launcher(value: _Value) -> str:
-    if value.text and value.text not in LAUNCHERS:
-        raise value.refuse(f"one of {', '.join(LAUNCHERS)}")
-    return value.text or AUTO
+def _refuse_measuring_beside_judging(given: Mapping[str, _Given]) -> None:
+    """On the command line only: a site's variables and ini file stand for runs of both kinds."""
+    judge = given["judge"]
+    of_measuring = [given[name] for name, option in OPTIONS.items() if option.about == "measuring"]
+    typed = next((one for one in of_measuring if one.where.startswith("--")), None)
+    if judge.text and typed is not None:
+        found = f"found {typed.text!r} beside {judge.where}={judge.text}, which measures nothing"
+        raise OptionError(typed.where, found, f"one of {typed.where} and {judge.where}")
 
 
-def _unfit(value: _Value) -> str:
-    if value.text and value.text not in UNFIT:
-        raise value.refuse(f"one of {', '.join(UNFIT)}")
-    return value.text or MEASURE
-
-
-def _arguments(value: _Value) -> tuple[str, ...]:
-    try:
-        arguments = tuple(shlex.split(value.text))
-    except ValueError as error:
-        raise value.refuse(f"arguments of srun, quoted as in a shell ({error})") from None
-    if any(not argument.startswith("-") for argument in arguments[:1]):
-        raise value.refuse("arguments of srun, such as --partition=gpu --exclusive")
-    if any(_OURS.match(argument) for argument in arguments):
-        raise value.refuse(
-            "none of --nodes (that is --ddp-nodes), --ntasks, --export, --input, --output, --error and --job-name (by "
-            "its own name what a gang leaves behind is found)"
-        )
-    return arguments
-
-
-def _names(value: _Value) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in value.text.split(",") if name.strip())
-    if not all(_VARIABLE.fullmatch(name) for name in names):
-        raise value.refuse("names of environment variables such as MY_SITE,UCX_*")
-    return names
-
-
-def _count(value: _Value, most: int) -> int | None:
-    if not value.text:
-        return None
-    if not _is_count(value.text, most):
-        raise value.refuse(f"a whole number from 1 to {most}")
-    return int(value.text)
-
-
-def _is_count(text: str, most: int) -> bool:
-    return re.fullmatch("[0-9]{1,9}", text) is not None and 1 <= int(text) <= most
-
-
-def _rounds(value: _Value) -> int | None:
-    rounds = _count(value, MOST_ROUNDS)
-    if rounds is None:
-        return None
-    from pytest_ddpscale.plan.planner import FEWEST_ROUNDS  # here, as every pytest session loads this module
-
-    if rounds < FEWEST_ROUNDS:
-        raise value.refuse(f"at least {FEWEST_ROUNDS} rounds: fewer never decide")
-    return rounds
-
-
-def _counts(value: _Value) -> tuple[int, ...] | None:
-    if not value.text:
-        return None
-    from pytest_ddpscale.plan.study import MOST_RANKS  # here, as every pytest session loads this module
-
-    parts = [part.strip() for part in value.text.split(",")]
-    if not all(_is_count(part, MOST_RANKS) for part in parts):
-        raise value.refuse(f"world sizes such as 1,2,4, from 1 to {MOST_RANKS}")
-    return tuple(sorted({int(part) for part in parts}))
-
-
-def _duration(value: _Value) -> float:
-    match = DURATION.match(value.text)
-    if match is None or float(match[1]) <= 0:
-        raise value.refuse("a time such as 90s, 10m or 1h")
-    seconds = float(match[1]) * _SECONDS[match[2]]
-    if seconds > LONGEST_S:
-        raise value.refuse(f"at most {LONGEST_S / 3600:g}h")
-    return seconds
-
-
-def _block(value: _Value) -> float:
-    seconds = _duration(value)
-    if not SHORTEST_BLOCK_S <= seconds <= LONGEST_BLOCK_S:
-        raise value.refuse(f"a time from {SHORTEST_BLOCK_S:g}s to {LONGEST_BLOCK_S:g}s")
-    return seconds
-
-
-def _confidence(value: _Value) -> float:
-    if not value.text:
-        return 0.95
-    try:
-        confidence = float(value.text)
-    except ValueError:
-        raise value.refuse("a number such as 0.95") from None
-    if not 0.5 <= confidence <= 0.9999:
-        raise value.refuse("a number from 0.5 to 0.9999")
-    return confidence
-
-
-def _switch(value: _Value) -> bool:
-    words = {
-        "": False,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-    }
-    if value.text.lower() not in words:
-        raise value.refuse("true or false")
-    return words[value.text.lower()]
+def _refuse_limits_that_cannot_be_kept(settings: Settings, given: Mapping[str, _Given]) -> None:
+    inactivity, total, block = given["inactivity_limit_s"], given["total_limit_s"], given["block_s"]
+    if inactivity.text and settings.total_limit_s is not None and settings.inactivity_limit_s > settings.total_limit_s:
+        raise _refused(inactivity.where, inactivity.text, f"no more than {total.where}={total.text}")
+    limit_s = min(settings.inactivity_limit_s, settings.total_limit_s or settings.inactivity_limit_s)
+    if settings.block_s is not None and settings.block_s > limit_s / 2:
+        expected = f"at most half of the {limit_s:g} s after which silent ranks are ended"
+        raise _refused(block.where, block.text, expected)

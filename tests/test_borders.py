@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,17 +22,17 @@ ALLOWED: dict[str, set[str]] = {
     "telemetry": {"results"},
     "sku": {"plan", "thresholds"},
     "node": {"results", "sku", "telemetry"},
-    "launch": {"plan", "results", "node"},
+    "launch": {"plan", "results", "node", "settings"},
     "worker": {"plan", "results", "telemetry"},
-    "metrics": {"plan", "results"},
+    "evidence": {"plan", "results"},
+    "metrics": {"plan", "results", "evidence"},
     "stats": set(),
-    "evidence": {"plan", "results", "metrics"},
     "checks": {"plan", "results"},
     "blame": {"plan", "results", "thresholds", "metrics", "evidence"},
     "verdict": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "checks", "blame"},
     "history": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "verdict"},
-    "report": {"plan", "results", "metrics", "history"},
-    "simulate": {"plan", "results", "thresholds", "evidence", "verdict"},
+    "report": {"plan", "results", "evidence", "metrics", "history"},
+    "simulate": {"settings", "plan", "results", "thresholds", "metrics", "evidence", "verdict"},
 }
 TOP = {"session", "plugin", "cli"}
 LOOSE = {"cli", "settings", "errors"}
@@ -53,6 +55,7 @@ def part_of(module: Path) -> str:
     return relative.parts[0] if len(relative.parts) > 1 else relative.stem
 
 
+@cache
 def imports(module: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
@@ -73,6 +76,17 @@ def test_imports_go_one_way(module: Path) -> None:
         return
     own = {name.partition(".")[2].partition(".")[0] for name in imports(module) if name.startswith("pytest_ddpscale")}
     assert own <= ALLOWED[part] | EVERYBODY | {part}
+
+
+# What else may name a scheduler: options, which a user types, and the site's files that `ddpscale init` copies.
+MAY_NAME_SLURM = {"launch/slurm.py", "settings.py", "cli.py", "util/packaged.py", "report/culprits_text.py"}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
+def test_only_its_launcher_knows_a_scheduler(module: Path) -> None:
+    text = module.read_text(encoding="utf-8")
+    named = re.findall("slurm|srun|scontrol|sbatch|salloc", text, re.IGNORECASE)
+    assert not named or str(module.relative_to(PACKAGE)) in MAY_NAME_SLURM
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))

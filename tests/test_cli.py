@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.records import Lost
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import start_run
 from tests.report.judged import failed, write_judged_run
@@ -40,7 +41,7 @@ def test_init_copies_what_a_site_edits(tmp_path: Path) -> None:
     assert "pytest --gpu-sku=cpu" in result.stdout
     names = {path.name for path in (tmp_path / "site").iterdir()}
     assert names == {"acceptance", "slurm", "thresholds.schema.json", "thresholds.yaml"}
-    assert (tmp_path / "site" / "acceptance" / "test_weak_scaling.py").is_file()
+    assert (tmp_path / "site" / "acceptance" / "test_scaling.py").is_file()
 
 
 def test_init_never_overwrites_a_site(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_culprits_of_a_run_that_was_killed_before_it_had_verdicts_are_of_its_mea
     run = RunDirectory.create(tmp_path / "run")
     start_run(run, "cpu", (), thresholds, hashlib.sha256(thresholds.read_bytes()).hexdigest())
     run.write_json(run.plan_json, Plan("cpu", "cpu", ()).as_json())
-    run.append_record({"kind": "lost", "hosts": ["n3"], "message": "n3 was given up by Slurm"})
+    run.append_record(Lost(hosts=("n3",), message="n3 was given up by Slurm"))
     result = ddpscale("culprits", run.path)
     assert result.returncode == 0, result.stderr
     assert "n3: look at it: lost: n3 was given up by Slurm" in result.stdout

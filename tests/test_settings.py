@@ -13,7 +13,7 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.settings import OPTIONS, Option, Settings, settings_from
 
-BY_NAME = {option.name: option for option in OPTIONS}
+BY_NAME = {option.name: option for option in OPTIONS.values()}
 # Two values of each option, and the attribute they are read into.
 VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "gpu_sku": ("gpu_sku", "b200", "v100", "b200", "v100"),
@@ -22,6 +22,16 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "ddp_judge": ("judge", "runs/a", "runs/b", Path("runs/a"), Path("runs/b")),
     "ddp_resume": ("resume", "runs/a", "runs/b", Path("runs/a"), Path("runs/b")),
     "ddp_launcher": ("launcher", "slurm", "torchrun", "slurm", "torchrun"),
+    "ddp_hosts": ("hosts", "n1,n2", "n[1-8]", "n1,n2", "n[1-8]"),
+    "ddp_hostfile": ("hostfile", "hosts", "b.txt", Path("hosts"), Path("b.txt")),
+    "ddp_exec": (
+        "exec",
+        "docker exec -i {host}",
+        "rsh '{host} a'",
+        ("docker", "exec", "-i", "{host}"),
+        ("rsh", "{host} a"),
+    ),
+    "ddp_remote_python": ("remote_python", "python3", "/opt/bin/python", "python3", "/opt/bin/python"),
     "ddp_nodes": ("nodes", "2", "16", 2, 16),
     "ddp_slurm_args": ("slurm_args", "-p gpu --mem=0", "--exclusive", ("-p", "gpu", "--mem=0"), ("--exclusive",)),
     "ddp_queue_limit": ("queue_limit_s", "30m", "2h", 1800.0, 7200.0),
@@ -41,7 +51,7 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
 MEASURING = (
     "ddp_launcher", "ddp_nodes", "ddp_gpus_per_node", "ddp_slurm_args", "ddp_queue_limit", "ddp_container",
     "ddp_pass_env", "ddp_budget", "ddp_inactivity_limit", "ddp_total_limit", "ddp_unfit", "ddp_rounds", "ddp_block",
-    "ddp_isolate",
+    "ddp_isolate", "ddp_hosts", "ddp_hostfile", "ddp_exec", "ddp_remote_python",
 )  # fmt: skip
 SWITCHES = {"ddp_isolate": "isolate", "ddp_allow_incomplete": "allow_incomplete"}
 
@@ -67,7 +77,8 @@ def test_a_refusal_quotes_no_secret(text: str) -> None:
 def test_nothing_asked_for() -> None:
     assert read() == Settings(
         gpu_sku="auto", sku_was_given=False, thresholds=None, run_dir=None, judge=None, resume=None,
-        launcher="auto", nodes=None, slurm_args=(), queue_limit_s=3600.0, container=None, pass_env=(),
+        launcher="auto", hosts=None, hostfile=None, exec=(), remote_python=None,
+        nodes=None, slurm_args=(), queue_limit_s=3600.0, container=None, pass_env=(),
         gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0, total_limit_s=None,
         unfit="measure", history=None,
         confidence=0.95, rounds=None, block_s=None, isolate=False, allow_incomplete=False,
@@ -76,6 +87,7 @@ def test_nothing_asked_for() -> None:
 
 def test_every_option_is_tested_here() -> None:
     assert set(VALUES) | set(SWITCHES) == set(BY_NAME)
+    assert {option.name for option in OPTIONS.values() if option.about == "measuring"} == set(MEASURING)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +99,12 @@ def test_every_option_is_tested_here() -> None:
     ],
 )
 def test_the_three_names_of_an_option(flag: str, name: str, variable: str) -> None:
-    option = Option(flag, "X", "")
+    option = Option(flag, "X", str, "", "", "judging")
     assert (option.name, option.variable) == (name, variable)
 
 
 def test_no_two_options_share_a_name() -> None:
-    assert len({option.variable for option in OPTIONS}) == len(BY_NAME) == len(OPTIONS)
+    assert len({option.variable for option in OPTIONS.values()}) == len(BY_NAME) == len(OPTIONS)
 
 
 @pytest.mark.parametrize("name", sorted(VALUES))
@@ -157,7 +169,7 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
 @pytest.mark.parametrize(
     ("name", "texts", "expected"),
     [
-        ("ddp_launcher", ["Slurm", "srun", " "], "one of auto, torchrun, slurm"),
+        ("ddp_exec", ["docker 'exec"], "a command, quoted as in a shell (No closing quotation)"),
         ("ddp_unfit", ["leave_out", "Stop", "drain", " "], "one of measure, leave-out, stop"),
         ("ddp_nodes", ["0", "-2", "all", "1.5", "100001", "1" * 99, "\u0663"], "a whole number from 1 to 100000"),
         ("ddp_slurm_args", ["gpu", "partition=gpu", "a -b"], "arguments of srun, such as --partition=gpu --exclusive"),

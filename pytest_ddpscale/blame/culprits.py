@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from pytest_ddpscale.blame.link_faults import listed
-from pytest_ddpscale.blame.slow_links import NOT_COMPUTATION, with_slow_links
+from pytest_ddpscale.blame.slow_links import with_slow_links
 from pytest_ddpscale.blame.stragglers import (
     MINIMUM_RELATIVE_GAP,
     MINIMUM_ROUNDS,
@@ -19,8 +21,8 @@ from pytest_ddpscale.blame.stragglers import (
 )
 from pytest_ddpscale.blame.two_groups import find_slow_group
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.rounds import Rounds, group_rounds, together
-from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds, all_groups
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import DeviceType, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
@@ -29,18 +31,6 @@ from pytest_ddpscale.thresholds.cases import Case
 # Ranks on one CPU share its caches, its power and its neighbours; GPUs share little.
 _MINIMUM_GAPS: dict[DeviceType, float] = {"cuda": MINIMUM_RELATIVE_GAP, "cpu": 0.10}
 _EXPLAINS_NOTHING = "does not explain it"  # said of slowness that is too little for what was missed
-# What one slow rank makes worse for all, because under DDP they wait for it.
-_SLOWED_BY_ONE_RANK = {
-    "throughput_per_gpu",
-    "weak_scaling_efficiency",
-    "strong_scaling_speedup",
-    "strong_scaling_efficiency",
-    "rank_uniformity",
-    "exposed_communication",
-    "step_time_p95",
-    "generation_ratio",
-    "model_flops_utilization",
-}
 
 
 @dataclass(frozen=True)
@@ -63,7 +53,10 @@ class RankComparison:
     @cached_property
     def stragglers(self) -> list[Straggler]:
         """Those of them that are slow, slowest first."""
-        return stragglers_of(self.peers.rounds, self.evidence.plan.device_type)
+        rounds, device_type = self.peers.rounds, self.evidence.plan.device_type
+        key = ("stragglers", self.study.id)
+        found: list[Straggler] = self.evidence.once(key, lambda: stragglers_of(rounds, device_type))
+        return found
 
     def slow_nodes_of(self, stragglers: Sequence[Straggler]) -> list[SlowNode]:
         """Nodes of these stragglers of which all ranks are slow, slowest first."""
@@ -73,32 +66,36 @@ class RankComparison:
         hosts = {straggler.host for straggler in stragglers}
         return [node for node in slow_nodes(self.stragglers, self.peers.rounds) if node.host in hosts]
 
-    def among(self, verdict: Verdict, measured: Rounds) -> list[Straggler]:
+    def among(self, verdict: Verdict, measured: ArmRounds) -> list[Straggler]:
         """Those that took part in what was judged."""
         if self.evidence.plan.nodes == 1:
             ranks = self.study.turns if verdict.world_size == 1 else verdict.world_size
             return [s for s in self.stragglers if s.rank < ranks]
         # A rank's number is another one after a node was lost; its place stays.
-        places = {(one.host, one.local_rank) for arm_round in measured.values() for one in arm_round.ranks}
+        places = set(measured.ranks.places)
         return [s for s in self.stragglers if (s.host, s.local_rank) in places]
 
 
-def with_culprits(verdict: Verdict, case: Case, compared: RankComparison, measured: Rounds) -> Verdict:
+def with_culprits(
+    verdict: Verdict, case: Case, compared: RankComparison, find_rounds: Callable[[], ArmRounds]
+) -> Verdict:
     """The verdict with everybody named who stands out in the measurements, if it did not pass.
 
     Args:
         verdict: on `case`.
         case: the requirement.
         compared: who is slow.
-        measured: complete rounds of the arm in question; of several nodes, those that did not pass.
+        find_rounds: gives complete rounds of the arm in question; of several nodes, those that did not pass.
     """
     if verdict.outcome not in ("failed", "inconclusive") or verdict.culprits:
         return verdict
-    if verdict.metric == "device_utilization":
+    definition, measured = METRICS[verdict.metric], find_rounds()
+    if definition.reads_utilization:
         return _with_least_busy(verdict, measured) if verdict.outcome == "failed" else verdict
-    if verdict.metric in _SLOWED_BY_ONE_RANK:
+    if definition.slowed_by_one_rank:
         named = _with_stragglers(verdict, case, compared, measured)
-        return with_slow_links(named, compared.evidence, measured)
+        named = with_slow_links(named, compared.evidence, measured)
+        return named if named.culprits else _with_note_on_computation(named, compared)
     return verdict
 
 
@@ -134,21 +131,16 @@ class ComparedRanks:
     """
 
     workload: Workload | None
-    rounds: Rounds
+    rounds: ArmRounds
 
     def img_per_s(self, straggler: Straggler) -> float:
         """Median throughput of a rank."""
-        blocks = [one for r in self.rounds.values() for one in r.ranks if one.rank == straggler.rank]
-        return statistics.median(one.throughput_img_per_s for one in blocks)
+        column = self.rounds.ranks.numbers == straggler.rank
+        return float(np.nanmedian(self.rounds.img_per_s[:, column]))
 
     def floor_img_per_s(self, case: Case) -> float | None:
         """What one of them alone should reach, if the case knows: it does so of its own workload only."""
         return case.floor_img_per_s if self.workload == case.workload else None
-
-    def keeps_floor(self, straggler: Straggler, case: Case) -> bool:
-        """Whether a rank is known to be as fast as it should be alone."""
-        floor = self.floor_img_per_s(case)
-        return floor is not None and self.img_per_s(straggler) >= floor
 
     def misses_floor(self, straggler: Straggler, case: Case) -> bool:
         """Whether a rank is known to be slower than it should be alone."""
@@ -158,7 +150,7 @@ class ComparedRanks:
     @property
     def hosts(self) -> int:
         """How many hosts they are on."""
-        return len({one.host for arm_round in self.rounds.values() for one in arm_round.ranks})
+        return len(self.rounds.ranks.by_host)
 
 
 def peers_of(study: Study, evidence: Evidence) -> ComparedRanks:
@@ -168,24 +160,24 @@ def peers_of(study: Study, evidence: Evidence) -> ComparedRanks:
     """
     arms = [(candidate, arm) for candidate in evidence.plan.studies for arm in candidate.arms if arm.kind == "each"]
     if not arms:
-        return ComparedRanks(None, {})
+        return ComparedRanks(None, NO_ROUNDS)
     best, largest = max(arms, key=lambda pair: (pair[0] == study, pair[1].world_size))
-    return ComparedRanks(
-        best.workload, together(group_rounds(evidence.measurements, best.id, largest, evidence.plan.layout))
-    )
+    return ComparedRanks(best.workload, all_groups(evidence.columns, best.id, largest, evidence.plan.layout))
 
 
-def stragglers_of(rounds: Rounds, device_type: DeviceType) -> list[Straggler]:
+def stragglers_of(rounds: ArmRounds, device_type: DeviceType) -> list[Straggler]:
     """Ranks that are slow by themselves, slowest first: those that stand out, or the slower of two groups."""
     gap = _MINIMUM_GAPS[device_type]
     found, group = find_stragglers(rounds, minimum_relative_gap=gap), find_slow_group(rounds, gap)
     return group if len(group) > len(found) or any(straggler.ambiguous for straggler in group) else found
 
 
-def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, measured: Rounds) -> Verdict:
-    found = compared.among(verdict, measured)
+def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, measured: ArmRounds) -> Verdict:
+    definition, found = METRICS[verdict.metric], compared.among(verdict, measured)
     if not found:
-        return _with_note_on_computation(verdict, compared)
+        is_open = definition.compares_ranks and len(compared.peers.rounds) >= MINIMUM_ROUNDS
+        none = "; no rank is the slow one in enough rounds to be named" if is_open else ""
+        return replace(verdict, reason=f"{verdict.reason}{none}")
     nodes = compared.slow_nodes_of(found)
     blame = Blame(verdict, case, compared, tuple(found))
     whole = {node.host for node in nodes}
@@ -200,7 +192,7 @@ def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, mea
         slower = listed(sorted(whole)) if whole else listed([who for _, who in named])
         ratio = statistics.median(straggler.ratio for straggler in found)
         seen = f"two groups: {slower} at {ratio:.2f}× the time of {others} without communication too"
-    if verdict.metric == "rank_uniformity" and not others:
+    if definition.compares_ranks and not others:
         reason = f"{verdict.reason}; slow: {who}{more}"
     elif verdict.world_size == 1 or not blame.is_explained:
         reason = f"{verdict.reason}; {seen}"
@@ -234,10 +226,10 @@ class Blame:
     @cached_property
     def is_explained(self) -> bool:
         """Whether the requirement would be kept if none of them were slow."""
-        if self.compared.evidence.plan.nodes == 1 or self.verdict.metric == "rank_uniformity":
+        definition = METRICS[self.verdict.metric]
+        if self.compared.evidence.plan.nodes == 1 or definition.compares_ranks:
             return True
-        baseline = METRICS[self.verdict.metric].baseline
-        if baseline == "no_sync":
+        if definition.baseline == "no_sync":
             return False  # slow ranks are as slow in it, so that they add nothing to what communication costs
         return self._is_kept(self._slowest)
 
@@ -298,22 +290,19 @@ def _evidence_on(straggler: Straggler, case: Case, each: ComparedRanks) -> str:
 
 
 def _with_note_on_computation(verdict: Verdict, compared: RankComparison) -> Verdict:
-    """Nobody who took part is slow by itself: then either all are, or it is communication that costs."""
-    if len(compared.peers.rounds) < MINIMUM_ROUNDS:
+    """Nobody is slow by itself, and no link: then either all ranks are, or it is communication that costs."""
+    definition = METRICS[verdict.metric]
+    is_efficiency = definition.scaling == "weak" and definition.baseline == "alone"
+    if not is_efficiency or compared.stragglers or len(compared.peers.rounds) < MINIMUM_ROUNDS:
         return verdict
-    if verdict.metric == "rank_uniformity":
-        return replace(verdict, reason=f"{verdict.reason}; no rank is the slow one in enough rounds to be named")
-    if verdict.metric != "weak_scaling_efficiency" or compared.stragglers:
-        return verdict
-    note = f"{NOT_COMPUTATION}: what is lost is lost in communication, or by all ranks alike"
+    note = "no rank is slow without communication: what is lost is lost in communication, or by all ranks alike"
     return replace(verdict, notes=(*verdict.notes, note))
 
 
-def _with_least_busy(verdict: Verdict, measured: Rounds) -> Verdict:
-    idle = [r.least_busy for r in measured.values() if r.least_busy is not None]
-    ranks = [rank.rank for rank in idle]
-    most_often = statistics.mode(ranks)
-    rank = next(rank for rank in idle if rank.rank == most_often)
-    evidence = f"least busy of {verdict.world_size} in {ranks.count(most_often)} of {len(ranks)} rounds"
-    culprit = Culprit("gpu", rank.host, rank.local_rank, rank.device, evidence)
+def _with_least_busy(verdict: Verdict, measured: ArmRounds) -> Verdict:
+    idle = [column for column in measured.least_busy.tolist() if column >= 0]
+    most_often, ranks = statistics.mode(idle), measured.ranks
+    evidence = f"least busy of {verdict.world_size} in {idle.count(most_often)} of {len(idle)} rounds"
+    place = str(ranks.hosts[most_often]), int(ranks.local_ranks[most_often]), str(ranks.devices[most_often])
+    culprit = Culprit("gpu", *place, evidence)
     return replace(verdict, culprits=(culprit,))

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.agreement import Disagreement, disagreeing_ranks, ranks_unlike_most
 from pytest_ddpscale.metrics.rounds import group_rounds
+from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
-
-METRIC = "replica_agreement"
 
 
 def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdict:
@@ -18,18 +17,18 @@ def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdic
 
     One disagreement is enough, because nothing about it is random: DDP keeps replicas equal bit for bit.
     """
-    odd = disagreements(study, evidence)
+    odd: list[Disagreement] = evidence.once(("disagreements", study.id), lambda: disagreements(study, evidence))
     if not odd:
         return verdict
     culprits = tuple(
         Culprit("gpu", o.host, o.local_rank, o.device, o.evidence, is_certain=not o.ambiguous) for o in odd
     )
     names = ", ".join(f"rank {o.rank} on {o.host}" for o in odd[:3]) + (" and others" if len(odd) > 3 else "")
-    if verdict.metric == METRIC:
+    if METRICS[verdict.metric].compares_results:
         return replace(verdict, outcome="failed", reason=f"{names}: results unlike the others'", culprits=culprits)
     if verdict.outcome != "passed":
         return verdict
-    reason = f"{names}: results unlike the others' (see {METRIC}), so that this speed is of no use"
+    reason = f"{names}: results unlike the others' (see {REPLICA_AGREEMENT.name}), so that this speed is of no use"
     return replace(verdict, outcome="error", reason=reason, culprits=culprits)
 
 
@@ -44,7 +43,7 @@ def disagreements(study: Study, evidence: Evidence) -> list[Disagreement]:
     found = {odd.rank: odd for odd in by_themselves} if evidence.plan.nodes > 1 else {}
     together = [arm for arm in study.arms if arm.kind == "ddp" and arm.world_size > 1]
     for arm in sorted(together, key=lambda arm: -arm.world_size):
-        for rounds in group_rounds(evidence.measurements, study.id, arm, evidence.plan.layout):
+        for rounds in group_rounds(evidence.columns, study.id, arm, evidence.plan.layout):
             odd = disagreeing_ranks(rounds, seeded)
             told_apart = any(o.rank in found and not found[o.rank].ambiguous for o in odd)
             for disagreement in odd:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+import numpy as np
+
 from pytest_ddpscale.blame.link_faults import LinkEnd, LinkFault, find_link_faults
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.rounds import Rounds
+from pytest_ddpscale.metrics.rounds import ArmRounds
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 
 
-def with_slow_links(verdict: Verdict, evidence: Evidence, measured: Rounds) -> Verdict:
+def with_slow_links(verdict: Verdict, evidence: Evidence, measured: ArmRounds) -> Verdict:
     """The verdict with nodes and links named that communicate slowly, if ranks of several nodes were judged.
 
     Args:
@@ -39,16 +41,12 @@ def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
     more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
     who = f"{_words(faults[0])}{more}"
     reason = f"{verdict.reason}; communication is slow at {who} ({faults[0].evidence})"
-    kept = tuple(note for note in verdict.notes if not note.startswith(NOT_COMPUTATION))
-    return replace(verdict, culprits=(*verdict.culprits, *culprits), reason=reason, notes=kept)
+    return replace(verdict, culprits=(*verdict.culprits, *culprits), reason=reason)
 
 
-# How a note begins that link culprits make superfluous.
-NOT_COMPUTATION = "no rank is slow without communication"
-
-
-def _spans_nodes(measured: Rounds) -> bool:
-    return any(len({rank.host for rank in arm_round.ranks}) > 1 for arm_round in measured.values())
+def _spans_nodes(measured: ArmRounds) -> bool:
+    by_host = [measured.present[:, at].any(axis=1) for at in measured.ranks.by_host.values()]
+    return len(by_host) > 1 and bool((np.sum(by_host, axis=0) > 1).any())
 
 
 def _words(fault: LinkFault) -> str:

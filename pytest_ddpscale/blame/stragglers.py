@@ -28,17 +28,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
+from pytest_ddpscale.evidence.columns import BoolArray, FloatArray
 from pytest_ddpscale.metrics.peers import Peers
-from pytest_ddpscale.metrics.rounds import ArmRound, Rounds, mean_step_s
-from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.metrics.rounds import ArmRounds
 
 MINIMUM_RELATIVE_GAP = 0.05
 MAD_FACTOR = 4.0
 MINIMUM_ROUNDS = 5
 MINIMUM_SHARE = 0.75
-
-# A rank's number says little after a relaunch; its place stays.
-Place = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Straggler:
     """A rank that is slower than its peers.
 
     Attributes:
-        rank: global rank, in the last round.
+        rank: global rank.
         host: host name.
         local_rank: rank on its host.
         device: GPU UUID, or ``cpu``.
@@ -108,19 +107,8 @@ class SlowNode:
         return self.stragglers[0].ambiguous
 
 
-# A simulated cluster has a hundred thousand in each round.
-@dataclass(frozen=True, slots=True)
-class _AgainstPeers:
-    """One rank in one round against its peers."""
-
-    measurement: Measurement
-    ratio: float
-    is_slow: bool
-    peers: int
-
-
 def find_stragglers(
-    measured: Rounds,
+    measured: ArmRounds,
     minimum_relative_gap: float = MINIMUM_RELATIVE_GAP,
     mad_factor: float = MAD_FACTOR,
     minimum_rounds: int = MINIMUM_ROUNDS,
@@ -135,77 +123,65 @@ def find_stragglers(
         minimum_rounds: fewer rounds accuse nobody.
         minimum_share: share of its rounds in which a rank has to be over the line, rounded up.
     """
-    histories: dict[Place, list[_AgainstPeers]] = defaultdict(list)
-    for number in sorted(measured):
-        for comparison in _compared(measured[number], minimum_relative_gap, mad_factor):
-            histories[place_of(comparison.measurement)].append(comparison)
-    found = [
-        _straggler(history)
-        for history in histories.values()
-        if len(history) >= minimum_rounds and _times_slow(history) >= rounds_needed(minimum_share, len(history))
-    ]
+    ratio, is_slow = _against_peers(measured, minimum_relative_gap, mad_factor)
+    compared = ~np.isnan(ratio)
+    rounds, slow = compared.sum(axis=0), is_slow.sum(axis=0)
+    needed = [rounds_needed(minimum_share, count) for count in range(len(measured) + 1)]
+    named = np.flatnonzero((rounds >= max(minimum_rounds, 1)) & (slow >= np.array(needed)[rounds]))
+    found = []
+    for i in named.tolist():
+        last = np.flatnonzero(compared[:, i])[-1]
+        peers = int(measured.present[last].sum()) - 1
+        straggler = Straggler(
+            rank=int(measured.ranks.numbers[i]),
+            host=str(measured.ranks.hosts[i]),
+            local_rank=int(measured.ranks.local_ranks[i]),
+            device=str(measured.ranks.devices[i]),
+            ratio=float(np.nanmedian(ratio[:, i])),
+            rounds_slow=int(slow[i]),
+            rounds=int(rounds[i]),
+            peers=peers,
+            ambiguous=peers == 1,
+        )
+        found.append(straggler)
     return sorted(found, key=lambda straggler: (-straggler.ratio, straggler.rank))
 
 
-def slow_nodes(stragglers: Iterable[Straggler], measured: Rounds) -> list[SlowNode]:
+def slow_nodes(stragglers: Iterable[Straggler], measured: ArmRounds) -> list[SlowNode]:
     """Hosts of two or more ranks all of which are slow, while another host is not, slowest first.
 
     Args:
         stragglers: as `find_stragglers` found them in `measured`.
         measured: the same rounds.
     """
-    places: dict[str, set[Place]] = defaultdict(set)
-    for arm_round in measured.values():
-        for rank in arm_round.ranks:
-            places[rank.host].add(place_of(rank))
+    by_host = measured.ranks.by_host
     slow: dict[str, list[Straggler]] = defaultdict(list)
     for straggler in stragglers:
         slow[straggler.host].append(straggler)
-    wholly = [host for host, found in slow.items() if len(found) == len(places[host])]
-    if len(wholly) == len(places):
+    wholly = [host for host, found in slow.items() if len(found) == len(by_host[host])]
+    if len(wholly) == len(by_host):
         return []
     nodes = [SlowNode(host, tuple(slow[host])) for host in wholly if len(slow[host]) >= 2]
     return sorted(nodes, key=lambda node: (-node.ratio, node.host))
 
 
-def _compared(arm_round: ArmRound, minimum_relative_gap: float, mad_factor: float) -> Iterable[_AgainstPeers]:
-    if len(arm_round.ranks) < 2:
-        return
-    peers = Peers(arm_round)
-    for rank in arm_round.ranks:
-        time_s = mean_step_s(rank)
-        median_s = peers.median_s(time_s)
-        excess_s = time_s - median_s
-        is_slow = excess_s >= minimum_relative_gap * median_s and excess_s > mad_factor * peers.stdev_s(time_s)
-        yield _AgainstPeers(rank, time_s / median_s, is_slow, len(arm_round.ranks) - 1)
-
-
-def place_of(rank: Measurement) -> Place:
-    """Where a rank is."""
-    return (rank.host, rank.local_rank, rank.device)
+def _against_peers(measured: ArmRounds, minimum_relative_gap: float, mad_factor: float) -> tuple[FloatArray, BoolArray]:
+    """Step time of each rank over the median of its peers, NaN without any, and whether that is over the line."""
+    ratio = np.full(measured.present.shape, np.nan)
+    is_slow = np.zeros(measured.present.shape, np.bool_)
+    for row, there in enumerate(measured.present):
+        if there.sum() < 2:
+            continue
+        times_s = measured.mean_step_s[row, there]
+        peers = Peers(times_s)
+        median_s = peers.median_s(times_s)
+        excess_s = times_s - median_s
+        ratio[row, there] = times_s / median_s
+        is_slow[row, there] = excess_s >= minimum_relative_gap * median_s
+        is_slow[row, there] &= excess_s > mad_factor * peers.stdev_s(times_s)
+    return ratio, is_slow
 
 
 def rounds_needed(share: float, rounds: int) -> int:
     """A share of the rounds, rounded up; 0.7 of 10 is 7, although the product in floating point is more."""
     return math.ceil(share * rounds - 1e-9)
-
-
-def _times_slow(history: list[_AgainstPeers]) -> int:
-    return sum(comparison.is_slow for comparison in history)
-
-
-def _straggler(history: list[_AgainstPeers]) -> Straggler:
-    """All that is known of one rank, from its rounds in order."""
-    last = history[-1]
-    rank = last.measurement
-    return Straggler(
-        rank=rank.rank,
-        host=rank.host,
-        local_rank=rank.local_rank,
-        device=rank.device,
-        ratio=statistics.median(comparison.ratio for comparison in history),
-        rounds_slow=_times_slow(history),
-        rounds=len(history),
-        peers=last.peers,
-        ambiguous=last.peers == 1,
-    )

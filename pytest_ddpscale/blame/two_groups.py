@@ -16,98 +16,82 @@ ranks are slow nobody can say from this which group is as it should be: `Straggl
 from __future__ import annotations
 
 import math
-import statistics
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
 
 from pytest_ddpscale.blame.link_faults import listed
-from pytest_ddpscale.blame.stragglers import (
-    MINIMUM_RELATIVE_GAP,
-    MINIMUM_ROUNDS,
-    Place,
-    Straggler,
-    place_of,
-    rounds_needed,
-)
-from pytest_ddpscale.metrics.rounds import Rounds, mean_step_s
-from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.blame.stragglers import MINIMUM_RELATIVE_GAP, MINIMUM_ROUNDS, Straggler, rounds_needed
+from pytest_ddpscale.evidence.columns import FloatArray, IntArray, RankColumns
+from pytest_ddpscale.metrics.rounds import ArmRounds
 
 _LEAST_SHARE = 0.25  # of all ranks, in each group
 _APART = 0.9  # of the ranks of a group that are apart from as many of the other one in a round, and of the rounds
 
 
-def find_slow_group(measured: Rounds, minimum_relative_gap: float = MINIMUM_RELATIVE_GAP) -> list[Straggler]:
+def find_slow_group(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_RELATIVE_GAP) -> list[Straggler]:
     """The ranks of the slower of two groups, slowest first; none if there are not two by the rule of this module.
 
     Args:
         measured: rounds of an arm in which every rank computes by itself, as in `find_stragglers`.
         minimum_relative_gap: between the groups, as a fraction.
     """
-    ranks = {place_of(rank): rank for number in sorted(measured) for rank in measured[number].ranks}
-    times = _relative_times(measured)
-    usual = {place: statistics.median(own.values()) for place, own in times.items() if len(own) >= MINIMUM_ROUNDS}
-    order = sorted(usual, key=lambda place: usual[place])
-    least = max(2, math.ceil(_LEAST_SHARE * len(order)))
-    splits = range(least, len(order) - least + 1)
-    if not splits:
+    enough = np.flatnonzero(measured.present.sum(axis=0) >= MINIMUM_ROUNDS)
+    least = max(2, math.ceil(_LEAST_SHARE * len(enough)))
+    if len(enough) < 2 * least:
         return []
-    split = max(splits, key=lambda i: usual[order[i]] / usual[order[i - 1]])
+    usual = np.full(len(measured.ranks), np.nan)
+    usual[enough] = np.nanmedian(_relative_times(measured)[:, enough], axis=0)
+    order = enough[np.argsort(usual[enough], kind="stable")]
+    ordered = usual[order]
+    split = least + int(np.argmax(ordered[least : len(order) - least + 1] / ordered[least - 1 : len(order) - least]))
     fast, slow = order[:split], order[split:]
     if usual[slow[0]] < (1 + minimum_relative_gap) * usual[fast[-1]]:
         return []
-    apart = list(_rounds_apart(measured, fast, slow))
+    apart = _rounds_apart(measured, fast, slow)
     if sum(apart) < rounds_needed(_APART, len(apart)):
         return []
-    norm, others = statistics.median(usual[place] for place in fast), _in_words(fast, slow, ranks)
+    norm, others, ranks = np.median(usual[fast]), _in_words(fast, slow, measured.ranks), measured.ranks
     return [
         Straggler(
-            rank=ranks[place].rank,
-            host=ranks[place].host,
-            local_rank=ranks[place].local_rank,
-            device=ranks[place].device,
-            ratio=usual[place] / norm,
+            rank=int(ranks.numbers[i]),
+            host=str(ranks.hosts[i]),
+            local_rank=int(ranks.local_ranks[i]),
+            device=str(ranks.devices[i]),
+            ratio=float(usual[i] / norm),
             rounds_slow=sum(apart),
             rounds=len(apart),
             peers=len(fast),
             ambiguous=2 * len(slow) >= len(order),
             others=others,
         )
-        for place in reversed(slow)
+        for i in reversed(slow.tolist())
     ]
 
 
-def _relative_times(measured: Rounds) -> dict[Place, dict[int, float]]:
-    """Step times by place and round, relative to the median of the round: what slows all down parts nobody."""
-    found: dict[Place, dict[int, float]] = defaultdict(dict)
-    for number, arm_round in measured.items():
-        median_s = statistics.median(map(mean_step_s, arm_round.ranks))
-        for rank in arm_round.ranks:
-            found[place_of(rank)][number] = mean_step_s(rank) / median_s
+def _relative_times(measured: ArmRounds) -> FloatArray:
+    """Step times relative to the median of the round, (rounds, ranks): what slows all down parts nobody."""
+    return measured.mean_step_s / np.nanmedian(measured.mean_step_s, axis=1, keepdims=True)
+
+
+def _rounds_apart(measured: ArmRounds, fast: IntArray, slow: IntArray) -> list[bool]:
+    """Of each round that both groups took part in, whether most of both are apart in it."""
+    found = []
+    for times_s, there in zip(measured.mean_step_s, measured.present, strict=True):
+        of_fast, of_slow = np.sort(times_s[fast[there[fast]]]), np.sort(times_s[slow[there[slow]]])[::-1]
+        if len(of_fast) and len(of_slow):
+            found.append(bool(_at(of_fast) < _at(of_slow)))
     return found
 
 
-def _rounds_apart(measured: Rounds, fast: Collection[Place], slow: Collection[Place]) -> Iterator[bool]:
-    """Of each round, whether most of both groups are apart in it."""
-    groups = {**dict.fromkeys(fast, 0), **dict.fromkeys(slow, 1)}
-    for arm_round in measured.values():
-        times: tuple[list[float], list[float]] = ([], [])
-        for rank in arm_round.ranks:
-            if place_of(rank) in groups:
-                times[groups[place_of(rank)]].append(mean_step_s(rank))
-        if all(times):
-            of_fast, of_slow = sorted(times[0]), sorted(times[1], reverse=True)
-            yield _at(of_fast) < _at(of_slow)
-
-
-def _at(ordered: Sequence[float]) -> float:
+def _at(ordered: FloatArray) -> float:
     """What nine tenths do not go beyond."""
-    return ordered[math.ceil(_APART * len(ordered)) - 1]
+    return float(ordered[math.ceil(_APART * len(ordered)) - 1])
 
 
-def _in_words(fast: Sequence[Place], slow: Sequence[Place], ranks: Mapping[Place, Measurement]) -> str:
+def _in_words(fast: IntArray, slow: IntArray, ranks: RankColumns) -> str:
     """``n0 and n1``; numbers of ranks where both groups are on one host."""
-    hosts = sorted({host for host, _, _ in fast})
-    is_by_host = not set(hosts) & {host for host, _, _ in slow}
-    names = hosts if is_by_host else [f"{number}" for number in sorted(ranks[place].rank for place in fast)]
+    hosts = sorted(set(ranks.hosts[fast].tolist()))
+    is_by_host = not set(hosts) & set(ranks.hosts[slow].tolist())
+    names = hosts if is_by_host else [f"{number}" for number in sorted(ranks.numbers[fast].tolist())]
     words = listed(names)
     return words if is_by_host else f"rank{'s' if len(names) > 1 else ''} {words}"

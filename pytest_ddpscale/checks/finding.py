@@ -175,7 +175,7 @@ class _Doubts:
 
 
 def _doubts(findings: Mapping[str, Finding], planned: int) -> _Doubts:
-    """The rule of `by_node.with_failed_nodes`; a node where some of its GPUs fail has the others to compare with.
+    """The rule of `failed_nodes.with_failed_nodes`; a node where some of its GPUs fail has the others to compare with.
 
     A single node is no majority: what it is not is its own fault.
     """

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from pytest_ddpscale.evidence.validate import refuse_contradictions
-from pytest_ddpscale.evidence.validate_telemetry import telemetry_of_blocks
-from pytest_ddpscale.metrics.rounds import by_host
+import msgspec
+
+from pytest_ddpscale.evidence.columns import Columns, columns_of
+from pytest_ddpscale.evidence.probe_columns import ProbeColumns, ProbeName, probe_columns_of
+from pytest_ddpscale.evidence.validate import Recorded, refuse_contradictions, telemetry_of_blocks
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.by_rank import flops_of, seeded_steps_of, timed_arms_of
 from pytest_ddpscale.results.pair_record import PairMeasurement, pairs_of
-from pytest_ddpscale.results.probe_record import ProbeMeasurement, probes_of
-from pytest_ddpscale.results.records import Measurement, SeededStep, flops_of, seeded_steps_of, timed_arms_of
+from pytest_ddpscale.results.probe_record import ProbeBlock, unsupported_of
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import Block, SeededStep, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.results.run_record import (
     IMPORTED,
+    RunHost,
+    ends_of,
     errors_of,
     interruptions_of,
+    is_simulated,
     studies_out_of_time,
-    studies_that_ended,
 )
 from pytest_ddpscale.results.survey_record import Survey, post_mortems_of, surveys_of
-from pytest_ddpscale.results.telemetry_record import Telemetry
+from pytest_ddpscale.results.telemetry_record import Telemetry, telemetry_of
 from pytest_ddpscale.results.transport_record import Transport, transports_of
 
 
@@ -33,7 +39,7 @@ class Evidence:
 
     Attributes:
         plan: the studies that were to be measured.
-        measurements: all of them, in any order.
+        columns: everything measured by training.
         errors: message of every study that broke, by its id.
         interrupted: what ended a study that did not break and did not get to its end, by its id.
         flops_per_image: floating-point operations of forward and backward pass, by study, where they were counted.
@@ -41,7 +47,7 @@ class Evidence:
         timed_arms: names of the arms that a round timed, by study and number of the round: once a requirement is
             decided, arms that only it needed are left out. Empty where all arms were timed in every round.
         pairs: what pairs of nodes reached, if they were measured to find a slow node or link.
-        probes: what was probed without training.
+        probes: what was probed without training, by the probe's name and world size.
         unsupported: why a probe could not be done, by its id, where it could not.
         surveys: what each node was before anything was launched, by host.
         telemetry: what GPUs said of themselves while they were measured.
@@ -52,7 +58,7 @@ class Evidence:
     """
 
     plan: Plan
-    measurements: Sequence[Measurement]
+    columns: Columns
     errors: Mapping[str, str]
     flops_per_image: Mapping[str, float] = field(default_factory=dict)
     seeded_steps: Mapping[str, Sequence[SeededStep]] = field(default_factory=dict)
@@ -60,7 +66,7 @@ class Evidence:
     interrupted: Mapping[str, str] = field(default_factory=dict)
     hosts: Collection[str] = ()
     pairs: Sequence[PairMeasurement] = ()
-    probes: Sequence[ProbeMeasurement] = ()
+    probes: Mapping[ProbeName, ProbeColumns] = field(default_factory=dict)
     unsupported: Mapping[str, str] = field(default_factory=dict)
     surveys: Mapping[str, Survey] = field(default_factory=dict)
     telemetry: Sequence[Telemetry] = ()
@@ -69,69 +75,75 @@ class Evidence:
     out_of_time: Collection[str] = ()
 
     @cached_property
-    def by_node(self) -> Mapping[str, Mapping[str, Sequence[Measurement]]]:
-        """Measurements by study and by name of the host that made them. Made once: many requirements ask for it."""
-        studies: dict[str, list[Measurement]] = {}
-        for one in self.measurements:
-            studies.setdefault(one.study, []).append(one)
-        return {study: by_host(theirs) for study, theirs in studies.items()}
-
-    @cached_property
-    def by_probe(self) -> Mapping[tuple[str, int], Sequence[ProbeMeasurement]]:
-        """What was probed, by the probe's name and world size. Made once, as `by_node`."""
-        probes: dict[tuple[str, int], list[ProbeMeasurement]] = {}
-        for one in self.probes:
-            probes.setdefault((one.probe, one.world_size), []).append(one)
-        return probes
+    def telemetry_of_arms(self) -> Mapping[tuple[str, str], Sequence[Telemetry]]:
+        """Telemetry by study and name of the arm, or by the probes' study and the probe's id."""
+        arms: dict[tuple[str, str], list[Telemetry]] = {}
+        for one in self.telemetry:
+            arms.setdefault((one.study, one.arm), []).append(one)
+        return arms
 
     @cached_property
     def rounds_probed(self) -> Collection[int]:
         """Numbers of the rounds in which anything was probed."""
-        return frozenset(one.round for one in self.probes)
+        return frozenset(number for probe in self.probes.values() for number in probe.numbers.tolist())
 
-    def seeded_checksums(self, study_id: str) -> dict[int, str]:
+    def seeded_checksums(self, study_id: str) -> Mapping[int, str]:
         """Checksum of the seeded step, by rank; empty where none was computed.
 
         All alike where most ranks could not repeat their own: then the model has an operation without a
         reproducible kernel, and different bits accuse nobody.
         """
+        found: dict[int, str] = self.once(("seeded", study_id), lambda: self._seeded_checksums(study_id))
+        return found
+
+    @cached_property
+    def _kept(self) -> dict[Hashable, Any]:
+        return {}
+
+    def once(self, key: Hashable, find_out: Callable[[], Any]) -> Any:
+        """What many requirements ask of this evidence, found out when it is first asked.
+
+        Args:
+            key: tells it from all else that is asked.
+            find_out: finds it out.
+        """
+        if key not in self._kept:
+            self._kept[key] = find_out()
+        return self._kept[key]
+
+    def _seeded_checksums(self, study_id: str) -> dict[int, str]:
         steps = self.seeded_steps.get(study_id, ())
         if 2 * sum(step.repeats for step in steps) <= len(steps):
             return dict.fromkeys((step.rank for step in steps), "not repeatable")
         return {step.rank: step.checksum for step in steps}
 
 
-def evidence_of(plan: Plan, measurements: Sequence[Measurement], records: Sequence[dict[str, Any]]) -> Evidence:
+def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> Evidence:
     """The evidence in records as they lie in measurements.jsonl; studies may still be going on.
 
     Args:
         plan: what is being measured.
-        measurements: those among the records.
+        columns: what was measured by training, of those records.
         records: all of them.
     """
+    gangs = gangs_by_number(records).values()
     return Evidence(
         plan,
-        measurements,
+        columns,
         errors_of(records),
         flops_of(records),
         seeded_steps_of(records),
         timed_arms_of(records),
         interruptions_of(records),
-        sorted({str(record["host"]) for record in records if record.get("kind") == "startup" and "host" in record}),
+        sorted({host for gang in gangs for host in gang.hosts}),
         pairs_of(records),
-        probes_of(records),
+        probe_columns_of((one for one in records if isinstance(one, ProbeBlock)), gangs),
         unsupported_of(records),
         surveys_of(records),
         transports=transports_of(records),
         post_mortems=post_mortems_of(records),
         out_of_time=studies_out_of_time(records),
     )
-
-
-def unsupported_of(records: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Why probes could not be done on some rank, by the probe's id. Raises KeyError if a record lacks a key."""
-    found = [record for record in records if record.get("kind") == "probe_unsupported"]
-    return {str(record["probe"]): f"{record['host']}: {record['reason']}" for record in found}
 
 
 DIED = "the run died while measuring this, or before: no end of it was recorded"
@@ -157,15 +169,18 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     ids = plan.study_ids
     if len(set(ids)) != len(ids):
         raise broken_file(run.plan_json, "has two studies of one id")
+    is_imported, gangs = record.get("status") == IMPORTED, gangs_by_number(records)
+    simulated = is_simulated(record, {device for gang in gangs.values() for device in gang.devices})
+    recorded = Recorded(plan, records, _hosts(run, record), is_imported, simulated)
+    refuse_contradictions(run, recorded)
+    telemetry = telemetry_of(telemetry_of_blocks(run, recorded, run.read_telemetry()), gangs)
     try:
-        evidence = evidence_of(plan, run.read_measurements(), records)
-    except (KeyError, TypeError, ValueError) as error:
-        raise broken_file(run.measurements_jsonl, f"holds a record that is none of its kind ({error})") from None
-    is_imported = record.get("status") == IMPORTED
-    refuse_contradictions(run, plan, records, evidence.measurements, is_imported=is_imported)
-    evidence = replace(evidence, telemetry=telemetry_of_blocks(run, plan, records, run.read_telemetry()))
+        columns = columns_of((one for one in records if isinstance(one, Block)), gangs.values())
+        evidence = replace(evidence_of(plan, columns, records), telemetry=telemetry)
+    except ValueError as error:
+        raise broken_file(run.measurements_jsonl, f"holds blocks that contradict each other ({error})") from None
     if not is_imported:
-        ended = studies_that_ended(records)
+        ended = ends_of(records)
         unfinished = {study: died for study in ids if study not in ended}
         finish_it = f"--ddp-resume={run.path} finishes it"
         interrupted = {study: f"interrupted: {why}; {finish_it}" for study, why in evidence.interrupted.items()}
@@ -173,3 +188,14 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         interrupted |= unfinished if goes_on else {}
         evidence = replace(evidence, errors=errors, interrupted=interrupted)
     return evidence
+
+
+def _hosts(run: RunDirectory, record: Mapping[str, Any]) -> dict[str, set[str]]:
+    """UUIDs of the devices of each host, as run.json has them once a run has ended; nothing before."""
+    if "finished_at" not in record:
+        return {}
+    try:
+        hosts = msgspec.convert(record.get("hosts", []), list[RunHost])
+    except ValueError as error:
+        raise broken_file(run.run_json, f"has hosts that are none ({error})") from None
+    return {one.host: {device.uuid for device in one.devices} for one in hosts}

@@ -1,120 +1,420 @@
-"""Measurements that contradict themselves, their plan or each other: no verdict can rest on them."""
+"""Measurements that contradict themselves, their plan or each other: no verdict can rest on them.
+
+What a line cannot say is refused as it is read (`results/record_lines.py`). Each check here yields what it finds wrong,
+with the line; the first one is the refusal.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
 
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.evidence.validate_places import refuse_contradicting_places
-from pytest_ddpscale.evidence.validate_probes import refuse_unplanned_probes
-from pytest_ddpscale.evidence.validate_rounds import refuse_contradicting_rounds
-from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
+from pytest_ddpscale.plan.probe_pairs import pair_turns
+from pytest_ddpscale.plan.study import Arm, Plan
+from pytest_ddpscale.results.pair_record import PairRound
+from pytest_ddpscale.results.probe_record import ProbeBlock, ProbeUnsupported
+from pytest_ddpscale.results.record_lines import AnyRecord, OfRanks
+from pytest_ddpscale.results.records import (
+    Block,
+    GangRecord,
+    RoundEnd,
+    SeededSteps,
+    WorkloadFlops,
+    gangs_by_number,
+)
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.results.run_record import studies_measured
+from pytest_ddpscale.results.strict_json import each
+from pytest_ddpscale.results.telemetry_record import TelemetryBlock
+from pytest_ddpscale.util.listing import first_few
 
 # Steps follow each other without a gap, timed by the same clock as their block: only its rounding may differ.
 STEPS_DIFFER_FROM_BLOCK = 0.05
-NumberedLines = Sequence[tuple[int, Measurement]]  # the line in measurements.jsonl, from 1, and what it holds
+_MOST_NAMED = 4  # ranks in one message
 
 
-class _TimedBlock(NamedTuple):
-    """What a rank trained or probed, and the line of measurements.jsonl that says so, from 1."""
+class Contradiction(NamedTuple):
+    """What is wrong with a line, from 1; and what to do, where that is not to have the file restored."""
 
-    number: int
-    study: str
-    arm: str
-    round: int
-    rank: int
-    device: str
-    done: str
+    line: int
+    found: str
+    expected: str = ""
+    remedy: str = ""
 
 
-def refuse_contradictions(
-    run: RunDirectory,
-    plan: Plan,
-    records: Sequence[dict[str, Any]],
-    measurements: Sequence[Measurement],
-    *,
-    is_imported: bool,
-) -> None:
+@dataclass(frozen=True)
+class Recorded:
+    """What a run directory says, to be held against itself.
+
+    Attributes:
+        plan: what was to be measured.
+        records: all lines of measurements.jsonl.
+        hosts: hosts and their devices as run.json has them once a run has ended; empty before.
+        is_imported: another tool measured it: its names of devices say nothing, and it has no course.
+        is_simulated: ranks of it may be missing.
+    """
+
+    plan: Plan
+    records: Sequence[AnyRecord]
+    hosts: Mapping[str, Collection[str]]
+    is_imported: bool
+    is_simulated: bool
+
+    @cached_property
+    def numbered(self) -> list[tuple[int, AnyRecord]]:
+        """Each record with its line."""
+        return list(enumerate(self.records, start=1))
+
+    @cached_property
+    def blocks(self) -> list[tuple[int, Block]]:
+        """What was trained, with its lines."""
+        return [(line, one) for line, one in self.numbered if isinstance(one, Block)]
+
+    @cached_property
+    def gangs(self) -> Mapping[int, GangRecord]:
+        """By number."""
+        return gangs_by_number(self.records)
+
+    @cached_property
+    def ends(self) -> Mapping[tuple[str, int], tuple[int, RoundEnd]]:
+        """Ends of rounds with their lines, by study and number."""
+        return {(one.study, one.round): (line, one) for line, one in self.numbered if isinstance(one, RoundEnd)}
+
+    @cached_property
+    def arms(self) -> Mapping[str, Mapping[str, Arm | Probe]]:
+        """What is planned, by study and name."""
+        planned: dict[str, Mapping[str, Arm | Probe]] = {
+            study.id: {arm.name: arm for arm in study.arms} for study in self.plan.studies
+        }
+        if self.plan.probes is not None:
+            planned[self.plan.probes.id] = {probe.id: probe for probe in self.plan.probes.probes}
+        return planned
+
+    @cached_property
+    def unsupported(self) -> Mapping[str, Collection[int]]:
+        """Ranks that could not do a probe, by its id."""
+        found: dict[str, set[int]] = {}
+        for one in self.records:
+            if isinstance(one, ProbeUnsupported):
+                found.setdefault(one.probe, set()).update(one.ranks)
+        return found
+
+    def layout(self, gang: int) -> Layout:
+        """Of a gang: a simulated cluster may have more hosts than its plan knows of."""
+        who = self.gangs[gang]
+        nodes = len(set(who.hosts)) if self.plan.nodes > 1 else 1
+        return Layout(nodes, max(1, who.world_size // nodes))
+
+
+def refuse_contradictions(run: RunDirectory, recorded: Recorded) -> None:
     """Refuse a run in which something measured cannot be so.
 
     Args:
         run: where it lies, for the message.
-        plan: what was to be measured.
-        records: all lines of measurements.jsonl.
-        measurements: those among them, in the same order.
-        is_imported: another tool measured it: its names of devices say nothing.
+        recorded: what it says.
 
     Raises:
         RunDirectoryError: the message has the line.
     """
-    numbers = [number for number, record in enumerate(records, start=1) if record.get("kind") == "measurement"]
-    # Not strict: a run that still measures may have grown between reading the one and the other.
-    lines = list(zip(numbers, measurements, strict=False))
-    _refuse_contradicting_steps(run, lines)
-    refuse_unplanned_probes(run, plan, records)
-    refuse_contradicting_rounds(run, plan, records)
-    if not is_imported:
-        _refuse_devices_of_another_type(run, plan, records)
-        _refuse_shared_gpus(run, plan, _blocks(records))
-        refuse_contradicting_places(run, plan, records)
+    everywhere = (_said_twice, _unplanned, _impossible_steps, _copied_rounds, _arms_that_come_back, _left_out)
+    measured = (_other_devices, _shared_gpus, _other_places, _other_hosts, _out_of_turn, _other_ranks, _no_steps)
+    checks: tuple[_Check, ...] = everywhere if recorded.is_imported else (*everywhere, *measured)
+    for check in checks:
+        for line, found, expected, remedy in check(recorded):
+            if not expected:
+                raise broken_file(run.measurements_jsonl, f"line {line} {found}")
+            raise RunDirectoryError(str(run.measurements_jsonl), f"line {line} {found}", expected, remedy)
 
 
-def _refuse_contradicting_steps(run: RunDirectory, lines: NumberedLines) -> None:
-    """A block has as many steps as it says, and they fill it."""
-    for number, one in lines:
-        if one.step_s and (found := _step_contradiction(one)):
-            raise broken_file(run.measurements_jsonl, f"line {number} has {found}")
+_Check = Callable[[Recorded], Iterator[Contradiction]]
 
 
-def _blocks(records: Sequence[dict[str, Any]]) -> Iterator[_TimedBlock]:
-    for number, record in enumerate(records, start=1):
-        if record.get("kind") == "measurement":
-            arm, done = record["arm"], "trained"
-        elif record.get("kind") == "probe":
-            arm, done = Probe(record["probe"], record["world_size"]).id, "was probed"
+def telemetry_of_blocks(
+    run: RunDirectory, recorded: Recorded, telemetry: Sequence[TelemetryBlock]
+) -> list[TelemetryBlock]:
+    """The telemetry of what was measured.
+
+    It is written before its block, so that a study which did not come to its own end may have some without: that is
+    left out.
+
+    Args:
+        run: where it lies, for the message.
+        recorded: what was measured.
+        telemetry: all lines of telemetry.jsonl.
+
+    Raises:
+        RunDirectoryError: one is of a block that was not measured, or there are two; the message has the line.
+    """
+    timed = {_key(one): one for one in recorded.records if isinstance(one, Block | ProbeBlock)}
+    ended = studies_measured(recorded.records)
+    found: dict[tuple[str, str, int], TelemetryBlock] = {}
+    for line, one in enumerate(telemetry, start=1):
+        key = one.study, one.arm, one.round
+        of, block = f"line {line} is telemetry of {one.study}, {one.arm}, round {one.round}", timed.get(key)
+        if block is None:
+            if one.study in ended or one.arm not in recorded.arms.get(one.study, ()):
+                raise broken_file(run.telemetry_jsonl, f"{of}, which was not measured")
+            continue
+        if (block.gang, _times(block)) != (one.gang, _times(one)):
+            raise broken_file(run.telemetry_jsonl, f"{of}, which other ranks measured, or at another time")
+        if key in found:
+            raise broken_file(run.telemetry_jsonl, f"{of}, of which an earlier line tells")
+        found[key] = one
+    return list(found.values())
+
+
+def _key(block: Block | ProbeBlock) -> tuple[str, str, int]:
+    return block.study, block.arm if isinstance(block, Block) else block.probe_id, block.round
+
+
+def _times(block: Block | ProbeBlock | TelemetryBlock) -> list[tuple[int, float]]:
+    return sorted(zip(block.ranks, each(block.started_unix_s, len(block.ranks)), strict=True))
+
+
+def _said_twice(recorded: Recorded) -> Iterator[Contradiction]:
+    """Of each arm and round, and of what a study has one of, there is one line."""
+    seen: dict[tuple[object, ...], int] = {}
+    for line, one in recorded.numbered:
+        if isinstance(one, Block | ProbeBlock):
+            what, key = "block", _key(one)
+        elif isinstance(one, RoundEnd | PairRound):
+            what, key = "round", (one.study, "", one.round)
+        elif isinstance(one, SeededSteps | WorkloadFlops):
+            what, key = type(one).__name__, (one.study, "", 0)
         else:
             continue
-        yield _TimedBlock(number, record["study"], arm, record["round"], record["rank"], record["device"], done)
+        first = seen.setdefault((type(one), *key), line)
+        if first != line:
+            of = ", ".join(filter(None, (one.study, str(key[1]))))
+            yield Contradiction(line, f"is another {what} {key[2]} of {of} than line {first}")
 
 
-def _refuse_devices_of_another_type(run: RunDirectory, plan: Plan, records: Sequence[dict[str, Any]]) -> None:
+def _unplanned(recorded: Recorded) -> Iterator[Contradiction]:
+    plan = recorded.plan
+    for line, one in recorded.numbered:
+        names: Iterable[str] = ()
+        if isinstance(one, Block):
+            names, arm = [one.arm], recorded.arms.get(one.study, {}).get(one.arm)
+            if isinstance(arm, Arm) and arm.batch_size != one.batch_size:
+                found = f"has {one.batch_size} images a step of {one.study}, {one.arm}, for which plan.json plans"
+                yield Contradiction(line, f"{found} {arm.batch_size}")
+        elif isinstance(one, ProbeBlock):
+            names = [one.probe_id]
+        elif isinstance(one, ProbeUnsupported):
+            names = [one.probe]
+        elif isinstance(one, RoundEnd):
+            names = one.arms
+        elif isinstance(one, PairRound) and (plan.pairs is None or one.study != plan.pairs.id):
+            yield Contradiction(line, f"has pairs of nodes of {one.study}, which plan.json does not plan")
+        for name in names:
+            if name not in recorded.arms.get(one.study, ()):  # type: ignore[union-attr]  # all with names have one
+                yield Contradiction(line, f"has {name} of {one.study}, which plan.json does not plan")  # type: ignore[union-attr]
+
+
+def _impossible_steps(recorded: Recorded) -> Iterator[Contradiction]:
+    """The steps of a rank fill its block."""
+    for line, block in recorded.blocks:
+        if not block.step_s:
+            continue
+        steps = np.frombuffer(block.step_s, "<f4").astype(float).reshape(len(block.ranks), -1)
+        block_s = np.broadcast_to(np.asarray(block.block_s, dtype=float), len(block.ranks))
+        impossible = ~(np.isfinite(steps) & (steps > 0))
+        if impossible.any():
+            yield Contradiction(line, f"has a step of {steps[impossible][0]:g} s (step_s)")
+        total_s = steps.sum(axis=1)
+        differ = np.abs(total_s - block_s) > STEPS_DIFFER_FROM_BLOCK * block_s
+        if differ.any():
+            rank = int(np.argmax(differ))
+            in_all = f"has steps of {total_s[rank]:g} s in all (step_s) of rank {block.ranks[rank]}"
+            yield Contradiction(line, f"{in_all} in a block of {block_s[rank]:g} s")
+
+
+def _copied_rounds(recorded: Recorded) -> Iterator[Contradiction]:
+    """No two rounds take the same time to the last digit, on any rank, step by step."""
+    seen: dict[tuple[object, ...], int] = {}
+    for line, block in recorded.blocks:
+        if not block.step_s:
+            continue
+        first = seen.setdefault((block.study, block.arm, block.step_s), line)
+        if first != line:
+            yield Contradiction(line, f"has the step times of line {first}, of another round, to the last digit")
+
+
+def _arms_that_come_back(recorded: Recorded) -> Iterator[Contradiction]:
+    """An arm is left out once all that needs it is decided: not before the fewest rounds, and for good.
+
+    So is a probe, and before that one which a rank could not do.
+    """
+    for study, arms in recorded.arms.items():
+        before = arms.keys() & set(arms)
+        for number in sorted(number for of, number in recorded.ends if of == study):
+            line, end = recorded.ends[study, number]
+            timed = set(end.arms)
+            is_early = number < FEWEST_ROUNDS and not arms.keys() - recorded.unsupported.keys() <= timed
+            if not timed <= before or is_early:
+                found = f"{', '.join(sorted(timed)) or 'nothing'} after {', '.join(sorted(before))}"
+                yield Contradiction(line, f"is a round_end that times {found}")
+            before = timed
+
+
+def _left_out(recorded: Recorded) -> Iterator[Contradiction]:
+    """A round that has ended timed what it says: no other arm, and each of those."""
+    timed: dict[tuple[str, int], set[str]] = {}
+    for line, one in recorded.numbered:
+        if isinstance(one, Block | ProbeBlock):
+            _, arm, _ = _key(one)
+            timed.setdefault((one.study, one.round), set()).add(arm)
+            end = recorded.ends.get((one.study, one.round))
+            if end is not None and arm not in end[1].arms:
+                yield Contradiction(line, f"is a measurement of an arm that its round left out (line {end[0]})")
+    if recorded.is_simulated:  # in which all ranks of an arm may be missing
+        return
+    for (study, number), (line, over) in recorded.ends.items():
+        absent = set(over.arms) - timed.get((study, number), set()) - recorded.unsupported.keys()
+        if absent:
+            found = f"ends round {number} of {study}, of which {', '.join(sorted(absent))} was not recorded"
+            yield Contradiction(line, found)
+
+
+def _other_devices(recorded: Recorded) -> Iterator[Contradiction]:
     """A plan of GPUs is not measured on a CPU, nor the other way round."""
-    for number, record in enumerate(records, start=1):
-        is_measured = record.get("kind") in ("measurement", "probe", "transport")
-        if is_measured and (record["device"] == "cpu") != (plan.device_type == "cpu"):
-            found = f"line {number} was measured on {record['device']!r}, but plan.json plans for {plan.device_type}"
-            raise broken_file(run.measurements_jsonl, found)
+    for line, one in recorded.numbered:
+        if isinstance(one, GangRecord):
+            for device in one.devices:
+                if (device == "cpu") != (recorded.plan.device_type == "cpu"):
+                    found = f"has ranks on {device!r}, but plan.json plans for {recorded.plan.device_type}"
+                    yield Contradiction(line, found)
 
 
-def _refuse_shared_gpus(run: RunDirectory, plan: Plan, blocks: Iterable[_TimedBlock]) -> None:
-    """Ranks that work at the same time have a GPU each: another one was left out, and nothing is known of it."""
-    if plan.device_type == "cpu":
-        return  # which all ranks share
-    users: dict[tuple[str, str, int, str], tuple[int, int]] = {}
-    for one in blocks:
-        rank, line = users.setdefault((one.study, one.arm, one.round, one.device), (one.rank, one.number))
-        if rank != one.rank:
-            raise RunDirectoryError(
-                str(run.measurements_jsonl),
-                f"line {one.number}: rank {one.rank} of {one.study}, {one.arm}, round {one.round} {one.done} on "
-                f"{one.device}, as {'did' if one.done == 'trained' else 'was'} rank {rank} on line {line}",
-                "a GPU of its own for every rank",
-                "Restore the file from a copy, or measure again with as many GPUs as ranks.",
+def _shared_gpus(recorded: Recorded) -> Iterator[Contradiction]:
+    """Ranks have a GPU each: another one was left out, and nothing is known of it."""
+    for line, one in recorded.numbered:
+        if not isinstance(one, GangRecord) or recorded.plan.device_type == "cpu":  # which all ranks share
+            continue
+        users: dict[str, int] = {}
+        for rank, device in enumerate(one.devices):
+            if users.setdefault(device, rank) != rank:
+                yield Contradiction(
+                    line,
+                    f"has rank {rank} on {device}, as rank {users[device]}",
+                    "a GPU of its own for every rank",
+                    "Restore the file from a copy, or measure again with as many GPUs as ranks.",
+                )
+
+
+def _other_places(recorded: Recorded) -> Iterator[Contradiction]:
+    """Of several nodes each is judged by itself: each has a name of its own, and its ranks one after the other."""
+    plan = recorded.plan
+    for line, one in recorded.numbered:
+        if not isinstance(one, GangRecord):
+            continue
+        if one.world_size > plan.layout.world_size:
+            found = f"has {one.world_size} ranks, but plan.json plans for {plan.layout.world_size}"
+            yield Contradiction(line, found)
+        if plan.nodes == 1:  # a simulated run says 1, however many hosts it has
+            if not recorded.is_simulated and len(set(one.hosts)) > 1:
+                yield Contradiction(line, f"has ranks on {len(set(one.hosts))} hosts, but plan.json plans for 1")
+            continue
+        places = list(zip(one.hosts, one.local_ranks, strict=True))
+        if len(set(places)) != len(places):
+            host, local_rank = next(place for place in places if places.count(place) > 1)
+            yield Contradiction(
+                line,
+                f"has two ranks as local rank {local_rank} of {host}, on different nodes",
+                "a name of its own for every node",
+                "Give the nodes different host names, and measure again: they could not be told apart.",
             )
+        hosts = list(dict.fromkeys(one.hosts))
+        per_node, rest = divmod(one.world_size, len(hosts))
+        if rest or places != [(host, local_rank) for host in hosts for local_rank in range(per_node)]:
+            yield Contradiction(line, "has ranks that are not numbered node by node, with as many on each")
+        if len(hosts) > plan.nodes:
+            yield Contradiction(line, f"has ranks on {len(hosts)} hosts, but plan.json plans for {plan.nodes}")
+    for line, block in recorded.numbered:
+        if isinstance(block, OfRanks):
+            count = len(set(recorded.gangs[block.gang].hosts))
+            if count < plan.nodes and not plan.fits_nodes(block.study):  # what was lost may lack in what fits a node
+                yield Contradiction(line, f"has {block.study} on {count} hosts, but plan.json plans for {plan.nodes}")
 
 
-def _step_contradiction(one: Measurement) -> str:
-    """What is wrong with the step times of a block, or nothing."""
-    if len(one.step_s) != one.steps:
-        return f"{len(one.step_s)} step times (step_s) of {one.steps} steps"
-    if min(one.step_s) <= 0:
-        return f"a step of {min(one.step_s):g} s (step_s)"
-    total_s = math.fsum(one.step_s)
-    if abs(total_s - one.block_s) > STEPS_DIFFER_FROM_BLOCK * one.block_s:
-        return f"steps of {total_s:g} s in all (step_s) in a block of {one.block_s:g} s"
-    return ""
+def _other_hosts(recorded: Recorded) -> Iterator[Contradiction]:
+    """Once a run has ended, run.json has the devices of all its gangs."""
+    for line, one in recorded.numbered:
+        if isinstance(one, GangRecord) and recorded.hosts:
+            for host, device in sorted(one.places_of_devices):
+                if device not in recorded.hosts.get(host, ()):
+                    yield Contradiction(line, f"has a rank on {device} of {host}, which run.json does not have")
+
+
+def _out_of_turn(recorded: Recorded) -> Iterator[Contradiction]:
+    """An arm of one rank is trained by all ranks of a node in turn: a slow one must not be passed over."""
+    studies = {study.id: study for study in recorded.plan.studies}
+    for line, block in recorded.blocks:
+        arm = recorded.arms[block.study][block.arm]
+        if arm.world_size != 1:
+            continue
+        turn, local_ranks = studies[block.study].turn(recorded.plan.seed, block.round), recorded.gangs[block.gang]
+        for rank in block.ranks:
+            if (local_ranks.local_ranks[rank] if recorded.plan.nodes > 1 else rank) != turn:
+                found = f"has rank {rank} in round {block.round} of {block.arm} of {block.study}"
+                yield Contradiction(line, f"{found}, in which it is rank {turn}'s turn")
+
+
+def _other_ranks(recorded: Recorded) -> Iterator[Contradiction]:
+    """All ranks of an arm, a probe or a study take part in it: one that is left out might be the slow one."""
+    studies = {study.id: study for study in recorded.plan.studies}
+    seed = recorded.plan.seed
+    for line, one in recorded.numbered:
+        if not isinstance(one, Block | ProbeBlock | SeededSteps):
+            continue
+        layout = recorded.layout(one.gang)
+        if isinstance(one, SeededSteps):
+            what = "the seeded step"
+            expected = _ranks(studies[one.study].arms, studies[one.study].turns, layout) if one.study in studies else ()
+        elif recorded.is_simulated:
+            continue
+        elif isinstance(one, ProbeBlock):
+            what = one.probe_id
+            expected = _probed(Probe(one.probe, one.world_size), layout)
+            expected = [rank for rank in expected if rank not in recorded.unsupported.get(what, ())]
+        else:
+            what, arm = one.arm, studies[one.study].arm(one.arm)
+            assert arm is not None  # planned
+            expected = layout.ranks([arm], studies[one.study].turn(seed, one.round))
+        absent, others = sorted(set(expected) - set(one.ranks)), sorted(set(one.ranks) - set(expected))
+        if absent or others:
+            said = "lacks" if absent else "has"
+            ranks = first_few([str(rank) for rank in absent or others], _MOST_NAMED)
+            yield Contradiction(line, f"{said} rank {ranks} of {what} of {one.study}")
+
+
+def _ranks(arms: Sequence[Arm], turns: int, layout: Layout) -> Collection[int]:
+    return {rank for turn in range(turns) for rank in layout.ranks(arms, turn)}
+
+
+def _probed(probe: Probe, layout: Layout) -> Collection[int]:
+    if probe.kind in SINGLE_DEVICE:
+        return range(layout.world_size)
+    if probe.kind == "send-recv":
+        return {rank for turn in pair_turns(probe, layout) for pair in turn for rank in pair}
+    return layout.ranks([Arm("ddp", probe.world_size, 1)])
+
+
+def _no_steps(recorded: Recorded) -> Iterator[Contradiction]:
+    """What was measured here has step times, replicas that have to agree have checksums, and no sample stands alone."""
+    for line, block in recorded.blocks:
+        if not block.step_s and not recorded.is_simulated:
+            yield Contradiction(line, "has no step times (step_s)")
+        if block.single_sample:
+            yield Contradiction(line, "is the single sample of an imported result (single_sample)")
+        is_ddp = getattr(recorded.arms[block.study][block.arm], "kind", "") == "ddp"
+        if is_ddp and None in each(block.parameters_checksum, 1):
+            yield Contradiction(line, "has a replica without a checksum (parameters_checksum)")

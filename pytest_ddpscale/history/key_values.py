@@ -5,22 +5,22 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.evidence.probe_columns import ProbeColumns, ProbeName
 from pytest_ddpscale.metrics.probes import places
 from pytest_ddpscale.metrics.rounds import group_rounds
-from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.results.probe_record import ProbeMeasurement
-from pytest_ddpscale.results.records import Measurement, strict_json
+from pytest_ddpscale.results.strict_json import strict_json
 
-THROUGHPUT = "throughput_per_gpu"
 _CPU = "cpu"
 _DIGEST_DIGITS = 12
 
@@ -122,60 +122,59 @@ def key_values_of(evidence: Evidence) -> list[KeyValue]:
 def _arm_values(evidence: Evidence, study: Study, arm: Arm) -> Iterator[KeyValue]:
     definition = _definition(evidence.plan, study, arm)
     if arm.kind in ("alone", "each"):
-        yield from _gpu_values(evidence.measurements, study, arm, definition)
+        yield from _gpu_values(evidence.columns, study, arm, definition)
     elif arm.kind == "ddp" and evidence.plan.layout.fits_node(arm):
         yield from _node_values(evidence, study, arm, definition)
 
 
-def _gpu_values(measurements: Sequence[Measurement], study: Study, arm: Arm, definition: str) -> Iterator[KeyValue]:
+def _gpu_values(columns: Columns, study: Study, arm: Arm, definition: str) -> Iterator[KeyValue]:
     """What each rank reached without communication: no rank waits for another, so each is judged by itself."""
-    wanted = (study.id, arm.name, arm.batch_size)
-    by_place: dict[tuple[str, str, int], dict[int, Measurement]] = {}
-    for one in measurements:
-        if (one.study, one.arm, one.batch_size) == wanted and not one.single_sample:
-            rounds = by_place.setdefault((one.host, one.device, one.local_rank), {})
-            earlier = rounds.get(one.round, one)
-            rounds[one.round] = min(earlier, one, key=lambda each: (each.started_unix_s, each.block_s))
-    at_once: dict[str, set[int]] = {}
-    for host, _, local_rank in by_place:
-        at_once.setdefault(host, set()).add(local_rank)
-    for (host, device, local_rank), rounds in sorted(by_place.items()):
-        value = _median([one.throughput_img_per_s for one in rounds.values()])
+    measured = columns.arms.get((study.id, arm.name))
+    if measured is None:
+        return
+    ours = measured.of((measured.batch_size == arm.batch_size) & ~measured.single_sample)
+    img_per_s = arm.batch_size * ours.steps / ours.block_s
+    ranks = zip(ours.ranks.hosts.tolist(), ours.ranks.devices.tolist(), ours.ranks.local_ranks.tolist(), strict=True)
+    for place, i in sorted((place, i) for i, place in enumerate(ranks)):
+        host, device, local_rank = place
+        value = _median(img_per_s[ours.present[:, i], i].tolist())
         if value is not None:
-            together = 1 if arm.world_size == 1 else len(at_once[host])  # of an arm of one rank all take turns
+            # Of an arm of one rank all take turns.
+            together = 1 if arm.world_size == 1 else len(ours.ranks.by_host[host])
             yield _throughput(host, local_rank, device, study, together, arm, definition, value)
 
 
 def _node_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> Iterator[KeyValue]:
     """What each node reached under DDP: at its slowest rank's pace, for which all wait."""
-    for rounds in group_rounds(evidence.measurements, study.id, arm, evidence.plan.layout):
-        ours = {n: r for n, r in rounds.items() if not r.slowest.single_sample}
-        value = _median([one.throughput_per_gpu_img_per_s for one in ours.values()])
-        hosts = {one.host for r in ours.values() for one in r.ranks}
+    for rounds in group_rounds(evidence.columns, study.id, arm, evidence.plan.layout):
+        ours = rounds.of(~rounds.measured.single_sample)
+        value = _median(ours.img_per_s_per_gpu.tolist())
+        hosts = list(ours.ranks.by_host)
         if value is not None and len(hosts) == 1:
-            yield _throughput(hosts.pop(), None, None, study, arm.world_size, arm, definition, value)
+            yield _throughput(hosts[0], None, None, study, arm.world_size, arm, definition, value)
 
 
-def probe_values(plan: Plan, measurements: Sequence[ProbeMeasurement]) -> list[KeyValue]:
+def probe_values(plan: Plan, probes: Mapping[ProbeName, ProbeColumns]) -> list[KeyValue]:
     """What each GPU, or the slowest group or pair of ranks of each node, reached in every probe.
 
     Rounds with a wrong result are left out, and so are groups of several nodes: those are no place of one.
 
     Args:
         plan: with the probes and the layout of the gang.
-        measurements: of its probes.
+        probes: what was measured of its probes.
     """
-    right = [one for one in measurements if one.is_correct]
-    return [value for probe in (plan.probes.probes if plan.probes else ()) for value in _of_probe(plan, probe, right)]
+    planned = plan.probes.probes if plan.probes else ()
+    measured = [(probe, probes.get((probe.name, probe.world_size))) for probe in planned]
+    return [value for probe, found in measured if found is not None for value in _of_probe(plan, probe, found)]
 
 
-def _of_probe(plan: Plan, probe: Probe, measurements: Sequence[ProbeMeasurement]) -> Iterator[KeyValue]:
+def _of_probe(plan: Plan, probe: Probe, measured: ProbeColumns) -> Iterator[KeyValue]:
     metric = next((one for one in METRICS.values() if probe.kind in one.probes), None)
     if metric is None or probe.world_size > plan.layout.ranks_per_node:
         return
     share = _digest({"ranks_per_cpu": _ranks_per_cpu(plan)})
     slowest: dict[str, float] = {}
-    for place, samples in places(measurements, probe, plan.layout).items():
+    for place, samples in places(measured.only(measured.is_correct), probe, plan.layout).items():
         value = _median([sample.value for sample in samples])
         if value is None or place.peer_host not in (None, place.host):
             continue
@@ -193,8 +192,8 @@ def _of_probe(plan: Plan, probe: Probe, measurements: Sequence[ProbeMeasurement]
 def _throughput(
     host: str, index: int | None, uuid: str | None, study: Study, ranks: int, arm: Arm, definition: str, value: float
 ) -> KeyValue:
-    unit = METRICS[THROUGHPUT].unit
-    return KeyValue(host, index, uuid, THROUGHPUT, study.workload.name, ranks, arm.kind, definition, value, unit)
+    unit, name = THROUGHPUT_PER_GPU.unit, THROUGHPUT_PER_GPU.name
+    return KeyValue(host, index, uuid, name, study.workload.name, ranks, arm.kind, definition, value, unit)
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
+from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_opening import RUNS_FOLDER
 
-HISTORY_VARIABLE = "DDPSCALE_HISTORY"
+DEFAULT_HISTORY = RUNS_FOLDER / "history.sqlite"
 
 
-def default_history_file(environ: Mapping[str, str]) -> Path:
-    """The file that ``$DDPSCALE_HISTORY`` names, else ``ddpscale-runs/history.sqlite`` here."""
-    named = environ.get(HISTORY_VARIABLE)
-    return Path(named) if named else RUNS_FOLDER / "history.sqlite"
+def history_file_of(asked: Path | None, run: RunDirectory) -> Path | None:
+    """The site's history: the file asked for, else the one beside a run in ``ddpscale-runs``; None if there is none."""
+    if asked is not None:
+        return asked
+    folder = run.path.parent
+    return folder / DEFAULT_HISTORY.name if folder.resolve() == RUNS_FOLDER.resolve() else None

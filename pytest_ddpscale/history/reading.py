@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
 from pytest_ddpscale.history.prediction import MOST_VALUES, Reference, reference_of
-from pytest_ddpscale.results.records import parse_strict_json
+from pytest_ddpscale.results.strict_json import parse_strict_json
 
 # Of a node, that may be a norm. Not every run tells every value, so that twenty values may take more runs than twenty.
 MOST_RUNS = 60

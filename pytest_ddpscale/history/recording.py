@@ -16,9 +16,11 @@ from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries, key_val
 from pytest_ddpscale.history.prediction import Reference
 from pytest_ddpscale.history.reading import host_runs, references_of
 from pytest_ddpscale.history.regressed import regressed_values
-from pytest_ddpscale.results.records import strict_json
+from pytest_ddpscale.results.record_lines import AnyRecord, line_of
+from pytest_ddpscale.results.records import GangRecord, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.results.run_record import IMPORTED, SIMULATED, is_simulated
+from pytest_ddpscale.results.strict_json import each, strict_json
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
 from pytest_ddpscale.results.verdicts_json import read_judgement
 
@@ -64,8 +66,7 @@ def record_run(
         )
     evidence = evidence or read_evidence(run)
     versions = _versions_by_host(record, records, evidence)
-    devices = {one.device for one in evidence.measurements}
-    sku = f"{SIMULATED} {judgement.sku}" if is_simulated(record, devices) else judgement.sku
+    sku = f"{SIMULATED} {judgement.sku}" if is_simulated(record, evidence.columns.devices) else judgement.sku
     started_at = started_at_of(run, record)
     row = (
         _identity(judgement.sku, started_at, record, records), str(run.path.absolute()), sku, started_at,
@@ -150,13 +151,13 @@ def _verdict_row(verdict: Verdict) -> tuple[str | int | float | None, ...]:
     )  # fmt: skip
 
 
-def _identity(sku: str, started_at: str, record: Mapping[str, Any], records: Sequence[dict[str, Any]]) -> str:
+def _identity(sku: str, started_at: str, record: Mapping[str, Any], records: Sequence[AnyRecord]) -> str:
     """Digest of what never changes of a run, and differs between two that began in the same second.
 
-    That is what its first rank said when it came up: process, host and seconds it took. A resumed run keeps it.
+    That is what its first ranks said when they came up: process, host and seconds it took. A resumed run keeps it.
     """
-    first = next((one for one in records if one.get("kind") == "startup"), records[0] if records else None)
-    said = [sku, started_at, record.get("argv"), record.get("simulation"), first]
+    first = next((one for one in records if isinstance(one, GangRecord)), records[0] if records else None)
+    said = [sku, started_at, record.get("argv"), record.get("simulation"), first and line_of(first).decode()]
     return hashlib.sha256(strict_json(said).encode()).hexdigest()
 
 
@@ -175,17 +176,16 @@ def _utc(text: object) -> str | None:
 
 
 def _versions_by_host(
-    record: Mapping[str, Any], records: Sequence[dict[str, Any]], evidence: Evidence
+    record: Mapping[str, Any], records: Sequence[AnyRecord], evidence: Evidence
 ) -> dict[str, dict[str, str]]:
     """What ran on each host that took part: as its ranks say, and the driver as its survey says."""
     listed = record.get("hosts")
     named = [str(one.get("host")) for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    measured = [one.host for one in evidence.measurements]
     everywhere = _texts(record.get("versions"))
-    found = {host: dict(everywhere) for host in (*named, *measured, *evidence.hosts)}
-    for one in records:
-        if one.get("kind") == "startup" and str(one.get("host")) in found:
-            found[str(one["host"])] |= _texts(one.get("versions"))
+    found = {host: dict(everywhere) for host in (*named, *sorted(evidence.columns.hosts), *evidence.hosts)}
+    for gang in gangs_by_number(records).values():
+        for host, versions in zip(gang.hosts, each(gang.versions, gang.world_size), strict=True):
+            found[host] |= _texts(versions)
     took_part = list(found) or list(evidence.surveys)  # a node that was left out has no part in what the others did
     for host, survey in evidence.surveys.items():
         if host in took_part:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from typing import Any
 
-from pytest_ddpscale.launch.gang_state import GangState, RankNews
+from pytest_ddpscale.launch.gang_state import GangState
+from pytest_ddpscale.node.protocol import Exit, Failed, ProcessExit, RankSeen
 
 _LAST_LINES = 12
 _NCCL_LINES = 20
@@ -76,7 +76,7 @@ def describe_standstill(roll: GangState) -> str:
     return f"{first.name}{state} {stands}{_quoted(roll, first)}"
 
 
-def furthest_behind(ranks: Sequence[RankNews]) -> list[RankNews]:
+def furthest_behind(ranks: Sequence[RankSeen]) -> list[RankSeen]:
     """The ranks that have not come as far as the others; none if all of several have come as far.
 
     A rank that takes no part in an arm waits in the phase after it, so that it is not behind those that do.
@@ -89,11 +89,13 @@ def furthest_behind(ranks: Sequence[RankNews]) -> list[RankNews]:
 def _killed(roll: GangState, *, aborted: bool = False) -> str:
     """Of a rank that a signal ended, SIGABRT or others; not SIGTERM, by which torchrun ends those that are left."""
     for index, node in sorted(roll.nodes.items()):
-        for local_rank, code, pid, _ in (node.exit or {}).get("exits", ()):
+        exit_ = node.exit or Exit(node=index, host=node.host)
+        for one in exit_.exits:
+            code = one.exit_code
             if code >= 0 or code == _SIGTERM or (code == _SIGABRT) != aborted:
                 continue
-            rank = roll.ranks.get((index, local_rank), RankNews(index, node.host, local_rank, pid=pid))
-            oom = node.exit is not None and node.exit.get("oom_kills", 0) > 0
+            rank = _rank(roll, exit_, one)
+            oom = exit_.oom_kills > 0
             why = ": the kernel ended it for lack of memory (oom_kill in /proc/vmstat)" if oom and code == -9 else ""
             return f"{rank.name} was killed by {_signal_name(-code)} in {_place(rank)}{why}{_quoted(roll, rank)}"
     return ""
@@ -101,9 +103,9 @@ def _killed(roll: GangState, *, aborted: bool = False) -> str:
 
 def _left_early(roll: GangState) -> str:
     """Of a rank that ended although it had work left, and that torchrun neither saw fail nor ended."""
-    exits = {index: node.exit or {} for index, node in roll.nodes.items()}
-    failed = {(index, one[0]) for index, said in exits.items() for one in said.get("exits", ())}
-    ended = {(index, pid) for index, said in exits.items() for pid in said.get("ended_pids", ())}
+    exits = [node.exit for node in roll.nodes.values() if node.exit is not None]
+    failed = {(said.node, one.local_rank) for said in exits for one in said.exits}
+    ended = {(said.node, pid) for said in exits for pid in said.ended_pids}
     for rank in roll.gone:
         if (rank.node, rank.local_rank) not in failed and (rank.node, rank.pid) not in ended:
             return f"{rank.name} left early, with exit code 0, in {_place(rank)}{_quoted(roll, rank)}"
@@ -118,53 +120,60 @@ def _failed(roll: GangState) -> str:
     first = (own or roll.failures)[0]
     more = len(roll.failures) - 1
     others = f"; {more} more {'rank' if more == 1 else 'ranks'} failed after it" if more else ""
-    where = _in_brackets(first.get("study"), first.get("arm"), first.get("round"))
-    who = f"rank {first.get('rank')} on {first.get('host')}"
-    return f"{who} failed in {first.get('phase')}{where}: {first.get('type')}: {first.get('message')}{others}" + _nccl(
-        roll, first["node"], first.get("local_rank")
+    where = _in_brackets(first.study, first.arm, first.round)
+    who = f"rank {first.rank} on {first.host}"
+    return f"{who} failed in {first.phase}{where}: {first.type}: {first.message}{others}" + _nccl(
+        roll, first.node, first.local_rank
     )
 
 
 def _exited(roll: GangState) -> str:
     """Of a rank that ended with an exit code of its own and left no report."""
     for index, node in sorted(roll.nodes.items()):
-        for local_rank, code, pid, is_root in (node.exit or {}).get("exits", ()):
-            if is_root and code > 0:
-                rank = roll.ranks.get((index, local_rank), RankNews(index, node.host, local_rank, pid=pid))
-                return f"{rank.name} exited with code {code} in {_place(rank)}{_quoted(roll, rank)}"
+        exit_ = node.exit or Exit(node=index, host=node.host)
+        for one in exit_.exits:
+            if one.is_root_cause and one.exit_code > 0:
+                rank = _rank(roll, exit_, one)
+                return f"{rank.name} exited with code {one.exit_code} in {_place(rank)}{_quoted(roll, rank)}"
     return ""
 
 
-def _lost_its_partner(report: dict[str, Any]) -> bool:
-    said = f"{report.get('type')}: {report.get('message')}"
+def _rank(roll: GangState, said: Exit, one: ProcessExit) -> RankSeen:
+    """What is known of a rank whose process has ended."""
+    unseen = RankSeen(node=said.node, host=said.host, local_rank=one.local_rank, pid=one.pid)
+    return roll.ranks.get((said.node, one.local_rank), unseen)
+
+
+def _lost_its_partner(report: Failed) -> bool:
+    said = f"{report.type}: {report.message}"
     return bool(_PARTNER_IS_GONE.search(said)) and not _OWN_GPU.search(said)
 
 
-def _someone(ranks: Sequence[RankNews]) -> str:
+def _someone(ranks: Sequence[RankSeen]) -> str:
     names = ", ".join(rank.name for rank in ranks[:3])
     more = f" and {len(ranks) - 3} more" if len(ranks) > 3 else ""
     return f"{names}{more} {'is' if len(ranks) == 1 else 'are'}"
 
 
-def _place(rank: RankNews) -> str:
+def _place(rank: RankSeen) -> str:
     return f"{rank.phase}{_in_brackets(rank.study, rank.arm, rank.round)}"
 
 
-def _in_brackets(study: Any, arm: Any, number: Any) -> str:
+def _in_brackets(study: str | None, arm: str | None, number: int | None) -> str:
     named = {"study": study, "arm": arm, "round": number}
     place = ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
     return f" ({place})" if place else ""
 
 
-def _quoted(roll: GangState, rank: RankNews) -> str:
+def _quoted(roll: GangState, rank: RankSeen) -> str:
     words = roll.words.get((rank.node, rank.local_rank))
     quoted = f"; its last lines:\n{_indented(words)}" if words else ""
     return quoted + _nccl(roll, rank.node, rank.local_rank)
 
 
-def _nccl(roll: GangState, node: int, local_rank: int | None) -> str:
+def _nccl(roll: GangState, node: int, local_rank: int) -> str:
     """What a rank's NCCL wrote last; nothing without NCCL."""
-    lines = () if local_rank is None else roll.nccl.get((node, local_rank), ())
+    lines = roll.nccl.get((node, local_rank), ())
     return f"\nlast lines of its NCCL:\n{_indented(lines, _NCCL_LINES)}" if lines else ""
 
 

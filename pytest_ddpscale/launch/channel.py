@@ -1,130 +1,357 @@
-"""The supervisor's end of the line to the agents of all nodes: a launcher's standard input and output."""
+"""The supervisor's end of the line to the agents of all nodes: standard input and output of what carries them."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
+import resource
+import selectors
 import subprocess
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from pytest_ddpscale.node.protocol import STAY_EVERY_S, decode, encode
+from pytest_ddpscale.launch.launcher import AgentProcess
+from pytest_ddpscale.node.protocol import STAY_EVERY_S, FileBytes, Joining, News, Order, Stay, decode_news, encode_order
 from pytest_ddpscale.util.masking import masked_text
 
-_PATIENCE_S = 2.0
 _LAST_LINES = 40
-_SLURM_LINES = 500
-_SLURMS_VOICES = ("srun:", "slurmstepd")
+_OWN_LINES = 500
 _MOST_CHARACTERS = 500  # of each of them
-# A longer line is read in pieces: what prints without an end must not fill this process's memory.
-_MOST_READ_BYTES = 65_536
+# A longer line is taken in pieces: what prints without an end must not fill this process's memory.
+_MOST_LINE_BYTES = 65_536
+_READ_BYTES = 2**20
+_FILES_PER_PROCESS = 3
+_POLL_S = 0.5
+# A process that reads nothing any more is told nothing more once so much waits for it.
+_MOST_WAITING_BYTES = 2**28
+
+
+@dataclass
+class _Carrier:
+    """One process, and what goes through it."""
+
+    process: subprocess.Popen[bytes]
+    host: str
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
+    waiting: bytearray = field(default_factory=bytearray)
+    has_spoken: bool = False
+    open_outputs: int = 2
+
+
+@dataclass(frozen=True)
+class EndedProcess:
+    """A process that carried the agent of one node, and has ended, all of its output read.
+
+    Attributes:
+        host: the node.
+        exit_code: of it; negative for a signal's number.
+        lines: the last ones it wrote that were no messages.
+    """
+
+    host: str
+    exit_code: int
+    lines: tuple[str, ...]
 
 
 class Channel:
-    """Reads what agents say, and tells them to stay, as long as this process lives.
+    """Starts what carries agents, reads what they say, and tells them to stay, as long as this process lives.
 
-    Threads of its own, because judging a large cluster may keep the supervisor busy for longer than
-    agents wait. What is no message (torchrun's output, srun's complaints) goes to the log.
+    A thread of its own does so, because judging a large cluster may keep the supervisor busy for longer than agents
+    wait. What is no message (torchrun's output, a scheduler's complaints) goes to the log.
 
     Args:
-        process: a launcher started with pipes.
+        processes: to be started: one for all nodes, or one for each.
+        environment: of them.
         log: file for everything else; a full disk costs the log and no more.
+        voices: how lines begin that are kept for longer.
+
+    Raises:
+        OSError: one could not be started; those before are ended.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._stdin: IO[bytes] = process.stdin
-        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    def __init__(
+        self, processes: Sequence[AgentProcess], environment: Mapping[str, str], log: Path, voices: tuple[str, ...] = ()
+    ) -> None:
+        self._messages: queue.SimpleQueue[tuple[News | FileBytes, float]] = queue.SimpleQueue()
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
-        self._slurm_lines: deque[str] = deque(maxlen=_SLURM_LINES)
-        self._log_lock, self._input_lock = threading.Lock(), threading.Lock()
-        self._log = log
-        self._closed, self._somebody_spoke = threading.Event(), threading.Event()
-        self._readers = [
-            threading.Thread(target=self._read, args=(stream,), daemon=True)
-            for stream in (process.stdout, process.stderr)
-        ]
-        for thread in (*self._readers, threading.Thread(target=self._stay, daemon=True)):
-            thread.start()
+        self._own_lines: deque[str] = deque(maxlen=_OWN_LINES)
+        self._voices = voices
+        self._log = _opened(log)
+        self._lock = threading.Lock()
+        self._joining = Joining()
+        self._is_closing = self._is_given_up = self._is_over = False
+        self._selector = selectors.DefaultSelector()
+        self._carriers: list[_Carrier] = []
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        _allow_files(len(processes) * _FILES_PER_PROCESS)
+        try:
+            for one in processes:
+                self._start(one, environment)
+        except BaseException:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+            with self._selector, self._log:
+                self._close_all()
+            raise
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    @property
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        """All that were started."""
+        return [carrier.process for carrier in self._carriers]
+
+    def poll(self) -> int | None:
+        """None while any of them runs; else 0, or the exit code of the first of them that failed."""
+        codes = [process.poll() for process in self.processes]
+        return None if None in codes else next((code for code in codes if code), 0)
+
+    def wait(self) -> int:
+        """Until all have ended. Returns as `poll`."""
+        for process in self.processes:
+            process.wait()
+        return self.poll() or 0
+
+    @property
+    def ended(self) -> list[EndedProcess]:
+        """Those of single nodes that have ended, and whose messages were all put where `messages` finds them."""
+        with self._lock:
+            return [
+                EndedProcess(one.host, one.process.returncode, tuple(one.lines))
+                for one in self._carriers
+                if one.host and not one.open_outputs and one.process.poll() is not None
+            ]
 
     @property
     def other_lines(self) -> list[str]:
         """The last lines that were no messages."""
-        with self._log_lock:
+        with self._lock:
             return list(self._lines)
 
     @property
-    def slurm_lines(self) -> list[str]:
-        """What Slurm said among them: kept for longer, as torchrun's complaints on many nodes may bury it."""
-        with self._log_lock:
-            return list(self._slurm_lines)
+    def own_lines(self) -> list[str]:
+        """Those of the launcher's own voice among them."""
+        with self._lock:
+            return list(self._own_lines)
 
-    def messages(self) -> list[dict[str, Any]]:
-        """What agents have said since the last call."""
+    def messages(self) -> list[tuple[News | FileBytes, float]]:
+        """What agents have said since the last call, and when that arrived, in unix seconds."""
         found = []
         with contextlib.suppress(queue.Empty):
             while True:
                 found.append(self._messages.get_nowait())
         return found
 
-    def say(self, word: str, **fields: Any) -> None:
+    def say(self, order: Order) -> None:
         """Tell all agents. Whether they hear it shows in what they do."""
-        # A launcher that does not read any more must not hold us up when we come to end it.
-        if not self._input_lock.acquire(timeout=_PATIENCE_S):
-            return
-        try:
-            self._stdin.write(encode({"say": word, **fields}))
-            self._stdin.flush()
-        except (OSError, ValueError):  # gone, or closed
-            pass
-        finally:
-            self._input_lock.release()
+        line = encode_order(order)
+        with self._lock:
+            for carrier in self._carriers:
+                self._put(carrier, line)
+        self._wake()
 
     def close(self, patience_s: float = 5.0) -> None:
-        """Read what is left. To be called once the launcher has ended.
+        """Read what is left. To be called once all processes have ended.
 
         Args:
-            patience_s: how long to wait for its output's end: a process that survived may hold it open.
+            patience_s: how long to wait for the end of their output: a process that survived may hold it open.
         """
-        self._closed.set()
-        with self._input_lock, contextlib.suppress(OSError):
-            self._stdin.close()
-        for thread in self._readers:
-            thread.join(patience_s)
+        self._is_closing = True
+        self._wake()
+        self._thread.join(patience_s)
+        self._is_given_up = True
+        self._wake()
+        self._thread.join()
+
+    def _start(self, one: AgentProcess, environment: Mapping[str, str]) -> None:
+        process = subprocess.Popen(
+            one.command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches us, and we end the gang in order
+        )
+        carrier = _Carrier(process, one.host)
+        self._carriers.append(carrier)
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            self._selector.register(stream, selectors.EVENT_READ, _Stream(carrier, stream))
+
+    def _serve(self) -> None:
+        stay_s = time.monotonic() + STAY_EVERY_S
+        with self._selector, self._log:
+            while not self._is_given_up and not (self._is_closing and self._is_read):
+                for key, _ in self._selector.select(min(_POLL_S, max(0.0, stay_s - time.monotonic()))):
+                    if key.fileobj == self._wake_read:
+                        os.read(self._wake_read, 65_536)
+                    elif isinstance(key.data, _Stream):
+                        self._read(key.data)
+                    else:
+                        self._write(key.data)
+                if time.monotonic() >= stay_s:
+                    stay_s = time.monotonic() + STAY_EVERY_S
+                    self._stay()
+                self._attend()
+            self._close_all()
+
+    def _close_all(self) -> None:
+        for process in self.processes:
+            for stream in (process.stdin, process.stdout, process.stderr):
+                _close(stream)
+        with self._lock:
+            self._is_over = True
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    @property
+    def _is_read(self) -> bool:
+        """Whether all that the processes will ever say has been taken, and all that waited was told."""
+        return not any(carrier.open_outputs or carrier.waiting for carrier in self._carriers)
 
     def _stay(self) -> None:
-        """Once an agent is there: while srun waits for nodes it reads nothing, and the words would fill the pipe."""
-        while not self._closed.wait(STAY_EVERY_S):
-            if self._somebody_spoke.is_set():
-                self.say("stay")
+        """To those who have spoken: while a scheduler has no nodes nobody reads, and the words would fill the pipe."""
+        line = encode_order(Stay())
+        with self._lock:
+            for carrier in self._carriers:
+                if carrier.has_spoken:
+                    self._put(carrier, line)
 
-    def _read(self, stream: IO[bytes]) -> None:
-        with contextlib.suppress(OSError, ValueError), stream, self._open_log() as log:
-            for data in iter(lambda: stream.readline(_MOST_READ_BYTES), b""):
-                line = data.decode("utf-8", errors="replace")
-                message = decode(line)
-                if message is not None:
-                    self._somebody_spoke.set()
-                    if message["say"] == "clock":  # before it lies in the queue
-                        message["heard_unix_s"] = time.time()
-                    self._messages.put(message)
+    def _put(self, carrier: _Carrier, line: bytes) -> None:
+        if carrier.process.stdin and not carrier.process.stdin.closed and len(carrier.waiting) < _MOST_WAITING_BYTES:
+            carrier.waiting += line
+
+    def _attend(self) -> None:
+        """Watch those inputs that something waits for; close them at the end."""
+        with self._lock:
+            for carrier in self._carriers:
+                stdin = carrier.process.stdin
+                if stdin is None or stdin.closed:
                     continue
-                masked = masked_text(line)
-                with self._log_lock:
-                    self._lines.append(masked.rstrip("\n")[:_MOST_CHARACTERS])
-                    if masked.startswith(_SLURMS_VOICES):
-                        self._slurm_lines.append(self._lines[-1])
-                    with contextlib.suppress(OSError):
-                        log.write(data if masked == line else masked.encode())
-                        log.flush()
+                if carrier.waiting:
+                    self._write_locked(carrier)
+                elif self._is_closing:
+                    self._forget(carrier)
 
-    def _open_log(self) -> IO[bytes]:
+    def _write(self, carrier: _Carrier) -> None:
+        with self._lock:
+            self._write_locked(carrier)
+
+    def _write_locked(self, carrier: _Carrier) -> None:
+        stdin = carrier.process.stdin
+        assert stdin is not None
         try:
-            return self._log.open("ab", buffering=0)
+            while carrier.waiting:
+                del carrier.waiting[: os.write(stdin.fileno(), carrier.waiting[:65_536])]
+        except BlockingIOError:
+            self._watch(stdin, carrier)
+            return
+        except (OSError, ValueError):  # gone, or closed
+            carrier.waiting.clear()
+            self._forget(carrier)
+            return
+        if stdin in self._selector.get_map():
+            self._selector.unregister(stdin)
+
+    def _watch(self, stdin: IO[bytes], carrier: _Carrier) -> None:
+        if stdin not in self._selector.get_map():
+            self._selector.register(stdin, selectors.EVENT_WRITE, carrier)
+
+    def _forget(self, carrier: _Carrier) -> None:
+        stdin = carrier.process.stdin
+        if stdin is not None and not stdin.closed:
+            if stdin in self._selector.get_map():
+                self._selector.unregister(stdin)
+            _close(stdin)
+
+    def _read(self, stream: _Stream) -> None:
+        try:
+            data = os.read(stream.file.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return
         except OSError:
-            return Path("/dev/null").open("ab", buffering=0)
+            data = b""
+        for line in stream.lines(data):
+            self._take(stream.carrier, line)
+        if not data:
+            self._selector.unregister(stream.file)
+            _close(stream.file)
+            with self._lock:
+                stream.carrier.open_outputs -= 1
+
+    def _take(self, carrier: _Carrier, line: bytes) -> None:
+        news = decode_news(line)
+        if news is not None:
+            carrier.has_spoken = True
+            whole = self._joining.whole(news)
+            if whole is not None:
+                self._messages.put((whole, time.time()))  # before it lies in the queue
+            return
+        text = line.decode("utf-8", errors="replace")
+        masked = masked_text(text)
+        with self._lock:
+            kept = masked.rstrip("\n")[:_MOST_CHARACTERS]
+            self._lines.append(kept)
+            carrier.lines.append(kept)
+            if self._voices and masked.startswith(self._voices):
+                self._own_lines.append(kept)
+        with contextlib.suppress(OSError):
+            self._log.write(line if masked == text else masked.encode())
+
+    def _wake(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):  # full: it is being woken
+            if not self._is_over:
+                os.write(self._wake_write, b"x")
+
+
+class _Stream:
+    """One output of a process, cut into lines."""
+
+    def __init__(self, carrier: _Carrier, file: IO[bytes]) -> None:
+        self.carrier = carrier
+        self.file = file
+        self._rest = b""
+
+    def lines(self, data: bytes) -> list[bytes]:
+        """Those that are whole now; at the end, which is when there are no data, also the one that is not."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        found = [line + b"\n" for line in whole]
+        while len(self._rest) > _MOST_LINE_BYTES or (self._rest and not data):
+            found.append(self._rest[:_MOST_LINE_BYTES])
+            self._rest = self._rest[_MOST_LINE_BYTES:]
+        return found
+
+
+def _opened(log: Path) -> IO[bytes]:
+    try:
+        return log.open("ab", buffering=0)
+    except OSError:
+        return Path(os.devnull).open("ab", buffering=0)
+
+
+def _close(file: IO[bytes] | None) -> None:
+    if file is not None:
+        with contextlib.suppress(OSError):  # what it still had to write nobody reads
+            file.close()
+
+
+def _allow_files(number: int) -> None:
+    """Let this process have so many further files open, as far as the system does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number + 512
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

@@ -1,9 +1,9 @@
-"""Containers that ranks run in: what Pyxis tells srun, and what Apptainer is started with."""
+"""Containers that ranks run in: what Apptainer is started with, or a launcher that starts images itself."""
 
 from __future__ import annotations
 
 import shutil
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,21 +23,23 @@ class Container:
     """How a command is put into a container.
 
     Attributes:
-        srun_arguments: for Slurm's plugin.
+        arguments: of a launcher that does so itself.
         command: what the command is put behind.
-        python: the interpreter to start.
+        python: the interpreter inside; empty for that of outside.
     """
 
-    srun_arguments: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
-    python: str = sys.executable
+    python: str = ""
 
 
 NO_CONTAINER = Container()
 
 
-def container_of(image: str | None, mounted: Path, device_type: DeviceType, *, has_srun: bool) -> Container:
-    """The container of an image, with the run directory mounted where it is outside.
+def container_of(
+    image: str | None, device_type: DeviceType, image_arguments: Callable[[str], tuple[str, ...] | None]
+) -> Container:
+    """The container of an image.
 
     ``IMAGE.sif``, a directory and ``docker://…`` are Apptainer's (or Singularity's), anything else is
     Pyxis' (Enroot), as ``nvcr.io#nvidia/pytorch:25.01-py3`` or ``image.sqsh``. ``apptainer:IMAGE`` and
@@ -45,32 +47,26 @@ def container_of(image: str | None, mounted: Path, device_type: DeviceType, *, h
 
     Args:
         image: what the user named; None for no container.
-        mounted: the run directory.
         device_type: GPUs have to be handed in.
-        has_srun: whether ranks start by srun, which Pyxis needs.
+        image_arguments: of the launcher: how it starts an image of Pyxis, or None if it cannot.
 
     Raises:
-        OptionError: no image is named, neither apptainer nor singularity is on PATH, or Pyxis is asked for without
-            srun.
+        OptionError: no image is named, neither apptainer nor singularity is on PATH here, or Pyxis is asked for
+            without its launcher.
     """
     if image is None:
         return NO_CONTAINER
     runtime, image = _runtime_of(image)
-    place = mounted.resolve()
-    if {",", ":"} & set(str(place)):
-        raise OptionError(
-            "--ddp-run-dir", f"{place} has a comma or colon, which separate mounts of a container", "a path without",
-            "Name another one.",
-        )  # fmt: skip
     if runtime == "apptainer":
         gpus = ("--nv",) if device_type == "cuda" else ()
-        return Container((), (_apptainer(), "exec", *gpus, "--bind", str(place), image), _PYTHON_INSIDE)
-    if not has_srun:
+        return Container((), (_apptainer(), "exec", *gpus, image), _PYTHON_INSIDE)
+    arguments = image_arguments(image)
+    if arguments is None:
         raise OptionError(
-            "--ddp-container", f"{masked_text(image)} is an image for Pyxis, which is a plugin of srun",
-            "--ddp-launcher=slurm", "On one machine use Apptainer: a .sif file, or apptainer:IMAGE.",
+            "--ddp-container", f"{masked_text(image)} is an image for Pyxis, which this launcher does not start",
+            "an image for Apptainer", "Use Apptainer: a .sif file, or apptainer:IMAGE.",
         )  # fmt: skip
-    return Container((f"--container-image={image}", f"--container-mounts={place}:{place}"), (), _PYTHON_INSIDE)
+    return Container(arguments, (), _PYTHON_INSIDE)
 
 
 def _runtime_of(image: str) -> tuple[Runtime, str]:

@@ -1,28 +1,29 @@
-"""One gang, from its launcher's start to the end of its last process."""
+"""One gang, from its agents' start to the end of its last process."""
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.errors import GangError
+from pytest_ddpscale.errors import GangError, WritingError
 from pytest_ddpscale.launch.blame import blames_nobody, describe, describe_killed, describe_standstill
-from pytest_ddpscale.launch.channel import Channel
+from pytest_ddpscale.launch.channel import Channel, EndedProcess
 from pytest_ddpscale.launch.gang_state import GangState
-from pytest_ddpscale.launch.launcher import GangSpec, Launcher
+from pytest_ddpscale.launch.launcher import AgentProcess, Launch
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.new_records import NewRecords
-from pytest_ddpscale.launch.slurm import step_name
-from pytest_ddpscale.launch.slurm_job import failed_nodes, queue_state, step_is_gone, why_step_ended
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
+from pytest_ddpscale.node.protocol import RECORDS, AskClock, Failed, FileBytes, Meet, Start, Stop
+from pytest_ddpscale.node.task import Task
+from pytest_ddpscale.results.notices import Idle, Notice, Queued
+from pytest_ddpscale.results.rank_folder import WantedArms
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.survey_record import PostMortem, Survey
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.masking import masked_arguments
 
@@ -36,14 +37,14 @@ MISSED_BEATS = 3
 FAREWELL_S = 15.0
 # … and to look at their GPUs besides, if ranks have failed.
 LOOK_S = 15.0
-# For Slurm to end what a srun that was killed left on the nodes; agents let go after 30 s of silence.
+# For a scheduler to end what was left on the nodes once its starter was killed; agents let go after 30 s of silence.
 STEP_END_S = 60.0
 STEP_POLL_S = 1.0
 # For agents, which only listen then, to say what their clocks show.
 CLOCK_S = 10.0
 # For the first node to look up another, whose name server may be slow.
 MEET_S = 30.0
-Admit = Callable[[list[dict[str, Any]]], str]
+MOST_NAMED = 3  # nodes that did not come up, each with a reason
 
 
 @dataclass(frozen=True)
@@ -51,72 +52,79 @@ class GangEnd:
     """How a gang ended.
 
     Attributes:
-        exit_code: of the launcher; None if it was stopped.
+        exit_code: of what carried its agents; None if it was stopped.
         why: what went wrong, in words; empty if nothing did.
-        interrupted: why Slurm ended it, if it did: no fault of what is measured.
+        interrupted: why a scheduler ended it, if one did: no fault of what is measured.
         lost_hosts: nodes that fell silent.
         failures: reports that ranks left of themselves.
         was_started: whether any process of it ran.
         refused: why its nodes were not admitted, so that no rank was started; empty if they were.
         post_mortems: what GPUs were after ranks had failed, as records.
-        left: the Slurm step of which processes may be left on nodes that another gang would use; empty if none are.
+        left: which processes may be left on nodes that another gang would use, in a sentence; empty if none are.
     """
 
     exit_code: int | None
     why: str = ""
     interrupted: str = ""
     lost_hosts: tuple[str, ...] = ()
-    failures: tuple[dict[str, Any], ...] = ()
+    failures: tuple[Failed, ...] = ()
     was_started: bool = True
     refused: str = ""
-    post_mortems: tuple[dict[str, Any], ...] = ()
+    post_mortems: tuple[PostMortem, ...] = ()
     left: str = ""
+
+
+class GangOwner(Protocol):
+    """Who has a gang run, and what it does with what comes of it."""
+
+    def keep(self, lines: bytes) -> list[AnyRecord]:
+        """Write down what rank 0 has measured, as `RecordSink` was given it. Returns the records of measurements.jsonl.
+
+        Raises:
+            WritingError: they cannot be written.
+        """
+
+    def hear(self, record: AnyRecord | Notice) -> WantedArms | None:
+        """Take note of a record that was written, and of notices meanwhile.
+
+        Returns:
+            The answer that rank 0 waits for, if it does.
+        """
+
+    def deadline_unix_s(self) -> float | None:
+        """Asked when all nodes are there: after which time no round may start; None for no limit."""
+
+    def admit(self, surveys: Sequence[Survey]) -> str:
+        """Write down what the nodes are, before any rank starts. Returns why none shall, or nothing."""
+
+    def interrupted(self, interrupt: KeyboardInterrupt) -> None:
+        """Somebody ends the session: told at once, while agents end their ranks."""
 
 
 class Gang:
     """Starts a gang, watches it, and ends it.
 
     Args:
-        spec: what to start.
-        launcher: how.
-        environment: of the launcher and all it starts.
+        task: of its agents.
+        launch: how they are started, and on which nodes.
         limits: when to end it.
-        log: for what is said beside messages.
-        tail: of measurements.jsonl.
-        hear: takes every record as it is written, and ``{}`` or a kind ``waiting`` meanwhile.
-        deadline_unix_s: asked when all nodes are there: after which time no round may start; None for no limit.
-        admit: given the surveys of all nodes, before any rank starts: says why none shall, or nothing.
-        interrupted: told at once that somebody ends the session, while agents end their ranks.
+        log: for what is said beside messages; a folder of that name without suffix is for logs of ranks.
+        owner: has it run.
     """
 
-    def __init__(
-        self,
-        spec: GangSpec,
-        launcher: Launcher,
-        environment: Mapping[str, str],
-        limits: Limits,
-        log: Path,
-        tail: NewRecords,
-        hear: Callable[[dict[str, Any]], None],
-        deadline_unix_s: Callable[[], float | None] = lambda: None,
-        admit: Admit = lambda records: "",
-        interrupted: Callable[[KeyboardInterrupt], None] = lambda interrupt: None,
-    ) -> None:
-        self._spec = spec
-        self._command = launcher.command(spec)
-        self._is_slurms = launcher.name == "slurm"
-        self._may_queue = self._is_slurms and not spec.hosts
-        self._environment = {**environment, GANG_VARIABLE: spec.gang_id}
+    def __init__(self, task: Task, launch: Launch, limits: Limits, log: Path, owner: GangOwner) -> None:
+        self._task = task
+        self._launch = launch
+        self._launcher = launch.launcher
         self._limits = limits
         self._log = log
-        self._tail = tail
-        self._hear = hear
-        self._deadline_unix_s = deadline_unix_s
-        self._admit = admit
-        self._interrupted = interrupted
+        self._owner = owner
+        self._arrived: list[bytes] = []
+        self._has_recorded = False
         self._refused = ""
         self._roll = GangState()
         self._silent: tuple[str, ...] = ()
+        self._cut_off: tuple[EndedProcess, ...] = ()  # what carried agents that have not said their last word
         self._trouble_s: float | None = None
         self._ended_itself = False
         self._heard_s = self._began_s = time.monotonic()
@@ -124,38 +132,44 @@ class Gang:
     def run(self) -> GangEnd:
         """Start it, and return when nothing of it is left."""
         try:
-            with self._started() as (process, channel):
-                refusal = self._assemble(process, channel)
-                why = refusal or self._watch(process, channel)
-                interrupted = why_step_ended(channel.slurm_lines)
+            with self._started() as channel:
+                refusal = self._assemble(channel)
+                why = refusal or self._watch(channel)
+                interrupted = self._launcher.why_ended(channel.own_lines)
                 if why is not None:
-                    self._dismiss(process, channel, failed=not refusal)
-                exit_code = process.wait() if why is None else None
-                self._ended_itself = (code := process.poll()) is not None and code >= 0
+                    self._dismiss(channel, failed=not refusal)
+                exit_code = channel.wait() if why is None else None
+                self._ended_itself = (code := channel.poll()) is not None and code >= 0
         except _NotStarted as error:
             return GangEnd(None, str(error), was_started=False)
-        self._pass_records_on()
-        self._take_messages(channel)  # last: records are judged, which takes time, and then who is silent is asked
-        if why is None:  # else Slurm would say that its step was cancelled, and that was us
-            interrupted = why_step_ended(channel.slurm_lines)
+        self._take_messages(channel)
+        self._pass_records_on(channel)  # which takes time, as they are judged; then who is silent is asked
+        if why is None:  # else a scheduler would say that it was cancelled, and that was us
+            interrupted = self._launcher.why_ended(channel.own_lines)
         return self._end(exit_code, why, interrupted, channel)
 
     def _end(self, exit_code: int | None, why: str | None, interrupted: str, channel: Channel) -> GangEnd:
         roll = self._roll
         if self._refused:
             return GangEnd(None, refused=self._refused)
-        given_up = failed_nodes(channel.slurm_lines)
+        given_up = self._launcher.given_up(channel.own_lines)
+        cut_off = [one for one in self._cut_off if one.host in self._serving]
         still_silent = roll.silent_hosts(time.monotonic(), self._limits.silence_s)
         lost = given_up or tuple(host for host in self._silent if host in still_silent)
+        lost = lost or tuple(one.host for one in cut_off)
         if lost or why == _LOST:
-            unheard = f"not heard of for {self._limits.silence_s:g} s"
-            why = _node_is_lost(lost or self._silent, "given up by Slurm" if given_up else unheard)
+            how = f"not heard of for {self._limits.silence_s:g} s"
+            if given_up:
+                how = f"given up by {self._launcher.calls_itself}"
+            elif cut_off:
+                how = f"cut off ({_last_line(cut_off[0])})"
+            why = self._node_is_lost(lost or self._silent, how)
         elif why is None and exit_code is not None and exit_code < 0 and not roll.has_trouble:
-            why = describe_killed("srun" if self._is_slurms else "the node's agent", exit_code)
+            why = describe_killed(self._launcher.program, exit_code)
         elif why == _TROUBLE or (why is None and exit_code != 0):
             lost = () if interrupted else self._vanished()
             how = "not heard of any more, and other nodes' ranks lost their partners"
-            why = _node_is_lost(lost, how) if lost else describe(roll, exit_code, channel.other_lines)
+            why = self._node_is_lost(lost, how) if lost else describe(roll, exit_code, channel.other_lines)
         elif why is not None and roll.ranks:
             why = f"{why} {describe_standstill(roll)}."
         looked = roll.post_mortems.post_mortems()
@@ -171,82 +185,103 @@ class Gang:
         mute = [node for node in nodes if node.exit is None]
         if len(mute) == len(nodes) or not blames_nobody(self._roll):
             return ()
-        silence_s = max(min(self._limits.silence_s, FAREWELL_S), MISSED_BEATS * self._spec.beat_s)
+        silence_s = max(min(self._limits.silence_s, FAREWELL_S), MISSED_BEATS * self._task.beat_s)
         latest_s = min(self._trouble_s or 0.0, time.monotonic() - silence_s)
         return tuple(node.host for node in mute if self._ended_itself or node.heard_s <= latest_s)
 
-    def _await_step_end(self, lost: tuple[str, ...]) -> str:
-        """Wait for nodes whose agents did not say that they end. Returns the step's name if processes may be left.
+    @property
+    def _serving(self) -> set[str]:
+        """Nodes whose agents have not said their last word."""
+        return {node.host for node in self._roll.nodes.values() if node.exit is None}
 
-        What agents say ends with srun, and when that was killed their ranks take seconds to end.
+    def _node_is_lost(self, hosts: tuple[str, ...], how: str) -> str:
+        names, were = ", ".join(hosts), "was" if len(hosts) == 1 else "were"
+        service = f", its link, {self._launcher.service}" if self._launcher.service else ", its link"
+        return f"{names} {were} {how}: the node{service} or its agent is down"
+
+    def _await_step_end(self, lost: tuple[str, ...]) -> str:
+        """Wait for nodes whose agents did not say that they end. Returns which processes may be left there.
+
+        What agents say ends with what carries it, and when that was killed their ranks take seconds to end.
         """
         silent = [node.host for node in self._roll.nodes.values() if node.exit is None and node.host not in lost]
-        if not (self._is_slurms and silent):
-            return ""
-        name, job = step_name(self._spec.gang_id), os.environ.get("SLURM_JOB_ID") if self._spec.hosts else None
         ends_s = time.monotonic() + STEP_END_S
-        while not step_is_gone(name, within_job=job):
+        while silent and (left := self._launcher.left_behind(self._launch)):
             if time.monotonic() >= ends_s:
-                return name
-            self._hear({})
+                return left
+            self._owner.hear(Idle())
             time.sleep(STEP_POLL_S)
         return ""
 
     @contextmanager
-    def _started(self) -> Iterator[tuple[subprocess.Popen[bytes], Channel]]:
+    def _started(self) -> Iterator[Channel]:
         self._log.open("ab").close()  # a folder that cannot be written is no fault of the launcher's
-        if self._spec.proof is not None:
-            self._spec.proof.touch()
+        processes = self._launcher.processes(self._launch)
+        # A client of our own that reaches another machine, and has its own variables, is no rank.
+        given = self._launch.environment if self._launcher.shares_environment else self._launcher.environ
+        environment = {**given, GANG_VARIABLE: self._task.gang_id}
         try:
-            process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C reaches us, and we end the gang in order
-            )
+            channel = Channel(processes, environment, self._log, self._launcher.voices)
         except OSError as error:
-            raise _NotStarted(self._command, error) from None
-        channel = Channel(process, self._log)
+            raise _NotStarted(processes[0], error) from None
+        is_cut_short = False
         try:
-            yield process, channel
+            yield channel
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):  # Slurm may kill us in seconds
-                channel.say("stop")
-                self._interrupted(error)
-            self._dismiss(process, channel)
+            is_cut_short = True
+            if isinstance(error, KeyboardInterrupt):  # a scheduler may kill us in seconds
+                channel.say(Stop())
+                self._owner.interrupted(error)
+            self._dismiss(channel)
             raise
         finally:
-            stop_gang(process, self._spec.gang_id, GRACE_S)
+            stop_gang(channel.processes, self._task.gang_id, GRACE_S)
             channel.close()
-            if self._spec.proof is not None:
-                self._spec.proof.unlink(missing_ok=True)
+            if is_cut_short:
+                self._take_messages(channel)
+                with suppress(WritingError):  # on a full disk that is what cut it short
+                    self._keep_arrived()
 
-    def _assemble(self, process: subprocess.Popen[bytes], channel: Channel) -> str | None:
+    def _assemble(self, channel: Channel) -> str | None:
         """Wait for the agents of all nodes, and let them start. Returns why not, or None to go on."""
-        why = self._await_nodes(process, channel) or self._odd_version() or self._blind_nodes()
-        if not why and self._spec.survey and process.poll() is None:
-            why = self._survey(process, channel)
-        if not why and self._spec.nodes > 1 and process.poll() is None:
-            why = self._meet(process, channel)
-        if why or process.poll() is not None:
+        why = self._await_nodes(channel) or self._odd_version()
+        if not why and channel.poll() is None:
+            channel.say(self._task)
+            why = self._survey(channel) if self._task.survey else ""
+        if not why and self._task.nodes > 1 and channel.poll() is None:
+            why = self._meet(channel)
+        if why or channel.poll() is not None:
             return why or None
         self._start(channel)
         return None
 
-    def _await_nodes(self, process: subprocess.Popen[bytes], channel: Channel) -> str:
-        """Until all agents are there, or the launcher has ended. Returns why they are waited for no longer."""
-        while (there := len(self._roll.nodes)) < self._spec.nodes and process.poll() is None:
+    def _await_nodes(self, channel: Channel) -> str:
+        """Until all agents are there, or what carries them has ended. Returns why they are waited for no longer."""
+        while (there := len(self._roll.nodes)) < self._task.nodes and channel.poll() is None:
             self._take_messages(channel)
             if self._roll.nodes and not there:
                 self._heard_s = time.monotonic()  # from now on the others are due
-            if why := self._late_nodes():
+            if why := self._late_nodes() or self._not_up(channel):
                 return why
-            state = "" if there else queue_state(channel.slurm_lines)
-            self._hear({"kind": "waiting", "for": state} if state else {})
+            state = "" if there else self._launcher.queue_state(channel.own_lines)
+            self._owner.hear(Queued(state) if state else Idle())
             time.sleep(POLL_S)
-        return ""
+        return self._not_up(channel)
+
+    def _not_up(self, channel: Channel) -> str:
+        """Why agents of single nodes did not come up, once others have had time to fail too; empty while all may."""
+        ended = channel.ended  # asked before messages are taken: what they said until then counts
+        self._take_messages(channel)
+        there = {node.host for node in self._roll.nodes.values()}
+        failed = [one for one in ended if one.host not in there]
+        if not failed:
+            return ""
+        now_s = time.monotonic()
+        self._trouble_s = self._trouble_s or now_s
+        if now_s - self._trouble_s < COLLECT_S and channel.poll() is None:
+            return ""
+        why = [self._launcher.why_not_up(one.host, one.exit_code, one.lines) for one in failed]
+        return first_few(why, MOST_NAMED, separator="; ")
 
     def _odd_version(self) -> str:
         """Why agents of another version are no use; empty if there are none."""
@@ -257,95 +292,79 @@ class Gang:
         who = ", ".join(hosts[:5])
         return f"{who} runs pytest-ddpscale {version}, its supervisor {__version__}: install the same version"
 
-    def _blind_nodes(self) -> str:
-        """Which nodes do not see the run directory, where rank 0 writes and ranks leave logs; empty if all do."""
-        blind, proof = self._roll.blind, self._spec.proof
-        if not blind or proof is None:
-            return ""
-        who = first_few(blind, 5)
-        see = "does not see" if len(blind) == 1 else "do not see"
-        return (
-            f"{who} {see} the run directory {proof.parent.parent}, so nothing was launched; expected one that all "
-            "nodes have at the same path: name it with --ddp-run-dir"
-        )
-
-    def _survey(self, process: subprocess.Popen[bytes], channel: Channel) -> str:
+    def _survey(self, channel: Channel) -> str:
         """Have it recorded what the nodes are. Returns why they are not admitted; empty if they are."""
         surveys = self._roll.surveys
-        self._await(process, channel, lambda: self._all_answered(surveys.found), self._limits.survey_s)
+        self._await(channel, lambda: self._all_answered(surveys.found), self._limits.survey_s)
         asked_unix_s = time.time()
-        channel.say("clock")
+        channel.say(AskClock())
         patience_s = min(CLOCK_S, self._limits.survey_s)
-        self._await(process, channel, lambda: self._all_answered(surveys.clocks), patience_s)
-        if process.poll() is not None:
+        self._await(channel, lambda: self._all_answered(surveys.clocks), patience_s)
+        if channel.poll() is not None:
             return ""  # whatever it was that ended it
         hosts = {index: node.host for index, node in self._roll.nodes.items()}
-        self._refused = self._admit(surveys.records(hosts, asked_unix_s))
-        self._pass_records_on()
+        self._refused = self._owner.admit(surveys.records(hosts, asked_unix_s))
         return self._refused
 
-    def _meet(self, process: subprocess.Popen[bytes], channel: Channel) -> str:
+    def _meet(self, channel: Channel) -> str:
         """Have the first node say where ranks meet. Returns why they cannot; empty if they can."""
         roll, first, second = self._roll, self._roll.nodes[0], self._roll.nodes[1]
-        channel.say("meet", peer=second.host)
+        channel.say(Meet(second.host, second.addresses))
         said = lambda: bool(roll.endpoint or roll.endpoint_problem) or first.exit is not None  # noqa: E731
-        self._await(process, channel, said, MEET_S)
-        if roll.endpoint or process.poll() is not None:
+        self._await(channel, said, MEET_S)
+        if roll.endpoint or channel.poll() is not None:
             return ""
         problem = roll.endpoint_problem or f"no answer within {MEET_S:g} s"
         return (
             f"{first.host} finds no way to {second.host} ({problem}), so that ranks cannot meet: nodes have to know "
-            "each other by the names that Slurm has for them"
+            f"each other by the names that {self._launcher.calls_itself} has for them"
         )
 
     def _all_answered(self, answers: Mapping[int, Any]) -> bool:
         """Whether all nodes have answered, or cannot any more."""
         return all(i in answers or node.exit is not None for i, node in self._roll.nodes.items())
 
-    def _await(
-        self, process: subprocess.Popen[bytes], channel: Channel, is_answered: Callable[[], bool], limit_s: float
-    ) -> None:
-        """Until agents have answered, or the launcher has ended, or the time is over."""
+    def _await(self, channel: Channel, is_answered: Callable[[], bool], limit_s: float) -> None:
+        """Until agents have answered, or what carries them has ended, or the time is over."""
         ends_s = time.monotonic() + limit_s
         while True:
             # Asked before messages are taken: what was said in time counts, however long listeners were busy.
-            is_over = process.poll() is not None or time.monotonic() >= ends_s
+            is_over = channel.poll() is not None or time.monotonic() >= ends_s
             self._take_messages(channel)
             if is_over or is_answered():
                 return
-            self._hear({})
+            self._owner.hear(Idle())
             time.sleep(POLL_S)
 
     def _start(self, channel: Channel) -> None:
-        nodes = self._spec.nodes
-        endpoint = self._roll.endpoint if nodes > 1 else None  # one node's agent needs nobody to agree with
-        deadline_unix_s = self._deadline_unix_s()
-        deadline = {} if deadline_unix_s is None else {"deadline_unix_s": deadline_unix_s}
-        channel.say("start", nodes=nodes, endpoint=endpoint, **deadline)
-        # Neither limit nor budget is spent in Slurm's queue.
+        # One node's agent needs nobody to agree with.
+        endpoint = self._roll.endpoint if self._task.nodes > 1 else None
+        channel.say(Start(endpoint, self._owner.deadline_unix_s()))
+        # Neither limit nor budget is spent in a scheduler's queue.
         self._heard_s = self._began_s = time.monotonic()
         self._roll.expect_beats(self._heard_s)
 
     def _late_nodes(self) -> str:
         """Why nodes that have not come up are waited for no longer; empty while they are."""
         there = [node.host for node in self._roll.nodes.values()]
-        is_queueing = self._may_queue and not there
+        is_queueing = self._launcher.may_queue and not self._launch.hosts and not there
         limit_s = self._limits.queue_s if is_queueing else self._limits.startup_s
-        if len(there) >= self._spec.nodes or time.monotonic() - self._heard_s < limit_s:
+        if len(there) >= self._task.nodes or time.monotonic() - self._heard_s < limit_s:
             return ""
         if is_queueing:
-            return f"Slurm gave no nodes within {limit_s:g} s (--ddp-queue-limit)"
-        missing = [host for host in self._spec.hosts if host not in there]
+            return f"{self._launcher.calls_itself} gave no nodes within {limit_s:g} s (--ddp-queue-limit)"
+        missing = [host for host in self._launch.hosts if host not in there]
         who = f": {', '.join(missing[:5])} did not" if missing else ""
-        return f"{len(there)} of {self._spec.nodes} nodes came up within {limit_s:g} s{who}"
+        return f"{len(there)} of {self._task.nodes} nodes came up within {limit_s:g} s{who}"
 
-    def _watch(self, process: subprocess.Popen[bytes], channel: Channel) -> str | None:
+    def _watch(self, channel: Channel) -> str | None:
         """Pass records on until the gang ends. Returns None if it did so by itself, else why it has to be ended."""
         while True:
-            running = process.poll() is None
+            running, ended = channel.poll() is None, channel.ended
             self._take_messages(channel)
-            if not self._pass_records_on():
-                self._hear({})
+            self._cut_off = tuple(one for one in ended if one.host in self._serving)
+            if not self._pass_records_on(channel):
+                self._owner.hear(Idle())
             if not running:
                 return None
             # Records are judged as they are passed on, which may take longer than a node may be silent.
@@ -355,15 +374,15 @@ class Gang:
                 self._trouble_s = self._trouble_s or now_s
                 if now_s - self._trouble_s > COLLECT_S:
                     return _TROUBLE
-            elif why := self._why_ended(now_s, channel.slurm_lines):
+            elif why := self._why_ended(now_s, channel):
                 return why
             time.sleep(POLL_S)
 
-    def _why_ended(self, now_s: float, slurm_lines: list[str]) -> str:
+    def _why_ended(self, now_s: float, channel: Channel) -> str:
         limits = self._limits
         # Some may say a last word yet, as when this process had been stopped.
         self._silent = tuple(self._roll.silent_hosts(now_s, limits.silence_s))
-        if self._silent or failed_nodes(slurm_lines):
+        if self._silent or self._launcher.given_up(channel.own_lines) or self._cut_off:
             return _LOST
         limit_s = limits.inactivity_s if self._has_recorded else limits.startup_s
         if now_s - max(self._heard_s, self._roll.moved_s or 0.0) > limit_s:
@@ -372,53 +391,74 @@ class Gang:
             return f"the gang was not done after {limits.total_s:g} s (--ddp-total-limit), so it was ended."
         return ""
 
-    def _dismiss(self, process: subprocess.Popen[bytes], channel: Channel, *, failed: bool = False) -> None:
+    def _dismiss(self, channel: Channel, *, failed: bool = False) -> None:
         """Have the agents end their ranks, and wait for their last words; after a failure also on their GPUs."""
-        channel.say("stop", **({"failed": True} if failed else {}))
-        # While srun waits for nodes there is nobody to hear it.
-        patience_s = FAREWELL_S + (LOOK_S if failed and self._spec.post_mortem else 0.0)
+        channel.say(Stop(failed))
+        # While a scheduler has no nodes for us there is nobody to hear it.
+        patience_s = FAREWELL_S + (LOOK_S if failed and self._task.post_mortem else 0.0)
         patience_ends = time.monotonic() + (patience_s if self._roll.nodes else 0.0)
-        while process.poll() is None and time.monotonic() < patience_ends:
+        while channel.poll() is None and time.monotonic() < patience_ends:
             self._take_messages(channel)
             time.sleep(POLL_S / 2)
 
     def _take_messages(self, channel: Channel) -> None:
-        for message in channel.messages():
-            self._roll.hear(message, time.monotonic())
+        for news, arrived_unix_s in channel.messages():
+            if not isinstance(news, FileBytes):
+                self._roll.hear(news, time.monotonic(), arrived_unix_s)
+            elif news.file == RECORDS:
+                self._arrived.append(news.data)
+            else:
+                self._keep_log(news)
 
-    @property
-    def _has_recorded(self) -> bool:
-        """Whether a rank has recorded anything; surveys are records of the supervisor's."""
-        return any(record["kind"] != "survey" for record in self._tail.records)
+    def _keep_arrived(self) -> list[AnyRecord]:
+        """Write down what has arrived."""
+        data, self._arrived = b"".join(self._arrived), []
+        if not data:
+            return []
+        self._has_recorded, self._heard_s = True, time.monotonic()
+        return self._owner.keep(data)
 
-    def _pass_records_on(self) -> bool:
-        """Returns whether there were any."""
-        fresh = self._tail.read()
-        for record in fresh:
-            self._hear(record)
-        if fresh:
-            self._heard_s = time.monotonic()
-        return bool(fresh)
+    def _pass_records_on(self, channel: Channel) -> bool:
+        """Write down what has arrived, and answer it. Returns whether there was anything."""
+        records = self._keep_arrived()
+        for record in records:
+            if wanted := self._owner.hear(record):
+                channel.say(wanted)
+        return bool(records)
+
+    def _keep_log(self, news: FileBytes) -> None:
+        """Append to a log: of a node of the gang, or of the whole run."""
+        whose, *parts = PurePosixPath(news.file).parts
+        if whose not in ("gang", "run") or not parts or ".." in parts:
+            return
+        folder = self._log.parent if whose == "run" else self._log.with_suffix("")
+        if whose == "gang" and self._task.nodes > 1:
+            folder /= news.host.replace("/", "_")
+        path = folder.joinpath(*parts)
+        with suppress(OSError):  # a full disk costs the log and no more
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.write(news.data)
 
 
 _TROUBLE = "trouble"
 _LOST = "lost"
 
 
-def _node_is_lost(hosts: tuple[str, ...], how: str) -> str:
-    names, were = ", ".join(hosts), "was" if len(hosts) == 1 else "were"
-    return f"{names} {were} {how}: the node, its link, its slurmd or its agent is down"
+def _last_line(ended: EndedProcess) -> str:
+    said = next((line for line in reversed(ended.lines) if line.strip()), "")
+    return said or f"exit code {ended.exit_code}"
 
 
 class _NotStarted(GangError):
     """The launcher could not be started, so that no rank ran."""
 
-    def __init__(self, command: list[str], error: OSError) -> None:
+    def __init__(self, process: AgentProcess, error: OSError) -> None:
         super().__init__(
-            command[0],
+            process.command[0],
             f"could not be started ({error.strerror or error})",
             "a program that this user may run",
             "Check that it is still there, with its virtual environment, and that processes can be started here; "
             # Last, because it is long, and a terminal shows the beginning.
-            f"then measure again. The command was: {shlex.join(masked_arguments(command))}",
+            f"then measure again. The command was: {shlex.join(masked_arguments(process.command))}",
         )

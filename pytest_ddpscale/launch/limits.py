@@ -17,7 +17,7 @@ class Limits:
         startup_s: the same for the time before the first record, when nothing but imports may be seen for minutes
             where they come from a shared disk.
         total_s: a gang is ended after this long, whatever it does. None: never.
-        queue_s: longest wait for Slurm to give nodes.
+        queue_s: longest wait for a scheduler to give nodes.
         survey_s: longest wait for agents to say what their nodes are.
         silence_s: a node whose agent is not heard of for this long is taken for lost.
     """

@@ -1,14 +1,23 @@
-"""Ranks on the nodes of a Slurm job: ``srun`` starts one agent a node, which starts torchrun there."""
+"""Ranks on the nodes of a Slurm job: ``srun`` starts one agent a node. All that this package knows of Slurm is here.
+
+Inside an allocation a gang is a step of it; elsewhere srun asks for an allocation. What srun and Slurm print, and what
+Slurm's commands tell of the job around us, says which nodes are lost and why a job or step ended.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from datetime import datetime, timedelta
 
-from pytest_ddpscale.launch.container import NO_CONTAINER, Container
-from pytest_ddpscale.launch.launcher import GangSpec, agent_command
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher, launcher
+from pytest_ddpscale.settings import AUTO, Settings
+from pytest_ddpscale.util.masking import masked_arguments
 
 _SRUN = (
     "--ntasks-per-node=1",
@@ -22,7 +31,28 @@ _SRUN = (
 _WITHIN_AN_ALLOCATION = ("--overlap",)
 # It asks for whole nodes. Of a step it would mean as many cores as tasks: one for all ranks of a node.
 _FOR_AN_ALLOCATION = re.compile(r"--exclusive(=|$)")
+# srun starts one task on each node of the step: the task's number is the node's. slurmd's name is what a drain needs.
+_WHICH_NODE = ("--node-from=SLURM_PROCID", "--host-from=SLURMD_NODENAME")
+# Arguments by which a user says which GPUs, so that we need not.
+_ASKS_FOR_GPUS = re.compile(r"(--gpus(-per-(node|task|socket))?|--gres|--tres-per-(node|task|socket))(=|$)|-G")
+_PASSED = ("SLURM_", "SLURMD_", "SRUN_")
+# Of the size of the step around us: srun would take them for the size of ours.
+_WITHHELD = frozenset(
+    {
+        "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_SOCKET",
+        "SLURM_NTASKS_PER_GPU", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK",
+        "SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE",
+        "SLURM_DISTRIBUTION", "SLURM_ARBITRARY_NODELIST", "SLURM_EXPORT_ENV", "SLURM_GPUS_PER_TASK",
+        "SLURM_GPU_BIND", "SLURM_LABELIO", "SLURM_UNBUFFEREDIO", "SLURM_STDINMODE", "SLURM_STDOUTMODE",
+        "SLURM_STDERRMODE", "SLURM_KILL_BAD_EXIT", "SLURM_WAIT", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES",
+        "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID",
+        "SLURM_MULTI_PROG", "SLURM_TIMELIMIT", "SRUN_CPUS_PER_TASK", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_HINT",
+        "SLURM_THREADS_PER_CORE", "SLURM_MEM_BIND", "SLURM_MEM_BIND_LIST", "SLURM_MEM_BIND_TYPE",
+        "SLURM_MEM_BIND_PREFER", "SLURM_MEM_BIND_SORT", "SLURM_MEM_BIND_VERBOSE",
+    }
+)  # fmt: skip
 _TRIAL_S = 30.0
+_PATIENCE_S = 10.0
 # What slurmctld says, in place of srun, of options that it never accepts; that nodes are busy or down may change.
 _NO_ALLOCATION = "allocation failure:"
 _NEVER = re.compile(r"[Ii]nvalid")
@@ -30,57 +60,181 @@ _NEVER = re.compile(r"[Ii]nvalid")
 _SENTENCES = tuple(
     map(re.compile, ("srun: fatal: (.+)", "srun: error: (.+)", f"{_NO_ALLOCATION} (.+)", "srun: (.*option.*)"))
 )
+# slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-31T12:00:00 DUE TO TIME LIMIT ***
+# Newer versions write `DUE to SIGNAL Terminated` where 22.05 gives no reason: somebody cancelled it.
+_CANCELLED = re.compile(
+    r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?: DUE to SIGNAL .*?| DUE TO ([A-Z ]+?))?(?: \*\*\*|,|$)"
+)
+_NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
+_REASONS = {
+    "TIME LIMIT": "the job reached its time limit",
+    "PREEMPTION": "the job was preempted",
+    "JOB REQUEUE": "the job was requeued",
+    "": "the job was cancelled",
+}
+# A signal that comes this close to the end announces it: `#SBATCH --signal=B:TERM@120`.
+_NEAR_THE_END = timedelta(minutes=5)
 
 
-@dataclass(frozen=True)
-class SlurmLauncher:
-    """Inside an allocation a step of it; elsewhere srun asks for an allocation.
+@launcher("slurm")
+class SlurmLauncher(Launcher):
+    """Further arguments of srun (``--ddp-slurm-args``) win over ours; ``--exclusive`` is left out in an allocation."""
 
-    Attributes:
-        arguments: further ones of srun, such as ``--partition=gpu``; they win over ours. ``--exclusive`` is left out
-            inside an allocation.
-        container: what agents and ranks run in.
-    """
+    calls_itself = "Slurm"
+    program = "srun"
+    service = "its slurmd"
+    voices = ("srun:", "slurmstepd")
+    may_queue = True
+    options = ("slurm_args",)
 
-    arguments: tuple[str, ...] = ()
-    container: Container = NO_CONTAINER
-    name = "slurm"
-    needs_shared_directory = True
+    @classmethod
+    def is_meant(cls, settings: Settings, environ: Mapping[str, str]) -> bool:
+        """Several nodes, arguments of srun, or a job whose one node is not this one, as in a shell of salloc."""
+        if settings.slurm_args or (settings.nodes or 1) > 1:
+            return True
+        try:
+            hosts = allocated_hosts(environ)
+        except OptionError:
+            return True  # says so again if nodes are needed
+        return bool(hosts) and ((settings.nodes != 1 and len(hosts) > 1) or not _is_one_of(hosts, environ))
 
-    def command(self, gang: GangSpec) -> list[str]:
-        """``srun --job-name=… --nodes=N --ntasks=N … python -m pytest_ddpscale.node --slurm …``."""
-        srun = self._srun(gang.nodes, gang.hosts, [f"--job-name={step_name(gang.gang_id)}"])
-        return [*srun, *agent_command(gang, self.container, "--slurm")]
+    @classmethod
+    def passes(cls, variable: str) -> bool | None:
+        """What tells of the job, but not of the size of the step around us."""
+        return False if variable in _WITHHELD else True if variable.startswith(_PASSED) else None
 
-    def complaint(self, nodes: int, hosts: tuple[str, ...], environment: Mapping[str, str]) -> str:
-        """What srun, or slurmctld, says of arguments that it never accepts; empty if they are fine, or nobody knows.
+    def cluster(self, *, plans_only: bool) -> Cluster:
+        """The first nodes of the allocation around us, or as many as were asked for of a job to be made.
 
-        Args:
-            nodes: how many are to be used.
-            hosts: their names; empty where Slurm is still to choose them.
-            environment: of srun.
+        Raises:
+            OptionError: more are asked for than there are, srun is not there, or Slurm does not name the job's nodes.
         """
-        command = [*self._srun(nodes, hosts), "--test-only", "true"]
+        settings = self.settings
+        if plans_only:
+            nodes = settings.nodes or len(self._hosts_if_known()) or 1
+            return Cluster(nodes, launcher=self.name, is_elsewhere=True) if nodes > 1 else Cluster()
+        hosts = allocated_hosts(self.environ)
+        nodes = settings.nodes or len(hosts) or 1
+        if hosts and nodes > len(hosts):
+            raise OptionError(
+                "--ddp-nodes", f"found {nodes}, but Slurm job {self.environ['SLURM_JOB_ID']} has {len(hosts)}",
+                f"at most {len(hosts)}", "Ask sbatch or salloc for more nodes.",
+            )  # fmt: skip
+        if shutil.which("srun") is None:
+            raise OptionError(
+                "--ddp-launcher", "srun is not on PATH", "Slurm's commands",
+                f"On one machine leave --ddp-nodes and --ddp-slurm-args out ({AUTO} is torchrun there).",
+            )  # fmt: skip
+        if not hosts and settings.isolate:
+            raise OptionError(
+                "--ddp-isolate", "each study would be a Slurm job of its own, maybe on other nodes", "one allocation",
+                "Start pytest by sbatch or within salloc.",
+            )  # fmt: skip
+        return Cluster(nodes, hosts[:nodes], self.name, is_elsewhere=not _is_one_of(hosts, self.environ))
+
+    def processes(self, launch: Launch) -> list[AgentProcess]:
+        """``srun --job-name=… --nodes=N --ntasks=N … python -m pytest_ddpscale.node …``."""
+        srun = self._srun(launch, [f"--job-name={launch.name}"])
+        return [AgentProcess([*srun, *launch.agent(*_WHICH_NODE)])]
+
+    def refuse_wrong_arguments(self, launch: Launch) -> None:
+        """Have srun look at its arguments. Raises OptionError for what srun, or slurmctld, never accepts."""
+        complaint = self._complaint(launch)
+        if not complaint:
+            return
+        asked = [*launch.container.arguments, *self._arguments(launch)]
+        where = "--ddp-slurm-args" if self._arguments(launch) else "--ddp-container" if asked else "srun"
+        command = shlex.join(masked_arguments(["srun", *asked, "--test-only", "true"]))
+        raise OptionError(where, f"srun refuses: {complaint}", "arguments that srun takes here", f"Try `{command}`.")
+
+    def image_arguments(self, image: str) -> tuple[str, ...]:
+        """Pyxis' and Enroot's, a plugin of srun."""
+        return (f"--container-image={image}",)
+
+    def queue_state(self, lines: Sequence[str]) -> str:
+        """What srun says of its wait for nodes: ``job 17 queued and waiting for resources``."""
+        waiting = [line for line in lines if "queued and waiting" in line or "step creation" in line]
+        return waiting[-1].removeprefix("srun: ") if waiting else ""
+
+    def why_ended(self, lines: Sequence[str]) -> str:
+        """Why Slurm ended a step, from what srun printed."""
+        for line in lines:
+            match = _CANCELLED.search(line)
+            if match and (match[1] or "").strip() in _REASONS:
+                return _REASONS[(match[1] or "").strip()]
+        return ""
+
+    def why_signalled(self) -> str:
+        """Why Slurm would send this job a signal now; empty if it does not say, or there is no job."""
+        job_id = self.environ.get("SLURM_JOB_ID")
+        described = _asked("scontrol", "show", "job", "-o", job_id) if job_id else None
+        return reason_of(described, datetime.now()) if described else ""
+
+    def given_up(self, lines: Sequence[str]) -> tuple[str, ...]:
+        """Nodes that Slurm has given up during a step: ``srun: error: Node failure on n3``."""
+        found = [match[1] for line in lines if (match := _NODE_FAILURE.search(line))]
+        return tuple(dict.fromkeys(host for hosts in found for host in _expanded(hosts)))
+
+    def left_behind(self, launch: Launch) -> str:
+        """The step, or the job, until Slurm says that it has ended on all nodes and it has no other of the name."""
+        job_id = self.environ.get("SLURM_JOB_ID") if launch.hosts else None
+        which = ["--steps", f"--jobs={job_id}"] if job_id else [f"--name={launch.name}"]
+        left = _asked("squeue", "--noheader", "--format=%j", *which)
+        if left is not None and launch.name not in left.split():
+            return ""
+        return (
+            f"Processes of its Slurm step {launch.name} are left on the nodes, so that no other gang starts; see "
+            "`squeue --steps`"
+        )
+
+    def _srun(self, launch: Launch, name: Sequence[str] = ()) -> list[str]:
+        where, own = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}"], self._arguments(launch)
+        if launch.hosts:
+            where += [*_WITHIN_AN_ALLOCATION, f"--nodelist={','.join(launch.hosts)}"]
+            own = [argument for argument in own if not _FOR_AN_ALLOCATION.match(argument)]
+        return ["srun", *name, *_SRUN, *where, *launch.container.arguments, *own]
+
+    def _arguments(self, launch: Launch) -> list[str]:
+        """The user's; for a job to be made with the GPUs that it needs, unless the user names them."""
+        own = list(self.settings.slurm_args)
+        if launch.device_type == "cuda" and not launch.hosts and not any(map(_ASKS_FOR_GPUS.match, own)):
+            own.insert(0, f"--gpus-per-node={self.settings.gpus_per_node}")
+        return own
+
+    def _complaint(self, launch: Launch) -> str:
+        """What srun, or slurmctld, says of arguments that it never accepts; empty if they are fine, or nobody knows."""
         try:
             tried = subprocess.run(
-                command, env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                timeout=_TRIAL_S, check=False,
+                [*self._srun(launch), "--test-only", "true"], env=dict(launch.environment), stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, timeout=_TRIAL_S, check=False,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired):
             return ""
-        return "" if tried.returncode == 0 else complaint_in(tried.stderr, is_step=bool(hosts))
+        return "" if tried.returncode == 0 else complaint_in(tried.stderr, is_step=bool(launch.hosts))
 
-    def _srun(self, nodes: int, hosts: tuple[str, ...], name: Sequence[str] = ()) -> list[str]:
-        where, own = [f"--nodes={nodes}", f"--ntasks={nodes}"], list(self.arguments)
-        if hosts:
-            where += [*_WITHIN_AN_ALLOCATION, f"--nodelist={','.join(hosts)}"]
-            own = [argument for argument in own if not _FOR_AN_ALLOCATION.match(argument)]
-        return ["srun", *name, *_SRUN, *where, *self.container.srun_arguments, *own]
+    def _hosts_if_known(self) -> tuple[str, ...]:
+        try:
+            return allocated_hosts(self.environ)
+        except OptionError:
+            return ()
 
 
-def step_name(gang_id: str) -> str:
-    """What a gang's step, or from a login node its job, is called: no other has the name."""
-    return f"ddpscale-{gang_id[:8]}"
+def allocated_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of the nodes of the allocation around us (sbatch, salloc), in Slurm's order; none outside of any.
+
+    Raises:
+        OptionError: Slurm does not say which nodes they are.
+    """
+    job_id, hosts = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NODELIST")
+    if not job_id or not hosts:
+        return ()
+    found = _expanded(hosts)
+    if not found:
+        raise OptionError(
+            f"Slurm job {job_id}", f"`scontrol show hostnames {hosts}` does not answer", "the names of its nodes",
+            "Make Slurm's commands work here, or measure this node only with --ddp-launcher=torchrun.",
+        )  # fmt: skip
+    return found
 
 
 def complaint_in(said: str, *, is_step: bool) -> str:
@@ -96,3 +250,56 @@ def complaint_in(said: str, *, is_step: bool) -> str:
         return ""
     found = (match[1] for sentence in _SENTENCES for line in lines if (match := sentence.match(line)))
     return next(found, "")
+
+
+def reason_of(described: str, now: datetime) -> str:
+    """Why a job is being ended, from a line of ``scontrol show job -o``; empty if it is not.
+
+    Args:
+        described: that line.
+        now: local time, as Slurm's.
+    """
+    fields = dict(part.partition("=")[::2] for part in described.split() if "=" in part)
+    if fields.get("JobState") == "PREEMPTED" or fields.get("PreemptTime", "None") not in ("None", "N/A", ""):
+        return _REASONS["PREEMPTION"]
+    # Back in the queue while we still run: Slurm 22.05 shows it so at once, also if it was preempted.
+    if fields.get("JobState") == "PENDING" or "REQUEUE" in fields.get("JobState", ""):
+        return _REASONS["JOB REQUEUE"]
+    at_its_limit = f"{_REASONS['TIME LIMIT']} of {fields.get('TimeLimit', '?')}"
+    if fields.get("JobState") == "TIMEOUT" or fields.get("Reason") == "TimeLimit":
+        return at_its_limit
+    # After scancel, and as long as its processes end, a job is COMPLETING, and its EndTime is when it was cancelled.
+    if fields.get("JobState") in ("CANCELLED", "COMPLETING"):
+        return _REASONS[""]
+    end = _time(fields.get("EndTime", ""))
+    return at_its_limit if end is not None and end - now < _NEAR_THE_END else ""
+
+
+def _is_one_of(hosts: tuple[str, ...], environ: Mapping[str, str]) -> bool:
+    """Whether this machine is one of Slurm's nodes, which may be known by a short name."""
+    here = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return here in hosts or here.partition(".")[0] in {host.partition(".")[0] for host in hosts}
+
+
+def _expanded(hosts: str) -> tuple[str, ...]:
+    """The names in Slurm's shorthand, ``n[1-3]``; none if nobody can tell."""
+    if not re.search(r"[\[,]", hosts):
+        return (hosts,)  # one name needs no help
+    found = _asked("scontrol", "show", "hostnames", hosts)
+    return tuple(found.split()) if found else ()
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _asked(*command: str) -> str | None:
+    """What one of Slurm's commands prints, from PATH like srun; None if it does not answer, or with an error."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout if result.returncode == 0 else None

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from pytest_ddpscale import __version__
+import msgspec
+
 from pytest_ddpscale.errors import WritingError
-from pytest_ddpscale.launch.early_stop import EarlyStop, Judge
-from pytest_ddpscale.launch.gang import Admit, Gang, GangEnd
-from pytest_ddpscale.launch.gang_setup import GangSetup
+from pytest_ddpscale.launch.early_stop import Judge, wanted_arms
+from pytest_ddpscale.launch.environment import travelling
+from pytest_ddpscale.launch.gang import Gang, GangEnd
 from pytest_ddpscale.launch.interruption import interrupted_by_termination
-from pytest_ddpscale.launch.launcher import GangSpec
+from pytest_ddpscale.launch.launcher import Launch, why_signalled
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.new_records import NewRecords
-from pytest_ddpscale.launch.slurm_job import why_signalled
 from pytest_ddpscale.node.protocol import SILENCE_S
+from pytest_ddpscale.node.task import Task
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.records import LOST, StudyEnd
+from pytest_ddpscale.results.notices import Interrupted, Listener, Notice
+from pytest_ddpscale.results.rank_folder import MEASUREMENTS, Assignment, WantedArms, lines_by_file
+from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader
+from pytest_ddpscale.results.records import EndReason, Lost, StudyEnd, StudyStart
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_record import ends_of
+from pytest_ddpscale.results.strict_json import strict_json
 from pytest_ddpscale.results.survey_record import STUDY_ID as SURVEY
+from pytest_ddpscale.results.survey_record import Survey
 
-Listener = Callable[[dict[str, Any]], None]
+Admit = Callable[[Sequence[Survey]], str]
 # About so many messages a second reach the supervisor from all nodes together, unless a node would then be taken for
 # lost, as it is after SILENCE_S.
-_NODES_PER_BEAT_S = 200.0
+_RANKS_PER_BEAT_S = 200.0
 _LONGEST_BEAT_S = SILENCE_S / 3
 
 
@@ -51,11 +55,10 @@ class Supervisor:
     """Has a plan's studies measured.
 
     Args:
-        place: where and how gangs start.
+        launch: where and how gangs start.
         run: where records go.
         limits: when to stop.
-        listener: called with every record as it is written, and with ``{}`` or a kind ``waiting`` meanwhile; and with
-            a kind ``interrupted`` as soon as somebody ends the session.
+        listener: called with every record as it is written, and with notices meanwhile.
         isolate: a fresh gang for each study instead of one for all.
         judge: asked after each round whether the study has told enough; None measures all rounds.
         admit: given the surveys of all nodes, as records, where the plan wants a survey and once they are written:
@@ -64,7 +67,7 @@ class Supervisor:
 
     def __init__(
         self,
-        place: GangSetup,
+        launch: Launch,
         run: RunDirectory,
         limits: Limits,
         listener: Listener = lambda record: None,
@@ -73,12 +76,12 @@ class Supervisor:
         judge: Judge | None = None,
         admit: Admit = lambda records: "",
     ) -> None:
-        self._place = place
+        self._launch = launch
         self._run = run
         self._limits = limits
         self._listener = listener
         self._isolate = isolate
-        self._steering = EarlyStop(judge, run) if judge else None
+        self._judge = judge
         self._admit = admit
         self._is_surveyed = False
         self._has_nothing_to_run = False
@@ -86,6 +89,8 @@ class Supervisor:
         self._deadline_unix_s: float | None = None
         self._lost: set[str] = set()
         self._has_begun = False
+        self._progress = _Progress()
+        self._reader = RecordReader()
         self._interruption = ""
         self._starts_again = 0
 
@@ -98,8 +103,8 @@ class Supervisor:
         """Measure every study of the plan, or record why not.
 
         A study whose gang dies is recorded as an error; a new gang goes on with the next one, without
-        nodes that were lost. What is not measured because somebody or Slurm ended the job is recorded
-        as interrupted.
+        nodes that were lost. What is not measured because somebody or a scheduler ended the job is
+        recorded as interrupted.
 
         Raises:
             KeyboardInterrupt: Ctrl-C, or a signal that ends the job.
@@ -115,14 +120,14 @@ class Supervisor:
                     ended = self._run_gang(plan, batch)
                     pending = [study for study in pending if study not in ended]
         except KeyboardInterrupt as interrupt:
-            self._record_interruption(plan, self._interruption or _why_interrupted(interrupt))
+            self._record_interruption(plan, self._interruption or self._why_interrupted(interrupt))
             raise
 
     def _only_survey(self, plan: Plan) -> None:
         """Find out what the nodes are, and launch nothing on them."""
         self._has_nothing_to_run = True
         log = self._run.logs / f"gang-{len(list(self._run.logs.glob('gang-*.log')))}.log"
-        end = self._gang(plan, [], log, NewRecords(self._run.measurements_jsonl)).run()
+        end = self._gang(plan, [], log).run()
         self._gangs += end.was_started
         if not end.refused:
             self._end([SURVEY], "interrupted" if end.interrupted else "error", end.interrupted or end.why)
@@ -133,29 +138,25 @@ class Supervisor:
             return unfit
         # Counted on from earlier supervisors of this run, whose logs stay.
         log = self._run.logs / f"gang-{len(list(self._run.logs.glob('gang-*.log')))}.log"
-        tail = NewRecords(self._run.measurements_jsonl)
-        end = self._gang(plan, studies, log, tail).run()
+        seen = self._progress = _Progress()
+        end = self._gang(plan, studies, log).run()
         self._gangs += end.was_started
         if end.refused:
             raise NotAdmitted(end.refused)
         self._lost.update(end.lost_hosts)
-        seen = _Progress(tail.records)
         self._has_begun = self._has_begun or seen.begun
         if end.exit_code == 0 and seen.ended.issuperset(studies):
             return seen.ended
         self._keep_reports(end, log.with_suffix(""))
         self._run.cut_torn_line()
-        lost = [{"kind": LOST, "hosts": list(end.lost_hosts), "message": end.why}] if end.lost_hosts else []
+        lost = [Lost(hosts=end.lost_hosts, message=end.why)] if end.lost_hosts else []
         self._run.append_records([*end.post_mortems, *lost])
         left = [study for study in studies if study not in seen.ended]
         if end.interrupted:
             self._end(left, "interrupted", end.interrupted)
             return set(studies)
         if end.left:  # another gang would share the GPUs with it
-            why = (
-                f"{end.why}. Processes of its Slurm step {end.left} are left on the nodes, so that no other gang starts"
-            )
-            self._end(left, "error", f"{why}; see `squeue --steps`")
+            self._end(left, "error", f"{end.why}. {end.left}")
             return set(studies)
         if not seen.begun and self._may_start_again():
             return set()
@@ -177,110 +178,129 @@ class Supervisor:
         self._end(unfit, "error", f"needs all {plan.nodes} nodes, and {', '.join(sorted(self._lost))} was lost before")
         return set(unfit)
 
-    def _gang(self, plan: Plan, studies: Sequence[str], log: Path, tail: NewRecords) -> Gang:
-        hosts = tuple(host for host in self._place.hosts if host not in self._lost)
+    def _gang(self, plan: Plan, studies: Sequence[str], log: Path) -> Gang:
+        hosts = tuple(host for host in self._launch.hosts if host not in self._lost)
         nodes = len(hosts) if self._lost and hosts else plan.nodes
-        gang_id = uuid.uuid4().hex
-        # Its name is new, so that no file system remembers that it was not there.
-        proof = log.resolve().with_name(f"seen-{gang_id}") if self._place.launcher.needs_shared_directory else None
-        spec = GangSpec(
-            gang_id=gang_id,
+        launch = replace(self._launch, hosts=hosts, nodes=nodes, gang_id=uuid.uuid4().hex)
+        ranks = nodes * plan.layout.ranks_per_node
+        assignment = Assignment(
+            plan=msgspec.Raw(strict_json(plan.as_json()).encode()),
+            studies=tuple(studies),
+            gang=int(log.stem.removeprefix("gang-")),
+            # Longer than we wait for any rank: we see all of them, and can say which one keeps the others waiting.
+            timeout_s=1.5 * self._limits.inactivity_s + 30,
+            steered=self._judge is not None,
+        )
+        settings, shares = launch.launcher.settings, launch.launcher.shares_environment
+        task = Task(
+            gang_id=launch.gang_id,
             nodes=nodes,
             ranks_per_node=plan.layout.ranks_per_node,
-            log_dir=log.with_suffix("").resolve(),
-            worker_arguments=self._worker_arguments(studies),
-            hosts=hosts,
-            beat_s=min(_LONGEST_BEAT_S, max(1.0, nodes * plan.layout.ranks_per_node / _NODES_PER_BEAT_S)),
+            assignment=assignment,
+            environment={} if shares else travelling(launch.environment, pass_env=settings.pass_env),
+            beat_s=min(_LONGEST_BEAT_S, max(1.0, ranks / _RANKS_PER_BEAT_S)),
             survey=plan.survey and not self._is_surveyed,
             has_gpus=plan.device_type == "cuda",
             post_mortem=plan.survey and plan.device_type == "cuda",
-            proof=proof,
         )
-        place, limits, hear = self._place, self._limits, self._hear
-        return Gang(
-            spec,
-            place.launcher,
-            place.environment,
-            limits,
-            log,
-            tail,
-            hear,
-            self._deadline,
-            self._take,
-            self._interrupted,
-        )
+        return Gang(task, launch, self._limits, log, self)
 
-    def _take(self, surveys: list[dict[str, Any]]) -> str:
-        """Write down what the nodes are: once, since it is found out before anything runs on them."""
+    def admit(self, surveys: Sequence[Survey]) -> str:
+        """As `GangOwner` says; once, since it is found out before anything runs on the nodes."""
         self._is_surveyed = True
-        self._run.append_records(surveys)
+        surveys = [msgspec.structs.replace(one, free_bytes={**one.free_bytes, **self._room()}) for one in surveys]
+        self._write(surveys)
         return self._admit(surveys) or ("nothing is to be run" if self._has_nothing_to_run else "")
 
-    def _interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        self._interruption = _why_interrupted(interrupt)
-        self._listener({"kind": "interrupted", "message": self._interruption})
+    def _room(self) -> dict[str, int]:
+        """What is free where the run is written, which is here, whatever node it is from."""
+        try:
+            system = os.statvfs(self._run.path)
+        except OSError:
+            return {}
+        return {"run_directory": system.f_bavail * system.f_frsize}
 
-    def _deadline(self) -> float | None:
+    def interrupted(self, interrupt: KeyboardInterrupt) -> None:
+        """As `GangOwner` says."""
+        self._interruption = self._why_interrupted(interrupt)
+        self._listener(Interrupted(self._interruption))
+
+    def deadline_unix_s(self) -> float | None:
         """When the budget is spent: counted from when the first gang's nodes were there."""
         if self._deadline_unix_s is None and self._limits.budget_s is not None:
             self._deadline_unix_s = time.time() + self._limits.budget_s
         return self._deadline_unix_s
 
-    def _worker_arguments(self, studies: Sequence[str]) -> list[str]:
-        # Absolute: in a container, or where a site's prolog changes it, the working directory is another one.
-        arguments = [
-            "--run-dir",
-            str(self._run.path.resolve()),
-            "--studies",
-            ",".join(studies),
-            "--version",
-            __version__,
-        ]
-        # Longer than we wait for any rank: we see all of them, and can say which one keeps the others waiting.
-        arguments += ["--timeout-s", f"{1.5 * self._limits.inactivity_s + 30:g}"]
-        if self._steering is not None:
-            arguments += ["--steered"]
-        return arguments
+    def keep(self, lines: bytes) -> list[AnyRecord]:
+        """As `GangOwner` says. A line that is no record is kept and passed over: the judge refuses it later."""
+        by_file = lines_by_file(lines)
+        for file, data in by_file.items():
+            self._run.append_lines(file, data)
+        arrived = map(self._record, by_file.get(MEASUREMENTS, b"").splitlines())
+        return [record for record in arrived if record is not None]
+
+    def hear(self, record: AnyRecord | Notice) -> WantedArms | None:
+        """As `GangOwner` says."""
+        wanted = None
+        if not isinstance(record, Notice):
+            self._progress.hear(record)
+            wanted = wanted_arms(self._judge, record) if self._judge is not None else None
+        self._listener(record)
+        return wanted
+
+    def _record(self, line: bytes) -> AnyRecord | None:
+        try:
+            return self._reader.read(line)
+        except ValueError:
+            return None
 
     def _keep_reports(self, end: GangEnd, folder: Path) -> None:
         """Put failure reports of ranks beside their logs."""
         with suppress(OSError):  # a full disk: the message that follows has the first one's words
             folder.mkdir(exist_ok=True)
             for report in end.failures:
-                name = f"rank-{report.get('rank', -1)}.error.json"
-                (folder / name).write_text(json.dumps(report) + "\n", encoding="utf-8")
+                (folder / f"rank-{report.rank}.error.json").write_bytes(msgspec.json.encode(report) + b"\n")
 
     def _record_interruption(self, plan: Plan, why: str) -> None:
         """Of every study that has no end yet, that it was cut short and why."""
         with suppress(WritingError):  # on a full disk a study without an end says as much
             self._run.cut_torn_line()
-            ended = _Progress(self._run.read_records()).ended
+            ended = ends_of(self._run.read_records())
             self._end([study for study in plan.study_ids if study not in ended], "interrupted", why)
 
-    def _end(self, studies: Sequence[str], reason: str, why: str) -> None:
-        for study in studies:
-            record = StudyEnd(study, reason, why).as_json()
-            self._run.append_record(record)
-            self._hear(record)
+    def _end(self, studies: Sequence[str], reason: EndReason, why: str) -> None:
+        self._write([StudyEnd(study=study, reason=reason, message=why) for study in studies])
 
-    def _hear(self, record: dict[str, Any]) -> None:
-        if self._steering is not None:
-            self._steering.hear(record)
-        self._listener(record)
+    def _write(self, records: Sequence[AnyRecord]) -> None:
+        """Records of our own."""
+        if records:
+            self._run.append_records(records)
+        for record in records:
+            self.hear(record)
 
-
-def _why_interrupted(interrupt: KeyboardInterrupt) -> str:
-    """What ended the session: Slurm, if it says so, or a signal, or a person."""
-    named = str(interrupt)
-    told = why_signalled(os.environ, datetime.now()) if named else ""
-    return told or (f"{named} was received" if named else "Ctrl-C was pressed")
+    def _why_interrupted(self, interrupt: KeyboardInterrupt) -> str:
+        """What ended the session: a scheduler, if one says so, or a signal, or a person."""
+        named = str(interrupt)
+        told = why_signalled(self._launch.launcher.settings, os.environ) if named else ""
+        return told or (f"{named} was received" if named else "Ctrl-C was pressed")
 
 
 class _Progress:
     """How far a gang came, from its records."""
 
-    def __init__(self, records: Sequence[dict[str, Any]]) -> None:
-        self.ended = {record["study"] for record in records if record["kind"] == "study_end"}
-        begun = [record["study"] for record in records if record["kind"] == "study_start"]
-        self.begun = bool(begun)
-        self.current = begun[-1] if begun and begun[-1] not in self.ended else None
+    def __init__(self) -> None:
+        self.ended: set[str] = set()
+        self.begun = False
+        self._last = ""
+
+    def hear(self, record: AnyRecord) -> None:
+        """Take note of a record."""
+        if isinstance(record, StudyEnd):
+            self.ended.add(record.study)
+        elif isinstance(record, StudyStart):
+            self.begun, self._last = True, record.study
+
+    @property
+    def current(self) -> str | None:
+        """The study that it was in; None between studies."""
+        return self._last if self.begun and self._last not in self.ended else None

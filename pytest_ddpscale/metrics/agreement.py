@@ -8,12 +8,13 @@ whose own result of a seeded step differs computes otherwise than the others, wh
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_ddpscale.metrics.rounds import ArmRound, Rounds
-from pytest_ddpscale.results.records import Measurement
+import numpy as np
+
+from pytest_ddpscale.evidence.columns import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.metrics.rounds import ArmRounds
 
 
 @dataclass(frozen=True)
@@ -56,21 +57,23 @@ class Disagreement:
         return "; ".join(found)
 
 
-def agreeing_share(arm_round: ArmRound, seeded: Mapping[int, str]) -> float | None:
-    """Share of ranks in the largest group whose parameters and seeded step are equal to each other's.
+def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray:
+    """Of each round, share of ranks in the largest group whose parameters and seeded step are equal to each other's.
 
-    1 if all agree. Two ranks that differ are two groups of one, neither of them a majority: 0.5.
-
-    Returns:
-        None if any rank's checksum of either kind is missing: what is not known does not agree.
+    1 if all agree. Two ranks that differ are two groups of one, neither of them a majority: 0.5. NaN if any rank's
+    checksum of either kind is missing: what is not known does not agree.
     """
-    if not _is_complete(arm_round, seeded):
-        return None
-    pairs = Counter((rank.parameters_checksum, seeded[rank.rank]) for rank in arm_round.ranks)
-    return max(pairs.values()) / len(arm_round.ranks)
+    parameters, own = measured.measured.checksum, _seeded_of(measured, seeded)
+    is_known = ~((measured.present & ((parameters == 0) | (own == 0))).any(axis=1))
+    pairs = parameters * (len(own) + 1) + own
+    found = np.full(len(measured), np.nan)
+    for row in np.flatnonzero(is_known):
+        of_round = pairs[row, measured.present[row]]
+        found[row] = _most_alike(of_round)[1] / len(of_round)
+    return found
 
 
-def disagreeing_ranks(measured_ddp: Rounds, seeded: Mapping[int, str]) -> list[Disagreement]:
+def disagreeing_ranks(measured_ddp: ArmRounds, seeded: Mapping[int, str]) -> list[Disagreement]:
     """Ranks that are unlike more than half of the ranks, in parameters or in the seeded step, in rank order.
 
     Where no result is that of more than half, as with two ranks that differ, all ranks are named, as
@@ -81,31 +84,30 @@ def disagreeing_ranks(measured_ddp: Rounds, seeded: Mapping[int, str]) -> list[D
         measured_ddp: rounds of an arm with communication.
         seeded: checksum of the step that each rank computed by itself, by rank.
     """
-    if not measured_ddp:
+    if not len(measured_ddp):
         return []
-    latest = measured_ddp[max(measured_ddp)].ranks
-    rounds = [measured_ddp[n] for n in sorted(measured_ddp) if _has_checksums(measured_ddp[n])]
-    theirs = {rank.rank: seeded[rank.rank] for rank in latest if seeded.get(rank.rank)}
-    odd_seeded, seeded_is_open = _unlike_most(theirs) if len(theirs) == len(latest) else (set(), False)
-    parameters = [_unlike_most({rank.rank: rank.parameters_checksum for rank in r.ranks}) for r in rounds]
-    open_ranks = {rank for odd, is_open in parameters if is_open for rank in odd}
-    different = Counter(rank for odd, _ in parameters for rank in odd)
+    ranks, parameters, present = measured_ddp.ranks, measured_ddp.measured.checksum, measured_ddp.present
+    latest, own = present[-1], _seeded_of(measured_ddp, seeded)
+    if measured_ddp.is_whole and (own == own[0]).all() and (parameters == parameters[:, :1]).all():
+        return []  # as in all groups of a sound cluster
+    odd_seeded, is_open = np.zeros(len(ranks), np.bool_), np.zeros(len(ranks), np.bool_)
+    if own[latest].all():
+        odd_seeded[latest], seeded_is_open = _unlike_most(own[latest])
+        is_open |= odd_seeded & seeded_is_open
+    rounds = np.flatnonzero(~(present & (parameters == 0)).any(axis=1))
+    different = np.zeros(len(ranks), np.int64)
+    for row in rounds:
+        odd = np.zeros(len(ranks), np.bool_)
+        odd[present[row]], row_is_open = _unlike_most(parameters[row, present[row]])
+        different += odd
+        is_open |= odd & row_is_open
     return [
-        _disagreement(
-            rank, len(latest), different[rank.rank], len(rounds), rank.rank in odd_seeded,
-            ambiguous=rank.rank in open_ranks or (seeded_is_open and rank.rank in odd_seeded),
+        Disagreement(
+            int(ranks.numbers[i]), str(ranks.hosts[i]), int(ranks.local_ranks[i]), str(ranks.devices[i]),
+            int(latest.sum()), int(different[i]), len(rounds), bool(odd_seeded[i]), bool(is_open[i]),
         )
-        for rank in latest
-        if different[rank.rank] or rank.rank in odd_seeded
+        for i in np.flatnonzero(latest & ((different > 0) | odd_seeded))
     ]  # fmt: skip
-
-
-def _is_complete(arm_round: ArmRound, seeded: Mapping[int, str]) -> bool:
-    return _has_checksums(arm_round) and all(seeded.get(rank.rank) for rank in arm_round.ranks)
-
-
-def _has_checksums(arm_round: ArmRound) -> bool:
-    return all(rank.parameters_checksum for rank in arm_round.ranks)
 
 
 def ranks_unlike_most(results: Mapping[int, Hashable]) -> set[int]:
@@ -114,20 +116,33 @@ def ranks_unlike_most(results: Mapping[int, Hashable]) -> set[int]:
     Args:
         results: by rank.
     """
-    odd, is_open = _unlike_most(results) if results else (set(), True)
-    return set() if is_open else odd
+    if not results:
+        return set()
+    odd, is_open = _unlike_most(_numbered(list(results.values())))
+    return set() if is_open else {rank for rank, is_odd in zip(results, odd, strict=True) if is_odd}
 
 
-def _unlike_most(results: Mapping[int, Hashable]) -> tuple[set[int], bool]:
-    """Ranks without the result that more than half have, and whether there is none such: then it is all ranks."""
-    result, count = Counter(results.values()).most_common(1)[0]
+def _seeded_of(measured: ArmRounds, seeded: Mapping[int, str]) -> IntArray:
+    """Of each rank, a number for the result of its seeded step, 0 where there is none, (ranks,)."""
+    return _numbered([seeded.get(rank) for rank in measured.ranks.numbers.tolist()])
+
+
+def _numbered(results: Sequence[Hashable]) -> IntArray:
+    """Equal numbers for equal results, 0 for none."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(one, len(numbers) + 1) if one else 0 for one in results], np.int64)
+
+
+def _unlike_most(results: IntArray) -> tuple[BoolArray, bool]:
+    """Who has not the result that more than half have, and whether there is none such: then it is everybody."""
+    result, count = _most_alike(results)
     is_open = 2 * count <= len(results)
-    return {rank for rank, theirs in results.items() if is_open or theirs != result}, is_open
+    return (results != result) | is_open, is_open
 
 
-def _disagreement(
-    rank: Measurement, ranks: int, different: int, rounds: int, seeded_differs: bool, *, ambiguous: bool
-) -> Disagreement:
-    return Disagreement(
-        rank.rank, rank.host, rank.local_rank, rank.device, ranks, different, rounds, seeded_differs, ambiguous
-    )
+def _most_alike(results: IntArray) -> tuple[int, int]:
+    """The result that most have, and how many those are."""
+    if (results == results[0]).all():
+        return int(results[0]), len(results)
+    values, counts = np.unique(results, return_counts=True)
+    return int(values[counts.argmax()]), int(counts.max())

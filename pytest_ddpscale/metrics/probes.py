@@ -13,23 +13,24 @@ Where nccl-tests gives the mean time of all ranks, the slowest rank's counts her
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_ddpscale.metrics.samples import Sample
+import numpy as np
+
+from pytest_ddpscale.evidence.columns import BoolArray
+from pytest_ddpscale.evidence.probe_columns import NO_PEER, ProbeColumns
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
-from pytest_ddpscale.plan.probe_pairs import pair_turns
-from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.probe_pairs import Ranks, expected_ranks
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 
 TERA, GIGA = 1e12, 1e9
 # What a worker may leave of a message, so that ranks share it evenly in aligned pieces: bytes for each rank.
 _ALIGNMENT_BYTES = 256
-
-Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -57,118 +58,98 @@ class ProbedPlace:
     peer_gpu_index: int | None = None
     peer_gpu_uuid: str | None = None
 
+    @property
+    def name(self) -> str:
+        """``GPU 3 of n1``, ``CPU rank 3 of n1``, ``n1``, ``ranks 0 to 15`` or ``GPUs 2 and 5 of n1``."""
+        if self.kind == "node":
+            return self.host
+        if self.kind == "gang":
+            return f"ranks {self.ranks[0]} to {self.ranks[-1]}"
+        device = "CPU rank" if self.gpu_uuid == "cpu" else "GPU"
+        if self.kind == "gpu":
+            return f"{device} {self.gpu_index} of {self.host}"
+        if self.host == self.peer_host:
+            return f"{device}s {self.gpu_index} and {self.peer_gpu_index} of {self.host}"
+        return f"{device} {self.gpu_index} of {self.host} and {self.peer_gpu_index} of {self.peer_host}"
+
+    @property
+    def noun(self) -> str:
+        """What several of its kind are called."""
+        return {"gpu": "GPUs", "node": "nodes", "gang": "groups", "link": "pairs"}[self.kind]
+
 
 def value_of(measurement: ProbeMeasurement) -> float:
     """What one rank measured: TFLOPS (10¹² operations per second) of a matmul; else GB/s (10⁹ bytes per second)."""
-    return _valuer(Probe(measurement.probe, measurement.world_size))(measurement)
+    return measurement.per_second * _factor(Probe(measurement.probe, measurement.world_size))
 
 
-def expected_ranks(probe: Probe, layout: Layout) -> list[Ranks]:
-    """The ranks of every place at which a gang measures a probe.
-
-    A single device's probe is measured by all ranks; what communicates by the groups of `Layout.groups`, send-recv by
-    the pairs of `pair_turns`.
-
-    Raises:
-        ValueError: the layout has fewer ranks than the probe needs.
-    """
-    if probe.kind in SINGLE_DEVICE:
-        return [(rank,) for rank in range(layout.world_size)]
-    if probe.kind == "send-recv":
-        return sorted(pair for turn in pair_turns(probe, layout) for pair in turn)
-    return list(layout.groups(Arm("ddp", probe.world_size, 1)))
-
-
-def of_probe(measurements: Iterable[ProbeMeasurement], probe: Probe) -> list[ProbeMeasurement]:
-    """Those among measurements that are of one probe."""
-    return [one for one in measurements if (one.probe, one.world_size) == (probe.name, probe.world_size)]
-
-
-def places(measurements: Iterable[ProbeMeasurement], probe: Probe, layout: Layout) -> dict[ProbedPlace, list[Sample]]:
+def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> dict[ProbedPlace, list[Sample]]:
     """Values of a probe, in its metric's unit, in the order of the rounds, by place.
 
     A round in which a rank of a place is missing is left out: how slow that one was is unknown. So is a measurement
-    with another message than the probe's. The slowest rank sets the value. Of a repeated measurement the earliest
-    counts: a later one was made under other conditions than the rest of its round.
+    with another message than the probe's. The slowest rank sets the value.
 
     Args:
-        measurements: in any order; those of other probes are passed over.
-        probe: which of them count.
+        probed: what was measured of it; None if nothing was.
+        probe: with its message.
         layout: of the gang as it was planned; ranks that are not in it are passed over.
 
     Raises:
         ValueError: as `expected_ranks`.
     """
-    expected = expected_ranks(probe, layout)
-    together = {rank: ranks for ranks in expected for rank in ranks} if probe.kind != "send-recv" else {}
-    rounds: dict[Ranks, dict[int, dict[int, ProbeMeasurement]]] = {
-        ranks: defaultdict(dict) for ranks in sorted(expected)
-    }
-    is_pair, size = probe.kind == "send-recv", probe.message_bytes
-    for one in of_probe(measurements, probe):
-        ranks = _pair(one) if is_pair else together.get(one.rank, ())
-        if ranks in rounds and (size is None or _has_size(one, size)):
-            theirs = rounds[ranks][one.round]
-            theirs[one.rank] = min(theirs[one.rank], one, key=_age) if one.rank in theirs else one
-    return _samples(probe, rounds)
-
-
-def _samples(
-    probe: Probe, rounds: Mapping[Ranks, Mapping[int, Mapping[int, ProbeMeasurement]]]
-) -> dict[ProbedPlace, list[Sample]]:
-    found: dict[ProbedPlace, list[Sample]] = {}
-    value = _valuer(probe)
-    for ranks, by_round in rounds.items():
-        own: dict[tuple[tuple[str, int, str], ...], list[Sample]] = {}  # mostly one: ranks stay where they are
-        for number in sorted(by_round):
-            theirs = by_round[number]
-            if len(theirs) == len(ranks):
-                ends = [theirs[rank] for rank in ranks]
-                where = tuple([(end.host, end.local_rank, end.device) for end in ends])
-                if where not in own:
-                    own[where] = found.setdefault(place_of(probe, ends), [])
-                own[where].append(Sample(min(map(value, ends))))
+    expected = sorted(expected_ranks(probe, layout))
+    if probed is None:
+        return {}
+    column = {end: i for i, end in enumerate(zip(probed.ranks.numbers.tolist(), probed.peers.tolist(), strict=True))}
+    groups = [(ranks, [column.get(end) for end in _ends(probe, ranks)]) for ranks in expected]
+    there = {ranks: [i for i in ends if i is not None] for ranks, ends in groups if None not in ends}
+    if not there:
+        return {}
+    values = np.where(_counts(probed, probe), probed.per_second * _factor(probe), np.nan)
+    slowest = values[:, np.array(list(there.values()))].min(axis=2)  # NaN if any is
+    found = {}
+    for (ranks, ends), own in zip(there.items(), slowest.T.tolist(), strict=True):
+        samples = [Sample(value) for value in own if not math.isnan(value)]
+        if samples:
+            who = probed.ranks
+            places_of_ends = [(who.hosts[i], int(who.local_ranks[i]), who.devices[i]) for i in ends]
+            found[place_of(probe, ranks, places_of_ends)] = samples
     return found
 
 
-def place_of(probe: Probe, ends: Sequence[ProbeMeasurement]) -> ProbedPlace:
-    """The place that these ranks, in their order, form; both ends of a send-recv."""
-    first, ranks = ends[0], tuple(end.rank for end in ends)
-    if probe.kind in SINGLE_DEVICE:
-        return ProbedPlace("gpu", ranks, first.host, first.local_rank, first.device)
+def _ends(probe: Probe, ranks: Ranks) -> list[tuple[int, int]]:
+    """Who measures a place, each with its peer."""
     if probe.kind == "send-recv":
-        last = ends[1]
-        return ProbedPlace(
-            "link", ranks, first.host, first.local_rank, first.device, last.host, last.local_rank, last.device
-        )
-    is_one_host = len({end.host for end in ends}) == 1
-    return ProbedPlace("node" if is_one_host else "gang", ranks, first.host)
+        return [(ranks[0], ranks[1]), (ranks[1], ranks[0])]
+    return [(rank, NO_PEER) for rank in ranks]
 
 
-def _pair(measurement: ProbeMeasurement) -> Ranks:
-    peer = measurement.peer_rank
-    return () if peer is None else (min(measurement.rank, peer), max(measurement.rank, peer))
+def _counts(probed: ProbeColumns, probe: Probe) -> BoolArray:
+    """Where the message was the probe's, (rounds, ranks)."""
+    size = probe.message_bytes
+    if size is None:
+        return probed.present
+    return probed.present & (np.abs(probed.work - size) <= _ALIGNMENT_BYTES * probed.world_size)
 
 
-def _valuer(probe: Probe) -> Callable[[ProbeMeasurement], float]:
-    """What `value_of` is of measurements of this probe."""
-    if probe.kind == "matmul":
-        return lambda one: one.per_second / TERA
-    factor = _bus_factor(probe)
-    return lambda one: one.per_second / GIGA * factor
+def place_of(probe: Probe, ranks: Ranks, ends: Sequence[tuple[str, int, str]]) -> ProbedPlace:
+    """The place that these ranks form, of each of which host, local rank and device are known."""
+    if probe.kind in SINGLE_DEVICE:
+        return ProbedPlace("gpu", ranks, *ends[0])
+    if probe.kind == "send-recv":
+        return ProbedPlace("link", ranks, *ends[0], *ends[1])
+    is_one_host = len({host for host, _, _ in ends}) == 1
+    return ProbedPlace("node" if is_one_host else "gang", ranks, ends[0][0])
 
 
-def _bus_factor(probe: Probe) -> float:
+def _factor(probe: Probe) -> float:
+    """Of what ranks do per second, in the unit of the metric."""
+    return 1 / TERA if probe.kind == "matmul" else bus_factor(probe) / GIGA
+
+
+def bus_factor(probe: Probe) -> float:
+    """Bus bandwidth over bytes of the message per second."""
     n = probe.world_size
     if probe.kind == "all-reduce":
         return 2 * (n - 1) / n
     return (n - 1) / n if probe.kind in ("all-gather", "reduce-scatter") else 1.0
-
-
-def _has_size(measurement: ProbeMeasurement, message_bytes: int) -> bool:
-    return abs(measurement.work - message_bytes) <= _ALIGNMENT_BYTES * measurement.world_size
-
-
-def _age(measurement: ProbeMeasurement) -> tuple[float, float]:
-    """So that the order of records does not matter, not even of two that began at once."""
-    return measurement.started_unix_s, measurement.seconds

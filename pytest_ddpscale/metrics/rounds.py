@@ -2,189 +2,340 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
+import numpy as np
+
+from pytest_ddpscale.evidence.columns import (
+    NOBODY,
+    OF_A_CELL,
+    OF_A_ROUND,
+    ArmColumns,
+    BoolArray,
+    Columns,
+    FloatArray,
+    IntArray,
+    RankColumns,
+    joined,
+)
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm
-from pytest_ddpscale.results.records import Measurement
 
 GIB = 2**30
 
 
-@dataclass(frozen=True)
-class ArmRound:
-    """One arm in one round, all its ranks.
+@dataclass(frozen=True, eq=False)
+class ArmRounds:
+    """One arm in those rounds that are complete, of the ranks that trained it.
+
+    What is said of a round is an array, (rounds,); what is said of a rank in it, (rounds, ranks).
 
     Attributes:
-        number: of the round.
-        ranks: one measurement per rank, in rank order; complete by construction.
+        measured: by these ranks in these rounds. Where a rank took no part, as when ranks take turns, it has nothing.
     """
 
-    number: int
-    ranks: tuple[Measurement, ...]
+    measured: ArmColumns
+
+    def __len__(self) -> int:
+        """How many rounds there are."""
+        return len(self.measured.numbers)
 
     @property
-    def slowest(self) -> Measurement:
-        """The rank whose block took longest: under DDP it sets the pace."""
-        return max(self.ranks, key=mean_step_s)
+    def numbers(self) -> IntArray:
+        """Of the rounds, ascending."""
+        return self.measured.numbers
 
     @property
-    def step_s(self) -> float:
+    def ranks(self) -> RankColumns:
+        """Who the columns are; each took part in a round at least."""
+        return self.measured.ranks
+
+    @property
+    def present(self) -> BoolArray:
+        """Who took part, (rounds, ranks)."""
+        return self.measured.present
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether every rank took part in every round."""
+        return bool(self.present.all())
+
+    @cached_property
+    def mean_step_s(self) -> FloatArray:
+        """Mean step time of each rank's block, in seconds, NaN where it took no part, (rounds, ranks)."""
+        return self.measured.block_s / np.where(self.present, self.measured.steps, 1)
+
+    @cached_property
+    def slowest(self) -> IntArray:
+        """Column of the rank whose block took longest: under DDP it sets the pace."""
+        return _column_of_most(np.where(self.present, self.mean_step_s, -np.inf))
+
+    @property
+    def _images(self) -> IntArray:
+        """That each rank trained, (rounds, ranks)."""
+        return self.measured.batch_size[:, np.newaxis] * self.measured.steps
+
+    @property
+    def step_s(self) -> FloatArray:
         """Mean step time of the slowest rank, in seconds."""
-        return mean_step_s(self.slowest)
+        return _at(self.mean_step_s, self.slowest)
 
     @property
-    def throughput_per_gpu_img_per_s(self) -> float:
+    def img_per_s(self) -> FloatArray:
+        """Images each rank trained per second, NaN where it took no part, (rounds, ranks)."""
+        return self._images / self.measured.block_s
+
+    @cached_property
+    def img_per_s_per_gpu(self) -> FloatArray:
         """Images per second and GPU, at the slowest rank's pace."""
-        return self.slowest.throughput_img_per_s
+        return _at(self.img_per_s, self.slowest)
+
+    @cached_property
+    def least_busy(self) -> IntArray:
+        """Column of the rank with the lowest utilization; -1 if any rank's could not be read."""
+        busy = self.measured.utilization
+        lowest = _column_of_most(np.where(np.isnan(busy), -np.inf, -busy))
+        return np.where(self._is_known(busy), lowest, -1)
 
     @property
-    def least_busy(self) -> Measurement | None:
-        """The rank with the lowest utilization; None if any rank's could not be read."""
-        # NaN compares as false with everything, so that min would pass over it.
-        if any(rank.utilization is None or math.isnan(rank.utilization) for rank in self.ranks):
-            return None
-        return min(self.ranks, key=lambda rank: rank.utilization or 0.0)
+    def utilization(self) -> FloatArray:
+        """Of the least busy rank; NaN if any rank's could not be read."""
+        return np.where(self.least_busy < 0, np.nan, _at(self.measured.utilization, self.least_busy))
 
     @property
-    def images_per_joule(self) -> float | None:
-        """Images that a rank trained over the energy its GPU took, the least of all ranks; None if any is unknown."""
-        taken = [(rank.batch_size * rank.steps, rank.energy_j) for rank in self.ranks]
-        known = [images / joules for images, joules in taken if joules]  # nobody trains for nothing
-        return min(known) if len(known) == len(taken) else None
+    def images_per_joule(self) -> FloatArray:
+        """Images that a rank trained over the energy its GPU took, the least of all ranks; NaN if any is unknown."""
+        per_joule = self._images / _more_than_nothing(self.measured.energy_j)
+        least = np.min(np.where(np.isnan(per_joule), np.inf, per_joule), axis=1, initial=np.inf)
+        return np.where(self._is_known(per_joule), least, np.nan)
 
     @property
-    def peak_memory_gib(self) -> float | None:
-        """Most memory any rank held, in GiB; None if any rank's is unknown."""
-        held = self._peak_memory_bytes
-        return max(held) / GIB if held else None
+    def peak_memory_gib(self) -> FloatArray:
+        """Most memory any rank held, in GiB; NaN if any rank's is unknown."""
+        return self._held_bytes[0] / GIB
 
     @property
-    def memory_spread(self) -> float | None:
-        """Most less least memory that ranks held, relative to the most; None if any rank's is unknown."""
-        held = self._peak_memory_bytes
-        return (max(held) - min(held)) / max(held) if held else None
+    def memory_spread(self) -> FloatArray:
+        """Most less least memory that ranks held, relative to the most; NaN if any rank's is unknown."""
+        most, least = self._held_bytes
+        return (most - least) / most
+
+    @cached_property
+    def _held_bytes(self) -> tuple[FloatArray, FloatArray]:
+        """The most and the least that ranks held; NaN if any rank's is unknown."""
+        held = _more_than_nothing(self.measured.peak_memory_bytes)
+        is_known = self._is_known(held)
+        most = np.max(np.where(np.isnan(held), -np.inf, held), axis=1, initial=-np.inf)
+        least = np.min(np.where(np.isnan(held), np.inf, held), axis=1, initial=np.inf)
+        return np.where(is_known, most, np.nan), np.where(is_known, least, np.nan)
 
     @property
-    def _peak_memory_bytes(self) -> list[int]:
-        """What each rank held, in bytes; empty if any rank's is unknown."""
-        held = [rank.peak_memory_bytes for rank in self.ranks]
-        known = [amount for amount in held if amount and amount > 0]  # nobody trains in no memory
-        return known if len(known) == len(held) else []
-
-    @property
-    def single_sample_error(self) -> float | None:
+    def single_sample_error(self) -> FloatArray:
         """Relative standard error of the step time of an imported single sample.
 
         The standard deviation of the steps over the square root of their number, as if steps were
         independent: imported files keep no raw steps from which their correlation could be told.
-        None for measurements of our own, whose error comes from the rounds.
+        NaN for measurements of our own, whose error comes from the rounds.
         """
-        slowest = self.slowest
-        if not slowest.single_sample or slowest.step_stdev_s is None:
-            return None
-        return slowest.step_stdev_s / mean_step_s(slowest) / math.sqrt(slowest.steps)
+        if not self.measured.single_sample.any():
+            return np.full(len(self), np.nan)
+        error = _at(self.measured.step_stdev_s, self.slowest) / self.step_s
+        error /= np.sqrt(_at(self.measured.steps, self.slowest))
+        return np.where(self.measured.single_sample, error, np.nan)
+
+    def of(self, rounds: IntArray | BoolArray) -> ArmRounds:
+        """Some of the rounds."""
+        return ArmRounds(self.measured.of(rounds))
+
+    def _is_known(self, cells: FloatArray) -> BoolArray:
+        """Of each round, whether something is known of every rank that took part."""
+        unknown = np.isnan(cells) & self.present
+        return np.asarray(~unknown.any(axis=1))
 
 
-Rounds = Mapping[int, ArmRound]
+NO_ROUNDS = ArmRounds(
+    ArmColumns(
+        "", "", *(np.zeros(0, np.int64),) * 2, np.zeros(0, np.bool_), NOBODY, np.zeros((0, 0), np.bool_),
+        np.zeros((0, 0), np.int64), *(np.zeros((0, 0)),) * 6, *(np.zeros((0, 0), np.int64),) * 2,
+        np.zeros((0, 0, 0), np.float32),
+    )
+)  # fmt: skip
 
 
-def mean_step_s(measurement: Measurement) -> float:
-    """Mean step time of one rank's block, in seconds."""
-    return measurement.block_s / measurement.steps
+def _column_of_most(cells: FloatArray) -> IntArray:
+    return cells.argmax(axis=1) if cells.size else np.zeros(len(cells), np.int64)
 
 
-def rounds_begun(measurements: Sequence[Measurement], study_id: str) -> set[int]:
+def _at(cells: FloatArray | IntArray, columns: IntArray) -> FloatArray:
+    """Of each round, the value of one rank."""
+    return cells[np.arange(len(cells)), columns].astype(np.float64)
+
+
+def _more_than_nothing(cells: FloatArray) -> FloatArray:
+    """Nobody trains for nothing, nor in no memory: that is unknown, too."""
+    return np.where(cells > 0, cells, np.nan)
+
+
+def rounds_begun(columns: Columns, study_id: str) -> set[int]:
     """Numbers of the rounds from which any rank of any arm of a study reported, complete or not."""
-    return {m.round for m in measurements if m.study == study_id}
+    return {number for arm in columns.of_study(study_id) for number in arm.numbers.tolist()}
 
 
-def _age(measurement: Measurement) -> tuple[float, float]:
-    """So that the order of records does not matter, not even of two that began at once."""
-    return measurement.started_unix_s, measurement.block_s
+def arm_rounds(columns: Columns, study_id: str, arm: Arm, ranks: Collection[int] | None = None) -> ArmRounds:
+    """All complete rounds of one group of ranks of an arm.
 
-
-def arm_rounds(
-    measurements: Iterable[Measurement], study_id: str, arm: Arm, ranks: Collection[int] | None = None
-) -> dict[int, ArmRound]:
-    """All complete rounds of one group of ranks of an arm, by number.
-
-    A round in which a rank is missing is left out: its pace is unknown. So is a measurement with
-    another batch than the arm's, whose throughput would be that of other work. Of a repeated measurement
-    the earliest counts: a later one was made under other conditions than the rest of its round.
+    A round in which a rank is missing is left out: its pace is unknown. So is a block with another batch than the
+    arm's, whose throughput would be that of other work.
 
     Args:
-        measurements: in any order.
-        study_id: which of them count.
+        columns: what was measured.
+        study_id: which of it counts.
         arm: likewise.
         ranks: the group; what other groups of the arm measured is passed over. None for ranks 0 … k-1 that are the
             only ones: a further rank makes a round unusable. Of an arm of one rank, those that take turns; None for
             any: a round has one of them.
     """
-    found: dict[int, dict[int, Measurement]] = defaultdict(dict)
-    wanted = (study_id, arm.name, arm.batch_size)
-    expected = frozenset(range(arm.world_size) if ranks is None else ranks)
-    for measurement in measurements:
-        is_wanted = (measurement.study, measurement.arm, measurement.batch_size) == wanted
-        if is_wanted and (ranks is None or measurement.rank in expected):
-            earlier = found[measurement.round].get(measurement.rank, measurement)
-            found[measurement.round][measurement.rank] = min(earlier, measurement, key=_age)
-    return {
-        number: ArmRound(number, tuple(theirs[rank] for rank in sorted(theirs)))
-        for number, theirs in sorted(found.items())
-        if (len(theirs) == 1 if arm.world_size == 1 else set(theirs) == expected)
-    }
+    key = ("arm_rounds", study_id, arm, None if ranks is None else tuple(ranks))
+    if key not in columns.kept:
+        columns.kept[key] = _arm_rounds(columns, study_id, arm, ranks)
+    found: ArmRounds = columns.kept[key]
+    return found
 
 
-def by_host(measurements: Iterable[Measurement]) -> dict[str, list[Measurement]]:
-    """What each node measured, by its host's name."""
-    found: dict[str, list[Measurement]] = defaultdict(list)
-    for measurement in measurements:
-        found[measurement.host].append(measurement)
+def _arm_rounds(columns: Columns, study_id: str, arm: Arm, ranks: Collection[int] | None) -> ArmRounds:
+    measured = columns.arms.get((study_id, arm.name))
+    if measured is None:
+        return NO_ROUNDS
+    if ranks is not None:
+        measured = measured.of(slice(None), np.isin(measured.ranks.numbers, np.fromiter(ranks, np.int64)))
+    return _complete(measured, arm, range(arm.world_size) if ranks is None else ranks)
+
+
+def _complete(measured: ArmColumns, arm: Arm, expected: Collection[int]) -> ArmRounds:
+    """The complete rounds of a group of ranks, of which nobody else is among the columns unless it is in the way."""
+    taking_part = measured.present.sum(axis=1)
+    if arm.world_size == 1:
+        is_complete = taking_part == 1
+    else:
+        of_group = np.isin(measured.ranks.numbers, np.fromiter(expected, np.int64))
+        size = len(expected)
+        is_complete = (taking_part == size) & (measured.present[:, of_group].sum(axis=1) == size)
+    is_complete &= measured.batch_size == arm.batch_size
+    found = measured if is_complete.all() else measured.of(is_complete)
+    there = np.any(found.present, axis=0)
+    return ArmRounds(found if there.all() else found.of(slice(None), there))
+
+
+def node_rounds(columns: Columns, study_id: str, arm: Arm) -> dict[str, ArmRounds]:
+    """Complete rounds of an arm that fits a node, by the name of every host that took part in the study."""
+    key = ("node_rounds", study_id, arm)
+    if key not in columns.kept:
+        columns.kept[key] = _node_rounds(columns, study_id, arm)
+    found: dict[str, ArmRounds] = columns.kept[key]
+    return found
+
+
+def _node_rounds(columns: Columns, study_id: str, arm: Arm) -> dict[str, ArmRounds]:
+    first = _first_ranks(columns, study_id)
+    measured = columns.arms.get((study_id, arm.name))
+    if measured is None:
+        return dict.fromkeys(first, NO_ROUNDS)
+    found = {}
+    for host in first:
+        at = measured.ranks.by_host.get(host)
+        if at is None:
+            found[host] = NO_ROUNDS
+            continue
+        numbers = measured.ranks.numbers[at]
+        expected = range(first[host], first[host] + arm.world_size)
+        if arm.world_size > 1:  # else all of them take turns
+            at = at[(numbers >= expected.start) & (numbers < expected.stop)]
+        found[host] = _complete(measured.of(slice(None), _as_slice(at)), arm, expected)
+    return found
+
+
+def _first_ranks(columns: Columns, study_id: str) -> dict[str, int]:
+    """Number of the first rank of every host that took part in a study, by its name in alphabetical order."""
+    found: dict[str, int] = {}
+    for arm in columns.of_study(study_id):
+        ranks = arm.ranks
+        firsts = ranks.numbers - ranks.local_ranks
+        for host, at in ranks.by_host.items():
+            first = int(firsts[at].min())
+            found[host] = min(found.get(host, first), first)
     return dict(sorted(found.items()))
 
 
-def on_hosts(rounds: Rounds, hosts: Collection[str]) -> dict[int, ArmRound]:
+def _as_slice(columns: IntArray) -> slice | IntArray:
+    """Columns side by side need not be copied."""
+    if len(columns) and columns[-1] - columns[0] == len(columns) - 1:
+        return slice(int(columns[0]), int(columns[-1]) + 1)
+    return columns
+
+
+def on_hosts(rounds: ArmRounds, hosts: Collection[str]) -> ArmRounds:
     """The same rounds without ranks on other hosts."""
-    found = {n: tuple(one for one in arm_round.ranks if one.host in hosts) for n, arm_round in rounds.items()}
-    return {n: ArmRound(n, ranks) for n, ranks in found.items() if ranks}
+    if set(rounds.ranks.by_host) <= set(hosts):
+        return rounds
+    there = np.array([host in hosts for host in rounds.ranks.hosts.tolist()], np.bool_)
+    theirs = rounds.measured.of(slice(None), there)
+    return ArmRounds(theirs.of(np.any(theirs.present, axis=1)))
 
 
-def ranks_on_node(measurements: Sequence[Measurement], arm: Arm) -> range | None:
-    """The ranks of a node that train an arm which fits it; None for all, which take turns at an arm of one rank.
-
-    Args:
-        measurements: of that node in one study.
-        arm: from the node's first rank on.
-    """
-    if arm.world_size == 1:
-        return None
-    first = min((one.rank - one.local_rank for one in measurements), default=0)
-    return range(first, first + arm.world_size)
-
-
-def group_rounds(
-    measurements: Sequence[Measurement], study_id: str, arm: Arm, layout: Layout
-) -> list[dict[int, ArmRound]]:
+def group_rounds(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> Sequence[ArmRounds]:
     """Complete rounds of every group of ranks that trained the arm at the same time, that of rank 0 first."""
     if layout.nodes == 1:
-        return [arm_rounds(measurements, study_id, arm)]
+        return [arm_rounds(columns, study_id, arm)]
     if not layout.fits_node(arm):
-        return [arm_rounds(measurements, study_id, arm, layout.groups(arm)[0])]
-    nodes = by_host(one for one in measurements if one.study == study_id and one.arm == arm.name).values()
-    inorder = sorted(nodes, key=lambda theirs: theirs[0].rank)
-    return [arm_rounds(theirs, study_id, arm, ranks_on_node(theirs, arm)) for theirs in inorder]
+        return [arm_rounds(columns, study_id, arm, layout.groups(arm)[0])]
+    measured = columns.arms.get((study_id, arm.name))
+    if measured is None:
+        return []
+    by_host = {host: int(measured.ranks.numbers[at].min()) for host, at in measured.ranks.by_host.items()}
+    nodes = node_rounds(columns, study_id, arm)
+    return [nodes[host] for host in sorted(by_host, key=lambda host: by_host[host])]
 
 
-def together(groups: Iterable[Mapping[int, ArmRound]]) -> dict[int, ArmRound]:
+def all_groups(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> ArmRounds:
+    """The rounds of all groups of ranks that trained the arm, as one: of each round the groups that are complete."""
+    key = ("all_groups", study_id, arm, layout)
+    if key not in columns.kept:
+        columns.kept[key] = together(group_rounds(columns, study_id, arm, layout))
+    found: ArmRounds = columns.kept[key]
+    return found
+
+
+def together(groups: Iterable[ArmRounds]) -> ArmRounds:
     """Rounds of several groups as one: of each round the ranks of all groups of which it is complete."""
-    found: dict[int, list[Measurement]] = defaultdict(list)
-    for rounds in groups:
-        for number, arm_round in rounds.items():
-            found[number] += arm_round.ranks
-    return {
-        number: ArmRound(number, tuple(sorted(found[number], key=lambda one: one.rank))) for number in sorted(found)
-    }
+    found = [group.measured for group in groups if len(group)]
+    if len(found) < 2:
+        return ArmRounds(found[0]) if found else NO_ROUNDS
+    found.sort(key=lambda group: int(group.ranks.numbers[0]))
+    return ArmRounds(_side_by_side(found, np.unique(np.concatenate([group.numbers for group in found]))))
+
+
+def _side_by_side(groups: Sequence[ArmColumns], numbers: IntArray) -> ArmColumns:
+    """Other ranks of one arm as one, in all rounds that any of them has."""
+    shape = len(numbers), sum(len(group.ranks) for group in groups)
+    most = max(group.step_s.shape[2] for group in groups)
+    cells = {name: _blank(getattr(groups[0], name), shape, most) for name in (*OF_A_ROUND, *OF_A_CELL)}
+    start = 0
+    for group in groups:
+        rows, columns = np.searchsorted(numbers, group.numbers), slice(start, start + len(group.ranks))
+        for name in OF_A_ROUND:
+            cells[name][rows] = getattr(group, name)
+        for name in OF_A_CELL:
+            of_group = getattr(group, name)
+            at = (rows, columns, *map(slice, of_group.shape[2:]))
+            cells[name][at] = of_group
+        start = columns.stop
+    return replace(groups[0], ranks=joined([group.ranks for group in groups]), **cells)
+
+
+def _blank(like: Any, shape: tuple[int, int], most_steps: int) -> Any:
+    """Where nobody measured anything."""
+    sizes = (shape[0],) if like.ndim == 1 else shape if like.ndim == 2 else (*shape, most_steps)
+    return np.full(sizes, np.nan if like.dtype.kind == "f" else 0, like.dtype)

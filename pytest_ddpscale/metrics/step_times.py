@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 
-from pytest_ddpscale.metrics.rounds import ArmRound, Rounds, mean_step_s
-from pytest_ddpscale.results.records import Measurement
+import numpy as np
+
+from pytest_ddpscale.evidence.columns import FloatArray, StepArray
+from pytest_ddpscale.metrics.rounds import ArmRounds
 
 PERCENTS = (50, 75, 90, 95, 99)
 _MS_PER_S = 1000.0
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
+def percentile(values: Sequence[float] | StepArray, percent: float) -> float:
     """The value that `percent` of the values do not exceed, interpolated linearly between neighbours.
 
     Of n ordered values the one at position (n - 1) * percent / 100, counted from 0: definition 7 of
@@ -27,51 +27,59 @@ def percentile(values: Sequence[float], percent: float) -> float:
     Raises:
         ValueError: there are no values, or `percent` is out of range.
     """
-    if not values or not 0 <= percent <= 100:
+    if not len(values) or not 0 <= percent <= 100:
         raise ValueError(f"percentile {percent:g} of {len(values)} values; expected 0 to 100 of at least 1")
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * percent / 100
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+    return float(np.percentile(np.asarray(values, np.float64), percent))
 
 
-def raw_steps_s(arm_round: ArmRound) -> list[float]:
-    """Duration of every step of every rank, in seconds; empty if any rank kept none, as imported results do."""
-    if not all(rank.step_s for rank in arm_round.ranks):
-        return []
-    return [step_s for rank in arm_round.ranks for step_s in rank.step_s]
-
-
-def step_time_percentiles_ms(measured: Rounds) -> dict[int, float]:
+def step_time_percentiles_ms(measured: ArmRounds) -> dict[int, float]:
     """p50, p75, p90, p95 and p99 of an arm's step time over the raw steps of all ranks and rounds.
 
     Returns:
         Milliseconds by per cent; empty if no round kept its raw steps.
     """
-    steps_s = [step_s for arm_round in measured.values() for step_s in raw_steps_s(arm_round)]
-    return {percent: _MS_PER_S * percentile(steps_s, percent) for percent in PERCENTS} if steps_s else {}
+    steps_s = np.concatenate([np.zeros(0, np.float32), *_raw_steps_s(measured)])
+    if not len(steps_s):
+        return {}
+    found = np.percentile(steps_s.astype(np.float64), PERCENTS)
+    return dict(zip(PERCENTS, (_MS_PER_S * found).tolist(), strict=True))
 
 
-def round_percentile_ms(arm_round: ArmRound, percent: float) -> float | None:
-    """A percentile of the step time over the raw steps of all ranks in a round, in ms; None without raw steps."""
-    steps_s = raw_steps_s(arm_round)
-    return _MS_PER_S * percentile(steps_s, percent) if steps_s else None
+def round_percentiles_ms(measured: ArmRounds, percent: float) -> FloatArray:
+    """A percentile of each round's step time over the raw steps of all its ranks, in ms; NaN without raw steps."""
+    found = [percentile(steps_s, percent) if len(steps_s) else np.nan for steps_s in _raw_steps_s(measured)]
+    return _MS_PER_S * np.array(found, np.float64)
 
 
-def step_time_cv(arm_round: ArmRound) -> float | None:
-    """Standard deviation of the step time over its mean, on the rank where it is largest; None if any is unknown.
+def step_time_cv(measured: ArmRounds) -> FloatArray:
+    """Of each round, standard deviation of the step time over its mean, on the rank where it is largest.
 
-    Each rank against its own mean: a rank that is slow throughout is no less steady for that.
+    Each rank against its own mean: a rank that is slow throughout is no less steady for that. NaN if any is unknown.
     """
-    found = [_cv(rank) for rank in arm_round.ranks]
-    known = [cv for cv in found if cv is not None]
-    return max(known) if len(known) == len(found) else None
+    of_ranks = _cv(measured)
+    unknown = (np.isnan(of_ranks) & measured.present).any(axis=1)
+    largest = np.max(np.where(np.isnan(of_ranks), 0.0, of_ranks), axis=1, initial=0.0)
+    return np.where(unknown, np.nan, largest)
 
 
-def _cv(rank: Measurement) -> float | None:
+def _cv(measured: ArmRounds) -> FloatArray:
     """Of the raw steps; of the summary that imported results keep in their place where there are none."""
-    if len(rank.step_s) > 1:
-        mean_s = statistics.fmean(rank.step_s)
-        return statistics.stdev(rank.step_s) / mean_s if mean_s > 0 else None
-    return None if rank.step_stdev_s is None else rank.step_stdev_s / mean_step_s(rank)
+    steps_s = measured.measured.step_s.astype(np.float64)
+    is_step = ~np.isnan(steps_s)
+    count = is_step.sum(axis=2)
+    mean_s = np.where(is_step, steps_s, 0.0).sum(axis=2) / np.maximum(count, 1)
+    squares = np.where(is_step, steps_s - mean_s[:, :, np.newaxis], 0.0) ** 2
+    stdev_s = np.sqrt(squares.sum(axis=2) / np.maximum(count - 1, 1))
+    of_steps = stdev_s / np.where(mean_s > 0, mean_s, np.nan)
+    return np.where(count > 1, of_steps, measured.measured.step_stdev_s / measured.mean_step_s)
+
+
+def _raw_steps_s(measured: ArmRounds) -> list[StepArray]:
+    """Of each round, the duration of every step of every rank; empty if any rank kept none, as imported results do."""
+    steps_s = measured.measured.step_s
+    found = []
+    for row, there in enumerate(measured.present):
+        of_ranks = steps_s[row, there]
+        is_step = ~np.isnan(of_ranks)
+        found.append(of_ranks[is_step] if is_step.any(axis=1).all() else np.zeros(0, np.float32))
+    return found

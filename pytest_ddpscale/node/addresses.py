@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 
 import psutil
+
+_MOST_ADDRESSES = 8
 
 
 def address_toward(host: str) -> str:
@@ -23,6 +26,38 @@ def address_toward(host: str) -> str:
                 continue
             return str(probe.getsockname()[0])
     raise problem
+
+
+def address_toward_any(hosts: Sequence[str]) -> str:
+    """The same toward the first of a machine's names and addresses that leads anywhere else than to this machine.
+
+    Raises:
+        OSError: none does; of the first.
+    """
+    problems = []
+    for host in hosts:
+        try:
+            found = address_toward(host)
+        except OSError as error:
+            problems.append(error)
+            continue
+        if (
+            found != host or host == hosts[0]
+        ):  # else it is an address of our own, as that of a bridge is on every machine
+            return found
+    raise problems[0]
+
+
+def outward_addresses() -> tuple[str, ...]:
+    """This machine's IPv4 addresses that others may reach it at: of all interfaces that are up, but for loopback."""
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found = [
+        address.address
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if name in up and address.family == socket.AF_INET and not address.address.startswith("127.")
+    ]
+    return tuple(found[:_MOST_ADDRESSES])
 
 
 def interface_of(address: str) -> str | None:

@@ -13,18 +13,43 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.node.addresses import address_toward
-from pytest_ddpscale.node.chunks import chunks_of
+from pytest_ddpscale.node.addresses import address_toward_any, outward_addresses
+from pytest_ddpscale.node.log_relay import LogRelay
 from pytest_ddpscale.node.log_tail import last_nccl_lines, last_words
 from pytest_ddpscale.node.ports import reserved_port
 from pytest_ddpscale.node.processes import GANG_VARIABLE, members, stop_gang
-from pytest_ddpscale.node.protocol import SILENCE_S, decode, encode
+from pytest_ddpscale.node.protocol import (
+    RECORDS,
+    SILENCE_S,
+    AskClock,
+    Beat,
+    Clock,
+    Endpoint,
+    Exit,
+    FileBytes,
+    Gone,
+    Heard,
+    Meet,
+    NcclWords,
+    NodeAfterFailure,
+    NodeSurvey,
+    Order,
+    ProcessExit,
+    Start,
+    Stay,
+    Stop,
+    Up,
+    Words,
+    decode_order,
+    encode_news,
+)
 from pytest_ddpscale.node.ranks import LocalRanks, oom_kills
 from pytest_ddpscale.node.survey_process import (
     POST_MORTEM_LIMIT_S,
@@ -32,174 +57,160 @@ from pytest_ddpscale.node.survey_process import (
     post_mortem_command,
     survey_command,
 )
+from pytest_ddpscale.node.task import Task
 from pytest_ddpscale.node.torchrun_command import (
     GangNode,
-    RankExit,
     ended_pids,
     interfaces,
     rank_exits,
     rank_log,
     torchrun_command,
 )
+from pytest_ddpscale.results.rank_folder import (
+    LOGS,
+    WantedArms,
+    leave_assignment,
+    leave_wanted_arms,
+    open_records,
+)
 from pytest_ddpscale.results.rank_status import STATUS_VARIABLE
 from pytest_ddpscale.util.orphans import die_with_parent
 
 POLL_S = 0.3
 GRACE_S = 5.0  # between asking ranks to end and killing them; their stacks are written in it
-# For a file that another node has made. Nobody looked for its name before it was there, so the first look goes to the
-# server, whatever a client remembers: the rest is for servers that tell each other late, and short of SILENCE_S.
-APPEARS_S = 5.0
+LOGS_EVERY_S = 2.0
 _OUTPUT_BYTES = 100_000  # of torchrun's own output, whose end tells how ranks ended
 _MOST_TOLD = 16  # ranks in one message
+_READ_BYTES = 2**20
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 (a folder of our own is made in it)
-
-
-@dataclass(frozen=True)
-class Task:
-    """What an agent is there for.
-
-    Attributes:
-        gang_id: of the gang, the same on all nodes.
-        node: this one's index in Slurm's order.
-        host: its name as Slurm has it.
-        ranks_per_node: how many ranks to start.
-        log_dir: where torchrun keeps each rank's output.
-        worker_arguments: command line of ``pytest_ddpscale.worker``.
-        beat_s: seconds between two words on every rank.
-        survey: whether to say first what this node is.
-        has_gpus: whether that asks for GPUs.
-        post_mortem: whether to look at the GPUs once ranks have failed.
-        proof: a file in the run directory, if it is to be said whether this node sees it.
-    """
-
-    gang_id: str
-    node: int
-    host: str
-    ranks_per_node: int
-    log_dir: Path
-    worker_arguments: Sequence[str]
-    beat_s: float
-    survey: bool = False
-    has_gpus: bool = True
-    post_mortem: bool = False
-    proof: Path | None = None
+OrderType = TypeVar("OrderType", Task, Start)
 
 
 class NodeAgent:
     """Starts, watches and ends the ranks of one node.
 
     Args:
-        task: what to start.
+        node: its index.
+        host: its name.
     """
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
+    def __init__(self, node: int, host: str) -> None:
+        self._node = node
+        self._host = host
         self._output = b""
         self._heard = time.monotonic()
-        self._orders: deque[dict[str, Any]] = deque()
+        self._orders: deque[Order] = deque()
         self._half_line = b""
         self._is_input_open = True
         self._oom_kills = oom_kills()
         self._port: socket.socket | None = None
+        self._folder: Path | None = None  # of the ranks', once they have started
+        self._records = b""  # of rank 0, the line that is not whole yet
 
     def run(self) -> int:
         """Serve until the ranks are done or the supervisor wants no more. Returns the exit code."""
-        # torchrun's ends come from the supervisor's word, not from a signal that Slurm sends to all at once.
+        # torchrun's ends come from the supervisor's word, not from a signal that a scheduler sends to all at once.
         signal.signal(signal.SIGTERM, _exit_on_signal)
-        sees = {} if self._task.proof is None else {"sees_run_directory": _appears(self._task.proof)}
-        self._say("up", version=__version__, pid=os.getpid(), **sees)
-        survey = self._start_survey() if self._task.survey else None
+        self._say(Up, version=__version__, addresses=outward_addresses())
+        task = self._await_order(Task)
+        if task is None:
+            return self._leave()
+        survey = self._start_survey(task) if task.survey else None
         try:
-            order = self._await_start(survey)
+            start = self._await_order(Start, survey)
         finally:
             if survey is not None:
                 survey.stop()
-        if order is None:
-            self._say("exit", code=0)
-            return 0
-        endpoint = order["endpoint"] or self._endpoint("127.0.0.1")
-        place = GangNode(self._task.node, int(order["nodes"]), self._task.host, endpoint)
-        status = Path(tempfile.mkdtemp(prefix="ddpscale-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
-        try:
-            return self._serve(place, status, order.get("deadline_unix_s"))
-        finally:
-            shutil.rmtree(status, ignore_errors=True)
+        if start is None:
+            return self._leave()
+        endpoint = start.endpoint or self._endpoint(task.gang_id, "127.0.0.1")
+        place = GangNode(self._node, task.nodes, self._host, endpoint)
+        with _own_folders() as self._folder:
+            assignment = msgspec.structs.replace(task.assignment, deadline_unix_s=start.deadline_unix_s)
+            leave_assignment(self._folder, assignment)
+            return self._serve(task, place, self._folder)
 
-    def _endpoint(self, address: str) -> str:
+    def _leave(self) -> int:
+        self._say(Exit)
+        return 0
+
+    def _endpoint(self, gang_id: str, address: str) -> str:
         """Where rank 0 will host the store, on a port that is kept for it."""
-        self._port = reserved_port(self._task.gang_id, os.environ)
+        self._port = reserved_port(gang_id)
         return f"{address}:{self._port.getsockname()[1]}"
 
-    def _tell_endpoint(self, peer: str) -> None:
+    def _tell_endpoint(self, meet: Meet) -> None:
         """Where ranks will meet: on the interface that leads to another node, and no other."""
+        task = next(order for order in self._orders if isinstance(order, Task))
         try:
-            self._say("endpoint", endpoint=self._endpoint(address_toward(peer)))
+            endpoint = self._endpoint(task.gang_id, address_toward_any((meet.peer, *meet.addresses)))
+            self._say(Endpoint, endpoint=endpoint)
         except OSError as error:
-            self._say("endpoint", problem=error.strerror or str(error))
+            self._say(Endpoint, problem=error.strerror or str(error))
 
-    def _start_survey(self) -> SurveyProcess:
-        task = self._task
-        # Ranks' logs lie in a folder of the run directory's, and are not there yet.
-        command = survey_command(task.host, task.log_dir.parent, gpus=task.has_gpus)
-        return SurveyProcess(command, task.host)
+    def _start_survey(self, task: Task) -> SurveyProcess:
+        return SurveyProcess(survey_command(self._host, gpus=task.has_gpus), self._host)
 
-    def _await_start(self, survey: SurveyProcess | None) -> dict[str, Any] | None:
-        """The order to start; None if the supervisor wants none, or is gone. Meanwhile the survey is passed on."""
+    def _await_order(self, kind: type[OrderType], survey: SurveyProcess | None = None) -> OrderType | None:
+        """An order of a kind; None if the supervisor wants none, or is gone. Meanwhile the survey is passed on."""
         with selectors.DefaultSelector() as selector:
             selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
             while not self._is_unwanted():
+                found = next((order for order in self._orders if isinstance(order, kind)), None)
+                if found is not None:
+                    return found
                 for _ in selector.select(POLL_S):
                     self._read_orders(selector)
-                if survey is not None and (found := survey.poll()) is not None:
+                if survey is not None and (what := survey.poll()) is not None:
                     survey = None
-                    self._tell_survey("survey", found)
-                start = next((order for order in self._orders if order["say"] == "start"), None)
-                if start is not None and not self._is_unwanted():  # a "stop" may have come with it
-                    return start
+                    self._say(NodeSurvey, survey=what)
         return None
 
-    def _serve(self, place: GangNode, status: Path, deadline_unix_s: float | None) -> int:
-        log_dir = self._task.log_dir / place.host if place.nodes > 1 else self._task.log_dir
-        ranks = LocalRanks(status, self._task.ranks_per_node)
-        process = self._start_torchrun(place, status, log_dir, deadline_unix_s)
+    def _serve(self, task: Task, place: GangNode, folder: Path) -> int:
+        logs = LogRelay(folder / LOGS)
+        ranks = LocalRanks(folder, task.ranks_per_node, self._node, self._host)
+        records = open_records(folder)
+        process = self._start_torchrun(task, place, folder)
         try:
-            was_ended = self._watch(process, ranks)
+            was_ended = self._watch(task, process, ranks, records, logs)
         finally:
-            stop_gang(process, self._family, GRACE_S)
+            stop_gang([process], self._family(task), GRACE_S)
+        self._pass_records_on(records)
+        os.close(records)
         for news in ranks.news():
-            if not (was_ended and news["say"] == "gone"):  # those went because we ended them
+            if not (was_ended and isinstance(news, Gone)):  # those went because we ended them
                 self._tell(news)
         output = self._output.decode("utf-8", errors="replace")
         exits = rank_exits(output)
-        nccl_logs = self._nccl_logs(place, status)
-        self._tell_last_words(log_dir, nccl_logs, exits, was_ended=was_ended)
         has_failed = was_ended or process.returncode != 0
-        if has_failed and nccl_logs[0].parent == status:  # which is about to be deleted
-            _copy(nccl_logs, log_dir)
-        if self._task.post_mortem and has_failed:
+        nccl_logs = self._nccl_logs(task, folder)
+        self._tell_last_words(task, folder, nccl_logs, exits, was_ended=was_ended)
+        if has_failed and nccl_logs[0].parent == folder:  # else they are sent anyway
+            _copy(nccl_logs, folder / LOGS / "gang")
+        self._pass_logs_on(logs, is_last=True)
+        if task.post_mortem and has_failed:
             self._look_at_gpus_again(was_ended=was_ended)
         self._say(
-            "exit",
+            Exit,
             code=process.returncode,
-            ended=was_ended,
-            exits=[[one.local_rank, one.exit_code, one.pid, one.is_root_cause] for one in exits[:_MOST_TOLD]],
-            ended_pids=ended_pids(output)[:_MOST_TOLD],
+            exits=tuple(exits[:_MOST_TOLD]),
+            ended_pids=tuple(ended_pids(output)[:_MOST_TOLD]),
             oom_kills=oom_kills() - self._oom_kills,
-            survivors=len(members(self._family)),
+            survivors=len(members(self._family(task))),
         )
         return 0 if was_ended else int(process.returncode)
 
     def _look_at_gpus_again(self, *, was_ended: bool) -> None:
         """Say what they are after ranks failed, here or elsewhere, unless somebody only wants his terminal back."""
-        if was_ended and not any(order["say"] == "stop" for order in self._orders):
+        if was_ended and not any(isinstance(order, Stop) for order in self._orders):
             return  # nobody listens
-        look = SurveyProcess(post_mortem_command(self._task.host), self._task.host, POST_MORTEM_LIMIT_S)
+        look = SurveyProcess(post_mortem_command(self._host), self._host, POST_MORTEM_LIMIT_S)
         with selectors.DefaultSelector() as selector:
             if self._is_input_open:
                 selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
             while not self._is_hurried:
                 if (found := look.poll()) is not None:
-                    self._tell_survey("post_mortem", found)
+                    self._say(NodeAfterFailure, survey=found)
                     break
                 for _ in selector.select(POLL_S):
                     self._read_orders(selector)
@@ -208,25 +219,21 @@ class NodeAgent:
     @property
     def _is_hurried(self) -> bool:
         """Whether the supervisor is gone, or has said stop though nothing had failed."""
-        stops = [order for order in self._orders if order["say"] == "stop"]
-        return not self._is_input_open or any(order.get("failed") is not True for order in stops)
+        stops = [order for order in self._orders if isinstance(order, Stop)]
+        return not self._is_input_open or any(not order.failed for order in stops)
 
-    @property
-    def _family(self) -> str:
+    def _family(self, task: Task) -> str:
         """By what torchrun and its ranks on this node are found."""
-        return f"{self._task.gang_id}/{self._task.node}"
+        return f"{task.gang_id}/{self._node}"
 
-    def _start_torchrun(
-        self, place: GangNode, status: Path, log_dir: Path, deadline_unix_s: float | None
-    ) -> subprocess.Popen[bytes]:
-        task = self._task
-        deadline = [] if deadline_unix_s is None else ["--deadline-unix-s", f"{deadline_unix_s:.3f}"]
+    def _start_torchrun(self, task: Task, place: GangNode, folder: Path) -> subprocess.Popen[bytes]:
+        given = os.environ | task.environment
         environment = (
-            interfaces(place, os.environ)
-            | os.environ
+            interfaces(place, given)
+            | given
             | {
-                GANG_VARIABLE: self._family,
-                STATUS_VARIABLE: str(status),
+                GANG_VARIABLE: self._family(task),
+                STATUS_VARIABLE: str(folder),
                 "DDPSCALE_NODE_INDEX": str(place.index),
                 "DDPSCALE_NODES": str(place.nodes),
                 "DDPSCALE_HOST": place.host,
@@ -235,10 +242,8 @@ class NodeAgent:
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             }
         )
-        worker_arguments = [*task.worker_arguments, *deadline]
-        command = torchrun_command(task.gang_id, task.ranks_per_node, log_dir, status / "rendezvous", worker_arguments)
         return subprocess.Popen(
-            command,
+            torchrun_command(task.gang_id, task.ranks_per_node, folder / LOGS / "gang", folder / "rendezvous"),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -247,24 +252,32 @@ class NodeAgent:
             preexec_fn=die_with_parent,
         )
 
-    def _watch(self, process: subprocess.Popen[bytes], ranks: LocalRanks) -> bool:
+    def _watch(
+        self, task: Task, process: subprocess.Popen[bytes], ranks: LocalRanks, records: int, logs: LogRelay
+    ) -> bool:
         """Until torchrun ends, or has to be ended. Returns whether it has to."""
         assert process.stdout is not None
-        next_beat = time.monotonic()
+        next_beat = next_logs = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
             selector.register(process.stdout, selectors.EVENT_READ)
+            selector.register(records, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select(POLL_S):
                     if key.fileobj is process.stdout:
                         self._pass_on(process.stdout.fileno(), selector)
+                    elif key.fileobj == records:
+                        self._pass_records_on(records)
                     else:
                         self._read_orders(selector)
                 for news in ranks.news():
                     self._tell(news)
                 if time.monotonic() >= next_beat:
-                    next_beat = time.monotonic() + self._task.beat_s
+                    next_beat = time.monotonic() + task.beat_s
                     self._beat(ranks)
+                if time.monotonic() >= next_logs:
+                    next_logs = time.monotonic() + max(LOGS_EVERY_S, task.beat_s)
+                    self._pass_logs_on(logs)
                 if process.poll() is not None:
                     self._pass_on_rest(process.stdout.fileno())
                     return False
@@ -272,17 +285,34 @@ class NodeAgent:
                     return True
 
     def _beat(self, ranks: LocalRanks) -> None:
-        for beat in ranks.beats() or [{"say": "beat"}]:
+        beats = ranks.beats()
+        for beat in beats:
             self._tell(beat)
+        if not beats:
+            self._say(Beat)
+
+    def _pass_records_on(self, records: int) -> None:
+        """Whole lines only: what is torn by the end of rank 0 is left out."""
+        data = [self._records]
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(records, _READ_BYTES):
+                data.append(piece)
+        whole, newline, self._records = b"".join(data).rpartition(b"\n")
+        if newline:
+            self._say(FileBytes, file=RECORDS, data=whole + newline)
+
+    def _pass_logs_on(self, logs: LogRelay, *, is_last: bool = False) -> None:
+        for name, data in logs.fresh(is_last=is_last):
+            self._say(FileBytes, file=name, data=data)
 
     def _is_unwanted(self) -> bool:
         """Whether the supervisor has said so, or is gone, or cannot be heard any more."""
-        if not self._is_input_open or any(order["say"] == "stop" for order in self._orders):
+        if not self._is_input_open or any(isinstance(order, Stop) for order in self._orders):
             return True
         return time.monotonic() - self._heard > SILENCE_S
 
     def _read_orders(self, selector: selectors.BaseSelector) -> None:
-        data = os.read(sys.stdin.fileno(), 65536)
+        data = os.read(sys.stdin.fileno(), _READ_BYTES)
         if not data:
             self._is_input_open = False
             selector.unregister(sys.stdin.fileno())
@@ -290,13 +320,17 @@ class NodeAgent:
         self._heard = time.monotonic()
         *lines, self._half_line = (self._half_line + data).split(b"\n")
         for line in lines:
-            order = decode(line.decode("utf-8", errors="replace"))
-            if order is not None and order["say"] == "clock":
-                self._say("clock", unix_s=time.time())
-            elif order is not None and order["say"] == "meet":
-                if self._task.node == 0:
-                    self._tell_endpoint(str(order.get("peer")))
-            elif order is not None and order["say"] != "stay":
+            order = decode_order(line)
+            if isinstance(order, AskClock):
+                self._say(Clock, unix_s=time.time())
+            elif isinstance(order, Meet):
+                if self._node == 0:
+                    self._tell_endpoint(order)
+            elif isinstance(order, WantedArms):
+                if self._folder is not None:
+                    with contextlib.suppress(OSError):  # a full /dev/shm costs the advice, not the measurement
+                        leave_wanted_arms(self._folder, order)
+            elif order is not None and not isinstance(order, Stay):
                 self._orders.append(order)
 
     def _pass_on(self, output: int, selector: selectors.BaseSelector) -> None:
@@ -317,53 +351,48 @@ class NodeAgent:
             os.write(sys.stderr.fileno(), data)
         self._output = (self._output + data)[-_OUTPUT_BYTES:]
 
-    def _nccl_logs(self, place: GangNode, status: Path) -> list[Path]:
-        """What each rank's NCCL wrote: with the ranks' status, or where it stays, if the user asked for it himself."""
-        first = place.index * self._task.ranks_per_node
-        folder = self._task.log_dir.parent if "NCCL_DEBUG" in os.environ else status
-        return [folder / f"nccl-rank-{first + local_rank}.log" for local_rank in range(self._task.ranks_per_node)]
+    def _nccl_logs(self, task: Task, folder: Path) -> list[Path]:
+        """What each rank's NCCL wrote: for this agent, or for the run, if the user asked for it himself."""
+        first = self._node * task.ranks_per_node
+        place = folder / LOGS / "run" if "NCCL_DEBUG" in os.environ | task.environment else folder
+        return [place / f"nccl-rank-{first + local_rank}.log" for local_rank in range(task.ranks_per_node)]
 
     def _tell_last_words(
-        self, log_dir: Path, nccl_logs: Sequence[Path], exits: Sequence[RankExit], *, was_ended: bool
+        self, task: Task, folder: Path, nccl_logs: Sequence[Path], exits: Sequence[ProcessExit], *, was_ended: bool
     ) -> None:
         """Of the ranks that failed; of all, if they were ended from outside and nobody knows which one failed."""
-        speaking = range(self._task.ranks_per_node) if was_ended else sorted({one.local_rank for one in exits})
+        speaking = range(task.ranks_per_node) if was_ended else sorted({one.local_rank for one in exits})
         for local_rank in speaking:
-            for text in last_words(rank_log(log_dir, local_rank)):
-                self._say("words", local_rank=local_rank, text=text)
+            for text in last_words(rank_log(folder / LOGS / "gang", local_rank)):
+                self._say(Words, local_rank=local_rank, text=text)
             for text in last_nccl_lines(nccl_logs[local_rank]):
-                self._say("nccl", local_rank=local_rank, text=text)
+                self._say(NcclWords, local_rank=local_rank, text=text)
 
-    def _tell_survey(self, word: str, survey: dict[str, Any]) -> None:
-        pieces = chunks_of(survey)
-        for part, data in enumerate(pieces):
-            self._say(word, part=part, parts=len(pieces), data=data)
+    def _say(self, kind: type[Heard], **fields: Any) -> None:
+        self._tell(kind(node=self._node, host=self._host, **fields))
 
-    def _say(self, word: str, **fields: Any) -> None:
-        self._tell({"say": word, **fields})
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        line = encode({**message, "node": self._task.node, "host": self._task.host})
+    def _tell(self, news: Heard) -> None:
         try:
-            sys.stdout.buffer.write(line)
+            for line in encode_news(news):
+                sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
         except OSError:  # nobody reads any more
             self._is_input_open = False
 
 
-def _appears(path: Path) -> bool:
-    """Whether a file is there, and may be looked for: a network file system may take seconds to show it."""
-    ends_s = time.monotonic() + APPEARS_S
-    while not os.path.exists(path):  # noqa: PTH110 (Path.exists raises where it may not look)
-        if time.monotonic() >= ends_s:
-            return False
-        time.sleep(POLL_S)
-    return True
-
-
-def host_of(environ: Mapping[str, str]) -> str:
-    """This node's name as Slurm has it, which is what a drain command needs; else the host's."""
-    return environ.get("SLURMD_NODENAME") or socket.gethostname()
+@contextlib.contextmanager
+def _own_folders() -> Iterator[Path]:
+    """A folder in memory for what ranks and agent leave each other, and in it one on disk for logs."""
+    folder = Path(tempfile.mkdtemp(prefix="ddpscale-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
+    logs = Path(tempfile.mkdtemp(prefix="ddpscale-logs-"))
+    try:
+        (folder / LOGS).symlink_to(logs)
+        for whose in ("gang", "run"):
+            (logs / whose).mkdir()
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(logs, ignore_errors=True)
 
 
 def _copy(logs: Sequence[Path], folder: Path) -> None:

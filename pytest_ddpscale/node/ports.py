@@ -5,23 +5,22 @@ from __future__ import annotations
 import contextlib
 import socket
 import zlib
-from collections.abc import Mapping
 
 # Above the services of most sites, below the ports that Linux hands out by itself (32768 …).
 _FIRST, _COUNT = 20_000, 10_000
 
 
-def reserved_port(gang_id: str, environ: Mapping[str, str]) -> socket.socket:
-    """A socket bound to a port of this node that nobody listens on, derived from the job and the gang.
+def reserved_port(gang_id: str) -> socket.socket:
+    """A socket bound to a port of this node that nobody listens on, derived from the gang.
 
-    So jobs that share a node start looking at different ports, and what a firewall has to let
+    So gangs that share a node start looking at different ports, and what a firewall has to let
     through is known: 20000 to 29999. As long as the socket is open nobody takes the port by chance, and
     rank 0 can listen on it, which asks for SO_REUSEADDR.
 
     Raises:
         OSError: no port is free.
     """
-    seed = zlib.crc32(f"{environ.get('SLURM_JOB_ID', '')}/{gang_id}".encode())
+    seed = zlib.crc32(gang_id.encode())
     for offset in range(100):
         port = _FIRST + (seed + offset) % _COUNT
         candidate = socket.socket()

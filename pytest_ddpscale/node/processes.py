@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
+from collections.abc import Sequence
 
 import psutil
 
@@ -13,33 +14,41 @@ import psutil
 GANG_VARIABLE = "DDPSCALE_GANG"
 
 
-def stop_gang(process: subprocess.Popen[bytes], gang_id: str, grace_s: float) -> None:
-    """End a launcher and every process that belongs to its gang.
+def stop_gang(started: Sequence[subprocess.Popen[bytes]], gang_id: str, grace_s: float) -> None:
+    """End what we started, and every process that belongs to its gang.
 
     torchrun starts each worker in a session of its own, so that a signal to torchrun's process
     group leaves workers behind, holding GPUs; and when torchrun itself is killed, they get another
     parent. So they are looked up by what their environment says.
 
     Args:
-        process: the launcher; may have exited already.
+        started: torchrun, or what carries agents; may have exited already.
         gang_id: value of `GANG_VARIABLE` in its environment.
         grace_s: seconds between asking (SIGTERM) and killing (SIGKILL).
     """
-    if process.poll() is None:
-        process.terminate()  # torchrun passes it on to its workers
+    for process in started:
+        if process.poll() is None:
+            process.terminate()  # torchrun passes it on to its workers
     patience_ends = time.monotonic() + grace_s
-    # The launcher is not waited for by psutil, which would take the exit code from under Popen.
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=grace_s)
-    ranks = [member for member in members(gang_id) if member.pid != process.pid]
+    _wait(started, patience_ends)
+    own = {process.pid for process in started}
+    ranks = [member for member in members(gang_id) if member.pid not in own]
     _, alive = psutil.wait_procs(ranks, timeout=max(0.0, patience_ends - time.monotonic()))
-    process.kill()  # does nothing to one that has been waited for
+    for process in started:
+        process.kill()  # does nothing to one that has been waited for
     for member in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()  # psutil checks the start time, so that a reused pid is safe
     psutil.wait_procs(alive, timeout=grace_s)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # waiting for a disk or a driver that hangs: nobody can end it
-        process.wait(timeout=grace_s)
+    _wait(started, time.monotonic() + grace_s)
+
+
+def _wait(started: Sequence[subprocess.Popen[bytes]], ends_s: float) -> None:
+    """Not by psutil, which would take the exit codes from under Popen."""
+    for process in started:
+        # Waiting for a disk or a driver that hangs: nobody can end it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=max(0.0, ends_s - time.monotonic()))
 
 
 def members(gang_id: str) -> list[psutil.Process]:

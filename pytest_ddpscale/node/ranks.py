@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpscale.node.protocol import MOST_TEXT, Failed, Gone, RankSeen
 from pytest_ddpscale.results.rank_status import FINISHED, RankStatus, read_failure, read_status
 
 # States of a process that has ended, in /proc/PID/stat (proc(5)).
@@ -18,35 +19,44 @@ class LocalRanks:
     Args:
         folder: where they leave their status.
         count: how many there are to be.
+        node: the node's index.
+        host: its name.
     """
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, node: int, host: str) -> None:
         self._folder = folder
         self._count = count
+        self._where: dict[str, Any] = {"node": node, "host": host}
         self._gone: set[int] = set()
         self._failed: set[int] = set()
 
-    def beats(self) -> list[dict[str, Any]]:
+    def beats(self) -> list[RankSeen]:
         """One message per rank that has begun and lives."""
         return [
-            {"say": "rank", **asdict(status), "state": state}
+            RankSeen(**self._where, **asdict(status), state=state)
             for status in self._statuses()
             if (state := process_state(status.pid)) not in _ENDED
         ]
 
-    def news(self) -> list[dict[str, Any]]:
+    def news(self) -> list[Failed | Gone]:
         """What happened since the last call: failures that ranks report, and ranks that are gone too early."""
-        found: list[dict[str, Any]] = []
+        found: list[Failed | Gone] = []
         for local_rank in range(self._count):
             report = read_failure(self._folder, local_rank)
             if report is not None and local_rank not in self._failed:
                 self._failed.add(local_rank)
-                found.append({"say": "failed", "local_rank": local_rank, **report})
+                found.append(self._failure(local_rank, report))
         for status in self._statuses():
             if status.local_rank not in self._gone and _is_gone(status):
                 self._gone.add(status.local_rank)
-                found.append({"say": "gone", **asdict(status), "reported": status.local_rank in self._failed})
+                reported = status.local_rank in self._failed
+                found.append(Gone(**self._where, **asdict(status), reported=reported))
         return found
+
+    def _failure(self, local_rank: int, report: dict[str, Any]) -> Failed:
+        message = str(report["message"])
+        short = message if len(message) <= MOST_TEXT else f"{message[: MOST_TEXT - 1]}…"
+        return Failed(**{**report, **self._where, "local_rank": local_rank, "message": short})
 
     def _statuses(self) -> list[RankStatus]:
         statuses = [read_status(self._folder, local_rank) for local_rank in range(self._count)]

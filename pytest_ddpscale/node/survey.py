@@ -14,14 +14,14 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.node.torch_facts import TorchFacts, ask_torch
-from pytest_ddpscale.results.records import strict_json
+from pytest_ddpscale.results.record_lines import line_of
 from pytest_ddpscale.results.survey_record import InfiniBandPort, Survey, SurveyedGpu
 from pytest_ddpscale.sku.detection import visible_ordinals
 from pytest_ddpscale.telemetry.gpu_state import DriverState, read_gpus
@@ -32,11 +32,10 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (nothing is written to it)
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def survey(run_directory: Path, host: str, *, gpus: bool) -> Survey:
+def survey(host: str, *, gpus: bool) -> Survey:
     """Find out what this node is.
 
     Args:
-        run_directory: where measurements will go.
         host: the node's name.
         gpus: whether to ask for GPUs.
     """
@@ -48,7 +47,7 @@ def survey(run_directory: Path, host: str, *, gpus: bool) -> Survey:
     _about_to("look for InfiniBand")
     ports = infiniband_ports()
     _about_to("look for free space")
-    free = free_bytes(run_directory)
+    free = free_bytes()
     _about_to("wait for torch and nvidia-smi")
     torch = torch_answer()
     return replace(
@@ -80,7 +79,7 @@ def _of_driver(host: str, driver: DriverState) -> Survey:
         has_driver=driver.is_loaded,
         driver_problem=driver.problem,
         gpus=with_visibility(driver.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")),
-        versions=driver.versions,
+        versions=dict(driver.versions),
     )
 
 
@@ -129,9 +128,9 @@ def _read(file: Path) -> str:
         return ""
 
 
-def free_bytes(run_directory: Path) -> dict[str, int]:
+def free_bytes() -> dict[str, int]:
     """What this user may still write to each file system. One that cannot be asked, or is not there, is left out."""
-    places = {"run_directory": run_directory, "shared_memory": _SHARED_MEMORY, "temporary": _temporary()}
+    places = {"shared_memory": _SHARED_MEMORY, "temporary": _temporary()}
     found: dict[str, int] = {}
     for name, place in places.items():
         try:
@@ -149,7 +148,7 @@ def _temporary() -> Path:
         return Path(os.devnull, "none")
 
 
-def _versions(driver: DriverState, torch: TorchFacts) -> Mapping[str, str | None]:
+def _versions(driver: DriverState, torch: TorchFacts) -> dict[str, str | None]:
     return {
         **driver.versions,
         "torch": torch.torch,
@@ -172,16 +171,13 @@ def _about_to(step: str) -> None:
 def main() -> None:
     """Print the survey of this node."""
     parser = argparse.ArgumentParser(prog="python -m pytest_ddpscale.node.survey", description=__doc__)
-    parser.add_argument("--run-dir", type=Path, default=Path(), help="where measurements will go; default: here")
     parser.add_argument("--host", default=socket.gethostname(), help="the node's name; default: the host's")
     parser.add_argument("--no-gpu", action="store_true", help="ask for no GPU")
     parser.add_argument("--post-mortem", action="store_true", help="ask for GPUs, and nothing else")
     arguments = parser.parse_args()
-    if arguments.post_mortem:
-        found = post_mortem(arguments.host)
-    else:
-        found = survey(arguments.run_dir, arguments.host, gpus=not arguments.no_gpu)
-    print(strict_json(found.as_json()))
+    host = arguments.host
+    found = post_mortem(host) if arguments.post_mortem else survey(host, gpus=not arguments.no_gpu)
+    print(line_of(found).decode(), end="")
 
 
 if __name__ == "__main__":

@@ -8,12 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from pytest_ddpscale.node.limited_command import close_pipes, kill_session, last_line, started
-from pytest_ddpscale.results.records import parse_strict_json
-from pytest_ddpscale.results.survey_record import Survey
+from pytest_ddpscale.results.survey_record import Survey, read_survey
 
 LIMIT_S = 60.0
 # The supervisor waits for agents to say farewell, and they end their ranks before. A driver that is not kept loaded
@@ -21,9 +18,9 @@ LIMIT_S = 60.0
 POST_MORTEM_LIMIT_S = 12.0
 
 
-def survey_command(host: str, run_directory: Path, *, gpus: bool) -> list[str]:
+def survey_command(host: str, *, gpus: bool) -> list[str]:
     """``python -m pytest_ddpscale.node.survey …`` of the running interpreter, which is also the ranks'."""
-    command = [sys.executable, "-m", "pytest_ddpscale.node.survey", f"--host={host}", f"--run-dir={run_directory}"]
+    command = [sys.executable, "-m", "pytest_ddpscale.node.survey", f"--host={host}"]
     return command if gpus else [*command, "--no-gpu"]
 
 
@@ -53,8 +50,8 @@ class SurveyProcess:
         except OSError as error:
             self._why_not_started = f"the survey could not be started ({error.strerror or error})"
 
-    def poll(self) -> dict[str, Any] | None:
-        """The survey as JSON types once there is one, or the word that there will be none; None before."""
+    def poll(self) -> Survey | None:
+        """The survey once there is one, or the word that there will be none; None before."""
         if self._process is None:
             return self._failed(self._why_not_started)
         code = self._process.poll()  # before reading: what it printed then is there in whole
@@ -81,15 +78,15 @@ class SurveyProcess:
         self._output += _ready(process.stdout.fileno())
         self._errors += _ready(process.stderr.fileno())
 
-    def _found(self) -> dict[str, Any]:
+    def _found(self) -> Survey:
         lines = self._output.splitlines() or [b""]  # before the last one may be what a site prints
         try:
-            return Survey.from_json(parse_strict_json(lines[-1].decode("utf-8"))).as_json()
-        except (AttributeError, TypeError, ValueError) as error:
+            return read_survey(lines[-1])
+        except ValueError as error:
             return self._failed(f"the survey printed what is none ({error}): {last_line(self._output)}")
 
-    def _failed(self, why: str) -> dict[str, Any]:
-        return Survey(self._host, time.time(), why).as_json()
+    def _failed(self, why: str) -> Survey:
+        return Survey(self._host, time.time(), why)
 
 
 def _ready(descriptor: int) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.node.limited_command import Command
-from pytest_ddpscale.results.records import parse_strict_json
+from pytest_ddpscale.results.strict_json import parse_strict_json
 
 LIMIT_S = 45.0  # where it comes from a shared disk that many nodes read at once
 # Nothing here touches a GPU: torch.cuda.get_arch_list() did once (it asked whether there is one), the flags do not.

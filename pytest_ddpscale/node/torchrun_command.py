@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_ddpscale.node.addresses import address_toward, interface_of
+from pytest_ddpscale.node.protocol import ProcessExit
 
 # As torchrun prints them at its end: `rank : 1 (local_rank: 1)`, `exitcode : -9 (pid: 123)`.
 _FAILURE = re.compile(r"rank\s*: \d+ \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+) \(pid: (\d+)\)")
@@ -22,9 +23,9 @@ class GangNode:
     """This node among those of the gang.
 
     Attributes:
-        index: in Slurm's order.
+        index: in the order of ranks.
         nodes: how many there are.
-        host: this node's name as Slurm has it.
+        host: this node's name.
         endpoint: ``ADDRESS:PORT`` on the first node, where rank 0 hosts the store.
     """
 
@@ -34,26 +35,7 @@ class GangNode:
     endpoint: str
 
 
-@dataclass(frozen=True)
-class RankExit:
-    """How a rank ended.
-
-    Attributes:
-        local_rank: on this node.
-        exit_code: its process's; negative for a signal's number.
-        pid: its process's.
-        is_root_cause: torchrun saw it end first.
-    """
-
-    local_rank: int
-    exit_code: int
-    pid: int
-    is_root_cause: bool
-
-
-def torchrun_command(
-    gang_id: str, ranks_per_node: int, log_dir: Path, rendezvous: Path, worker_arguments: Sequence[str]
-) -> list[str]:
+def torchrun_command(gang_id: str, ranks_per_node: int, log_dir: Path, rendezvous: Path) -> list[str]:
     """``python -m torch.distributed.run … -m pytest_ddpscale.worker …`` of the running interpreter, not of PATH's.
 
     Each node has a torchrun of its own, which knows nothing of others, and whose rendezvous is a file: a store of
@@ -65,7 +47,7 @@ def torchrun_command(
     ranks = [f"--nproc-per-node={ranks_per_node}", "--max-restarts=0"]
     logs = ["--redirects=3", f"--log-dir={log_dir}"]
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
-    return [*torchrun, *node, *ranks, *logs, "-m", "pytest_ddpscale.worker", *worker_arguments]
+    return [*torchrun, *node, *ranks, *logs, "-m", "pytest_ddpscale.worker"]
 
 
 def interfaces(place: GangNode, environ: Mapping[str, str]) -> dict[str, str]:
@@ -84,11 +66,11 @@ def interfaces(place: GangNode, environ: Mapping[str, str]) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": found} if found else {}
 
 
-def rank_exits(output: str) -> list[RankExit]:
+def rank_exits(output: str) -> list[ProcessExit]:
     """The ranks of which torchrun says that they failed, the first one first."""
     head, _, root = output.partition(_ROOT_CAUSE)
     found = [(part, match) for part in (root, head) for match in _FAILURE.finditer(part)]
-    return [RankExit(int(m[1]), int(m[2]), int(m[3]), part is root) for part, m in found]
+    return [ProcessExit(int(m[1]), int(m[2]), int(m[3]), part is root) for part, m in found]
 
 
 def ended_pids(output: str) -> list[int]:

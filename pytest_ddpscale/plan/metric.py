@@ -1,11 +1,14 @@
-"""The catalogue of metrics: one name per idea, the same in YAML, tests, verdicts and reports."""
+"""A metric: all that is known of it, declared once in `pytest_ddpscale.plan.metric_catalogue`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Literal, Protocol
 
-from pytest_ddpscale.plan.probe import COLLECTIVES, ProbeKind
+from pytest_ddpscale.plan.per_round import PerRound
+from pytest_ddpscale.plan.probe import ProbeKind
 from pytest_ddpscale.plan.study import Arm, ArmKind, Placement, Scaling
 from pytest_ddpscale.plan.workload import Workload
 
@@ -14,62 +17,8 @@ Unit = Literal["img/s", "fraction", "x", "GiB", "ms", "TFLOPS", "GB/s", "img/J"]
 Scale = Literal["factors", "differences"]
 # What a requirement is about: the training of a workload, a probe, a check of the nodes, or all that a node reached.
 Subject = Literal["workload", "probe", "check", "node"]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """What a requirement may be about.
-
-    Attributes:
-        name: as in thresholds.yaml.
-        unit: of values and bounds. ``fraction`` is 0 … 1 and shown as per cent; ``x`` is a ratio.
-        scaling: the kind of study that measures it.
-        title: heading for reports.
-        meaning: one sentence for a stakeholder.
-        minimum_world_size: smallest world size for which it means anything.
-        maximum_world_size: largest one; None without a limit.
-        measured: the kind of arm that gives its value; ``ddp`` of one rank is ``alone`` unless that is the baseline.
-        baseline: the kind of arm it is compared with, in the same round; None if it stands for itself.
-        takes_versus: whether the requirement names a reference SKU.
-        upper_bound: whether its bound is ``at_most`` (True) or ``at_least`` (False).
-        scale: how its per-round values err.
-        carries_acceptance: whether a machine may be accepted because a bound of it was kept. Not what says
-            only that ranks are alike, or cost little: a machine on which everything is equally slow keeps that.
-            Nor what no model was trained for.
-        subject: what a requirement of it is about.
-        probes: kinds of probes that measure it.
-        plausible: least and greatest value that any machine could have; None for that of its unit.
-    """
-
-    name: str
-    unit: Unit
-    scaling: Scaling
-    title: str
-    meaning: str
-    minimum_world_size: int = 1
-    maximum_world_size: int | None = None
-    measured: ArmKind = "ddp"
-    baseline: ArmKind | None = None
-    takes_versus: bool = False
-    upper_bound: bool = False
-    scale: Scale = "factors"
-    carries_acceptance: bool = True
-    subject: Subject = "workload"
-    probes: tuple[ProbeKind, ...] = ()
-    plausible: tuple[float, float] | None = None
-
-    @property
-    def tells_speed(self) -> bool:
-        """Whether a bound of it, kept by ranks together, says how fast they work or communicate."""
-        return self.scale == "factors" and (self.carries_acceptance or self.subject == "probe")
-
-    def range_at(self, world_size: int) -> tuple[float, float]:
-        """The least and the greatest value that any machine could have: a bound beyond them judges nothing."""
-        if self.name == "strong_scaling_speedup":
-            return _PLAUSIBLE[self.unit][0], MOST_EFFICIENCY * world_size
-        return self.plausible or _PLAUSIBLE[self.unit]
-
-
+# More is a sign that the measurement or its baseline was disturbed.
+MOST_EFFICIENCY = 1.1
 # Generous: a thousand times slower than the slowest machine of today, and ten times faster than the fastest.
 _PLAUSIBLE: dict[Unit, tuple[float, float]] = {
     "img/s": (0.001, 1e6),
@@ -81,132 +30,194 @@ _PLAUSIBLE: dict[Unit, tuple[float, float]] = {
     "GB/s": (0.001, 100_000.0),
     "img/J": (1e-6, 1e6),
 }
-# Costs, which may be nothing at all.
-_COST = (0.0, 1.0)
-# More is a sign that the measurement or its baseline was disturbed.
-MOST_EFFICIENCY = 1.1
 
-_ALL = (
-    Metric(
-        "throughput_per_gpu", "img/s", "weak", "Throughput per GPU",
-        "Images each GPU trains per second: efficiency alone would pass if every GPU were equally slow.",
-    ),
-    Metric(
-        "weak_scaling_efficiency", "fraction", "weak", "Weak-scaling efficiency",
-        "Throughput per GPU among many, relative to one GPU alone, at a fixed per-GPU batch.",
-        minimum_world_size=2, baseline="alone", plausible=(0.001, MOST_EFFICIENCY),
-    ),
-    Metric(
-        "strong_scaling_speedup", "x", "strong", "Strong-scaling speed-up",
-        "How many times faster the same global batch is trained by many GPUs than by one.",
-        minimum_world_size=2, baseline="alone",
-    ),
-    Metric(
-        "strong_scaling_efficiency", "fraction", "strong", "Strong-scaling efficiency",
-        "Strong-scaling speed-up divided by the number of GPUs.",
-        minimum_world_size=2, baseline="alone", plausible=(0.001, MOST_EFFICIENCY),
-    ),
-    Metric(
-        "rank_uniformity", "x", "weak", "Rank uniformity",
-        "Step time of the slowest GPU over that of its peers, each computing by itself at the same time.",
-        minimum_world_size=2, measured="each", upper_bound=True, carries_acceptance=False, plausible=(1.0, 1000.0),
-    ),
-    Metric(
-        "exposed_communication", "fraction", "weak", "Exposed communication",
-        "Share of a step that waits for communication which computation does not hide.",
-        minimum_world_size=2, baseline="no_sync", upper_bound=True, scale="differences", carries_acceptance=False,
-        plausible=_COST,
-    ),
-    Metric(
-        "ddp_overhead", "fraction", "weak", "DDP overhead",
-        "How much longer a step of one GPU takes under DistributedDataParallel than without it.",
-        maximum_world_size=1, baseline="alone", upper_bound=True, scale="differences", carries_acceptance=False,
-        plausible=_COST,
-    ),
-    Metric(
-        "step_time_p95", "ms", "weak", "95th percentile of the step time",
-        "Nineteen of twenty steps, of any rank, take no longer.",
-        upper_bound=True,
-    ),
-    Metric(
-        "step_time_cv", "fraction", "weak", "Spread of the step time",
-        "Standard deviation of the step time relative to its mean, on the rank where it is largest.",
-        upper_bound=True, scale="differences", carries_acceptance=False, plausible=_COST,
-    ),
-    Metric(
-        "device_utilization", "fraction", "weak", "Device utilization",
-        "Share of time the least busy device was busy (NVML; on CPU the process's CPU share).",
-        scale="differences",
-    ),
-    Metric(
-        "model_flops_utilization", "fraction", "weak", "Model FLOPs utilization",
-        "Floating-point operations the model needs per second, relative to the data sheet's peak.",
-    ),
-    Metric(
-        "generation_ratio", "x", "weak", "Generation ratio",
-        "Throughput per GPU relative to the reference generation, each at its own largest batch.",
-        takes_versus=True,
-    ),
-    Metric(
-        "peak_memory_gib", "GiB", "weak", "Peak memory",
-        "Most memory any rank held while it trained.",
-        upper_bound=True, scale="differences",
-    ),
-    Metric(
-        "memory_spread", "fraction", "weak", "Memory spread",
-        "Difference between the most and the least memory that ranks held, relative to the most.",
-        minimum_world_size=2, upper_bound=True, scale="differences", carries_acceptance=False, plausible=_COST,
-    ),
-    Metric(
-        "replica_agreement", "fraction", "weak", "Replica agreement",
-        "Share of ranks whose parameters, and own result of one seeded step, are bit for bit those of the others.",
-        minimum_world_size=2, scale="differences", carries_acceptance=False,
-    ),
-    Metric(
-        "images_per_joule", "img/J", "weak", "Images per joule",
-        "Images trained per joule that the GPUs take; the least efficient of them.",
-        carries_acceptance=False,
-    ),
-    Metric(
-        "node_check", "fraction", "weak", "Node checks",
-        "Share of nodes that are as they should be: their GPUs, memory errors, links, clocks and software.",
-        scale="differences", carries_acceptance=False, subject="check",
-    ),
-    Metric(
-        "matmul_tflops", "TFLOPS", "weak", "Matrix multiplication",
-        "Floating-point operations per second of one large matrix product; the slowest GPU.",
-        maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("matmul",),
-    ),
-    Metric(
-        "memory_bandwidth_gbps", "GB/s", "weak", "Device-memory bandwidth",
-        "What a GPU reads and writes per second when it copies within its own memory; the slowest GPU.",
-        maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("memory-copy",),
-    ),
-    Metric(
-        "host_bandwidth_gbps", "GB/s", "weak", "Host bandwidth",
-        "What a GPU copies per second from or to its host, all GPUs at once; the slowest GPU.",
-        maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("host-to-device", "device-to-host"),
-    ),
-    Metric(
-        "busbw_gbps", "GB/s", "weak", "Bus bandwidth",
-        "Bandwidth that a collective reaches on each GPU's links, by the formulas of nccl-tests.",
-        minimum_world_size=2, carries_acceptance=False, subject="probe", probes=COLLECTIVES,
-    ),
-    Metric(
-        "pair_bandwidth_gbps", "GB/s", "weak", "Bandwidth of pairs",
-        "What two GPUs of a node send each other per second, in each direction; the slowest pair.",
-        minimum_world_size=2, carries_acceptance=False, subject="probe", probes=("send-recv",),
-    ),
-    Metric(
-        "no_regression", "x", "weak", "No regression",
-        "What a node reaches relative to its own earlier runs; the value that fell most.",
-        carries_acceptance=False, subject="node", plausible=(0.001, 1.0),
-    ),
-)  # fmt: skip
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
-# Those that are told by training a workload.
-TRAINING_METRICS: dict[str, Metric] = {name: metric for name, metric in METRICS.items() if metric.subject == "workload"}
+class ArmValues(Protocol):
+    """What can be read of one arm: a value of each complete round, over all ranks that trained it together."""
+
+    @property
+    def own(self) -> ArmValues:
+        """Without imported rounds, whose single samples say too little about a difference of two arms."""
+
+    @property
+    def img_per_s_per_gpu(self) -> PerRound:
+        """Images per second and GPU, at the slowest rank's pace."""
+
+    @property
+    def step_s(self) -> PerRound:
+        """Mean step time of the slowest rank, in seconds."""
+
+    @property
+    def slowest_to_peers(self) -> PerRound:
+        """Mean step time of the slowest rank over the median of all others'."""
+
+    def step_percentile_ms(self, per_cent: float) -> PerRound:
+        """Percentile of the step time over the raw steps of all ranks, in ms, of rounds that kept them."""
+
+    @property
+    def step_cv(self) -> PerRound:
+        """Standard deviation of the step time over its mean, on the rank where it is largest."""
+
+    @property
+    def utilization(self) -> PerRound:
+        """Of the least busy device, 0 … 1."""
+
+    @property
+    def peak_memory_gib(self) -> PerRound:
+        """Most memory any rank held, in GiB."""
+
+    @property
+    def memory_spread(self) -> PerRound:
+        """Most less least memory that ranks held, relative to the most."""
+
+    @property
+    def img_per_joule(self) -> PerRound:
+        """Images per joule of the GPU that got fewest."""
+
+    def agreeing_share(self, seeded: Mapping[int, str]) -> PerRound:
+        """Share of ranks that agree bit for bit, in parameters and in the checksums `seeded` of their seeded step."""
+
+
+class MetricInput(Protocol):
+    """What there is to take a metric from."""
+
+    @property
+    def arm(self) -> ArmValues:
+        """The measured arm."""
+
+    @property
+    def baseline(self) -> ArmValues:
+        """What it is compared with, in the same rounds; without rounds if the metric has no baseline."""
+
+    @property
+    def alone_img_per_s(self) -> PerRound:
+        """Images per second of a typical rank alone; the baseline has to be ``alone``."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the measured arm."""
+
+    @property
+    def flops_per_image(self) -> float | None:
+        """Of the forward and backward pass, multiplications and additions counted apart; None if nobody counted."""
+
+    @property
+    def seeded_checksums(self) -> Mapping[int, str]:
+        """Of the step that each rank computed by itself, by rank."""
+
+    @property
+    def reference_img_per_s(self) -> float:
+        """Published throughput per GPU of the SKU that `takes_versus` names."""
+
+    @property
+    def peak_tflops(self) -> float:
+        """Of one GPU in the workload's precision, dense, in 10¹² operations per second; see `takes_peak`."""
+
+
+SamplesFunction = Callable[[MetricInput], PerRound]
+
+
+@dataclass(eq=False)
+class Metric:
+    """What a requirement may be about. There is one of each, so that they are compared by identity.
+
+    Attributes:
+        name: as in thresholds.yaml.
+        unit: of values and bounds. ``fraction`` is 0 … 1 and shown as per cent; ``x`` is a ratio.
+        title: heading for reports.
+        meaning: one sentence for a stakeholder.
+        formula: what it is in one round, for docs/metrics.md, with t the throughput per GPU of an arm and k the ranks.
+        scaling: the kind of study that measures it.
+        minimum_world_size: smallest world size for which it means anything.
+        maximum_world_size: largest one; None without a limit.
+        measured: the kind of arm that gives its value; ``ddp`` of one rank is ``alone`` unless that is the baseline.
+        baseline: the kind of arm it is compared with, in the same round; None if it stands for itself.
+        takes_versus: whether the requirement names a reference SKU.
+        takes_peak: whether the SKU has to say its peak in the workload's precision.
+        upper_bound: whether its bound is ``at_most`` (True) or ``at_least`` (False).
+        scale: how its per-round values err.
+        carries_acceptance: whether a machine may be accepted because a bound of it was kept. Not what says
+            only that ranks are alike, or cost little: a machine on which everything is equally slow keeps that.
+            Nor what no model was trained for.
+        subject: what a requirement of it is about.
+        probes: kinds of probes that measure it.
+        plausible: least and greatest bound that judges anything; None for that of its unit.
+        credible: least and greatest value that a measurement on GPUs may have. Beyond, it or its baseline was
+            disturbed.
+        grows_with_ranks: whether the upper ends of both are per rank.
+        only_bound: the one bound that makes sense; None if any does.
+        slowed_by_one_rank: whether one slow rank makes it worse for all, because under DDP they wait for it.
+        reads_utilization: whether it is what NVML calls utilization, which counts a kernel that only waits as busy.
+        compares_results: whether it is about what ranks computed, so that one that computes otherwise fails it.
+    """
+
+    name: str
+    unit: Unit
+    title: str
+    meaning: str
+    formula: str
+    _: KW_ONLY
+    scaling: Scaling = "weak"
+    minimum_world_size: int = 1
+    maximum_world_size: int | None = None
+    measured: ArmKind = "ddp"
+    baseline: ArmKind | None = None
+    takes_versus: bool = False
+    takes_peak: bool = False
+    upper_bound: bool = False
+    scale: Scale = "factors"
+    carries_acceptance: bool = True
+    subject: Subject = "workload"
+    probes: tuple[ProbeKind, ...] = ()
+    plausible: tuple[float, float] | None = None
+    credible: tuple[float, float] = (-math.inf, math.inf)
+    grows_with_ranks: bool = False
+    only_bound: float | None = None
+    slowed_by_one_rank: bool = False
+    reads_utilization: bool = False
+    compares_results: bool = False
+    _samples: SamplesFunction | None = field(default=None, init=False, repr=False)
+
+    def samples(self, function: SamplesFunction) -> SamplesFunction:
+        """Decorate the function that takes its values from rounds; only what training tells has one."""
+        self._samples = function
+        return function
+
+    def samples_of(self, measured: MetricInput) -> PerRound:
+        """Per-round values, in its unit; of no round if it was not measured."""
+        assert self._samples is not None, f"{self.name} is told by no training"
+        return self._samples(measured)
+
+    @property
+    def bound_key(self) -> Literal["at_most", "at_least"]:
+        """What its bound is called in a thresholds file."""
+        return "at_most" if self.upper_bound else "at_least"
+
+    @property
+    def takes_sku(self) -> bool:
+        """Whether its value depends on a number of the thresholds file, so that only requirements have one."""
+        return self.takes_versus or self.takes_peak
+
+    @property
+    def compares_ranks(self) -> bool:
+        """Whether it holds ranks, each computing by itself, against each other."""
+        return self.measured == "each"
+
+    @property
+    def tells_speed(self) -> bool:
+        """Whether a bound of it, kept by ranks together, says how fast they work or communicate."""
+        return self.scale == "factors" and (self.carries_acceptance or self.subject == "probe")
+
+    def range_at(self, world_size: int) -> tuple[float, float]:
+        """The least and the greatest value that any machine could have: a bound beyond them judges nothing."""
+        return self._at(world_size, self.plausible or _PLAUSIBLE[self.unit])
+
+    def credible_at(self, world_size: int) -> tuple[float, float]:
+        """The least and the greatest value that a measurement on GPUs may have."""
+        return self._at(world_size, self.credible)
+
+    def _at(self, world_size: int, ends: tuple[float, float]) -> tuple[float, float]:
+        return ends[0], ends[1] * (world_size if self.grows_with_ranks else 1)
 
 
 def measured_arm(metric: Metric, workload: Workload, world_size: int, placement: Placement = "packed") -> Arm:

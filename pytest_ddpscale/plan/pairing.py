@@ -69,11 +69,6 @@ class PairStudy:
         """The study as JSON types."""
         return asdict(self) | {"id": self.id}
 
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> PairStudy:
-        """Read what `as_json` wrote. Raises TypeError or ValueError if it did not."""
-        return PairStudy(**{key: value for key, value in data.items() if key != "id"})
-
 
 def pair_study(device_type: DeviceType) -> PairStudy:
     """The study for a kind of device: messages so long that bandwidth is what counts.

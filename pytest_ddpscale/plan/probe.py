@@ -42,6 +42,11 @@ NAMES_IN_WORDS = (
 )
 
 
+def is_probe_name(name: str) -> bool:
+    """Whether there is a probe of that name."""
+    return _match(name) is not None
+
+
 @dataclass(frozen=True)
 class Probe:
     """One probe among so many ranks.
@@ -129,10 +134,3 @@ class ProbeStudy:
     def as_json(self) -> dict[str, Any]:
         """The study as JSON types."""
         return asdict(self) | {"id": self.id}
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> ProbeStudy:
-        """Read what `as_json` wrote. Raises KeyError, TypeError or ValueError if it did not."""
-        fields = {key: value for key, value in data.items() if key != "id"}
-        fields["probes"] = tuple(Probe(**probe) for probe in fields["probes"])
-        return ProbeStudy(**fields)

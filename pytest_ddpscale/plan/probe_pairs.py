@@ -12,10 +12,11 @@ from functools import lru_cache
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import NodePair, all_pairs
-from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.study import Arm
 
 RankPair = tuple[int, int]
+Ranks = tuple[int, ...]
 
 
 @lru_cache(maxsize=16)
@@ -29,17 +30,33 @@ def pair_turns(probe: Probe, layout: Layout) -> tuple[tuple[RankPair, ...], ...]
     if probe.world_size <= layout.ranks_per_node:
         turns = all_pairs(probe.world_size)
         return tuple(tuple((group[i], group[j]) for group in groups for i, j in turn) for turn in turns)
-    (group,) = groups
-    nodes, per_node = -(-len(group) // layout.ranks_per_node), layout.ranks_per_node
+    per_node = layout.ranks_per_node
+    nodes = -(-probe.world_size // per_node)
     return tuple(
         tuple(
             (one * per_node + rail, other * per_node + rail)
             for one, other in turn
             for rail in range(per_node)
-            if other * per_node + rail in group
+            if other * per_node + rail < probe.world_size
         )
         for turn in ring_turns(nodes)
     )
+
+
+def expected_ranks(probe: Probe, layout: Layout) -> list[Ranks]:
+    """The ranks of every place at which a gang measures a probe.
+
+    A single device's probe is measured by all ranks; what communicates by the groups of `Layout.groups`, send-recv by
+    the pairs of `pair_turns`.
+
+    Raises:
+        ValueError: the layout has fewer ranks than the probe needs.
+    """
+    if probe.kind in SINGLE_DEVICE:
+        return [(rank,) for rank in range(layout.world_size)]
+    if probe.kind == "send-recv":
+        return sorted(pair for turn in pair_turns(probe, layout) for pair in turn)
+    return list(layout.groups(Arm("ddp", probe.world_size, 1)))
 
 
 def ring_turns(nodes: int) -> tuple[tuple[NodePair, ...], ...]:

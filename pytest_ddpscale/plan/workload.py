@@ -57,16 +57,6 @@ class Workload:
         """The workload as JSON types, for plan.json."""
         return asdict(self)
 
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Workload:
-        """Read what `as_json` wrote.
-
-        Raises:
-            TypeError: a key is missing or unknown.
-            ValueError: a number is out of range.
-        """
-        return Workload(**data)
-
 
 # Two workloads with the same values here run the same kernels per image. Batch size is left out
 # on purpose: generations are compared each at its own largest batch.

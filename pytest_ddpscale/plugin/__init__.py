@@ -16,19 +16,18 @@ from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plugin.active import (
     JUDGEMENT,
     PROBLEMS,
-    SESSION,
     SETTINGS,
-    SPOILED,
+    SOURCE,
     nothing_runs,
     refuse_xdist,
     session_of,
+    source_of,
 )
-from pytest_ddpscale.plugin.fixtures import requirement, run  # noqa: F401 (pytest finds fixtures here)
+from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
 from pytest_ddpscale.plugin.selection import asks_for_requirement, case_of, is_empty, marked_metrics
 from pytest_ddpscale.settings import OPTIONS, settings_from
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.session.resume import Resumption
     from pytest_ddpscale.thresholds.cases import AnyCase
 
 REFUSAL: pytest.StashKey[pytest.UsageError] = pytest.StashKey()
@@ -40,7 +39,7 @@ _REFUSED = "ddpscale_refusal"  # where an xdist worker leaves why it refused
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options on the command line, each also an ini key."""
     group = parser.getgroup("ddpscale", "GPU cluster acceptance")
-    for option in OPTIONS:
+    for option in OPTIONS.values():
         if option.metavar is None:
             group.addoption(option.flag, action="store_true", default=False, help=option.help)
         else:
@@ -53,7 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requirement(metric): one item per requirement of that metric")
     config.addinivalue_line("markers", "node_health: what a nightly check of one node runs, in minutes")
     try:
-        settings = settings_from(vars(config.option), {option.name: config.getini(option.name) for option in OPTIONS})
+        ini = {option.name: config.getini(option.name) for option in OPTIONS.values()}
+        settings = settings_from(vars(config.option), ini)
     except BadInput as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[SETTINGS] = settings
@@ -70,7 +70,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     try:
         metrics = marked_metrics(metafunc.definition)
-        cases = [case for case in session_of(metafunc.config).cases if case.requirement.metric in metrics]
+        cases = [case for case in source_of(metafunc.config).cases if case.requirement.metric in metrics]
     except pytest.UsageError as error:
         # Raised here, pytest would print it as a traceback for each test module.
         metafunc.config.stash[REFUSAL] = error
@@ -109,39 +109,31 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not cases:
         _refuse_if_nothing_was_asked(session.config)
         return
-    acceptance = session_of(session.config)
+    source = source_of(session.config)
     try:
-        acceptance.select(cases)
+        source.select(cases)
         if not nothing_runs(session.config):
-            acceptance.open_run()
+            source.open_run()
             from pytest_ddpscale.plugin.conclusion import report_as_json
 
-            report_as_json(session, acceptance)
+            report_as_json(session, source)
     except BadInput as error:
         raise pytest.UsageError(str(error)) from None
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     """Print the plan."""
-    acceptance = config.stash.get(SESSION, None)
-    if acceptance is None or acceptance.plan is None:
+    source = config.stash.get(SOURCE, None)
+    if source is None or source.plan is None:
         return []
     from pytest_ddpscale.report.plan_text import plan_lines
+    from pytest_ddpscale.session.planning import expected_img_per_s
 
-    by = f"ddpscale judges by {acceptance.thresholds.path}"
-    if acceptance.judged_run is not None:
-        return [f"{by} what {acceptance.judged_run.path} holds: nothing is measured"]
-    if acceptance.resumed is not None:
-        by = f"{by}, and goes on with {acceptance.resumed.run.path}: {_kept(acceptance.resumed)}"
-        if not acceptance.resumed.missing:
-            return [by]
-    plan = plan_lines(
-        acceptance.plan_to_measure,
-        len(acceptance.selected),
-        isolate=acceptance.site.settings.isolate,
-        img_per_s=acceptance.expected_img_per_s,
-    )
-    return [by, *plan]
+    by = f"ddpscale judges by {source.subject.thresholds.path}{source.announcement}"
+    if source.plan_to_measure is None:
+        return [by]
+    isolate, img_per_s = source.subject.settings.isolate, expected_img_per_s(source.cases)
+    return [by, *plan_lines(source.plan_to_measure, len(source.selected), isolate=isolate, img_per_s=img_per_s)]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -156,14 +148,16 @@ def pytest_runtest_makereport(
     was_skipped = report.skipped and not hasattr(report, "wasxfail")
     if case is None:
         # A site's own check that fails beside them: the machine is not accepted either.
-        if report.failed:
-            item.config.stash.setdefault(SPOILED, []).append(item.name)
+        if report.failed and SOURCE in item.config.stash:
+            from pytest_ddpscale.plugin.conclusion import spoil
+
+            spoil(item, report)
         return report
     if not (report.failed or was_skipped):
         return report
     from pytest_ddpscale.plugin.conclusion import show_verdict
 
-    show_verdict(item, call, report, case, session_of(item.config).verdicts.get(case.id))
+    show_verdict(item, call, report)
     return report
 
 
@@ -172,17 +166,17 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     """Conclude, write every report, and let the exit code follow the outcome."""
     if WORKERS_REFUSAL in session.config.stash:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
-    acceptance = session.config.stash.get(SESSION, None)
-    if acceptance is None or acceptance.run is None:
+    source = session.config.stash.get(SOURCE, None)
+    if source is None or source.run is None:
         return (yield)
     from pytest_ddpscale.plugin.conclusion import finish, keep_json_report
 
     try:
-        finish(session, exitstatus, acceptance)
+        finish(session, exitstatus, session_of(session.config))
         result = yield
-        keep_json_report(session.config, acceptance.run.path)
+        keep_json_report(session.config, source.run.path)
     finally:
-        acceptance.release_run()
+        source.release()
     return result
 
 
@@ -225,20 +219,12 @@ def _refuse_if_nothing_was_asked(config: pytest.Config) -> None:
         pytest.UsageError: no test that was collected asks for a requirement.
     """
     # pytest calls this hook after a refusal too; another error would hide it.
-    if not _was_asked(config) or REFUSAL in config.stash or SESSION in config.stash or hasattr(config, "workerinput"):
+    if not _was_asked(config) or REFUSAL in config.stash or SOURCE in config.stash or hasattr(config, "workerinput"):
         return
     raise pytest.UsageError(
         "no test here asks for `requirement`, so nothing would be measured or judged; expected the acceptance tests. "
         "Run them with `pytest --gpu-sku=SKU --pyargs pytest_ddpscale.acceptance`, or copy them by `ddpscale init DIR`."
     )
-
-
-def _kept(resumed: Resumption) -> str:
-    """How many studies a resumed session measures, and how many it does not."""
-    missing, planned = len(resumed.missing), len(resumed.plan.study_ids)
-    if not missing:
-        return f"all {planned} studies were measured, so nothing is"
-    return f"{planned - missing} of {planned} studies were measured and are kept"
 
 
 def _was_asked(config: pytest.Config) -> bool:

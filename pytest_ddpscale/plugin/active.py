@@ -14,26 +14,29 @@ from pytest_ddpscale.settings import Settings
 if TYPE_CHECKING:
     from pytest_ddpscale.results.verdicts import Judgement
     from pytest_ddpscale.session.session import AcceptanceSession
+    from pytest_ddpscale.session.sources import EvidenceSource
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
+SOURCE: pytest.StashKey[EvidenceSource] = pytest.StashKey()
 SESSION: pytest.StashKey[AcceptanceSession] = pytest.StashKey()
 JUDGEMENT: pytest.StashKey[Judgement] = pytest.StashKey()
 PROBLEMS: pytest.StashKey[list[str]] = pytest.StashKey()
 FORGOTTEN: pytest.StashKey[str] = pytest.StashKey()  # why the history lacks this run
-SPOILED: pytest.StashKey[list[str]] = pytest.StashKey()
+SPOILED: pytest.StashKey[list[str]] = pytest.StashKey()  # names of items that were skipped, or failed otherwise
+SHOWN: pytest.StashKey[list[str]] = pytest.StashKey()  # names of blockers that an item shows as a failure
 # With any of these pytest runs no test, so that nothing is measured or concluded.
 _NOTHING_RUNS = ("collectonly", "showfixtures", "show_fixtures_per_test", "setuponly", "setupplan")
 
 
-def session_of(config: pytest.Config) -> AcceptanceSession:
-    """The acceptance session, opened when it is first needed.
+def source_of(config: pytest.Config) -> EvidenceSource:
+    """Where evidence is from, found out when it is first needed; all that a session needs which only plans.
 
     Raises:
         pytest.UsageError: thresholds, SKU or options are not usable.
     """
-    if SESSION not in config.stash:
-        from pytest_ddpscale.session.open import open_session
-        from pytest_ddpscale.session.session import Site
+    if SOURCE not in config.stash:
+        from pytest_ddpscale.session.open import find_source
+        from pytest_ddpscale.session.sources import Site
 
         refuse_xdist(config)
         site = Site(
@@ -44,9 +47,22 @@ def session_of(config: pytest.Config) -> AcceptanceSession:
             nothing_runs(config),
         )
         try:
-            config.stash[SESSION] = open_session(site)
+            config.stash[SOURCE] = find_source(site)
         except BadInput as error:
             raise pytest.UsageError(str(error)) from None
+    return config.stash[SOURCE]
+
+
+def session_of(config: pytest.Config) -> AcceptanceSession:
+    """The acceptance session, which judges.
+
+    Raises:
+        pytest.UsageError: thresholds, SKU or options are not usable.
+    """
+    if SESSION not in config.stash:
+        from pytest_ddpscale.session.session import AcceptanceSession
+
+        config.stash[SESSION] = AcceptanceSession(source_of(config))
     return config.stash[SESSION]
 
 

@@ -3,40 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_ddpscale.errors import BadInput, WritingError
-from pytest_ddpscale.plugin.active import FORGOTTEN, JUDGEMENT, PROBLEMS, SETTINGS, SPOILED
+from pytest_ddpscale.plugin.active import FORGOTTEN, JUDGEMENT, PROBLEMS, SETTINGS, SHOWN, SPOILED
+from pytest_ddpscale.plugin.fixtures import RequirementNotMet
 from pytest_ddpscale.report.files import write_reports
-from pytest_ddpscale.results.records import flops_of
-from pytest_ddpscale.session.past_runs import remember
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.results.verdicts import Judgement, Verdict
+    from pytest_ddpscale.results.verdicts import Judgement
     from pytest_ddpscale.session.session import AcceptanceSession
-    from pytest_ddpscale.thresholds.cases import AnyCase
+    from pytest_ddpscale.session.sources import EvidenceSource
 
 JSON_REPORT = "pytest-report.json"
 
 
-def show_verdict(
-    item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport, case: AnyCase, verdict: Verdict | None
-) -> None:
-    """A failed requirement shows its explanation; one that only warns is an expected failure.
+def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """A failed requirement shows its explanation; one that blocks nothing is an expected failure.
 
     A test that fails or is skipped for another reason than its verdict is remembered: the run is not accepted.
     """
-    if verdict is None or verdict.passed or call.excinfo is None or not is_about(case, call.excinfo):
-        item.config.stash.setdefault(SPOILED, []).append(item.name)
+    raised = call.excinfo.value if call.excinfo is not None else None
+    if not isinstance(raised, RequirementNotMet):
+        spoil(item, report)
         return
-    report.longrepr = str(call.excinfo.value).removesuffix("\nassert False").split("\nassert False\n")[0]
-    forgiven = verdict.outcome == "not_measured" and item.config.stash[SETTINGS].allow_incomplete
-    if verdict.severity == "warn" or forgiven:
-        report.outcome = "skipped"
-        report.wasxfail = f"{'warning' if verdict.severity == 'warn' else 'allowed'}: {verdict.reason}"
+    verdict = raised.verdict
+    report.longrepr = str(raised)
+    if verdict.blocks(allows_unmeasured=item.config.stash[SETTINGS].allow_incomplete):
+        item.config.stash.setdefault(SHOWN, []).append(verdict.id)
+        return
+    report.outcome = "skipped"
+    report.wasxfail = f"{'warning' if verdict.severity == 'warn' else 'allowed'}: {verdict.reason}"
+
+
+def spoil(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Remember a test that was skipped, or failed for something else than its verdict: nothing is accepted then."""
+    item.config.stash.setdefault(SPOILED, []).append(item.name)
+    if report.failed:
+        item.config.stash.setdefault(SHOWN, []).append(item.name)
 
 
 def finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSession) -> None:
@@ -45,25 +53,42 @@ def finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSessi
     problems = _conclude(session.config, acceptance, interrupted)
     session.config.stash[PROBLEMS] = problems
     judgement = session.config.stash.get(JUDGEMENT, None)
-    if exitstatus == pytest.ExitCode.OK and (
-        problems or judgement is None or not _tolerable(session.config, judgement)
-    ):
+    if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return  # pytest says loudly enough that it did not get to the end
+    if judgement is not None:
+        _show_blockers(session, judgement)
+    if problems or judgement is None or judgement.blockers:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def _tolerable(config: pytest.Config, judgement: Judgement) -> bool:
-    """Whether the outcome lets pytest's exit code stay 0."""
-    if judgement.outcome in ("accepted", "partial"):
-        return True
-    return config.stash[SETTINGS].allow_incomplete and judgement.lacks_only_measurements
+def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
+    """Have pytest count what keeps the machine from being accepted and no item has shown as a failure."""
+    names = session.config.stash.get(SHOWN, None)
+    shown = Counter(names or ())
+    terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
+    log = session.config.pluginmanager.subset_hook_caller(
+        "pytest_runtest_logreport",
+        [terminal],  # it would show progress beyond 100 %
+    )
+    for blocker in judgement.blockers:
+        if shown[blocker.name]:
+            shown[blocker.name] -= 1
+            continue
+        name = f"ddpscale::{blocker.name}"
+        text = f"not accepted: {blocker.reason}"
+        report = pytest.TestReport(name, ("ddpscale", None, blocker.name), {}, "failed", text, "call")
+        log(report=report)
+        if terminal is not None:
+            terminal.stats.setdefault("failed", []).append(report)
 
 
 def _conclude(config: pytest.Config, acceptance: AcceptanceSession, interrupted: bool) -> list[str]:
     """Judge what is left, write the reports. Returns what could not be written."""
     assert acceptance.run is not None
-    closing = [acceptance.writing_problem] if acceptance.writing_problem else []
+    source = acceptance.source
+    closing = [source.writing_problem] if source.writing_problem else []
     try:
-        acceptance.close_run("interrupted" if interrupted else "finished")
+        source.close("interrupted" if interrupted else "finished")
     except WritingError as error:
         closing.append(f"run.json could not be brought up to date: it {error.found}")
     except BadInput as error:
@@ -71,23 +96,18 @@ def _conclude(config: pytest.Config, acceptance: AcceptanceSession, interrupted:
     spoiled = config.stash[SPOILED] if SPOILED in config.stash else []  # noqa: SIM401 (mypy reads get otherwise)
     try:
         judgement = acceptance.conclude(interrupted=interrupted, spoiled=spoiled)
-        source = acceptance.judged_run or acceptance.run
-        record, plan, measurements = source.read_run(), source.read_plan(), source.read_measurements()
-        flops_per_image = flops_of(source.read_records())
+        record = source.measured_run.read_run()
+        evidence = source.measured_so_far() or acceptance.subject.evidence_of_nothing(source.plan)
     except BadInput as error:
         return [*closing, str(error)]
     config.stash[JUDGEMENT] = judgement
-    problems = closing + write_reports(acceptance.run, judgement, record, plan, measurements, flops_per_image)
-    if (
-        acceptance.judged_run is None
-        and acceptance.history_file is not None
-        and (why := remember(acceptance.history_file, acceptance.run, judgement, acceptance.evidence))
-    ):
+    problems = closing + write_reports(acceptance.run, judgement, record, evidence)
+    if why := source.remember(judgement, acceptance.history_file):
         config.stash[FORGOTTEN] = why
     return problems
 
 
-def report_as_json(session: pytest.Session, acceptance: AcceptanceSession) -> None:
+def report_as_json(session: pytest.Session, source: EvidenceSource) -> None:
     """Have pytest-json-report write its view into the run directory too."""
     from pytest_jsonreport.plugin import JSONReport
 
@@ -95,9 +115,9 @@ def report_as_json(session: pytest.Session, acceptance: AcceptanceSession) -> No
     if not config.pluginmanager.hasplugin("terminalreporter"):  # with -p no:terminal pytest-json-report cannot work
         return
     if getattr(config, "_json_report", None) is None and config.pluginmanager.hasplugin("pytest_jsonreport"):
-        assert acceptance.run is not None
+        assert source.run is not None
         config.option.json_report_verbosity = -1  # the summary names the run directory
-        config.option.json_report_file = str(acceptance.run.path / JSON_REPORT)
+        config.option.json_report_file = str(source.run.path / JSON_REPORT)
         reporter = JSONReport(config)
         config.pluginmanager.register(reporter)
         reporter.pytest_configure(config)
@@ -111,8 +131,3 @@ def keep_json_report(config: pytest.Config, directory: Path) -> None:
         return
     with contextlib.suppress(OSError):  # a copy of a view: the user's own file and verdicts.json are there
         reporter.save_report(str(directory / JSON_REPORT))
-
-
-def is_about(case: AnyCase, excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
-    """Whether a test failed for its verdict, and not for an assertion of somebody's own beside it."""
-    return excinfo.errisinstance(AssertionError) and case.id in str(excinfo.value)

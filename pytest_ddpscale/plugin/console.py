@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpscale.plugin.active import FORGOTTEN, JUDGEMENT, PROBLEMS, session_of
+from pytest_ddpscale.plugin.active import FORGOTTEN, JUDGEMENT, PROBLEMS, source_of
 from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.report.terminal import table_lines
+from pytest_ddpscale.session.planning import expected_img_per_s
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.launch.supervisor import Listener
+    from pytest_ddpscale.results.notices import Listener
 
 LOG_EVERY_S = 10.0
 _COLOURS: dict[str, dict[str, bool]] = {
@@ -25,7 +26,8 @@ def progress_listener(config: pytest.Config) -> Listener:
     """Shows progress on the terminal, past pytest's capturing."""
     reporter: Any = config.pluginmanager.getplugin("terminalreporter")
     capture: Any = config.pluginmanager.getplugin("capturemanager")
-    if reporter is None or capture is None or session_of(config).plan is None:
+    source = source_of(config)
+    if reporter is None or capture is None or source.plan_to_measure is None:
         return lambda record: None
 
     last_shown_s = 0.0
@@ -45,7 +47,7 @@ def progress_listener(config: pytest.Config) -> Listener:
                 reporter.ensure_newline()
                 reporter.write_line(f"  {line}")
 
-    return Progress(session_of(config).plan_to_measure, show, img_per_s=session_of(config).expected_img_per_s)
+    return Progress(source.plan_to_measure, show, img_per_s=expected_img_per_s(source.cases))
 
 
 def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -54,7 +56,7 @@ def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> N
     reporter.section(f"ddpscale: {judgement.sku}", sep="=", bold=True)
     for line, style in table_lines(judgement, reporter._tw.fullwidth):
         reporter.write_line(line, **_COLOURS[style])
-    run_directory = session_of(config).run
+    run_directory = source_of(config).run
     if run_directory is not None and (run_directory.path / "report.md").exists():
         reporter.write_line(f"report: {run_directory.path / 'report.md'}")
     for problem in config.stash.get(PROBLEMS, []):

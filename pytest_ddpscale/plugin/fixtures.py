@@ -1,21 +1,22 @@
-"""What an acceptance test may ask for: `requirement` and `run`."""
+"""What an acceptance test may ask for: `verdict`; and `requirement` and `run`, for tests of a site's own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.launch.supervisor import Listener
+    from pytest_ddpscale.results.notices import Listener
     from pytest_ddpscale.results.verdicts import Verdict
     from pytest_ddpscale.session.session import AcceptanceSession
     from pytest_ddpscale.thresholds.cases import AnyCase
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)  # made at the start of every pytest session: more would take longer
 class Run:
     """The measurements of this session; the first question has them made.
 
@@ -61,23 +62,39 @@ class Run:
         return self.session.samples(metric, workload, world_size, self.listener)
 
 
-@dataclass(frozen=True)
-class JudgedRequirement:
-    """A verdict, ready to be asserted.
+class RequirementNotMet(AssertionError):
+    """A requirement that did not pass: failed, inconclusive or not measured.
 
-    Attributes:
+    Args:
         verdict: what was concluded.
-        where: ``file:line`` of the requirement.
-        rerun: the command that measures just this again.
+        explanation: the same in words.
     """
 
-    verdict: Verdict
-    where: str
-    rerun: str
+    def __init__(self, verdict: Verdict, explanation: str) -> None:
+        super().__init__(explanation)
+        self.verdict = verdict
+
+
+@dataclass(eq=False, repr=False)  # made at the start of every pytest session: more would take longer
+class ItemVerdict:
+    """The verdict on one item's requirement; the first question has it measured and judged.
+
+    Attributes:
+        requirement: what is judged.
+        run: by which measurements.
+    """
+
+    requirement: JudgeableRequirement
+    run: Run
 
     def __repr__(self) -> str:
         """Short, as that of `Run`."""
-        return f"<{self.verdict.id}: {self.verdict.outcome}>"
+        return f"<verdict on {self.requirement.case.id}>"
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What was concluded: outcome, value, interval, bound, culprits."""
+        return self.run.session.judge(self.requirement.case, self.run.listener)
 
     @property
     def passed(self) -> bool:
@@ -88,10 +105,19 @@ class JudgedRequirement:
         """Value, interval, bound, margin, who is slow, and the command that reruns it."""
         from pytest_ddpscale.report.explain import explain
 
-        return explain(self.verdict, self.where, self.rerun)
+        return explain(self.verdict, self.requirement.case.where, self.requirement.rerun)
+
+    def check(self) -> None:
+        """End the item by its verdict.
+
+        Raises:
+            RequirementNotMet: it did not pass; the plugin shows the explanation, and a mere warning as one.
+        """
+        if not self.passed:
+            raise RequirementNotMet(self.verdict, self.explain())
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)  # made at the start of every pytest session: more would take longer
 class JudgeableRequirement:
     """One line of thresholds.yaml, as the fixture `requirement` hands it out.
 
@@ -107,9 +133,9 @@ class JudgeableRequirement:
         """Short, as that of `Run`."""
         return f"<{self.case.id}>"
 
-    def judge(self, run: Run) -> JudgedRequirement:
-        """The verdict on this requirement."""
-        return JudgedRequirement(run.session.judge(self.case, run.listener), self.case.where, self.rerun)
+    def judge(self, run: Run) -> ItemVerdict:
+        """The verdict on this requirement. A test ends with its `check`, after whatever else it looks at."""
+        return ItemVerdict(self, run)
 
 
 @pytest.fixture
@@ -132,3 +158,9 @@ def run(request: pytest.FixtureRequest) -> Run:
     from pytest_ddpscale.plugin.console import progress_listener
 
     return Run(session_of(request.config), progress_listener(request.config))
+
+
+@pytest.fixture
+def verdict(requirement: JudgeableRequirement, run: Run) -> ItemVerdict:
+    """The verdict on one requirement, for a test marked ``requirement("metric")``: ``verdict.check()`` is all of it."""
+    return requirement.judge(run)

@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpscale.plugin.active import SETTINGS, session_of
+from pytest_ddpscale.plugin.active import SETTINGS, source_of
 from pytest_ddpscale.plugin.fixtures import JudgeableRequirement
 from pytest_ddpscale.settings import OPTIONS
-
-# Said of one run, or of which requirements it has.
-_OF_ONE_RUN = ("--gpu-sku", "--thresholds", "--ddp-run-dir", "--ddp-judge", "--ddp-resume", "--ddp-world-sizes")
 
 if TYPE_CHECKING:
     from pytest_ddpscale.thresholds.cases import AnyCase
@@ -39,7 +36,7 @@ def marked_metrics(definition: pytest.Function) -> set[str]:
     Raises:
         pytest.UsageError: none, or one that does not exist, so that a misspelt one cannot go unnoticed.
     """
-    from pytest_ddpscale.plan.metric import METRICS
+    from pytest_ddpscale.plan.metric_catalogue import METRICS
 
     marked = [name for mark in definition.iter_markers("requirement") for name in mark.args]
     unknown = [name for name in marked if str(name) not in METRICS]
@@ -61,18 +58,20 @@ def is_empty(item: pytest.Item) -> bool:
 
 def rerun_command(item: pytest.Item) -> str:
     """The command that measures just this requirement again, from the directory pytest was started in."""
+    from pytest_ddpscale.session.cluster import THIS_MACHINE
     from pytest_ddpscale.util.masking import masked_arguments
 
     settings = item.config.stash[SETTINGS]
-    acceptance = session_of(item.config)
-    command = ["pytest", f"--gpu-sku={acceptance.sku}"]
+    source = source_of(item.config)
+    command = ["pytest", f"--gpu-sku={source.subject.sku}"]
     if settings.thresholds is not None:
         command.append(f"--thresholds={settings.thresholds}")
     given = _given_again(item.config)
-    cluster, per_node = acceptance.cluster, settings.gpus_per_node
-    if cluster.uses_slurm:  # a job of its own, wherever the command is typed
-        given = {"--ddp-launcher": "slurm", "--ddp-nodes": str(cluster.nodes), **given}
-        per_node = per_node or (acceptance.devices // cluster.nodes if acceptance.devices else None)
+    machine, per_node = source.machine, settings.gpus_per_node
+    cluster = machine.cluster
+    if cluster.launcher != THIS_MACHINE.launcher:  # on other nodes, wherever the command is typed
+        given = {"--ddp-launcher": cluster.launcher, "--ddp-nodes": str(cluster.nodes), **given}
+        per_node = per_node or machine.per_node
     if per_node is not None:
         given["--ddp-gpus-per-node"] = str(per_node)
     command += [f"{flag}={value}" if value else flag for flag, value in given.items()]
@@ -82,9 +81,6 @@ def rerun_command(item: pytest.Item) -> str:
 
 def _given_again(config: pytest.Config) -> dict[str, str]:
     """What of the command line says how to measure: by flag, empty for a switch."""
-    values = {option: getattr(config.option, option.name, None) for option in OPTIONS if option.flag not in _OF_ONE_RUN}
-    return {
-        option.flag: str(value) if option.metavar else ""
-        for option, value in values.items()
-        if value not in (None, False)
-    }
+    again = [option for option in OPTIONS.values() if option.about != "one run"]
+    values = {option.flag: getattr(config.option, option.name, None) for option in again}
+    return {flag: "" if value is True else str(value) for flag, value in values.items() if value not in (None, False)}

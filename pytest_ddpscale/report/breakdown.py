@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pytest_ddpscale.metrics.rounds import ArmRound, group_rounds, together
+from pytest_ddpscale.evidence.columns import Columns
+from pytest_ddpscale.metrics.rounds import ArmRounds, all_groups
 from pytest_ddpscale.metrics.step_times import PERCENTS, step_time_percentiles_ms
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.text import ABSENT
-from pytest_ddpscale.results.records import Measurement
 
 HEADINGS = (
     "Study", "Arm", "Rounds", "img/s per rank", "TFLOPS per rank", *(f"p{percent} ms" for percent in PERCENTS),
@@ -33,37 +34,32 @@ class Row:
     cells: tuple[str, ...]
 
 
-def breakdown(
-    measurements: Iterable[Measurement], plan: Plan, flops_per_image: Mapping[str, float] = NOT_COUNTED
-) -> list[Row]:
+def breakdown(columns: Columns, plan: Plan, flops_per_image: Mapping[str, float] = NOT_COUNTED) -> list[Row]:
     """A row for each arm that was measured, in the plan's order.
 
     Percentiles are over the raw steps of all ranks; throughput is the median over the rounds, at the slowest
     rank's pace; memory is the most of any round. All groups of ranks count that trained an arm at the same time.
 
     Args:
-        measurements: of the run.
+        columns: what the run measured.
         plan: of the run.
         flops_per_image: floating-point operations of forward and backward pass, by study, where they were counted.
     """
-    by_study: dict[str, list[Measurement]] = {study.id: [] for study in plan.studies}
-    for measurement in measurements:
-        by_study.setdefault(measurement.study, []).append(measurement)
     rows = []
     for study in plan.studies:
         for arm in study.arms:
-            rounds = together(group_rounds(by_study[study.id], study.id, arm, plan.layout))
-            if rounds:
+            rounds = all_groups(columns, study.id, arm, plan.layout)
+            if len(rounds):
                 rows.append(Row((study.id, arm.name, *_cells(rounds, flops_per_image.get(study.id)))))
     return rows
 
 
-def _cells(rounds: dict[int, ArmRound], flops: float | None) -> tuple[str, ...]:
-    speed = statistics.median(r.throughput_per_gpu_img_per_s for r in rounds.values())
+def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:
+    speed = statistics.median(rounds.img_per_s_per_gpu.tolist())
     percentiles = step_time_percentiles_ms(rounds)
-    peaks = [r.peak_memory_gib for r in rounds.values() if r.peak_memory_gib is not None]
-    spreads = [r.memory_spread for r in rounds.values() if r.memory_spread is not None]
-    skipped = sum(rank.skipped_steps for r in rounds.values() for rank in r.ranks)
+    peaks = [gib for gib in rounds.peak_memory_gib.tolist() if not math.isnan(gib)]
+    spreads = [spread for spread in rounds.memory_spread.tolist() if not math.isnan(spread)]
+    skipped = int(rounds.measured.skipped_steps.sum())
     return (
         str(len(rounds)),
         f"{speed:.1f}",

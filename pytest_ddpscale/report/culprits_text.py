@@ -12,13 +12,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.watermark import is_simulated
-from pytest_ddpscale.results.records import LOST
+from pytest_ddpscale.results.probe_record import ProbeBlock
+from pytest_ddpscale.results.records import Block, Lost, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.results.run_record import IMPORTED, SIMULATED
 from pytest_ddpscale.results.run_record import is_simulated as run_is_simulated
+from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
 from pytest_ddpscale.results.verdicts_json import read_judgement
 
@@ -161,8 +163,7 @@ def _set_aside(record: dict[str, Any], judgement: Judgement) -> str | None:
 
 def _lost(path: Path, started: int, run: RunDirectory) -> Iterator[HostFinding]:
     """Nodes that the run lost on its way: each for a person, whatever its verdicts say of it."""
-    why = {str(host): str(one.get("message")) for one in run.read_records() if one.get("kind") == LOST
-           for host in one.get("hosts", ())}  # fmt: skip
+    why = {host: one.message for one in run.read_records() if isinstance(one, Lost) for host in one.hosts}
     for host, message in why.items():
         yield HostFinding("look", host, path, started, f"lost: {text.one_line(message)}")
 
@@ -175,16 +176,21 @@ def _for_a_person(path: Path, why: str, named: list[HostFinding], started: int =
 def _done(run: RunDirectory) -> dict[str, set[Done]]:
     """Workload and arm of all that was timed, what was probed among how many ranks, and who was looked at, by host."""
     done: dict[str, set[Done]] = {}
-    for record in run.read_records():
-        kind, host = record.get("kind"), str(record.get("host"))
-        if kind == "measurement":
-            workload = str(record.get("study")).partition("/")[2]
-            done.setdefault(host, set()).add(("measurement", workload, str(record.get("arm"))))
-        elif kind == "probe":
-            done.setdefault(host, set()).add(("probe", str(record.get("probe")), str(record.get("world_size"))))
-        elif kind == "survey":
-            done.setdefault(host, set()).add(_LOOKED_AT)
+    records = run.read_records()
+    gangs = gangs_by_number(records)
+    for record in records:
+        if isinstance(record, Survey):
+            done.setdefault(record.host, set()).add(_LOOKED_AT)
+        elif isinstance(record, Block | ProbeBlock):
+            for host in {gangs[record.gang].hosts[rank] for rank in record.ranks}:
+                done.setdefault(host, set()).add(_what(record))
     return done
+
+
+def _what(block: Block | ProbeBlock) -> Done:
+    if isinstance(block, ProbeBlock):
+        return "probe", block.probe, str(block.world_size)
+    return "measurement", block.study.partition("/")[2], block.arm
 
 
 def _passed(judgement: Judgement, done: Collection[Done]) -> frozenset[str]:
@@ -207,7 +213,7 @@ def _arms_of(verdict: Verdict) -> Iterator[str]:
     """What the arm may be called that gave a verdict its value."""
     if verdict.world_size == 1:
         yield "alone"
-    yield f"{METRICS[verdict.metric].measured}@{verdict.world_size}{'-spread' if '-spread' in verdict.id else ''}"
+    yield f"{METRICS[verdict.metric].measured}@{verdict.world_size}{'-spread' if verdict.placement == 'spread' else ''}"
 
 
 def _accepted(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.errors import WritingError
-from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
 from pytest_ddpscale.results.verdicts import Judgement
 
@@ -17,9 +16,7 @@ def write_reports(
     run: RunDirectory,
     judgement: Judgement,
     record: dict[str, Any],
-    plan: Plan,
-    measurements: list[Measurement],
-    flops_per_image: Mapping[str, float],
+    evidence: Evidence,
     *,
     is_final: bool = True,
 ) -> list[str]:
@@ -29,9 +26,7 @@ def write_reports(
         run: where the files go.
         judgement: what was concluded.
         record: the content of the measured run's run.json.
-        plan: of the measured run.
-        measurements: of the measured run.
-        flops_per_image: of the measured run, by study.
+        evidence: of the measured run.
         is_final: else measuring still goes on, and plots and junit.xml, which take longest, can wait.
 
     Returns:
@@ -51,11 +46,12 @@ def write_reports(
 
         junit = run.path / "junit.xml"
         problems.append(_attempt("junit.xml", lambda: write_atomically(junit, render_junit(judgement))))
-        problems.append(_attempt("plots", lambda: plots.extend(write_plots(measurements, plan, judgement, run.plots))))
+        drawn = (evidence.columns, evidence.plan, judgement, run.plots)
+        problems.append(_attempt("plots", lambda: plots.extend(write_plots(*drawn))))
     names = [f"plots/{path.name}" for path in plots]
 
     def write_markdown() -> None:
-        text = render_markdown(judgement, record, plan, names, measurements, flops_per_image)
+        text = render_markdown(judgement, record, evidence.plan, names, evidence.columns, evidence.flops_per_image)
         write_atomically(run.path / "report.md", text)
 
     problems.append(_attempt("report.md", write_markdown))

@@ -11,7 +11,7 @@ from pytest_ddpscale.history.key_values import KeyValue
 from pytest_ddpscale.history.overview import NodeHistory
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.report import text
-from pytest_ddpscale.results.records import strict_json
+from pytest_ddpscale.results.strict_json import strict_json
 
 TSV_HEADER = (
     "sku", "host", "at", "metric", "subject", "world_size", "arm", "gpu_index", "gpu_uuid", "value", "unit",

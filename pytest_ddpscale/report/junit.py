@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
 
@@ -13,9 +13,9 @@ from pytest_ddpscale.results.verdicts import Judgement, Verdict
 def render_junit(judgement: Judgement) -> str:
     """The judgement as a JUnit XML document.
 
-    What is undecided counts as a failure, since JUnit has no word for it and a pass or a skip would be green.
-    A requirement that only warns is ``skipped`` when it is not met or undecided: neither stands in the way of
-    accepting the run. What was not measured does, whatever the severity, and so does an ``error``.
+    There are as many failures and errors as blockers: what keeps the machine from being accepted and is no requirement
+    is a test case of its own. What is undecided counts as a failure, since JUnit has no word for it and a pass or a
+    skip would be green. Whatever else did not pass is ``skipped``: it only warns, or may be missing.
     """
     suites = Element("testsuites", name="ddpscale")
     suite = SubElement(suites, "testsuite", name=f"ddpscale.{text.one_line(judgement.sku)}")
@@ -26,9 +26,13 @@ def render_junit(judgement: Judgement) -> str:
     for note in judgement.notes:
         _property(properties, "note", note)
     for verdict in judgement.verdicts:
-        _testcase(suite, verdict)
+        _testcase(suite, verdict, blocks=judgement.is_blocked_by(verdict))
+    for blocker in judgement.other_blockers:
+        name, reason = text.one_line(blocker.name), text.one_line(blocker.reason)
+        testcase = SubElement(suite, "testcase", classname=f"ddpscale.{blocker.kind}", name=name)
+        SubElement(testcase, "failure", type=judgement.outcome, message=reason)
     counts = {
-        "tests": len(judgement.verdicts),
+        "tests": len(suite.findall("testcase")),
         "failures": len(suite.findall("testcase/failure")),
         "errors": len(suite.findall("testcase/error")),
         "skipped": len(suite.findall("testcase/skipped")),
@@ -40,7 +44,7 @@ def render_junit(judgement: Judgement) -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(suites, encoding="unicode")}\n'
 
 
-def _testcase(suite: Element, verdict: Verdict) -> None:
+def _testcase(suite: Element, verdict: Verdict, *, blocks: bool) -> None:
     classname = f"ddpscale.{verdict.metric}"
     testcase = SubElement(suite, "testcase", classname=classname, name=text.one_line(verdict.id))
     properties = SubElement(testcase, "properties")
@@ -54,15 +58,16 @@ def _testcase(suite: Element, verdict: Verdict) -> None:
     _property(properties, "unit", verdict.unit)
     _property(properties, "outcome", verdict.outcome)
     if not verdict.passed:
-        _not_passed(testcase, verdict)
+        _not_passed(testcase, verdict, blocks=blocks)
 
 
-def _not_passed(testcase: Element, verdict: Verdict) -> None:
+def _not_passed(testcase: Element, verdict: Verdict, *, blocks: bool) -> None:
     message = _message(verdict)
-    if verdict.outcome == "error":
+    if not blocks:
+        word = "warn" if verdict.severity == "warn" else "allowed"
+        element = SubElement(testcase, "skipped", type=word, message=f"{word}: {message}")
+    elif verdict.outcome == "error":
         element = SubElement(testcase, "error", type="error", message=message)
-    elif text.only_warns(verdict):
-        element = SubElement(testcase, "skipped", type="warn", message=f"warn: {message}")
     else:
         kind = "failed" if verdict.outcome == "failed" else "inconclusive"
         element = SubElement(testcase, "failure", type=kind, message=message)

@@ -10,19 +10,20 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import jinja2
 
-from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.evidence.columns import Columns
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report import coverage_text, text
 from pytest_ddpscale.report.breakdown import HEADINGS, NOT_COUNTED, breakdown
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.report.watermark import WATERMARK, is_simulated, other_notes
-from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.run_record import SIMULATED
 from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
 
@@ -80,24 +81,9 @@ def image(path: str) -> Markdown:
     return Markdown(f"![{escape_markdown(alternative)}]({quote(path)})")
 
 
-def render_markdown(
-    judgement: Judgement,
-    run: dict[str, Any],
-    plan: Plan | None,
-    plots: Sequence[str] = (),
-    measurements: Sequence[Measurement] = (),
-    flops_per_image: Mapping[str, float] = NOT_COUNTED,
-) -> str:
-    """The report of a run.
-
-    Args:
-        judgement: what was concluded.
-        run: the content of run.json; every key may be missing.
-        plan: what was to be measured; None if that was not kept.
-        plots: paths of the pictures, as seen from the report.
-        measurements: for the table of where the time went.
-        flops_per_image: for the same, by study.
-    """
+@cache
+def _template() -> jinja2.Template:
+    """Compiled once in a process, which writes a report again and again while it measures."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         # It would escape for HTML; finalize escapes for Markdown.
@@ -118,7 +104,28 @@ def render_markdown(
         mark=_mark,
         sentence=_sentence,
     )
-    rendered = environment.get_template("report.md.j2").render(
+    return environment.get_template("report.md.j2")
+
+
+def render_markdown(
+    judgement: Judgement,
+    run: dict[str, Any],
+    plan: Plan | None,
+    plots: Sequence[str] = (),
+    columns: Columns | None = None,
+    flops_per_image: Mapping[str, float] = NOT_COUNTED,
+) -> str:
+    """The report of a run.
+
+    Args:
+        judgement: what was concluded.
+        run: the content of run.json; every key may be missing.
+        plan: what was to be measured; None if that was not kept.
+        plots: paths of the pictures, as seen from the report.
+        columns: what was measured, for the table of where the time went.
+        flops_per_image: for the same, by study.
+    """
+    rendered = _template().render(
         judgement=judgement,
         watermark=WATERMARK if is_simulated(judgement, run) else "",
         notes=other_notes(judgement),
@@ -141,7 +148,7 @@ def render_markdown(
         studies=[_study(study) for study in plan.studies] if plan is not None else [],
         plots=plots,
         breakdown_headings=HEADINGS,
-        breakdown=breakdown(measurements, plan, flops_per_image) if plan is not None else [],
+        breakdown=breakdown(columns or Columns(), plan, flops_per_image) if plan is not None else [],
     )
     return re.sub(r"\n{3,}", "\n\n", rendered)
 
@@ -173,6 +180,9 @@ def _summary(judgement: Judgement, run: dict[str, Any]) -> str:
     if machine:
         sentence += f" on {machine}"
     sentence += f": {counted}." if counted else "."
+    if judgement.blockers:
+        blocking = text.count_text(len(judgement.blockers), "reason")
+        sentence += f" There {'is' if len(judgement.blockers) == 1 else 'are'} {blocking} not to accept it."
     started, finished = _time(run, "started_at"), _time(run, "finished_at")
     if run.get("status") == "imported":
         sentence += f" The measurements were imported from {run.get('source') or 'elsewhere'}."

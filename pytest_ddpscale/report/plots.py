@@ -16,11 +16,18 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter, NullLocator
 
+from pytest_ddpscale.evidence.columns import Columns
+from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.plan.metric_catalogue import (
+    STRONG_SCALING_EFFICIENCY,
+    STRONG_SCALING_SPEEDUP,
+    THROUGHPUT_PER_GPU,
+    WEAK_SCALING_EFFICIENCY,
+)
 from pytest_ddpscale.plan.study import Plan, Scaling
 from pytest_ddpscale.report.plotted_series import PlottedSeries, Point, throughput_series
 from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.report.watermark import WATERMARK, is_simulated
-from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
 
 # Okabe and Ito's palette, without its yellow, which is too light for lines on white.
@@ -48,7 +55,7 @@ class _Quantity:
         axis: label of the y axis, with its unit; ``{device}`` is GPU or rank.
         points: the values.
         factor: from the values' unit to that of the axis.
-        metrics: whose bounds are drawn, by scaling.
+        metrics: whose bounds are drawn, one of a scaling.
     """
 
     file: str
@@ -56,20 +63,20 @@ class _Quantity:
     axis: str
     points: Callable[[PlottedSeries], list[Point]]
     factor: float
-    metrics: dict[Scaling, str]
+    metrics: tuple[Metric, ...]
 
 
 _THROUGHPUT = _Quantity(
     "throughput", "throughput per {device}", "throughput per {device} (img/s)", PlottedSeries.throughput_per_gpu, 1.0,
-    {"weak": "throughput_per_gpu"},
+    (THROUGHPUT_PER_GPU,),
 )  # fmt: skip
 _EFFICIENCY = _Quantity(
     "efficiency", "efficiency against one {device} alone", "scaling efficiency (%)", PlottedSeries.efficiency, 100.0,
-    {"weak": "weak_scaling_efficiency", "strong": "strong_scaling_efficiency"},
+    (WEAK_SCALING_EFFICIENCY, STRONG_SCALING_EFFICIENCY),
 )  # fmt: skip
 _SPEEDUP = _Quantity(
     "speedup", "speed-up over one {device} alone", "speed-up (×)", PlottedSeries.speedup, 1.0,
-    {"strong": "strong_scaling_speedup"},
+    (STRONG_SCALING_SPEEDUP,),
 )  # fmt: skip
 _PLOTS: tuple[tuple[Scaling, _Quantity], ...] = (
     ("weak", _THROUGHPUT),
@@ -80,11 +87,11 @@ _PLOTS: tuple[tuple[Scaling, _Quantity], ...] = (
 )
 
 
-def write_plots(measurements: Sequence[Measurement], plan: Plan, judgement: Judgement, directory: Path) -> list[Path]:
+def write_plots(columns: Columns, plan: Plan, judgement: Judgement, directory: Path) -> list[Path]:
     """Draw what was measured, one PNG per scaling mode and quantity.
 
     Args:
-        measurements: of the run.
+        columns: what the run measured.
         plan: of the run: it says how many ranks an arm has.
         judgement: whose bounds are drawn, and whose failures are marked.
         directory: where the files go; made if there is something to draw.
@@ -95,7 +102,7 @@ def write_plots(measurements: Sequence[Measurement], plan: Plan, judgement: Judg
     # Someone's own matplotlibrc may ask for LaTeX or another font: reports look alike everywhere.
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        return _write_plots(throughput_series(measurements, plan), plan, judgement, directory)
+        return _write_plots(throughput_series(columns, plan), plan, judgement, directory)
 
 
 def _write_plots(all_series: Sequence[PlottedSeries], plan: Plan, judgement: Judgement, directory: Path) -> list[Path]:
@@ -188,7 +195,7 @@ def _draw_watermark(figure: Figure) -> None:
 def _curves(
     scaling: Scaling, quantity: _Quantity, chosen: Sequence[PlottedSeries], judgement: Judgement
 ) -> list[_Curve]:
-    metric, factor = quantity.metrics.get(scaling), quantity.factor
+    drawn, factor = {metric.name for metric in quantity.metrics if metric.scaling == scaling}, quantity.factor
     return [
         _Curve(
             name=_label(series.workload),
@@ -196,7 +203,7 @@ def _curves(
                 Point(p.world_size, p.center * factor, p.below * factor, p.above * factor)
                 for p in quantity.points(series)
             ],
-            verdicts=[v for v in judgement.verdicts if v.metric == metric and v.workload == series.workload],
+            verdicts=[v for v in judgement.verdicts if v.metric in drawn and v.workload == series.workload],
             factor=factor,
             colour=_COLOURS[i % len(_COLOURS)],
             marker=_MARKERS[i % len(_MARKERS)],

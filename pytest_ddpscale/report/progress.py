@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from pytest_ddpscale.plan.estimate import (
     STARTUP_S,
@@ -16,6 +15,12 @@ from pytest_ddpscale.plan.estimate import (
     warm_up_seconds,
 )
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.results.notices import Idle, Notice, Queued, Unfit
+from pytest_ddpscale.results.pair_record import PairRound
+from pytest_ddpscale.results.probe_record import ProbeBlock
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import Block, GangRecord, StudyEnd, StudyStart
+from pytest_ddpscale.results.strict_json import each
 
 _ENDED = {"budget": "time is up after ", "decided": "decided after "}
 
@@ -56,31 +61,31 @@ class Progress:
         self._last = ""
         self._queued_for = ""
 
-    def __call__(self, record: dict[str, Any]) -> None:
-        """Take one record, or ``{}`` while waiting."""
-        kind = record.get("kind")
-        if kind == "startup" and record["rank"] == 0:
-            self._say(f"ranks are up: {record['world_size']} on torch {record['versions']['torch']}", passing=False)
-        elif kind == "study_start":
-            self._begin(record["study"])
-        elif kind == "measurement":
+    def __call__(self, record: AnyRecord | Notice) -> None:
+        """Take one record, or a notice."""
+        if isinstance(record, GangRecord):
+            torch = each(record.versions, 1)[0].get("torch")
+            self._say(f"ranks are up: {record.world_size} on torch {torch}", passing=False)
+        elif isinstance(record, StudyStart):
+            self._begin(record.study)
+        elif isinstance(record, Block):
             self._measured(record)
-        elif kind == "probe":
+        elif isinstance(record, ProbeBlock):
             self._probed(record)
-        elif kind == "pair":
+        elif isinstance(record, PairRound):
             self._paired(record)
-        elif kind == "unfit":
-            for host, why in record["nodes"].items():
+        elif isinstance(record, Unfit):
+            for host, why in record.nodes.items():
                 self._say(f"{host} is not as it should be: {why}", passing=False)
-        elif kind == "study_end":
+        elif isinstance(record, StudyEnd):
             self._end(record)
-        elif kind == "waiting":
-            self._queue(record["for"])
-        elif not record:
+        elif isinstance(record, Queued):
+            self._queue(record.state)
+        elif isinstance(record, Idle):
             self._wait()
 
     def _queue(self, state: str) -> None:
-        """Slurm has no nodes for us yet. Why not stays on the screen, and in a log; for how long passes."""
+        """A scheduler has no nodes for us yet. Why not stays on the screen, and in a log; for how long passes."""
         if state != self._queued_for:
             self._queued_for = state
             self._say(f"waiting for nodes: {state}", passing=False)
@@ -95,39 +100,41 @@ class Progress:
         self._img_per_s = {}
         self._say(f"{study_id}: warming up", passing=True)
 
-    def _measured(self, record: dict[str, Any]) -> None:
-        if record["rank"] != 0 or self._study is None:
+    def _measured(self, block: Block) -> None:
+        if 0 not in block.ranks or self._study is None:
             return
         self._blocks += 1
-        self._img_per_s[record["arm"]] = record["batch_size"] * record["steps"] / record["block_s"]
-        self._round = max(self._round, record["round"] + 1)
+        place, count = block.ranks.index(0), len(block.ranks)
+        img = block.batch_size * each(block.steps, count)[place]
+        self._img_per_s[block.arm] = img / each(block.block_s, count)[place]
+        self._round = max(self._round, block.round + 1)
         speeds = "  ".join(f"{arm} {speed:.0f}" for arm, speed in sorted(self._img_per_s.items()))
         line = f"{self._study.id}: round {self._round}/{self._study.rounds}  {speeds} img/s per rank"
         self._say(f"{line}  {_clock(self._seconds_left())} left", passing=True)
 
-    def _paired(self, record: dict[str, Any]) -> None:
-        self._round = max(self._round, record["round"] + 1)
+    def _paired(self, pairs: PairRound) -> None:
+        self._round = max(self._round, pairs.round + 1)
         self._say(f"pairs of nodes: round {self._round}", passing=True)
 
-    def _probed(self, record: dict[str, Any]) -> None:
-        if record["rank"] == 0 and self._plan.probes is not None:
-            self._round = max(self._round, record["round"] + 1)
-            self._say(f"probes: round {self._round}/{self._plan.probes.rounds}  {record['probe']}", passing=True)
+    def _probed(self, block: ProbeBlock) -> None:
+        if self._plan.probes is not None:
+            self._round = max(self._round, block.round + 1)
+            self._say(f"probes: round {self._round}/{self._plan.probes.rounds}  {block.probe}", passing=True)
 
-    def _end(self, record: dict[str, Any]) -> None:
-        self._settled.add(record["study"])
+    def _end(self, end: StudyEnd) -> None:
+        self._settled.add(end.study)
         seconds = self._now() - self._study_begun
-        if record["reason"] == "error":
-            self._say(f"{record['study']}: ERROR: {record['message']}", passing=False)
-        elif record["reason"] == "interrupted":
-            has_begun = self._current == record["study"]
+        if end.reason == "error":
+            self._say(f"{end.study}: ERROR: {end.message}", passing=False)
+        elif end.reason == "interrupted":
+            has_begun = self._current == end.study
             how_far = f"interrupted after {self._round} rounds" if has_begun else "not begun"
-            self._say(f"{record['study']}: {how_far}: {record['message']}", passing=False)
+            self._say(f"{end.study}: {how_far}: {end.message}", passing=False)
         else:
             self._spent_s += seconds if self._study is not None else 0.0
             self._planned_spent_s += self._planned_so_far_s()
-            why = _ENDED.get(record["reason"], "")
-            self._say(f"{record['study']}: {why}{self._round} rounds in {_clock(seconds)}", passing=False)
+            why = _ENDED.get(end.reason, "")
+            self._say(f"{end.study}: {why}{self._round} rounds in {_clock(seconds)}", passing=False)
         self._study, self._current = None, ""
 
     def _wait(self) -> None:

@@ -61,7 +61,8 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
         lines += [(line, "") for line in _wrapped(f"note: {text.one_line(note)}", columns, "", "  ")]
     if is_simulated(judgement):
         lines.append((WATERMARK, "undecided"))
-    lines.append((text.outcome_text(judgement), _OUTCOME_STYLES[judgement.outcome]))
+    is_red = judgement.outcome == "incomplete" and judgement.blockers  # else it was allowed for
+    lines.append((text.outcome_text(judgement), "failed" if is_red else _OUTCOME_STYLES[judgement.outcome]))
     return [(line, style) for line, style in lines]
 
 

@@ -12,7 +12,8 @@ import unicodedata
 from decimal import Decimal
 from typing import Literal
 
-from pytest_ddpscale.plan.metric import METRICS, Unit
+from pytest_ddpscale.plan.metric import Unit
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeCheck
 from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
 
@@ -71,9 +72,8 @@ def verdict_word(verdict: Verdict) -> str:
 
 
 def only_warns(verdict: Verdict) -> bool:
-    """Whether this does not stand in the way of accepting the run: as a rule what was not measured at all does."""
-    only_looks = verdict.metric == "node_check" and verdict.outcome == "not_measured"
-    return verdict.severity == "warn" and (verdict.outcome in {"failed", "inconclusive"} or only_looks)
+    """Whether it did not pass and does not stand in the way of accepting the machine."""
+    return not verdict.passed and not verdict.blocks()
 
 
 def verdict_style(verdict: Verdict) -> Style:

@@ -1,1 +1,1 @@
-"""What was measured, as JSON lines, and the run directory that keeps it. Stdlib only."""
+"""What was measured, as typed records in JSON lines, and the run directory that keeps it."""

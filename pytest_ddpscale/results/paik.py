@@ -1,7 +1,7 @@
 """Import of results of willgpaik/pytorch-ddp-scaling-benchmark as a run that can be judged.
 
 Its files hold one long sample per world size. A run directory made of them has one round, whose
-spread is that of its steps (`Measurement.single_sample`).
+spread is that of its steps (`Block.single_sample`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pytest_ddpscale.errors import ResultFileError, RunDirectoryError, SkuError
 from pytest_ddpscale.plan.device_name import is_named
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.paik_files import TOOL, RankResult, ResultFile, read_result_files
-from pytest_ddpscale.results.records import Measurement, strict_json
+from pytest_ddpscale.results.paik_files import TOOL, ResultFile, read_result_files
+from pytest_ddpscale.results.record_lines import line_of
+from pytest_ddpscale.results.records import Block, GangRecord
 from pytest_ddpscale.results.run_directory import RUN_SCHEMA_VERSION, RunDirectory, write_atomically
+from pytest_ddpscale.results.strict_json import column
 
 if TYPE_CHECKING:  # pydantic is imported by whoever loads thresholds, not by reading results
     from pytest_ddpscale.thresholds.model import Thresholds
@@ -94,16 +96,12 @@ def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds
     names = _workload_names(grouped, thresholds.skus[name].workloads)
     studies = {key: _study(key, names[key], group) for key, group in grouped.items()}
     plan = Plan(sku=name, device_type="cuda", studies=tuple(studies.values()))
-    lines = [
-        strict_json(measurement.as_json()) + "\n"
-        for key, group in grouped.items()
-        for file in group
-        for measurement in _measurements(studies[key].id, file)
-    ]
+    numbered = enumerate((key, file) for key, group in grouped.items() for file in group)
+    records = [one for number, (key, file) in numbered for one in _records(studies[key].id, file, number)]
     run = RunDirectory.create(out)
     try:
         run.write_json(run.plan_json, plan.as_json())
-        write_atomically(run.measurements_jsonl, "".join(lines))
+        write_atomically(run.measurements_jsonl, b"".join(map(line_of, records)).decode())
         # Last, because it is what makes a directory a run.
         run.write_json(run.run_json, _run(name, source, files, plan, thresholds))
     except OSError as error:
@@ -246,30 +244,31 @@ def _arm(file: ResultFile) -> Arm:
     return Arm("alone" if file.world_size == 1 else "ddp", file.world_size, file.batch_size)
 
 
-def _measurements(study_id: str, file: ResultFile) -> list[Measurement]:
-    return [_measurement(study_id, file, rank) for rank in file.ranks]
-
-
-def _measurement(study_id: str, file: ResultFile, rank: RankResult) -> Measurement:
-    host, local_rank = _place(file, rank.rank)
-    return Measurement(
+def _records(study_id: str, file: ResultFile, number: int) -> tuple[GangRecord, Block]:
+    """Each file is the work of a gang of its own."""
+    ranks = file.ranks
+    places = [_place(file, rank) for rank in range(file.world_size)]
+    gang = GangRecord(
+        gang=number, hosts=tuple(host for host, _ in places), local_ranks=tuple(local for _, local in places),
+        devices=tuple(f"unknown-{rank}" for rank in range(file.world_size)), device_names=file.device_name,
+    )  # fmt: skip
+    block = Block(
         study=study_id,
         arm=_arm(file).name,
         round=0,
-        rank=rank.rank,
-        local_rank=local_rank,
-        host=host,
-        device=f"unknown-{rank.rank}",
+        gang=number,
         batch_size=file.batch_size,
-        steps=rank.steps,
-        # Not the wall time: the tool's throughput is the batch over the mean step.
-        block_s=rank.mean_step_s * rank.steps,
+        steps=column(rank.steps for rank in ranks),
+        ranks=tuple(rank.rank for rank in ranks),
         started_unix_s=0.0,
-        step_stdev_s=rank.step_stdev_s,
-        utilization=rank.utilization,
-        peak_memory_bytes=rank.peak_memory_bytes,
+        # Not the wall time: the tool's throughput is the batch over the mean step.
+        block_s=column(rank.mean_step_s * rank.steps for rank in ranks),
+        step_stdev_s=column(rank.step_stdev_s for rank in ranks),
+        utilization=column(rank.utilization for rank in ranks),
+        peak_memory_bytes=column(rank.peak_memory_bytes for rank in ranks),
         single_sample=True,
     )
+    return gang, block
 
 
 def _place(file: ResultFile, rank: int) -> tuple[str, int]:

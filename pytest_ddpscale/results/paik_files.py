@@ -17,7 +17,7 @@ from typing import Any, cast, get_args
 from pytest_ddpscale.errors import ResultFileError
 from pytest_ddpscale.plan.study import Scaling
 from pytest_ddpscale.plan.workload import Precision
-from pytest_ddpscale.results.records import parse_strict_json
+from pytest_ddpscale.results.strict_json import parse_strict_json
 
 TOOL = "willgpaik/pytorch-ddp-scaling-benchmark"
 

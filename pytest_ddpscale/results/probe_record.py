@@ -1,37 +1,138 @@
-"""What a probe gave on one rank: records of kind ``probe`` in measurements.jsonl."""
+"""What a probe gave: records of kind ``probe`` in measurements.jsonl, one for each probe and round."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, cast
+
+from msgspec import Meta
 
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.results.records import refuse_other_types
+from pytest_ddpscale.results.records import GangRecord, Ranks, Texts, gangs_by_number, refuse_twice
+from pytest_ddpscale.results.strict_json import (
+    Count,
+    Positive,
+    Record,
+    Seconds,
+    UnixSeconds,
+    column,
+    each,
+    refuse_other_lengths,
+)
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.results.record_lines import AnyRecord
+
+WorkDone = Annotated[float, Meta(gt=0, le=1e30)]
 
 
-@dataclass(frozen=True)
-class ProbeMeasurement:
-    """One probe in one round, as one rank timed it.
+class ProbeBlock(Record, frozen=True, kw_only=True, tag_field="kind", tag="probe"):
+    """One probe in one round, as all its ranks timed it. Columns are in the order of `ranks`; what all have alike
+    stands there once.
 
     Attributes:
         study: ``probes``.
         probe: name of the probe, ``all-reduce-32mib``.
         world_size: ranks that took part in it together.
         round: counted from 0.
-        rank: global rank in the gang.
-        local_rank: rank on its host.
-        host: host name.
-        device: GPU UUID, or ``cpu``.
+        gang: number of the gang.
+        iterations: how often each did it.
+        ranks: that took part, numbered as in the gang; of a send-recv once for each of its peers.
+        peers: of a send-recv: who was at the other end; None for all others.
         work: of one iteration: floating-point operations of a matmul; else bytes: those of the message, or those
             that a device's copy reads and writes.
-        iterations: how often it was done.
-        seconds: that all of them took, as this rank saw it.
+        seconds: that all iterations took, as this rank saw it.
         started_unix_s: when they began, seconds since 1970 UTC.
         is_correct: whether what came out is what has to come out.
-        peer_rank: of a send-recv: who was at the other end; None for all others.
     """
+
+    study: str
+    probe: str
+    world_size: Positive
+    round: Count
+    gang: Count
+    iterations: Positive
+    ranks: Ranks
+    peers: Count | tuple[Count, ...] | None = None
+    work: WorkDone | tuple[WorkDone, ...]
+    seconds: Seconds | tuple[Seconds, ...]
+    started_unix_s: UnixSeconds | tuple[UnixSeconds, ...]
+    is_correct: bool | tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        probe = Probe(self.probe, self.world_size)  # raises ValueError if there is no such probe
+        count = len(self.ranks)
+        refuse_other_lengths(self, count, "peers", "work", "seconds", "started_unix_s", "is_correct")
+        if (self.peers is None) != (probe.kind != "send-recv"):
+            raise ValueError(f"peers={self.peers}; expected other ranks of a send-recv, None of all others")
+        ends = list(zip(self.ranks, each(self.peers, count), strict=True))
+        if any(rank == peer for rank, peer in ends):
+            raise ValueError("a rank is its own peer")
+        if len(set(ends)) != count:
+            raise ValueError(f"{probe.id} has a rank twice (ranks)")
+
+    @property
+    def probe_id(self) -> str:
+        """As the plan has it, ``all-reduce-32mib@8``."""
+        return Probe(self.probe, self.world_size).id
+
+    @property
+    def all_ranks(self) -> Iterable[int]:
+        """Every rank that is named."""
+        return (*self.ranks, *(peer for peer in each(self.peers, 1) if peer is not None))
+
+
+class RankProbe(Record, frozen=True, kw_only=True):
+    """One rank's part of a `ProbeBlock`, as it says it to rank 0."""
+
+    rank: Count
+    peer: Count | None = None
+    work: WorkDone
+    seconds: Seconds
+    started_unix_s: UnixSeconds
+    is_correct: bool
+
+
+def joined_probe_block(
+    parts: Sequence[RankProbe], probe: Probe, study: str, number: int, gang: int, iterations: int
+) -> ProbeBlock:
+    """The block that its ranks have said.
+
+    Args:
+        parts: of all its ranks.
+        probe: that they did.
+        study: id of the study.
+        number: of the round.
+        gang: number of the gang.
+        iterations: how often each did it.
+    """
+    return ProbeBlock(
+        study=study, probe=probe.name, world_size=probe.world_size, round=number, gang=gang, iterations=iterations,
+        ranks=tuple(part.rank for part in parts), peers=cast("int | None", column(part.peer for part in parts)),
+        work=column(part.work for part in parts), seconds=column(part.seconds for part in parts),
+        started_unix_s=column(part.started_unix_s for part in parts),
+        is_correct=column(part.is_correct for part in parts),
+    )  # fmt: skip
+
+
+class ProbeUnsupported(Record, frozen=True, kw_only=True, tag_field="kind", tag="probe_unsupported"):
+    """Why ranks could not do a probe, by its id."""
+
+    study: str
+    probe: str
+    gang: Count
+    ranks: Ranks
+    reasons: str | Texts
+
+    def __post_init__(self) -> None:
+        refuse_twice(self.ranks)
+        refuse_other_lengths(self, len(self.ranks), "reasons")
+
+
+@dataclass(frozen=True)
+class ProbeMeasurement:
+    """A `ProbeBlock` as one rank timed it."""
 
     study: str
     probe: str
@@ -48,46 +149,36 @@ class ProbeMeasurement:
     is_correct: bool
     peer_rank: int | None = None
 
-    def __post_init__(self) -> None:
-        Probe(self.probe, self.world_size)  # raises ValueError if there is no such probe
-        if not (math.isfinite(self.seconds) and self.seconds > 0 and math.isfinite(self.work) and self.work > 0):
-            raise ValueError(f"work={self.work}, seconds={self.seconds}; expected both positive and finite")
-        if self.iterations < 1 or min(self.round, self.rank, self.local_rank) < 0:
-            raise ValueError(
-                f"iterations={self.iterations}, round={self.round}, rank={self.rank}, local_rank={self.local_rank}; "
-                "expected at least one iteration, and none of the others below 0"
-            )
-        if not self._has_right_peer:
-            raise ValueError(f"peer_rank={self.peer_rank}; expected another rank of a send-recv, None of all others")
-
-    @property
-    def _has_right_peer(self) -> bool:
-        if Probe(self.probe, self.world_size).kind != "send-recv":
-            return self.peer_rank is None
-        return self.peer_rank is not None and self.peer_rank >= 0 and self.peer_rank != self.rank
-
     @property
     def per_second(self) -> float:
         """Work done per second, in its unit."""
         return self.work * self.iterations / self.seconds
 
-    def as_json(self) -> dict[str, Any]:
-        """The measurement as JSON types, with its ``kind``."""
-        return {"kind": "probe", **asdict(self)}
 
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> ProbeMeasurement:
-        """Read what `as_json` wrote.
-
-        Raises:
-            TypeError: a key is missing or unknown, or its value of another type.
-            ValueError: a number is impossible, or there is no such probe.
-        """
-        measurement = ProbeMeasurement(**{key: value for key, value in data.items() if key != "kind"})
-        refuse_other_types(measurement)
-        return measurement
+def probes_of(records: Sequence[AnyRecord]) -> list[ProbeMeasurement]:
+    """What was probed among records, rank by rank, in their order."""
+    gangs = gangs_by_number(records)
+    return [one for block in records if isinstance(block, ProbeBlock) for one in probed_ranks(block, gangs[block.gang])]
 
 
-def probes_of(records: Sequence[dict[str, Any]]) -> list[ProbeMeasurement]:
-    """The probe measurements among records. Raises as `ProbeMeasurement.from_json`."""
-    return [ProbeMeasurement.from_json(record) for record in records if record.get("kind") == "probe"]
+def probed_ranks(block: ProbeBlock, gang: GangRecord) -> Iterator[ProbeMeasurement]:
+    """A block rank by rank."""
+    count = len(block.ranks)
+    columns = (block.peers, block.work, block.seconds, block.started_unix_s, block.is_correct)
+    for rank, peer, work, seconds, started, is_correct in zip(
+        block.ranks, *(each(one, count) for one in columns), strict=True
+    ):
+        yield ProbeMeasurement(
+            block.study, block.probe, block.world_size, block.round, rank, gang.local_ranks[rank], gang.hosts[rank],
+            gang.devices[rank], work, block.iterations, seconds, started, is_correct, peer,
+        )  # fmt: skip
+
+
+def unsupported_of(records: Sequence[AnyRecord]) -> dict[str, str]:
+    """Why probes could not be done on some rank, by the probe's id."""
+    gangs = gangs_by_number(records)
+    return {
+        line.probe: f"{gangs[line.gang].hosts[line.ranks[-1]]}: {each(line.reasons, len(line.ranks))[-1]}"
+        for line in records
+        if isinstance(line, ProbeUnsupported)
+    }

@@ -1,42 +1,230 @@
-"""The records of measurements.jsonl: one JSON object a line, told apart by ``kind``."""
+"""The records of measurements.jsonl: one JSON object a line, told apart by ``kind``.
+
+What was measured is one line per arm and round, with columns over ranks: a block is there as a whole or not at all. Who
+a rank is stands once, in the record of its gang.
+"""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from dataclasses import fields as dataclass_fields
-from typing import TYPE_CHECKING, Any
+import array
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from msgspec import Meta, field
+
+from pytest_ddpscale.results.strict_json import (
+    Count,
+    Positive,
+    Record,
+    Seconds,
+    UnixSeconds,
+    column,
+    each,
+    refuse_other_lengths,
+)
 
 # In place of a round's number, of what is asked before a study begins.
 BEFORE_ROUNDS = -1
-LOST = "lost"  # kind of the record of nodes that fell silent, or that Slurm gave up
 # A thousand times what any GPU trains of the smallest images: more is a broken clock, and would overflow in ratios.
 MOST_IMG_PER_S = 1e9
+STEP_BYTES = 4  # of one step time: float32 has seven digits, more than any clock of a GPU
+
+Ranks = Annotated[tuple[Count, ...], Meta(min_length=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Joules = Annotated[float, Meta(ge=0, le=1e12)]
+PeakBytes = Annotated[int, Meta(ge=2**20, le=2**47)]  # no process is smaller, and no device larger
+Deviation = Annotated[float, Meta(ge=0, le=1e7)]
+Texts = tuple[str, ...]
+EndReason = Literal["decided", "rounds", "budget", "interrupted", "error"]
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What one rank saw in one timed block: one arm in one round.
+class RankPlace(NamedTuple):
+    """Where one rank is: its host, its number there, and its GPU's UUID, or ``cpu``."""
+
+    host: str
+    local_rank: int
+    device: str
+
+
+class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"):
+    """Who the ranks of one launch are. Columns are over all its ranks; what all have alike stands there once.
+
+    Attributes:
+        gang: its number in this run, by which what it measured refers to it.
+        hosts: host name of each rank.
+        local_ranks: rank on its host: its GPU's place among those visible there.
+        devices: GPU UUID as NVML has it (``GPU-…``), or ``cpu``.
+        device_names: as the driver or the system gives them.
+        pids: of the ranks' processes.
+        import_s: seconds from a process's start until torch was imported.
+        rendezvous_s: seconds from then until the rank had joined the others.
+        threads: that torch computes with on the CPU.
+        cores: that the rank may run on.
+        numa_nodes: whose cores and memory it takes; None where it runs where it is let.
+        numa_notes: why it is not bound as it should be; empty where there is nothing to tell.
+        versions: of the software.
+        environment: variables that change how fast ranks train or talk, secrets masked.
+    """
+
+    gang: Count
+    hosts: Annotated[Texts, Meta(min_length=1)]
+    local_ranks: Ranks
+    devices: Texts
+    device_names: str | Texts = ""
+    pids: Count | tuple[Count, ...] = 0
+    import_s: Deviation | tuple[Deviation, ...] = 0.0
+    rendezvous_s: Deviation | tuple[Deviation, ...] = 0.0
+    threads: Count | tuple[Count, ...] = 0
+    cores: Count | tuple[Count | None, ...] | None = None
+    numa_nodes: Count | tuple[Count | None, ...] | None = None
+    numa_notes: str | Texts = ""
+    versions: dict[str, str | None] | tuple[dict[str, str | None], ...] = field(default_factory=dict)
+    environment: dict[str, str] | tuple[dict[str, str], ...] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        columns = [name for name in self.__struct_fields__ if name != "gang"]
+        refuse_other_lengths(self, len(self.hosts), *columns)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks it has, numbered from 0."""
+        return len(self.hosts)
+
+    def place(self, rank: int) -> RankPlace:
+        """Where a rank is."""
+        return RankPlace(self.hosts[rank], self.local_ranks[rank], self.devices[rank])
+
+    @property
+    def places_of_devices(self) -> set[tuple[str, str]]:
+        """Host and device of every rank."""
+        return set(zip(self.hosts, self.devices, strict=True))
+
+
+class WhoIAm(Record, frozen=True, kw_only=True):
+    """One rank's part of a `GangRecord`, as it says it to rank 0."""
+
+    host: str
+    local_rank: Count
+    device: str
+    device_name: str
+    pid: Count
+    import_s: Deviation
+    rendezvous_s: Deviation
+    threads: Count
+    cores: Count | None
+    numa_node: Count | None
+    numa_note: str
+    versions: dict[str, str | None]
+    environment: dict[str, str]
+
+
+def joined_gang(ranks: Sequence[WhoIAm], number: int) -> GangRecord:
+    """The gang that its ranks say they are.
+
+    Args:
+        ranks: all, in order.
+        number: of the gang.
+    """
+    alike = ("device_name", "pid", "numa_node", "numa_note")
+    columns = {f"{name}s": column(getattr(one, name) for one in ranks) for name in alike}
+    same = ("import_s", "rendezvous_s", "threads", "cores", "versions", "environment")
+    columns |= {name: column(getattr(one, name) for one in ranks) for name in same}
+    return GangRecord(
+        gang=number, hosts=tuple(one.host for one in ranks), local_ranks=tuple(one.local_rank for one in ranks),
+        devices=tuple(one.device for one in ranks), **columns,
+    )  # fmt: skip
+
+
+class StudyStart(Record, frozen=True, kw_only=True, tag_field="kind", tag="study_start"):
+    """The ranks begin with a study."""
+
+    study: str
+    unix_s: UnixSeconds
+
+
+class WarmUp(Record, frozen=True, kw_only=True, tag_field="kind", tag="warm_up"):
+    """What came before an arm's first timed block.
+
+    Attributes:
+        study: id of the study.
+        arm: name of the arm.
+        first_block_s: from the making of the arm to its first steps' end: compilation, cuDNN's choice of algorithms,
+            NCCL's connections. Kept apart from steady state.
+        steps_per_block: that its timed blocks have.
+    """
+
+    study: str
+    arm: str
+    first_block_s: Seconds
+    steps_per_block: Positive
+
+
+class SeededSteps(Record, frozen=True, kw_only=True, tag_field="kind", tag="seeded_step"):
+    """What each rank computed, by itself, of a step that is the same on all ranks.
+
+    Attributes:
+        study: id of the study.
+        gang: number of the gang.
+        ranks: that computed it; columns are in their order.
+        checksums: of the gradients' bits, hexadecimal.
+        repeats: whether a rank got the same bits when it computed the step again.
+    """
+
+    study: str
+    gang: Count
+    ranks: Ranks
+    checksums: str | Texts
+    repeats: bool | tuple[bool, ...] = True
+
+    def __post_init__(self) -> None:
+        refuse_twice(self.ranks)
+        refuse_other_lengths(self, len(self.ranks), "checksums", "repeats")
+
+
+class RankSeededStep(Record, frozen=True, kw_only=True):
+    """One rank's part of `SeededSteps`, as it says it to rank 0."""
+
+    rank: Count
+    checksum: str
+    repeats: bool
+
+
+def joined_seeded_steps(parts: Sequence[RankSeededStep], study: str, gang: int) -> SeededSteps:
+    """What the ranks of a study have said."""
+    return SeededSteps(
+        study=study, gang=gang, ranks=tuple(part.rank for part in parts),
+        checksums=column(part.checksum for part in parts), repeats=column(part.repeats for part in parts),
+    )  # fmt: skip
+
+
+class WorkloadFlops(Record, frozen=True, kw_only=True, tag_field="kind", tag="workload_flops"):
+    """Floating-point operations per image of forward and backward pass of a study's model, and who counted them."""
+
+    study: str
+    flops_per_image: Annotated[float, Meta(gt=0, le=1e18)]
+    counter: str
+
+
+class Block(Record, frozen=True, kw_only=True, tag_field="kind", tag="block"):
+    """One arm in one round, as all its ranks saw it. Columns are in the order of `ranks`; what all ranks have alike
+    stands there once.
 
     Attributes:
         study: id of the study, ``weak/resnet152-fp16``.
         arm: name of the arm: ``alone``, ``each@8``, ``no_sync@8`` or ``ddp@8``.
         round: counted from 0.
-        rank: global rank in the gang.
-        local_rank: rank on its host: its GPU's place among those visible there.
-        host: host name.
-        device: GPU UUID as NVML has it (``GPU-…``), or ``cpu``.
+        gang: number of the gang.
         batch_size: per-GPU batch, in images.
-        steps: optimizer steps in the block.
-        block_s: duration of the block, in seconds.
+        steps: optimizer steps in the block; ranks of imported results may have made different numbers of them.
+        ranks: that took part, numbered as in the gang.
         started_unix_s: when the block began, seconds since 1970 UTC.
-        step_s: duration of each step, in seconds; empty in imported results that kept none.
-        step_stdev_s: sample standard deviation of the step time, in seconds; None with one step.
+        block_s: its duration, in seconds.
+        step_s: duration of each step in seconds, (ranks, steps): little-endian float32, rank after rank, in base64.
+            Empty in imported results, which keep none. As a list of numbers 8,192 ranks would take twice the space
+            and ten times as long to read.
+        step_stdev_s: sample standard deviation of the step time, in seconds, of imported results.
         utilization: share of the block the device was busy, 0 … 1 (CPU: process CPU time per thread);
             None where it could not be read.
         energy_j: that the GPU took in the block; None where it could not be read, and on a CPU.
@@ -50,108 +238,85 @@ class Measurement:
 
     study: str
     arm: str
-    round: int
-    rank: int
-    local_rank: int
-    host: str
-    device: str
-    batch_size: int
-    steps: int
-    block_s: float
-    started_unix_s: float
-    step_s: tuple[float, ...] = ()
-    step_stdev_s: float | None = None
-    utilization: float | None = None
-    peak_memory_bytes: int | None = None
-    skipped_steps: int = 0
-    parameters_checksum: str | None = None
+    round: Count
+    gang: Count
+    batch_size: Positive
+    steps: Positive | tuple[Positive, ...]
+    ranks: Ranks
+    started_unix_s: UnixSeconds | tuple[UnixSeconds, ...]
+    block_s: Seconds | tuple[Seconds, ...]
+    step_s: bytes = b""
+    step_stdev_s: Deviation | tuple[Deviation | None, ...] | None = None
+    utilization: Share | tuple[Share | None, ...] | None = None
+    energy_j: Joules | tuple[Joules | None, ...] | None = None
+    peak_memory_bytes: PeakBytes | tuple[PeakBytes | None, ...] | None = None
+    skipped_steps: Count | tuple[Count, ...] = 0
+    parameters_checksum: str | tuple[str | None, ...] | None = None
     single_sample: bool = False
-    energy_j: float | None = None
 
     def __post_init__(self) -> None:
-        if self.step_stdev_s is not None and not self.step_stdev_s >= 0:
-            raise ValueError(f"step_stdev_s={self.step_stdev_s}; expected none or at least 0")
-        if self.energy_j is not None and not (math.isfinite(self.energy_j) and self.energy_j >= 0):
-            raise ValueError(f"energy_j={self.energy_j}; expected none or a finite number from 0 up")
-        if self.steps < 1 or not (math.isfinite(self.block_s) and self.block_s > 0):
-            raise ValueError(f"steps={self.steps}, block_s={self.block_s}; expected both positive and finite")
-        if min(self.round, self.rank, self.local_rank) < 0 or not 0 <= self.skipped_steps <= self.steps:
-            raise ValueError(
-                f"round={self.round}, rank={self.rank}, local_rank={self.local_rank}, "
-                f"skipped_steps={self.skipped_steps} of {self.steps}; expected none below 0, nor more skipped than made"
-            )
-        if not self.throughput_img_per_s <= MOST_IMG_PER_S:
-            raise ValueError(
-                f"batch_size={self.batch_size}, steps={self.steps}, block_s={self.block_s} are "
-                f"{self.throughput_img_per_s:g} img/s; expected at most {MOST_IMG_PER_S:g}"
-            )
-
-    @property
-    def throughput_img_per_s(self) -> float:
-        """Images this rank trained per second."""
-        return self.batch_size * self.steps / self.block_s
-
-    def as_json(self) -> dict[str, Any]:
-        """The measurement as JSON types, with its ``kind``."""
-        return {"kind": "measurement", **asdict(self)}
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Measurement:
-        """Read what `as_json` wrote.
-
-        Raises:
-            TypeError: a key is missing or unknown, or its value of another type.
-            ValueError: a number is impossible.
-        """
-        fields = {key: value for key, value in data.items() if key != "kind"}
-        fields["step_s"] = tuple(fields.get("step_s", ()))
-        measurement = Measurement(**fields)
-        refuse_other_types(measurement)
-        return measurement
+        count = len(self.ranks)
+        refuse_twice(self.ranks)
+        refuse_other_lengths(self, count, *_BLOCK_COLUMNS)
+        fewest = min(each(self.steps, 1))
+        if self.step_s and (isinstance(self.steps, tuple) or len(self.step_s) != STEP_BYTES * count * fewest):
+            found = f"{len(self.step_s)} bytes of step times (step_s)"
+            raise ValueError(f"{found}; expected {STEP_BYTES} for each of {count} x {self.steps}")
+        if max(each(self.skipped_steps, 1)) > fewest:
+            raise ValueError(f"skipped_steps={max(each(self.skipped_steps, 1))}; expected at most {fewest} steps")
+        for steps, block_s in zip(each(self.steps, count), each(self.block_s, count), strict=True):
+            if self.batch_size * steps > MOST_IMG_PER_S * block_s:
+                raise ValueError(
+                    f"batch_size={self.batch_size}, steps={steps}, block_s={block_s} are "
+                    f"{self.batch_size * steps / block_s:g} img/s; expected at most {MOST_IMG_PER_S:g}"
+                )
 
 
-_NUMBER = (int, float)
-_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "float": _NUMBER,
-}
+_BLOCK_COLUMNS = (
+    "steps", "started_unix_s", "block_s", "step_stdev_s", "utilization", "energy_j", "peak_memory_bytes",
+    "skipped_steps", "parameters_checksum",
+)  # fmt: skip
 
 
-def _fits(annotation: str, value: Any) -> bool:
-    """Whether a value read from JSON is of a field's type: True is no number, and 1 is a float."""
-    if annotation.endswith(" | None"):
-        return value is None or _fits(annotation.removesuffix(" | None"), value)
-    if annotation == "tuple[float, ...]":
-        return all(type(number) in _NUMBER for number in value)
-    if annotation.startswith("tuple["):
-        return isinstance(value, tuple)  # of records, each of which was looked at by itself
-    if annotation.startswith("Mapping["):
-        inner = annotation.removeprefix("Mapping[str, ").removesuffix("]")
-        return isinstance(value, dict) and all(isinstance(key, str) and _fits(inner, one) for key, one in value.items())
-    if isinstance(value, bool):
-        return annotation == "bool"
-    if annotation not in _TYPES:
-        return type(value).__name__ == annotation
-    return isinstance(value, _TYPES[annotation])
+class RankBlock(Record, frozen=True, kw_only=True):
+    """One rank's part of a `Block`, as it says it to rank 0."""
+
+    rank: Count
+    started_unix_s: UnixSeconds
+    block_s: Seconds
+    step_s: bytes
+    utilization: Share | None
+    peak_memory_bytes: PeakBytes | None
+    skipped_steps: Count
+    parameters_checksum: str | None
+    energy_j: Joules | None = None
 
 
-def refuse_other_types(record: DataclassInstance) -> None:
-    """Check the fields of a record that was read from JSON against their annotations.
+def joined_block(parts: Sequence[RankBlock], **common: Any) -> Block:
+    """The block that its ranks have said.
 
     Args:
-        record: a dataclass of texts, numbers, truths, tuples, mappings from text and dataclasses, or None of these.
-
-    Raises:
-        TypeError: a field is of another type.
+        parts: of all its ranks.
+        common: study, arm, round, gang, batch_size and steps.
     """
-    wrong = [f.name for f in dataclass_fields(record) if not _fits(str(f.type), getattr(record, f.name))]
-    if wrong:
-        raise TypeError(f"{wrong[0]} is {getattr(record, wrong[0])!r}")
+    columns: dict[str, Any] = {
+        name: column(getattr(part, name) for part in parts)
+        for name in _BLOCK_COLUMNS
+        if name not in ("steps", "step_stdev_s")
+    }
+    ranks = tuple(part.rank for part in parts)
+    return Block(**common, ranks=ranks, step_s=b"".join(part.step_s for part in parts), **columns)
 
 
-@dataclass(frozen=True)
-class StudyEnd:
+class RoundEnd(Record, frozen=True, kw_only=True, tag_field="kind", tag="round_end"):
+    """A round is over: names of the arms, or ids of the probes, that it timed."""
+
+    study: str
+    round: Count
+    arms: Texts
+
+
+class StudyEnd(Record, frozen=True, tag_field="kind", tag="study_end"):
     """How a study ended.
 
     Attributes:
@@ -163,27 +328,20 @@ class StudyEnd:
     """
 
     study: str
-    reason: str
+    reason: EndReason
     message: str = ""
 
-    def as_json(self) -> dict[str, Any]:
-        """The record as JSON types, with its ``kind``."""
-        return {"kind": "study_end", **asdict(self)}
+
+class Lost(Record, frozen=True, kw_only=True, tag_field="kind", tag="lost"):
+    """Nodes that fell silent, or that the launcher gave up, and what was said of it."""
+
+    hosts: Texts
+    message: str
 
 
 @dataclass(frozen=True)
 class SeededStep:
-    """What one rank computed, by itself, of a step that is the same on all ranks.
-
-    Attributes:
-        study: id of the study.
-        rank: global rank in the gang.
-        local_rank: rank on its host.
-        host: host name.
-        device: GPU UUID, or ``cpu``.
-        checksum: of the gradients' bits, hexadecimal.
-        repeats: whether the rank got the same bits when it computed the step again.
-    """
+    """One rank's part of `SeededSteps`."""
 
     study: str
     rank: int
@@ -194,79 +352,22 @@ class SeededStep:
     repeats: bool = True
 
 
-def seeded_steps_of(records: Sequence[dict[str, Any]]) -> dict[str, list[SeededStep]]:
-    """The seeded steps among records, by study; a study's last one counts for each rank.
-
-    Raises:
-        TypeError: a record lacks a key or has an unknown one, or its value is of another type.
-    """
-    found: dict[str, dict[int, SeededStep]] = {}
-    for record in records:
-        if record.get("kind") == "seeded_step":
-            step = SeededStep(**{key: value for key, value in record.items() if key != "kind"})
-            refuse_other_types(step)
-            found.setdefault(step.study, {})[step.rank] = step
-    return {study: [steps[rank] for rank in sorted(steps)] for study, steps in found.items()}
+def gangs_by_number(records: Iterable[object]) -> dict[int, GangRecord]:
+    """The gangs that announced themselves."""
+    return {record.gang: record for record in records if isinstance(record, GangRecord)}
 
 
-def flops_of(records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Floating-point operations per image of forward and backward pass, by study, where they were counted.
-
-    Raises:
-        KeyError: a record lacks a key.
-        ValueError: a number is impossible.
-    """
-    counted = [record for record in records if record.get("kind") == "workload_flops"]
-    found = {str(record["study"]): float(record["flops_per_image"]) for record in counted}
-    if any(not (math.isfinite(flops) and flops > 0) for flops in found.values()):
-        raise ValueError(f"flops_per_image {found}; expected positive and finite numbers")
-    return found
+def step_bytes(step_s: Iterable[float]) -> bytes:
+    """Step times as `Block.step_s` has them."""
+    packed = array.array("f", step_s)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
-def timed_arms_of(records: Sequence[dict[str, Any]]) -> dict[str, dict[int, frozenset[str]]]:
-    """Names of the arms that each finished round timed, by study and number of the round.
-
-    Raises:
-        KeyError: a record lacks a key.
-        TypeError: its arms are no list.
-    """
-    found: dict[str, dict[int, frozenset[str]]] = {}
-    for record in records:
-        if record.get("kind") == "round_end":
-            if not isinstance(record["arms"], list):
-                raise TypeError(f"arms of a round_end are {record['arms']!r}; expected a list of names")
-            arms = frozenset(map(str, record["arms"]))
-            found.setdefault(str(record["study"]), {})[int(record["round"])] = arms
-    return found
-
-
-def strict_json(data: Any) -> str:
-    """One line of JSON that every parser accepts.
-
-    Raises:
-        ValueError: the data holds NaN or an infinity, which JSON has no word for.
-    """
-    return json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
-
-
-def parse_strict_json(text: str) -> Any:
-    """Parse JSON. Raises ValueError for anything malformed, NaN and Infinity included."""
-
-    def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is not JSON")
-
-    def finite(digits: str) -> float:
-        number = float(digits)
-        if math.isinf(number):
-            raise ValueError(f"{digits} is out of range")
-        return number
-
-    def moderate(digits: str) -> int:
-        if len(digits) > 40:
-            raise ValueError(f"{digits[:20]}… is out of range")
-        return int(digits)
-
-    try:
-        return json.loads(text, parse_constant=refuse, parse_float=finite, parse_int=moderate)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+def refuse_twice(ranks: Sequence[int]) -> None:
+    """Refuse a rank that is there twice. Raises ValueError."""
+    if len(set(ranks)) != len(ranks):
+        raise ValueError(
+            f"ranks has {len(ranks)} values, and {len(set(ranks))} different ones; expected each rank once"
+        )

@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
-from pytest_ddpscale.results.records import Measurement, parse_strict_json, strict_json
-from pytest_ddpscale.results.telemetry_record import Telemetry
+from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, checked_line
+from pytest_ddpscale.results.strict_json import parse_strict_json, strict_json
+from pytest_ddpscale.results.telemetry_record import TelemetryBlock
 
-RUN_SCHEMA_VERSION = 1
+T = TypeVar("T")
+RUN_SCHEMA_VERSION = 2
 LOCK_NAME = "run.lock"  # of the file by which a run keeps others out, see run_lock.py
 
 
@@ -32,6 +34,7 @@ class RunDirectory:
     """
 
     path: Path
+    _read: dict[Path, tuple[Any, list[Any]]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def run_json(self) -> Path:
@@ -45,12 +48,12 @@ class RunDirectory:
 
     @property
     def measurements_jsonl(self) -> Path:
-        """What was measured, a line per rank, arm and round."""
+        """What was measured, a line per arm and round."""
         return self.path / "measurements.jsonl"
 
     @property
     def telemetry_jsonl(self) -> Path:
-        """What GPUs said of themselves meanwhile, a line per device, arm and round."""
+        """What GPUs said of themselves meanwhile, a line per arm and round."""
         return self.path / "telemetry.jsonl"
 
     @property
@@ -72,11 +75,6 @@ class RunDirectory:
     def plots(self) -> Path:
         """PNG plots."""
         return self.path / "plots"
-
-    @property
-    def steering_json(self) -> Path:
-        """The supervisor's last word on whether a study goes on."""
-        return self.path / "steering.json"
 
     @property
     def logs(self) -> Path:
@@ -171,37 +169,28 @@ class RunDirectory:
         data = read_versioned(self.plan_json, PLAN_SCHEMA_VERSION, "plan.json")
         try:
             return Plan.from_json(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except ValueError as error:
             raise broken_file(self.plan_json, f"does not describe a plan ({error})") from None
 
-    def read_records(self) -> list[dict[str, Any]]:
-        """Every record of measurements.jsonl, in order; a torn last line is left out.
+    def read_records(self) -> list[AnyRecord]:
+        """Every record of measurements.jsonl, in order; a torn last line is left out. Read again only if it changed.
 
         Raises:
-            RunDirectoryError: a line that is not the last is not JSON; the message has its number.
+            RunDirectoryError: a line that is not the last holds no record; the message has its number.
         """
-        return list(_records(self.measurements_jsonl))
+        return self._read_once(self.measurements_jsonl, RecordReader().read)
 
-    def read_measurements(self) -> list[Measurement]:
-        """The measurements among the records. Raises RunDirectoryError."""
-        found = []
-        for number, record in enumerate(_records(self.measurements_jsonl), start=1):
-            if record.get("kind") != "measurement":
-                continue
-            try:
-                found.append(Measurement.from_json(record))
-            except (TypeError, ValueError) as error:
-                raise broken_file(self.measurements_jsonl, f"line {number} is no measurement ({error})") from None
-        return found
-
-    def read_telemetry(self) -> list[Telemetry]:
+    def read_telemetry(self) -> list[TelemetryBlock]:
         """All of it, in order; nothing where none was taken. Raises RunDirectoryError."""
-        found = []
-        for number, record in enumerate(_records(self.telemetry_jsonl), start=1):
-            try:
-                found.append(Telemetry.from_json(record))
-            except (TypeError, ValueError) as error:
-                raise broken_file(self.telemetry_jsonl, f"line {number} is no telemetry ({error})") from None
+        reader = RecordReader()
+        reader.know(self.read_records())
+        return self._read_once(self.telemetry_jsonl, reader.read_telemetry)
+
+    def _read_once(self, path: Path, read: Callable[[bytes], T]) -> list[T]:
+        stamp = _stamp(path)
+        if path not in self._read or self._read[path][0] != stamp:
+            self._read[path] = stamp, list(_records(path, read))
+        found: list[T] = self._read[path][1]
         return found
 
     def measurements_sha256(self) -> str:
@@ -221,11 +210,11 @@ class RunDirectory:
         except OSError as error:
             raise self.unwritten(self.measurements_jsonl, error) from None
 
-    def append_record(self, record: dict[str, Any]) -> None:
+    def append_record(self, record: AnyRecord) -> None:
         """Append one record, so that it survives whatever happens to this process next. Raises as `append_records`."""
         self.append_records([record])
 
-    def append_records(self, records: Sequence[dict[str, Any]]) -> None:
+    def append_records(self, records: Sequence[AnyRecord]) -> None:
         """Append records, opening the file once: on a shared file system that may cost more than writing.
 
         Raises:
@@ -233,16 +222,19 @@ class RunDirectory:
         """
         self._append(self.measurements_jsonl, records)
 
-    def append_telemetry(self, records: Sequence[dict[str, Any]]) -> None:
+    def append_telemetry(self, records: Sequence[TelemetryBlock]) -> None:
         """Append records of what GPUs said of themselves. Raises as `append_records`."""
         self._append(self.telemetry_jsonl, records)
 
-    def _append(self, path: Path, records: Sequence[dict[str, Any]]) -> None:
-        lines = "".join(strict_json(record) + "\n" for record in records)
+    def _append(self, path: Path, records: Sequence[AnyRecord | TelemetryBlock]) -> None:
+        self.append_lines(path.name, b"".join(map(checked_line, records)))
+
+    def append_lines(self, name: str, lines: bytes) -> None:
+        """Append lines to a file as they are. Raises as `append_records`."""
         try:
-            append_whole(path, lines.encode())
+            append_whole(self.path / name, lines)
         except OSError as error:
-            raise self.unwritten(path, error) from None
+            raise self.unwritten(self.path / name, error) from None
 
     def unwritten(self, path: Path, error: OSError) -> WritingError:
         """The error for a file of the run that cannot be written: what is kept, and what to do."""
@@ -309,31 +301,37 @@ def cut_torn_line(path: Path) -> None:
         file.truncate(content.rfind(b"\n") + 1)
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Changes with the content of a file that is replaced or appended to; nothing where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _records(path: Path, read: Callable[[bytes], T]) -> Iterator[T]:
+    """What complete lines hold, one after the other: a file of a large run is never in memory as a whole."""
     if not path.exists():
         return
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):  # torn by a kill
+                    return
+                try:
+                    yield read(line)
+                except ValueError as error:
+                    raise broken_file(path, f"line {number} is no record: {error}") from None
     except OSError as error:
         raise broken_file(path, f"cannot be read ({error.strerror})") from None
-    # A complete file ends in a newline, so the last piece is empty or torn by a kill.
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            record = parse_strict_json(line)
-        except ValueError as error:
-            raise broken_file(path, f"line {number} is not a JSON object ({error})") from None
-        if not isinstance(record, dict):
-            raise broken_file(path, f"line {number} is not a JSON object")
-        if record.get("kind") == "study_end" and not isinstance(record.get("study"), str):
-            raise broken_file(path, f"line {number} is no end of a study: it names none")
-        yield record
 
 
 def read_versioned(path: Path, supported: int, what: str) -> dict[str, Any]:
     """The object in a JSON file whose `schema_version` this version understands.
 
     Raises:
-        RunDirectoryError: the file is missing or broken, or a newer version wrote it.
+        RunDirectoryError: the file is missing or broken, or a newer or older version wrote it.
     """
     try:
         data = parse_strict_json(path.read_text(encoding="utf-8"))
@@ -342,11 +340,13 @@ def read_versioned(path: Path, supported: int, what: str) -> dict[str, Any]:
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
         raise broken_file(path, f"is no {what}: it has no schema_version")
-    if version > supported:
-        raise RunDirectoryError(
-            str(path), f"has schema_version {version}", f"at most {supported}",
-            "A newer pytest-ddpscale wrote it: upgrade to read it.",
-        )  # fmt: skip
+    if version != supported:
+        what_next = (
+            "A newer pytest-ddpscale wrote it: upgrade to read it."
+            if version > supported
+            else "An older pytest-ddpscale wrote it: measure, import or simulate again with this one."
+        )
+        raise RunDirectoryError(str(path), f"has schema_version {version}", str(supported), what_next)
     assert isinstance(data, dict)
     return data
 

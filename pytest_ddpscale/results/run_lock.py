@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.results.records import parse_strict_json, strict_json
 from pytest_ddpscale.results.run_directory import LOCK_NAME, not_writable
+from pytest_ddpscale.results.strict_json import parse_strict_json, strict_json
 
 # What flock says where the file system has no locks: NFS without lockd, Lustre mounted without -o flock.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale import __version__
+from pytest_ddpscale.results.gangs import versions_of
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import GangRecord, StudyEnd, WarmUp, gangs_by_number
 from pytest_ddpscale.results.run_directory import RUN_SCHEMA_VERSION, RunDirectory
+from pytest_ddpscale.results.strict_json import Record, each
 from pytest_ddpscale.util.masking import masked_arguments
 
 IMPORTED = "imported"  # status of a run made of another tool's results
@@ -18,6 +22,21 @@ SIMULATED = "simulated"  # status of a run of the simulator, and the field of ru
 SIMULATED_DEVICE = "SIM-"  # what its devices are called, in place of GPU-
 _LEFT_OUT = " was left out: "  # between a node's name and why
 SIMULATED_NOTE = "SIMULATED: no machine was measured"
+
+
+class RunDevice(Record, frozen=True):
+    """A device of a host, as run.json has it."""
+
+    index: int
+    uuid: str
+    name: str
+
+
+class RunHost(Record, frozen=True):
+    """A host that took part, as run.json has it."""
+
+    host: str
+    devices: tuple[RunDevice, ...]
 
 
 def is_simulated(record: dict[str, Any], devices: Iterable[str] = ()) -> bool:
@@ -126,13 +145,13 @@ def left_out_notes(record: dict[str, Any]) -> list[str]:
     return list(map(str, notes)) if isinstance(notes, list) else []
 
 
-def binding_notes(records: Sequence[dict[str, Any]]) -> list[str]:
+def binding_notes(records: Sequence[AnyRecord]) -> list[str]:
     """Which ranks could not be bound to the NUMA nodes of their GPUs, and why: one note for each reason."""
     ranks: dict[str, dict[tuple[str, int], None]] = {}
-    for record in records:
-        numa = record.get("numa") if record.get("kind") == "startup" else None
-        if isinstance(numa, dict) and numa.get("note"):
-            ranks.setdefault(str(numa["note"]), {})[str(record["host"]), int(record["rank"])] = None
+    for gang in gangs_by_number(records).values():
+        for rank, note in enumerate(each(gang.numa_notes, gang.world_size)):
+            if note:
+                ranks.setdefault(note, {})[gang.hosts[rank], rank] = None
     notes = []
     for reason, unbound in ranks.items():
         (host, rank), more = next(iter(unbound)), len(unbound) - 1
@@ -168,43 +187,40 @@ def resumption_notes(record: dict[str, Any]) -> list[str]:
 
 def finish_run(run: RunDirectory, status: str) -> None:
     """Add how it ended, and what the ranks said of themselves: hosts, devices, versions, start-up."""
-    record = run.read_run() | {"status": status, "finished_at": now_iso()}
-    startups = [r for r in run.read_records() if r.get("kind") == "startup"]
-    if startups:
-        record["hosts"] = _hosts(startups)
-        record["versions"] = record["versions"] | {k: v for k, v in startups[0]["versions"].items() if v is not None}
-        record["environment"] = startups[0]["environment"]
-        record["startup"] = _slowest_startup(run, startups)
+    record, records = run.read_run() | {"status": status, "finished_at": now_iso()}, run.read_records()
+    gangs = list(gangs_by_number(records).values())
+    if gangs:
+        versions = versions_of(gangs[0])
+        record["hosts"] = hosts_of(gangs)
+        record["versions"] = record["versions"] | {k: v for k, v in versions.items() if v is not None}
+        record["environment"] = each(gangs[0].environment, 1)[0]
+        record["startup"] = _slowest_startup(records, gangs)
     run.write_json(run.run_json, record)
 
 
-def errors_of(records: Sequence[dict[str, Any]]) -> dict[str, str]:
+def errors_of(records: Sequence[AnyRecord]) -> dict[str, str]:
     """Message of every study that broke and was not measured again, by its id."""
-    ends = {r["study"]: r for r in records if r.get("kind") == "study_end"}
-    return {study: str(r.get("message", "")) for study, r in ends.items() if r.get("reason") == "error"}
+    return {study: end.message for study, end in ends_of(records).items() if end.reason == "error"}
 
 
-def interruptions_of(records: Sequence[dict[str, Any]]) -> dict[str, str]:
+def interruptions_of(records: Sequence[AnyRecord]) -> dict[str, str]:
     """What ended a study from outside, by its id: no fault of it, and no measurement either."""
-    ends = {r["study"]: r for r in records if r.get("kind") == "study_end"}
-    return {study: str(r.get("message", "")) for study, r in ends.items() if r.get("reason") == "interrupted"}
+    return {study: end.message for study, end in ends_of(records).items() if end.reason == "interrupted"}
 
 
-def studies_measured(records: Sequence[dict[str, Any]]) -> set[str]:
+def studies_measured(records: Sequence[AnyRecord]) -> set[str]:
     """Ids of the studies that came to their own end, so that measuring them again would tell nothing new."""
-    ends = {str(r["study"]): r.get("reason") for r in records if r.get("kind") == "study_end"}
-    return {study for study, reason in ends.items() if reason in ("decided", "rounds")}
+    return {study for study, end in ends_of(records).items() if end.reason in ("decided", "rounds")}
 
 
-def studies_out_of_time(records: Sequence[dict[str, Any]]) -> set[str]:
+def studies_out_of_time(records: Sequence[AnyRecord]) -> set[str]:
     """Ids of the studies that ended because the session's budget was spent."""
-    ends = {str(r["study"]): r.get("reason") for r in records if r.get("kind") == "study_end"}
-    return {study for study, reason in ends.items() if reason == "budget"}
+    return {study for study, end in ends_of(records).items() if end.reason == "budget"}
 
 
-def studies_that_ended(records: Sequence[dict[str, Any]]) -> set[str]:
-    """Ids of the studies whose end was recorded, good or bad."""
-    return {str(r.get("study")) for r in records if r.get("kind") == "study_end"}
+def ends_of(records: Sequence[AnyRecord]) -> dict[str, StudyEnd]:
+    """The last end of every study whose end was recorded, good or bad, by its id."""
+    return {record.study: record for record in records if isinstance(record, StudyEnd)}
 
 
 def now_iso() -> str:
@@ -219,16 +235,21 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _hosts(startups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def hosts_of(gangs: Iterable[GangRecord]) -> list[dict[str, Any]]:
+    """Hosts and their devices, as run.json has them."""
     hosts: dict[str, dict[int, dict[str, Any]]] = {}
-    for s in startups:
-        device = {"index": s["local_rank"], "uuid": s["device"], "name": s["device_name"]}
-        hosts.setdefault(s["host"], {})[s["local_rank"]] = device
+    for gang in gangs:
+        for rank, name in enumerate(each(gang.device_names, gang.world_size)):
+            host, index, device = gang.place(rank)
+            hosts.setdefault(host, {})[index] = {"index": index, "uuid": device, "name": name}
     return [{"host": host, "devices": [devices[i] for i in sorted(devices)]} for host, devices in sorted(hosts.items())]
 
 
-def _slowest_startup(run: RunDirectory, startups: Sequence[dict[str, Any]]) -> dict[str, float]:
+def _slowest_startup(records: Sequence[AnyRecord], gangs: Sequence[GangRecord]) -> dict[str, float]:
     """Seconds of the slowest rank of any gang, and of the first step, kept apart from what is judged."""
-    first_steps = [r["first_block_s"] for r in run.read_records() if r.get("kind") == "warm_up"]
-    slowest = {name: max(s[name] for s in startups) for name in ("import_s", "rendezvous_s")}
+    first_steps = [record.first_block_s for record in records if isinstance(record, WarmUp)]
+    slowest = {
+        "import_s": max(second for gang in gangs for second in each(gang.import_s, 1)),
+        "rendezvous_s": max(second for gang in gangs for second in each(gang.rendezvous_s, 1)),
+    }
     return slowest | ({"first_step_s": first_steps[0]} if first_steps else {})

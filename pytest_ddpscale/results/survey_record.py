@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pytest_ddpscale.results.records import refuse_other_types
+import msgspec
+from msgspec import field
+
+from pytest_ddpscale.results.strict_json import Record, decode
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+    from pytest_ddpscale.results.record_lines import AnyRecord
 
 STUDY_ID = "survey"
-_POST_MORTEM = "post_mortem"
-Record = TypeVar("Record", bound="DataclassInstance")
 
 
-@dataclass(frozen=True)
-class GpuProcess:
+class GpuProcess(Record, frozen=True):
     """A process that had a compute context on a GPU before ours began.
 
     Attributes:
@@ -31,8 +30,7 @@ class GpuProcess:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class RemappedRows:
+class RemappedRows(Record, frozen=True):
     """Rows of device memory that were replaced by spare ones (Ampere and later).
 
     Attributes:
@@ -48,8 +46,7 @@ class RemappedRows:
     failed: bool
 
 
-@dataclass(frozen=True)
-class SurveyedGpu:
+class SurveyedGpu(Record, frozen=True):
     """One GPU. None is what the driver does not say, whatever the reason; `unreadable` has that.
 
     Attributes:
@@ -119,23 +116,10 @@ class SurveyedGpu:
     nvlinks_active: int | None = None
     nvlinks: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> SurveyedGpu:
-        """Read what `dataclasses.asdict` made. Raises TypeError if it did not."""
-        fields = dict(data)
-        if fields.get("remapped_rows") is not None:
-            fields["remapped_rows"] = _typed(RemappedRows(**fields["remapped_rows"]))
-        if fields.get("processes") is not None:
-            fields["processes"] = tuple(_typed(GpuProcess(**one)) for one in fields["processes"])
-        if fields.get("throttle_reasons") is not None:
-            fields["throttle_reasons"] = tuple(map(str, fields["throttle_reasons"]))
-        return _typed(SurveyedGpu(**fields))
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class InfiniBandPort:
+class InfiniBandPort(Record, frozen=True):
     """One port of an adapter under /sys/class/infiniband.
 
     Attributes:
@@ -153,8 +137,7 @@ class InfiniBandPort:
     rate_gbit_per_s: float | None = None
 
 
-@dataclass(frozen=True)
-class ClockSkew:
+class ClockSkew(Record, frozen=True):
     """Bounds of what a node's clock shows more than the supervisor's, in seconds.
 
     The node read its clock at some moment between the question and the arrival of its answer.
@@ -168,8 +151,7 @@ class ClockSkew:
     latest_skew_s: float
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
     """One node.
 
     Attributes:
@@ -197,49 +179,34 @@ class Survey:
     driver_problem: str = ""
     gpus: tuple[SurveyedGpu, ...] = ()
     cores: int | None = None
-    versions: Mapping[str, str | None] = field(default_factory=dict)
+    versions: dict[str, str | None] = field(default_factory=dict)
     torch_problem: str = ""
     arch_list: tuple[str, ...] = ()
-    free_bytes: Mapping[str, int] = field(default_factory=dict)
+    free_bytes: dict[str, int] = field(default_factory=dict)
     infiniband: tuple[InfiniBandPort, ...] = ()
     topology: str = ""
     clock: ClockSkew | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """The survey as JSON types, with its ``kind``."""
-        return {"kind": "survey", "study": STUDY_ID, **asdict(self)}
 
-    def as_post_mortem(self) -> dict[str, Any]:
-        """The same of GPUs that were looked at again after ranks had failed, with a ``kind`` of its own."""
-        return {**self.as_json(), "kind": _POST_MORTEM}
+class PostMortem(Record, frozen=True, tag_field="kind", tag="post_mortem"):
+    """What a node's GPUs were when they were looked at again, after ranks had failed."""
 
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Survey:
-        """Read what `as_json` or `as_post_mortem` wrote.
-
-        Raises:
-            TypeError: a key is missing or unknown, or its value of another type.
-        """
-        fields = {key: value for key, value in data.items() if key not in ("kind", "study")}
-        fields["gpus"] = tuple(SurveyedGpu.from_json(gpu) for gpu in fields.get("gpus", ()))
-        fields["infiniband"] = tuple(_typed(InfiniBandPort(**port)) for port in fields.get("infiniband", ()))
-        fields["arch_list"] = tuple(map(str, fields.get("arch_list", ())))
-        if fields.get("clock") is not None:
-            fields["clock"] = _typed(ClockSkew(**fields["clock"]))
-        return _typed(Survey(**fields))
+    survey: Survey
 
 
-def surveys_of(records: Sequence[dict[str, Any]]) -> dict[str, Survey]:
-    """The surveys among records, by host; a node's last one counts. Raises as `Survey.from_json`."""
-    found = [Survey.from_json(record) for record in records if record.get("kind") == "survey"]
-    return {survey.host: survey for survey in found}
+_SURVEY = msgspec.json.Decoder(Survey)
 
 
-def post_mortems_of(records: Sequence[dict[str, Any]]) -> list[Survey]:
-    """What nodes were after their ranks had failed, in order: driver and GPUs. Raises as `Survey.from_json`."""
-    return [Survey.from_json(record) for record in records if record.get("kind") == _POST_MORTEM]
+def read_survey(data: bytes) -> Survey:
+    """A survey from the line that `line_of` made. Raises ValueError if it is none."""
+    return decode(_SURVEY, data)
 
 
-def _typed(record: Record) -> Record:
-    refuse_other_types(record)
-    return record
+def surveys_of(records: Sequence[AnyRecord]) -> dict[str, Survey]:
+    """The surveys among records, by host; a node's last one counts."""
+    return {record.host: record for record in records if isinstance(record, Survey)}
+
+
+def post_mortems_of(records: Sequence[AnyRecord]) -> list[Survey]:
+    """What nodes were after their ranks had failed, in order: driver and GPUs."""
+    return [record.survey for record in records if isinstance(record, PostMortem)]

@@ -1,25 +1,22 @@
-"""What a GPU said about itself while an arm was timed: records of kind ``telemetry``, in telemetry.jsonl."""
+"""What GPUs said about themselves while an arm was timed: telemetry.jsonl, one record for each arm and round."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
-from pytest_ddpscale.results.records import refuse_other_types
+from msgspec import Meta, field
 
-_SHARES = {"utilization", "memory_utilization", "sm_activity", "sm_occupancy", "tensor_activity", "dram_activity"}
-_SPREADS = _SHARES | {"power_w", "sm_clock_mhz", "memory_clock_mhz", "memory_used_bytes", "temperature_c"}
-_NUMBERS = (
-    *("power_limit_w", "idle_power_w", "sm_clock_max_mhz", "energy_j", "ecc_corrected", "ecc_uncorrected"),
-    *("pcie_generation", "pcie_width", "pcie_replays", "pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s"),
-    *("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s", "nvlink_errors"),
-)
+from pytest_ddpscale.results.records import GangRecord, Joules, Ranks, Share
+from pytest_ddpscale.results.strict_json import Count, Record, UnixSeconds, column, each, refuse_other_lengths
+
+Amount = Annotated[float, Meta(ge=0, le=1e18)]
+Growth = Annotated[int, Meta(ge=0, le=2**62)]
+_SHARES = ("utilization", "memory_utilization", "sm_activity", "sm_occupancy", "tensor_activity", "dram_activity")
+_SPREADS = (*_SHARES, "power_w", "sm_clock_mhz", "memory_clock_mhz", "memory_used_bytes", "temperature_c")
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(Record, frozen=True):
     """A quantity over a window.
 
     Attributes:
@@ -29,31 +26,16 @@ class Spread:
         samples: how many there were.
     """
 
-    mean: float
-    minimum: float
-    maximum: float
-    samples: int
-
-    def __post_init__(self) -> None:
-        refuse_other_types(self)
-        if not all(map(math.isfinite, (self.mean, self.minimum, self.maximum))) or self.samples < 1:
-            raise ValueError(f"{self}; expected finite numbers of at least one sample")
-        if not self.minimum <= self.mean <= self.maximum:
-            raise ValueError(f"{self}; expected minimum <= mean <= maximum")
+    mean: Amount
+    minimum: Amount
+    maximum: Amount
+    samples: Annotated[int, Meta(ge=1, le=2**53)]
 
 
-@dataclass(frozen=True)
-class Telemetry:
-    """One GPU in one timed block. None is what the driver did not say: `unreadable` has the reason.
+class GpuReadings(Record, frozen=True, kw_only=True):
+    """What one GPU said in one window of time. None is what the driver did not say: `unreadable` has the reason.
 
     Attributes:
-        study: id of the study.
-        arm: name of the arm.
-        round: counted from 0.
-        rank: global rank that had the GPU.
-        local_rank: rank on its host.
-        host: host name.
-        device: GPU UUID as NVML has it (``GPU-…``).
         started_unix_s: when the window begins, seconds since 1970 UTC.
         ended_unix_s: when it ends.
         polls: how often the GPU was asked in the window for what the driver keeps no samples of.
@@ -91,96 +73,190 @@ class Telemetry:
         unreadable: reading → why there is no value; ``device`` for all of them.
     """
 
-    study: str
-    arm: str
-    round: int
-    rank: int
-    local_rank: int
-    host: str
-    device: str
-    started_unix_s: float
-    ended_unix_s: float
-    polls: int = 0
+    started_unix_s: UnixSeconds
+    ended_unix_s: UnixSeconds
+    polls: Count = 0
     utilization: Spread | None = None
     power_w: Spread | None = None
-    power_limit_w: float | None = None
-    idle_power_w: float | None = None
+    power_limit_w: Amount | None = None
+    idle_power_w: Amount | None = None
     sm_clock_mhz: Spread | None = None
-    sm_clock_max_mhz: float | None = None
+    sm_clock_max_mhz: Amount | None = None
     memory_clock_mhz: Spread | None = None
     memory_utilization: Spread | None = None
     memory_used_bytes: Spread | None = None
     temperature_c: Spread | None = None
-    energy_j: float | None = None
-    throttle_reasons: Mapping[str, float] | None = None
-    ecc_corrected: int | None = None
-    ecc_uncorrected: int | None = None
-    pcie_generation: int | None = None
-    pcie_width: int | None = None
-    pcie_replays: int | None = None
-    pcie_tx_bytes_per_s: float | None = None
-    pcie_rx_bytes_per_s: float | None = None
-    nvlink_tx_bytes_per_s: float | None = None
-    nvlink_rx_bytes_per_s: float | None = None
-    nvlink_errors: int | None = None
+    energy_j: Joules | None = None
+    throttle_reasons: dict[str, Share] | None = None
+    ecc_corrected: Growth | None = None
+    ecc_uncorrected: Growth | None = None
+    pcie_generation: Count | None = None
+    pcie_width: Count | None = None
+    pcie_replays: Growth | None = None
+    pcie_tx_bytes_per_s: Amount | None = None
+    pcie_rx_bytes_per_s: Amount | None = None
+    nvlink_tx_bytes_per_s: Amount | None = None
+    nvlink_rx_bytes_per_s: Amount | None = None
+    nvlink_errors: Growth | None = None
     sm_activity: Spread | None = None
     sm_occupancy: Spread | None = None
     tensor_activity: Spread | None = None
     dram_activity: Spread | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
-    unreadable: Mapping[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+
+class Telemetry(GpuReadings, frozen=True):
+    """The readings of one GPU in one timed block, and whose they are.
+
+    Attributes:
+        study: id of the study.
+        arm: name of the arm, or id of the probe.
+        round: counted from 0.
+        rank: global rank that had the GPU.
+        local_rank: rank on its host.
+        host: host name.
+        device: GPU UUID as NVML has it (``GPU-…``).
+    """
+
+    study: str
+    arm: str
+    round: Count
+    rank: Count
+    local_rank: Count
+    host: str
+    device: str
+
+
+class SpreadColumns(Record, frozen=True, kw_only=True):
+    """A quantity over a window, of several GPUs: a column for each number of `Spread`; None where there is none."""
+
+    mean: Amount | tuple[Amount | None, ...] | None
+    minimum: Amount | tuple[Amount | None, ...] | None
+    maximum: Amount | tuple[Amount | None, ...] | None
+    samples: Count | tuple[Count | None, ...] | None
+
+
+class TelemetryBlock(Record, frozen=True, kw_only=True):
+    """One arm in one round, or one probe, as its GPUs saw it: columns of what `GpuReadings` has of each.
+
+    Attributes:
+        study: id of the study.
+        arm: name of the arm, or id of the probe.
+        round: counted from 0.
+        gang: number of the gang.
+        ranks: that had the GPUs; of a send-recv once for each of its peers. Columns are in their order; what all have
+            alike stands there once.
+    """
+
+    study: str
+    arm: str
+    round: Count
+    gang: Count
+    ranks: Ranks
+    started_unix_s: UnixSeconds | tuple[UnixSeconds, ...]
+    ended_unix_s: UnixSeconds | tuple[UnixSeconds, ...]
+    polls: Count | tuple[Count, ...] = 0
+    utilization: SpreadColumns | None = None
+    power_w: SpreadColumns | None = None
+    power_limit_w: Amount | tuple[Amount | None, ...] | None = None
+    idle_power_w: Amount | tuple[Amount | None, ...] | None = None
+    sm_clock_mhz: SpreadColumns | None = None
+    sm_clock_max_mhz: Amount | tuple[Amount | None, ...] | None = None
+    memory_clock_mhz: SpreadColumns | None = None
+    memory_utilization: SpreadColumns | None = None
+    memory_used_bytes: SpreadColumns | None = None
+    temperature_c: SpreadColumns | None = None
+    energy_j: Joules | tuple[Joules | None, ...] | None = None
+    throttle_reasons: dict[str, Share] | tuple[dict[str, Share] | None, ...] | None = None
+    ecc_corrected: Growth | tuple[Growth | None, ...] | None = None
+    ecc_uncorrected: Growth | tuple[Growth | None, ...] | None = None
+    pcie_generation: Count | tuple[Count | None, ...] | None = None
+    pcie_width: Count | tuple[Count | None, ...] | None = None
+    pcie_replays: Growth | tuple[Growth | None, ...] | None = None
+    pcie_tx_bytes_per_s: Amount | tuple[Amount | None, ...] | None = None
+    pcie_rx_bytes_per_s: Amount | tuple[Amount | None, ...] | None = None
+    nvlink_tx_bytes_per_s: Amount | tuple[Amount | None, ...] | None = None
+    nvlink_rx_bytes_per_s: Amount | tuple[Amount | None, ...] | None = None
+    nvlink_errors: Growth | tuple[Growth | None, ...] | None = None
+    sm_activity: SpreadColumns | None = None
+    sm_occupancy: SpreadColumns | None = None
+    tensor_activity: SpreadColumns | None = None
+    dram_activity: SpreadColumns | None = None
+    sources: dict[str, str] | tuple[dict[str, str], ...] = field(default_factory=dict)
+    unreadable: dict[str, str] | tuple[dict[str, str], ...] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        refuse_other_types(self)
-        if not (math.isfinite(self.started_unix_s) and self.started_unix_s < self.ended_unix_s < math.inf):
-            raise ValueError(f"{self.started_unix_s} … {self.ended_unix_s}; expected a window that ends after it began")
-        if min(self.round, self.rank, self.local_rank, self.polls) < 0:
-            raise ValueError(
-                f"round={self.round}, rank={self.rank}, local_rank={self.local_rank}, polls={self.polls}; "
-                "expected none below 0"
-            )
-        for name, value in self._amounts().items():
-            most = 1.0 if name.partition(".")[0] in _SHARES else math.inf
-            if not (math.isfinite(value) and 0 <= value <= most):
-                raise ValueError(f"{name}={value}; expected a finite number from 0 to {most:g}")
-        for reason, share in (self.throttle_reasons or {}).items():
-            if not 0 <= share <= 1:
-                raise ValueError(f"throttle_reasons: {reason}={share}; expected a share from 0 to 1")
-
-    def as_json(self) -> dict[str, Any]:
-        """The record as JSON types, with its ``kind``."""
-        return {"kind": "telemetry", **asdict(self)}
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Telemetry:
-        """Read what `as_json` wrote.
-
-        Raises:
-            TypeError: a key is missing or unknown, or its value of another type.
-            ValueError: a number is impossible.
-        """
-        return Telemetry(**{key: _spread(key, value) for key, value in data.items() if key != "kind"})
-
-    def _amounts(self) -> dict[str, float]:
-        """Every number by its name; of a spread, its ends."""
-        found: dict[str, float] = {name: getattr(self, name) for name in _NUMBERS if getattr(self, name) is not None}
+        count = len(self.ranks)
+        refuse_other_lengths(self, count, *GpuReadings.__struct_fields__)
         for name in _SPREADS:
-            spread: Spread | None = getattr(self, name)
-            if spread is not None:
-                found |= {f"{name}.minimum": spread.minimum, f"{name}.maximum": spread.maximum}
-        return found
+            spreads: SpreadColumns | None = getattr(self, name)
+            if spreads is not None:
+                refuse_other_lengths(spreads, count, *Spread.__struct_fields__)
+                _refuse_impossible(name, spreads, count)
+        times = zip(each(self.started_unix_s, count), each(self.ended_unix_s, count), strict=True)
+        if any(not begin < end for begin, end in times):
+            raise ValueError("a window ends before it began (started_unix_s, ended_unix_s)")
 
 
-def telemetry_of(records: Sequence[dict[str, Any]]) -> list[Telemetry]:
-    """The telemetry among records, in their order. Raises as `Telemetry.from_json`."""
-    return [Telemetry.from_json(record) for record in records if record.get("kind") == "telemetry"]
+def joined_telemetry(
+    ranks: Sequence[int], readings: Sequence[GpuReadings], study: str, arm: str, number: int, gang: int
+) -> TelemetryBlock:
+    """The record of what the GPUs of some ranks said.
 
-
-def _spread(key: str, value: Any) -> Any:
-    """The spread that a field holds as JSON; anything else as it is.
-
-    Raises:
-        TypeError: a field of the spread is missing or unknown, or of another type.
-        ValueError: its numbers are impossible.
+    Args:
+        ranks: numbered as in the gang.
+        readings: of each of them.
+        study: id of the study.
+        arm: name of the arm, or id of the probe.
+        number: of the round.
+        gang: number of the gang.
     """
-    return Spread(**value) if key in _SPREADS and isinstance(value, dict) else value
+    columns: dict[str, Any] = {}
+    for name in GpuReadings.__struct_fields__:
+        values = [getattr(one, name) for one in readings]
+        columns[name] = _spread_columns(values) if name in _SPREADS else column(values)
+    return TelemetryBlock(study=study, arm=arm, round=number, gang=gang, ranks=tuple(ranks), **columns)
+
+
+def of_each_gpu(block: TelemetryBlock, gang: GangRecord) -> Iterator[Telemetry]:
+    """A record GPU by GPU."""
+    count = len(block.ranks)
+    names = GpuReadings.__struct_fields__
+    columns = [_spreads(getattr(block, name), count) if name in _SPREADS else each(getattr(block, name), count)
+               for name in names]  # fmt: skip
+    for rank, *values in zip(block.ranks, *columns, strict=True):
+        host, local_rank, device = gang.place(rank)
+        yield Telemetry(
+            study=block.study, arm=block.arm, round=block.round, rank=rank, local_rank=local_rank, host=host,
+            device=device, **dict(zip(names, values, strict=True)),
+        )  # fmt: skip
+
+
+def telemetry_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, GangRecord]) -> list[Telemetry]:
+    """All of it, GPU by GPU."""
+    return [one for block in blocks for one in of_each_gpu(block, gangs[block.gang])]
+
+
+def _spread_columns(spreads: Sequence[Spread | None]) -> SpreadColumns | None:
+    if all(spread is None for spread in spreads):
+        return None
+    columns = {name: column(getattr(one, name, None) for one in spreads) for name in Spread.__struct_fields__}
+    return SpreadColumns(**columns)
+
+
+def _spreads(columns: SpreadColumns | None, count: int) -> Sequence[Spread | None]:
+    if columns is None:
+        return (None,) * count
+    parts = zip(*(each(getattr(columns, name), count) for name in Spread.__struct_fields__), strict=True)
+    return [None if mean is None else Spread(mean, *others) for mean, *others in parts]
+
+
+def _refuse_impossible(name: str, spreads: SpreadColumns, count: int) -> None:
+    most = 1.0 if name in _SHARES else float("inf")
+    for parts in zip(*(each(getattr(spreads, part), count) for part in Spread.__struct_fields__), strict=True):
+        if parts == (None,) * 4:
+            continue
+        if None in parts or not parts[1] <= parts[0] <= parts[2] <= most or parts[3] < 1:
+            said = dict(zip(Spread.__struct_fields__, parts, strict=True))
+            raise ValueError(f"{name}: {said}; expected minimum <= mean <= maximum <= {most:g}, of at least one sample")

@@ -1,26 +1,30 @@
-"""By which ways NCCL connected one rank with others: records of kind ``transport`` in measurements.jsonl."""
+"""By which ways NCCL connected ranks with others: records of kind ``transport`` in measurements.jsonl, one a study."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from pytest_ddpscale.results.records import refuse_other_types
+from msgspec import field as struct_field
+
+from pytest_ddpscale.results.records import Ranks, Texts, gangs_by_number, refuse_twice
+from pytest_ddpscale.results.strict_json import Count, Record, column, each, refuse_other_lengths
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.results.record_lines import AnyRecord
+
+Channels = dict[str, Count]
 
 
-@dataclass(frozen=True)
-class Transport:
-    """What one rank's NCCL says of its connections.
+class RankTransport(Record, frozen=True, kw_only=True):
+    """What one rank's NCCL says of its connections, as the rank says it to rank 0.
 
     A transport is called as NCCL does, less the number of the adapter: ``P2P/CUMEM``, ``SHM/direct/direct``,
     ``NET/IB/GDRDMA``, ``NET/Socket``. Connections are counted once for each channel, where the rank sends.
 
     Attributes:
-        host: host name.
         rank: global rank in the gang.
-        local_rank: rank on its host.
-        device: GPU UUID, or ``cpu``.
         network: what NCCL takes between nodes: ``IB``, ``Socket``, a plugin's name; ``gloo`` where gloo communicates;
             None if it does not say.
         channels: transport → connections of this rank.
@@ -32,14 +36,68 @@ class Transport:
         unreadable: lines about connections that could not be read.
     """
 
+    rank: Count
+    network: str | None = None
+    channels: Channels = struct_field(default_factory=dict)
+    channels_within_node: Channels = struct_field(default_factory=dict)
+    channels_between_nodes: Channels = struct_field(default_factory=dict)
+    nvls: bool = False
+    nccl_version: str | None = None
+    problem: str = ""
+    unreadable: Texts = ()
+
+
+class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="transport"):
+    """What all ranks said of their connections once a study was done; columns are of `RankTransport`'s fields."""
+
+    study: str
+    gang: Count
+    ranks: Ranks
+    network: str | tuple[str | None, ...] | None = None
+    channels: Channels | tuple[Channels, ...] = struct_field(default_factory=dict)
+    channels_within_node: Channels | tuple[Channels, ...] = struct_field(default_factory=dict)
+    channels_between_nodes: Channels | tuple[Channels, ...] = struct_field(default_factory=dict)
+    nvls: bool | tuple[bool, ...] = False
+    nccl_version: str | tuple[str | None, ...] | None = None
+    problem: str | Texts = ""
+    unreadable: tuple[Texts, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.ranks)
+        refuse_twice(self.ranks)
+        refuse_other_lengths(self, count, *_COLUMNS)
+        if self.unreadable:
+            refuse_other_lengths(self, count, "unreadable")
+        kinds = (self.channels, self.channels_within_node, self.channels_between_nodes)
+        for whole, *parts in zip(*(each(one, count) for one in kinds), strict=True):
+            _refuse_more_than_there_are(whole, *parts)
+
+
+_COLUMNS = (
+    "network", "channels", "channels_within_node", "channels_between_nodes", "nvls", "nccl_version", "problem",
+)  # fmt: skip
+
+
+def joined_transport(parts: Sequence[RankTransport], study: str, gang: int) -> GangTransport:
+    """What all ranks have said, once a study was done."""
+    columns = {name: column(getattr(part, name) for part in parts) for name in _COLUMNS}
+    unreadable = tuple(part.unreadable for part in parts) if any(part.unreadable for part in parts) else ()
+    ranks = tuple(part.rank for part in parts)
+    return GangTransport(study=study, gang=gang, ranks=ranks, unreadable=unreadable, **columns)
+
+
+@dataclass(frozen=True)
+class Transport:
+    """`RankTransport`, and where the rank is."""
+
     host: str
     rank: int
     local_rank: int
     device: str
     network: str | None = None
-    channels: Mapping[str, int] = field(default_factory=dict)
-    channels_within_node: Mapping[str, int] = field(default_factory=dict)
-    channels_between_nodes: Mapping[str, int] = field(default_factory=dict)
+    channels: Channels = field(default_factory=dict)
+    channels_within_node: Channels = field(default_factory=dict)
+    channels_between_nodes: Channels = field(default_factory=dict)
     nvls: bool = False
     nccl_version: str | None = None
     problem: str = ""
@@ -54,42 +112,24 @@ class Transport:
         }
         return {name: count for name, count in left.items() if count}
 
-    def as_json(self) -> dict[str, Any]:
-        """The record as JSON types, with its ``kind``."""
-        return {"kind": "transport", **asdict(self)}
 
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Transport:
-        """Read what `as_json` wrote.
-
-        Raises:
-            TypeError: a key is missing or unknown, or its value of another type.
-            ValueError: a number is impossible.
-        """
-        fields = {key: value for key, value in data.items() if key != "kind"}
-        lines = fields.get("unreadable", ())
-        if not isinstance(lines, (list, tuple)) or not all(isinstance(line, str) for line in lines):
-            raise TypeError(f"unreadable is {lines!r}")
-        transport = Transport(**fields | {"unreadable": tuple(lines)})
-        refuse_other_types(transport)
-        _refuse_impossible_numbers(transport)
-        return transport
-
-
-def transports_of(records: Sequence[dict[str, Any]]) -> list[Transport]:
-    """The last record of each rank, in the order of ranks. Raises as `Transport.from_json`."""
-    found = [Transport.from_json(record) for record in records if record.get("kind") == "transport"]
-    last = {transport.rank: transport for transport in found}
+def transports_of(records: Sequence[AnyRecord]) -> list[Transport]:
+    """What each rank said last, in the order of ranks."""
+    gangs = gangs_by_number(records)
+    last: dict[int, Transport] = {}
+    for line in records:
+        if isinstance(line, GangTransport):
+            count = len(line.ranks)
+            columns = [each(getattr(line, name), count) for name in _COLUMNS]
+            unreadable = line.unreadable or ((),) * count
+            for rank, *said in zip(line.ranks, *columns, unreadable, strict=True):
+                host, local_rank, device = gangs[line.gang].place(rank)
+                last[rank] = Transport(host, rank, local_rank, device, *said)
     return [last[rank] for rank in sorted(last)]
 
 
-def _refuse_impossible_numbers(transport: Transport) -> None:
-    if min(transport.rank, transport.local_rank) < 0:
-        raise ValueError(f"rank={transport.rank}, local_rank={transport.local_rank}; expected none below 0")
-    parts = (transport.channels_within_node, transport.channels_between_nodes)
-    counts = [count for mapping in (transport.channels, *parts) for count in mapping.values()]
-    is_part = all(part.keys() <= transport.channels.keys() for part in parts)
-    if min(counts, default=0) < 0 or min(transport.channels_somewhere.values(), default=0) < 0 or not is_part:
-        raise ValueError(
-            f"channels={transport.channels}, of which {parts}; expected counts, and no part above its whole"
-        )
+def _refuse_more_than_there_are(whole: Channels, within: Channels, between: Channels) -> None:
+    for name in within.keys() | between.keys():
+        if within.get(name, 0) + between.get(name, 0) > whole.get(name, 0):
+            found = f"{name}: {within.get(name, 0)} channels within a node and {between.get(name, 0)} between nodes"
+            raise ValueError(f"{found}; expected at most the {whole.get(name, 0)} that there are")

@@ -6,12 +6,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from pytest_ddpscale.plan.metric import METRICS, Unit
+from pytest_ddpscale.plan.metric import Unit
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.study import Placement
 from pytest_ddpscale.results.coverage import Coverage
 
 VerdictOutcome = Literal["passed", "failed", "inconclusive", "not_measured", "error"]
 RunOutcome = Literal["accepted", "rejected", "incomplete", "partial"]
-VERDICTS_SCHEMA_VERSION = 1
+# What code has to know of a verdict beyond its outcome; notes say it to people.
+Flag = Literal[
+    "undecided",  # more rounds may fail further places
+    "host-bound",  # devices waited for their host, so that more rounds decide nothing
+    "implausible",  # a value that no hardware reaches, so that more rounds decide nothing
+]
+VERDICTS_SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,8 @@ class Verdict:
         source: where the bound comes from, for the reader.
         notes: what the reader should know, such as ``host-bound``.
         culprits: who is to blame.
+        flags: what code has to know.
+        placement: of the ranks: ``packed`` or ``spread``.
     """
 
     id: str
@@ -81,6 +91,8 @@ class Verdict:
     source: str = ""
     notes: tuple[str, ...] = ()
     culprits: tuple[Culprit, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    placement: Placement = "packed"
 
     @property
     def unit(self) -> Unit:
@@ -91,6 +103,26 @@ class Verdict:
     def passed(self) -> bool:
         """Only ``passed`` is a pass."""
         return self.outcome == "passed"
+
+    def blocks(self, *, allows_unmeasured: bool = False) -> bool:
+        """Whether a machine cannot be accepted as long as this is so, whatever else is kept.
+
+        What only warns does not, unless nothing is known of it: a machine is accepted for what was measured. A check
+        that only warns could reject nothing, so that nobody waits for it either.
+
+        Args:
+            allows_unmeasured: somebody said that not everything need be measured.
+        """
+        if self.outcome == "not_measured":
+            is_waited_for = self.severity == "fail" or METRICS[self.metric].subject != "check"
+            return is_waited_for and not allows_unmeasured
+        return self.outcome == "error" or (not self.passed and self.severity == "fail")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether further rounds may decide it, or fail further places."""
+        may_be_decided = self.outcome == "inconclusive" and not {"host-bound", "implausible"} & set(self.flags)
+        return may_be_decided or "undecided" in self.flags
 
     @property
     def bound_value(self) -> float:
@@ -114,9 +146,25 @@ class Verdict:
         """Read what `as_json` wrote. Raises KeyError or TypeError if it did not."""
         fields = {key: value for key, value in data.items() if key not in {"unit", "margin"}}
         fields["interval"] = tuple(fields["interval"]) if fields["interval"] is not None else None
-        fields["notes"] = tuple(fields["notes"])
+        fields |= {key: tuple(fields[key]) for key in ("notes", "flags")}
         fields["culprits"] = tuple(Culprit(**culprit) for culprit in fields["culprits"])
         return Verdict(**fields)
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """One reason why a machine is not accepted.
+
+    Attributes:
+        kind: ``requirement``; ``test``: an item that was skipped, or failed for something else than its verdict;
+            ``run``: something about the run as a whole.
+        name: id of the requirement, name of the test, or ``acceptance``.
+        reason: one sentence.
+    """
+
+    kind: Literal["requirement", "test", "run"]
+    name: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -131,7 +179,8 @@ class Judgement:
         notes: what the reader should know about the whole run, such as where it was imported from.
         basis: by which thresholds file, on which measurements and when it was judged, with digests.
         coverage: what of the machine was tested; None of what was concluded before this was kept.
-        lacks_only_measurements: whether unmeasured requirements are all that stands in the way. Not in verdicts.json.
+        allows_unmeasured: whether somebody said that not everything need be measured (--ddp-allow-incomplete).
+        other_blockers: what besides requirements keeps the machine from being accepted.
     """
 
     sku: str
@@ -141,7 +190,18 @@ class Judgement:
     notes: tuple[str, ...] = ()
     basis: Mapping[str, str] = field(default_factory=dict)
     coverage: Coverage | None = None
-    lacks_only_measurements: bool = field(default=False, compare=False)
+    allows_unmeasured: bool = False
+    other_blockers: tuple[Blocker, ...] = ()
+
+    @property
+    def blockers(self) -> tuple[Blocker, ...]:
+        """All that keeps the machine from being accepted: what items, reports and the exit code show as failures."""
+        blocking = filter(self.is_blocked_by, self.verdicts)
+        return (*(Blocker("requirement", one.id, one.reason) for one in blocking), *self.other_blockers)
+
+    def is_blocked_by(self, verdict: Verdict) -> bool:
+        """Whether a requirement is among that."""
+        return verdict.blocks(allows_unmeasured=self.allows_unmeasured)
 
     def as_json(self) -> dict[str, Any]:
         """The content of verdicts.json."""
@@ -154,6 +214,8 @@ class Judgement:
             "basis": dict(self.basis),
             "coverage": self.coverage.as_json() if self.coverage else None,
             "verdicts": [verdict.as_json() for verdict in self.verdicts],
+            "allows_unmeasured": self.allows_unmeasured,
+            "blockers": [asdict(blocker) for blocker in self.blockers],
         }
 
     @staticmethod
@@ -167,4 +229,6 @@ class Judgement:
             notes=tuple(data["notes"]),
             basis=dict(data["basis"]),
             coverage=Coverage.from_json(data["coverage"]) if data.get("coverage") else None,
+            allows_unmeasured=data["allows_unmeasured"],
+            other_blockers=tuple(Blocker(**one) for one in data["blockers"] if one["kind"] != "requirement"),
         )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from pytest_ddpscale.launch.supervisor import Listener
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.survey_record import surveys_of
+from pytest_ddpscale.results.notices import Listener, Unfit
+from pytest_ddpscale.results.survey_record import Survey, surveys_of
 from pytest_ddpscale.settings import MEASURE
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.verdict.checking import unfit_nodes
@@ -32,12 +31,12 @@ class Admission:
     listener: Listener
     unfit: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, records: list[dict[str, Any]]) -> str:
+    def __call__(self, records: Sequence[Survey]) -> str:
         """Why nothing shall be launched on these nodes; empty if it shall."""
         self.unfit = unfit_nodes(self.cases, self.plan, surveys_of(records))
         if not self.unfit:
             return ""
-        self.listener({"kind": "unfit", "nodes": self.unfit})
+        self.listener(Unfit(self.unfit))
         return "" if self.unfit_nodes_are == MEASURE else self.in_words
 
     @property

@@ -7,12 +7,11 @@ import platform
 import sys
 
 from pytest_ddpscale.errors import OptionError, SkuError
+from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
-from pytest_ddpscale.results.run_record import SIMULATED
-from pytest_ddpscale.session.cluster import Cluster
 from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.detection import Gpu, has_driver, visible_gpus
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
@@ -141,8 +140,6 @@ def measured_layout(earlier: RunDirectory) -> Layout:
         RunDirectoryError: its plan or run.json is broken.
     """
     plan, record = earlier.read_plan(), earlier.read_run()
-    nodes, present, hosts = plan.nodes, record.get("devices_present"), record.get("hosts")
-    if record.get(SIMULATED) is True and isinstance(hosts, list):  # the plan of a simulation is of ranks, not of nodes
-        nodes, present = max(1, len(hosts)), plan.world_size
-    per_node = -(-present // nodes) if isinstance(present, int) else 0
-    return Layout(nodes, max(per_node, plan.layout.ranks_per_node if nodes == plan.nodes else 1))
+    present = record.get("devices_present")
+    per_node = -(-present // plan.nodes) if isinstance(present, int) else 0
+    return Layout(plan.nodes, max(per_node, plan.layout.ranks_per_node))

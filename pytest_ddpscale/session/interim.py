@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.results.records import flops_of
-from pytest_ddpscale.results.run_record import now_iso, studies_that_ended
+from pytest_ddpscale.evidence.evidence import read_evidence
+from pytest_ddpscale.results.notices import Interrupted, Listener, Notice
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.results.run_record import ends_of, now_iso
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.launch.supervisor import Listener
     from pytest_ddpscale.session.session import AcceptanceSession
 
 # At most this share of the time goes into judging what is not complete: on many nodes it takes seconds.
@@ -31,14 +33,13 @@ class Interim:
         self._listener = listener
         self._next_s = 0.0
 
-    def __call__(self, record: dict[str, Any]) -> None:
+    def __call__(self, record: AnyRecord | Notice) -> None:
         """Take one record."""
         self._listener(record)
-        kind = record.get("kind")
-        if kind == "interrupted":
-            self._session.interruption = f"interrupted at {now_iso()}: {record['message']}"
+        if isinstance(record, Interrupted):
+            self._session.interruption = f"interrupted at {now_iso()}: {record.message}"
             self._write(self._session.interruption)
-        elif kind == "study_end" and record["reason"] != "interrupted" and time.monotonic() >= self._next_s:
+        elif isinstance(record, StudyEnd) and record.reason != "interrupted" and time.monotonic() >= self._next_s:
             self._write(f"measuring went on at {now_iso()}, when this was written")
 
     def _write(self, why: str) -> None:
@@ -51,11 +52,10 @@ class Interim:
     def _judge_and_write(self, why: str) -> None:
         from pytest_ddpscale.report.files import write_reports
 
-        run = self._session.run
-        assert run is not None
-        records, plan = run.read_records(), run.read_plan()
-        ended = studies_that_ended(records) & set(plan.study_ids)
-        done = f"{len(ended)} of {len(plan.study_ids)} studies had ended; --ddp-resume={run.path} measures the others"
-        judgement = self._session.so_far(why, f"{why}; {done}")
-        measured = (run.read_run(), plan, run.read_measurements(), flops_of(records))
-        write_reports(run, judgement, *measured, is_final=False)
+        run = self._session.source.measured_run
+        evidence = read_evidence(run, why, goes_on=True)
+        studies = evidence.plan.study_ids
+        ended = ends_of(run.read_records()).keys() & set(studies)
+        done = f"{len(ended)} of {len(studies)} studies had ended; --ddp-resume={run.path} measures the others"
+        judgement = self._session.so_far(evidence, why, f"{why}; {done}")
+        write_reports(run, judgement, run.read_run(), evidence, is_final=False)

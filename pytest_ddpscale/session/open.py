@@ -18,11 +18,11 @@ from pytest_ddpscale.session.devices import (
     measured_sku,
     needs_no_gpu,
 )
-from pytest_ddpscale.session.resume import read_resumption
-from pytest_ddpscale.session.session import AcceptanceSession, Site
+from pytest_ddpscale.session.measure import MeasureSource
+from pytest_ddpscale.session.resume import ResumeSource, read_resumption
+from pytest_ddpscale.session.sources import EvidenceSource, JudgeSource, Machine, Site, Subject
 from pytest_ddpscale.settings import AUTO
 from pytest_ddpscale.sku.matching import resolve_sku
-from pytest_ddpscale.thresholds.cases import cases_for, device_type
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 
@@ -30,27 +30,42 @@ DEFAULT_NAME = "thresholds.yaml"
 USUAL_GPUS_PER_NODE = 8
 
 
-def open_session(site: Site) -> AcceptanceSession:
-    """Load thresholds and find out which SKU this is.
+def find_source(site: Site) -> EvidenceSource:
+    """Load thresholds, find out which SKU this is, and where evidence is to come from.
 
     Raises:
         BadInput: thresholds, SKU, options or the run to be judged or resumed are not usable.
     """
+    thresholds, settings, sku = load_thresholds(_thresholds_path(site)), site.settings, site.settings.gpu_sku
+    if settings.judge is not None:
+        earlier = RunDirectory.open(settings.judge)
+        subject = Subject(site, thresholds, measured_sku(thresholds, settings, earlier))
+        return JudgeSource(subject, earlier, measured_layout(earlier))
+    if settings.resume is not None:
+        begun = RunDirectory.open(settings.resume)
+        if not begun.is_only_begun:
+            resumption = read_resumption(begun)
+            subject, machine = _look(site, thresholds, measured_sku(thresholds, settings, begun))
+            return ResumeSource(subject, machine, resumption)
+        # Killed before it had a plan: measured as a new run, in its place.
+        sku = measured_sku(thresholds, settings, begun)
+        site = replace(site, settings=replace(settings, resume=None, run_dir=begun.path))
+    subject, machine = _look(site, thresholds, sku)
+    per_node = machine.per_node or _usual_devices(thresholds, subject.sku)
+    return MeasureSource(subject, machine, Layout(machine.cluster.nodes, per_node))
+
+
+def _look(site: Site, thresholds: ThresholdsFile, sku: str) -> tuple[Subject, Machine]:
+    """What there is to measure, and which SKU it is; `sku` is what was asked for.
+
+    Raises:
+        BadInput: it cannot be measured, or not as that was asked.
+    """
     settings = site.settings
-    thresholds = load_thresholds(_thresholds_path(site))
-    judged = RunDirectory.open(settings.judge) if settings.judge else None
-    begun = RunDirectory.open(settings.resume) if settings.resume else None
-    resumed = read_resumption(begun) if begun and not begun.is_only_begun else None
-    if begun is not None and resumed is None:  # killed before it had a plan: measured as a new run, in its place
-        settings = replace(settings, resume=None, run_dir=begun.path)
-        site = replace(site, settings=settings)
-    earlier = judged or begun
-    sku = measured_sku(thresholds, settings, earlier) if earlier else settings.gpu_sku
-    if judged is not None:
-        return AcceptanceSession(
-            site, thresholds, sku, cases_for(thresholds, sku, measured_layout(judged)), None, judged, resumed
-        )
     cluster = find_cluster(settings, os.environ, plans_only=site.collect_only)
+    if cluster.slots is not None and settings.gpus_per_node is None:
+        settings = replace(settings, gpus_per_node=cluster.slots)
+        site = replace(site, settings=settings)
     no_devices_here = site.collect_only or cluster.is_elsewhere
     if sku == AUTO and cluster.is_elsewhere and not site.collect_only:
         raise SkuError(
@@ -59,27 +74,23 @@ def open_session(site: Site) -> AcceptanceSession:
     silent: list[SkuError] = []
     gpus = [] if needs_no_gpu(thresholds, sku, no_devices_here) else gpus_here(sku, silent)
     sku = resolve_sku(thresholds, sku, gpus, require_devices=not no_devices_here)
-    if silent and thresholds.thresholds.skus[sku].checks.get("gpus") != "fail":  # which gives the node a verdict for it
+    checks_gpus = thresholds.thresholds.skus[sku].checks.get("gpus") == "fail"  # and so gives the node a verdict
+    if silent and not checks_gpus:
         raise silent[0]
-    kind = device_type(thresholds.thresholds.skus[sku])
+    subject = Subject(site, thresholds, sku)
     problems = [f"{error.where}: {error.found}" for error in silent]
-    asked = gpus_asked(settings, cluster)
-    wanted = settings
-    if gpus and asked > len(gpus) and thresholds.thresholds.skus[sku].checks.get("gpus") == "fail":
+    asked, some_are_gone = gpus_asked(settings, cluster), False
+    if gpus and asked > len(gpus) and checks_gpus:
         # A GPU that is gone is a fault of the node, which gets a verdict, and none of the command line.
         problems.append(f"{len(gpus)} GPUs are visible here, {asked} were asked for")
-        wanted = replace(settings, gpus_per_node=None, world_sizes=None)
-    per_node = devices_per_node(wanted, kind, len(gpus), collect_only=site.collect_only, cluster=cluster)
+        settings, some_are_gone = replace(settings, gpus_per_node=None, world_sizes=None), True
+    per_node = devices_per_node(
+        settings, subject.device_type, len(gpus), collect_only=site.collect_only, cluster=cluster
+    )
     if per_node is None and cluster.nodes > 1:  # only planned: the plan has to know how many ranks each node has
         per_node = _usual_devices(thresholds, sku)
     devices = None if per_node is None else per_node * cluster.nodes
-    layout = (
-        measured_layout(resumed.run) if resumed else Layout(cluster.nodes, per_node or _usual_devices(thresholds, sku))
-    )
-    return AcceptanceSession(
-        site, thresholds, sku, cases_for(thresholds, sku, layout), devices, judged, resumed, cluster=cluster,
-        gpus_asked=asked if wanted is not settings else None, silent=tuple(problems),
-    )  # fmt: skip
+    return subject, Machine(cluster, devices, asked if some_are_gone else None, tuple(problems))
 
 
 def _usual_devices(thresholds: ThresholdsFile, sku: str) -> int:

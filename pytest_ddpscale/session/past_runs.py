@@ -8,20 +8,9 @@ from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.history.baseline import Baseline, read_baseline
 from pytest_ddpscale.history.recording import record_run, started_at_of
-from pytest_ddpscale.results.records import parse_strict_json
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
-from pytest_ddpscale.results.run_opening import RUNS_FOLDER
+from pytest_ddpscale.results.strict_json import parse_strict_json
 from pytest_ddpscale.results.verdicts import Judgement
-
-HISTORY_NAME = "history.sqlite"
-
-
-def history_file_of(asked: Path | None, run: RunDirectory) -> Path | None:
-    """The site's history: the file asked for, else the one beside a run in ``ddpscale-runs``; None if there is none."""
-    if asked is not None:
-        return asked
-    folder = run.path.parent
-    return folder / HISTORY_NAME if folder.resolve() == RUNS_FOLDER.resolve() else None
 
 
 def baseline_of(measured: RunDirectory, history_file: Path | None, sku: str, evidence: Evidence) -> Baseline | None:
@@ -44,7 +33,8 @@ def baseline_of(measured: RunDirectory, history_file: Path | None, sku: str, evi
         return _read(measured.baseline_json)
     if history_file is None or not history_file.exists():
         return None
-    hosts = {one.host for one in evidence.measurements} | {one.host for one in evidence.probes} | set(evidence.hosts)
+    probed = {host for probe in evidence.probes.values() for host in probe.ranks.by_host}
+    hosts = evidence.columns.hosts | probed | set(evidence.hosts)
     return read_baseline(history_file, sku, hosts, started_at_of(measured, measured.read_run()))
 
 

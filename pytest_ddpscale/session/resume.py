@@ -1,4 +1,4 @@
-"""Going on with a run that was cut short: what is kept, what is measured again, and what that needs."""
+"""A session that goes on with a run that was cut short: what is kept, what is measured again, and what that needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.records import parse_strict_json
+from pytest_ddpscale.results.record_lines import AnyRecord, line_of
+from pytest_ddpscale.results.records import GangRecord, Lost, gangs_by_number
 from pytest_ddpscale.results.run_directory import (
     RunDirectory,
     append_whole,
@@ -19,14 +20,23 @@ from pytest_ddpscale.results.run_directory import (
     not_writable,
     write_atomically,
 )
+from pytest_ddpscale.results.run_opening import reopened
 from pytest_ddpscale.results.run_record import (
     IMPORTED,
+    ends_of,
     is_simulated,
     left_out_nodes,
     resume_run,
     studies_measured,
 )
 from pytest_ddpscale.results.survey_record import STUDY_ID as SURVEY
+from pytest_ddpscale.results.survey_record import PostMortem, Survey
+from pytest_ddpscale.results.telemetry_record import TelemetryBlock
+from pytest_ddpscale.results.transport_record import GangTransport
+from pytest_ddpscale.session.devices import measured_layout
+from pytest_ddpscale.session.measure import MeasureSource
+from pytest_ddpscale.session.sources import Machine, Subject
+from pytest_ddpscale.thresholds.cases import AnyCase
 
 # What a session concluded, as opposed to what it measured: it is moved out of the way of the next one's.
 _CONCLUSIONS = (
@@ -39,6 +49,48 @@ _CONCLUSIONS = (
     "metrics.prom",
     "plots",
 )
+
+
+class ResumeSource(MeasureSource):
+    """An earlier run that this session finishes.
+
+    Args:
+        subject: what is judged, and by what.
+        machine: what there is to measure; the same as before.
+        resumption: the earlier run, and what it lacks.
+    """
+
+    def __init__(self, subject: Subject, machine: Machine, resumption: Resumption) -> None:
+        super().__init__(subject, machine, measured_layout(resumption.run))
+        self._resumption = resumption
+
+    def select(self, cases: Sequence[AnyCase]) -> None:
+        """The plan is that of the earlier run, if it can be measured here."""
+        self.selected = list(cases)
+        refuse_other_devices(self._resumption.run, self.machine.devices, self._fresh_plan())
+        self._go_on_with(self._resumption)
+
+    def _go_on_with(self, resumption: Resumption) -> None:
+        self._resumption, self.plan = resumption, resumption.plan
+        self.plan_to_measure = resumption.missing_plan if resumption.missing else None
+        missing, planned = len(resumption.missing), len(resumption.plan.study_ids)
+        kept = f"{planned - missing} of {planned} studies were measured and are kept"
+        if not missing:
+            kept = f"all {planned} studies were measured, so nothing is"
+        self.announcement = f", and goes on with {resumption.run.path}: {kept}"
+
+    def _open(self) -> None:
+        """Go on with the earlier run, as it is now that nobody else writes it."""
+        self._refuse_wrong_arguments()
+        run, self._lock = reopened(self._resumption.run.path)
+        evidence = self._read_earlier(run)  # refuses a broken run before anything is changed
+        self._go_on_with(read_resumption(run))
+        self._resumption.begin(self.subject.site.argv, self.subject.thresholds.sha256)
+        self.run = self.measured_run = run
+        self.evidence = None if self._resumption.missing else evidence
+
+    def _make_room(self) -> None:
+        self._resumption.set_aside()
 
 
 @dataclass(frozen=True)
@@ -93,26 +145,27 @@ class Resumption:
         for path in (self.run.measurements_jsonl, self.run.telemetry_jsonl):
             if path.exists():
                 self._set_aside(path, left_out)
-        self.run.steering_json.unlink(missing_ok=True)  # its word was about an earlier attempt
 
     def _set_aside(self, path: Path, left_out: set[str]) -> None:
-        superseded: list[str] = []
-        kept: list[str] = []
-        for line in _lines(path):
-            (superseded if self._is_measured_anew(line, left_out) else kept).append(line)
+        superseded: list[bytes] = []
+        kept: list[bytes] = []
+        records = self.run.read_telemetry() if path == self.run.telemetry_jsonl else self.run.read_records()
+        for record in records:
+            (superseded if self._is_measured_anew(record, left_out) else kept).append(line_of(record))
         cut_torn_line(self.run.superseded_jsonl)
-        append_whole(self.run.superseded_jsonl, "".join(superseded).encode())
+        append_whole(self.run.superseded_jsonl, b"".join(superseded))
         with self.run.superseded_jsonl.open("rb") as file:
             os.fsync(file.fileno())
-        write_atomically(path, "".join(kept))
+        write_atomically(path, b"".join(kept).decode())
 
-    def _is_measured_anew(self, line: str, left_out: set[str]) -> bool:
-        record = parse_strict_json(line)
-        if not isinstance(record, dict) or not self.missing:
+    def _is_measured_anew(self, record: AnyRecord | TelemetryBlock, left_out: set[str]) -> bool:
+        if not self.missing:
             return False
-        if record.get("kind") == "survey":
-            return record.get("host") not in left_out
-        return record.get("kind") == "transport" or record.get("study") in (*self.missing, SURVEY)
+        if isinstance(record, Survey):
+            return record.host not in left_out
+        if isinstance(record, PostMortem | GangTransport):
+            return True
+        return not isinstance(record, GangRecord | Lost) and record.study in (*self.missing, SURVEY)
 
 
 def read_resumption(run: RunDirectory) -> Resumption:
@@ -122,7 +175,7 @@ def read_resumption(run: RunDirectory) -> Resumption:
         RunDirectoryError: the run is broken, was not measured here, or by another version.
     """
     record = run.read_run()
-    devices = {one.device for one in run.read_measurements()}
+    devices = {device for gang in gangs_by_number(run.read_records()).values() for device in gang.devices}
     if is_simulated(record, devices) or record.get("status") == IMPORTED:
         what = "simulated" if is_simulated(record, devices) else "imported"
         raise RunDirectoryError(
@@ -131,7 +184,7 @@ def read_resumption(run: RunDirectory) -> Resumption:
     _refuse_another_version(run, record)
     plan, records = run.read_plan(), run.read_records()
     measured = studies_measured(records)
-    ends = {str(r["study"]): str(r.get("reason")) for r in records if r.get("kind") == "study_end"}
+    ends = {study: end.reason for study, end in ends_of(records).items()}
     missing = {study: ends.get(study, "no end") for study in plan.study_ids if study not in measured}
     return Resumption(run, plan, missing)
 
@@ -162,12 +215,6 @@ def refuse_other_devices(run: RunDirectory, devices: int | None, fresh: Plan) ->
         )
 
 
-def extra_launches(plan: Plan) -> int:
-    """How many launches outside the plan an earlier session made: the next one is numbered after them."""
-    numbers = [study.workload.name.rpartition("-extra")[2] for study in plan.studies if "-extra" in study.workload.name]
-    return max((int(number) for number in numbers if number.isdecimal()), default=0)
-
-
 def _refuse_another_version(run: RunDirectory, record: dict[str, Any]) -> None:
     versions = record.get("versions")
     measured_by = versions.get("pytest_ddpscale") if isinstance(versions, dict) else None
@@ -190,10 +237,3 @@ def _keep_conclusions(run: RunDirectory) -> None:
     folder.mkdir()
     for path in present:
         path.rename(folder / path.name)
-
-
-def _lines(path: Path) -> list[str]:
-    """Complete lines, each with its end; a torn last one is left out."""
-    if not path.exists():
-        return []
-    return [f"{line}\n" for line in path.read_text(encoding="utf-8").split("\n")[:-1]]

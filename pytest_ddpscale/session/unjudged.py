@@ -9,8 +9,9 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.verdicts import Judgement
 from pytest_ddpscale.results.verdicts_json import read_judgement
-from pytest_ddpscale.session.open import open_session
-from pytest_ddpscale.session.session import Site
+from pytest_ddpscale.session.open import find_source
+from pytest_ddpscale.session.session import AcceptanceSession
+from pytest_ddpscale.session.sources import Site
 from pytest_ddpscale.settings import settings_from
 
 
@@ -26,10 +27,10 @@ def judgement_of(run: RunDirectory) -> Judgement:
     if not isinstance(recorded, dict):
         raise _by_hand(run, "was never judged")
     options = {"ddp_judge": str(run.path), "thresholds": str(recorded.get("path"))}
-    session = open_session(Site(settings_from(options, {}, {}), Path(), Path()))
-    if session.thresholds.sha256 != recorded.get("sha256"):
+    session = AcceptanceSession(find_source(Site(settings_from(options, {}, {}), Path(), Path())))
+    if session.subject.thresholds.sha256 != recorded.get("sha256"):
         raise _by_hand(run, f"was never judged, and {recorded.get('path')} has changed since it was begun")
-    session.select(session.cases)
+    session.source.select(session.source.cases)
     return session.conclude(interrupted=False, spoiled=())
 
 

@@ -45,10 +45,6 @@ class Topology:
     inside: Link
     between: Link
 
-    def node(self, rank: int) -> int:
-        """The node of a rank."""
-        return rank // self.gpus_per_node
-
     def nodes(self, world_size: int) -> int:
         """Nodes that the ranks 0 … world_size−1 are spread over."""
         return -(-world_size // self.gpus_per_node)
@@ -76,16 +72,17 @@ def tree_s(size_bytes: float, ranks: int, link: Link) -> float:
     return 2 * math.ceil(math.log2(ranks)) * link.latency_s + 2 * size_bytes / link.bytes_per_s
 
 
-def all_reduce_s(size_bytes: float, world_size: int, topology: Topology, link_share: float = 1.0) -> float:
+def all_reduce_s(size_bytes: float, world_size: int, nodes: int, topology: Topology, link_share: float = 1.0) -> float:
     """Reduce-scatter in each node, all-reduce of each GPU's part between nodes, all-gather in each node.
 
     Args:
         size_bytes: of the data on every rank.
-        world_size: ranks 0 … world_size−1 take part.
+        world_size: ranks that take part.
+        nodes: over which they are spread evenly.
         topology: what they are connected by.
         link_share: bandwidth that is left on the slowest node's links, 0 … 1: the rest waits for it.
     """
     inside, between = topology.inside.slowed(link_share), topology.between.slowed(link_share)
-    local, nodes = min(world_size, topology.gpus_per_node), topology.nodes(world_size)
+    local = -(-world_size // nodes)
     part = size_bytes / local
     return ring_s(size_bytes, local, inside) + min(ring_s(part, nodes, between), tree_s(part, nodes, between))

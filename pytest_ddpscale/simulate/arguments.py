@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.simulate.allreduce import NIC_GBPS
 from pytest_ddpscale.simulate.faults import fault_help
 
@@ -13,12 +14,17 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
+def add_thresholds(command: argparse.ArgumentParser) -> None:
+    """`--thresholds`, of a command that looks nowhere else for them."""
+    command.add_argument("--thresholds", type=Path, metavar="FILE", help="thresholds file; default: the packaged one")
+
+
 def add_simulate(commands: Commands) -> None:
     """`ddpscale simulate`."""
     command = commands.add_parser(
         "simulate", help="make a run directory of a cluster that was never measured, sound or with faults"
     )
-    command.add_argument("--thresholds", type=Path, metavar="FILE", help="thresholds file; default: the packaged one")
+    add_thresholds(command)
     _add_cluster(command)
     command.add_argument("--world-sizes", type=_words, default=(), metavar="16,64",
         help="further world sizes of weak scaling; default: --gpus, if no requirement is that large")  # fmt: skip
@@ -36,7 +42,8 @@ def add_power(actions: Commands) -> None:
         default=15)  # fmt: skip
     command.add_argument("--faults", type=_words, metavar="KIND:SIZE,…",
         help="faults to try, each at a place chosen anew in every run; default: a few sizes of every kind")  # fmt: skip
-    command.add_argument("--confidence", type=float, default=0.95, metavar="C", help="of the verdicts; default: 0.95")
+    command.add_argument("--confidence", default=OPTIONS["confidence"].default, metavar="C",
+        help="of the verdicts; default: %(default)s")  # fmt: skip
     command.set_defaults(run=_power)
 
 
@@ -50,7 +57,7 @@ def _add_cluster(command: argparse.ArgumentParser) -> None:
     add("--noise", type=float, metavar="SD",
         help="relative standard deviation of a round; default: 0.003 on GPU, 0.02 on CPU")  # fmt: skip
     add("--workloads", type=_words, metavar="NAME,…", help="only these workloads; default: all")
-    add("--rounds", type=int, metavar="N", help="of every study; default: as many as a real run does at most")
+    add("--rounds", metavar="N", help="of every study; default: as many as a real run does at most")
     add("--seed", type=int, default=0, metavar="S", help="of the noise; default: %(default)s")
 
 

@@ -1,50 +1,32 @@
-"""What a simulated cluster measures, record by record, in the order of a real run."""
+"""What a simulated cluster measures while it trains, drawn for all ranks of an arm at once."""
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S, STARTUP_S
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, DeviceType, Plan, Study
-from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.records import Measurement, SeededStep, StudyEnd
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Placement, Plan, Study
+from pytest_ddpscale.results.records import Block, SeededSteps
+from pytest_ddpscale.results.strict_json import column
 from pytest_ddpscale.simulate.faults import Faults, Moment
 from pytest_ddpscale.simulate.models import model_of
-from pytest_ddpscale.simulate.performance import Performance, drawn_maximum
+from pytest_ddpscale.simulate.performance import FloatArray, Performance
 
 COUNTER = "simulated: 6 per multiply-accumulate of torchvision's model documentation"
+GANG = 0  # the number of the only one there is
 _WRONG = "f" * 16
-
-
-@dataclass(frozen=True)
-class _Block:
-    """What all ranks of one arm in one round have in common.
-
-    Attributes:
-        steps: timed ones.
-        own_s: computation of a step on a sound rank, without noise.
-        slower: factor on it of the ranks that are slower.
-        together_s: every step under DDP, where all ranks wait for the slowest; None in other arms.
-        checksum: of the parameters after it, where ranks have to agree.
-        utilization: of the least busy rank.
-        memory_bytes: of every rank.
-    """
-
-    steps: int
-    own_s: float
-    slower: Mapping[int, float]
-    together_s: tuple[float, ...] | None
-    checksum: str | None
-    utilization: float
-    memory_bytes: int
+_DIGITS = 7  # of seconds: more would only lengthen the file
+IntArray = NDArray[np.int64]
 
 
 class SimulatedRun:
-    """One run of a plan. The same arguments give the same records.
+    """One run of a plan. The same arguments give the same measurements.
 
     Args:
         plan: what is measured.
@@ -54,176 +36,131 @@ class SimulatedRun:
     """
 
     def __init__(self, plan: Plan, performance: Performance, faults: Faults, seed: int) -> None:
-        self._plan = plan
-        self._performance = performance
-        self._faults = faults
-        self._random = random.Random(seed)  # noqa: S311 (noise, no secret)
-        self._clock_s = STARTUP_S
+        self.plan = plan
+        self.performance = performance
+        self.faults = faults
+        self.chance = np.random.default_rng(seed)
+        self.clock_s = STARTUP_S
         self._rounds_done = 0
-        self._rounds_in_run = sum(study.rounds for study in plan.studies)
+        self._rounds_in_run = sum(study.rounds for study in plan.studies) + (plan.probes.rounds if plan.probes else 0)
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Every record of measurements.jsonl, as JSON types."""
-        for study in self._plan.studies:
-            yield {"kind": "study_start", "study": study.id, "unix_s": round(self._clock_s, 3)}
-            for step in self.seeded_steps(study):
-                yield {"kind": "seeded_step", **vars(step)}
-            flops = flops_per_image(study)
-            yield {"kind": "workload_flops", "study": study.id, "flops_per_image": flops, "counter": COUNTER}
-            names = [arm.name for arm in study.arms]
-            for number in range(study.rounds):
-                for measurement in self.measure_round(study, number):
-                    yield {"kind": "measurement", **vars(measurement)}
-                yield {"kind": "round_end", "study": study.id, "round": number, "arms": names}
-            yield StudyEnd(study.id, "rounds").as_json()
-
-    def seeded_steps(self, study: Study) -> Iterator[SeededStep]:
-        """What each rank of a study computes of a step that is the same on all. Nobody is missing yet."""
-        right, corrupt = self._checksum(), self._faults.corrupt
-        for rank in range(study.world_size):
-            yield SeededStep(study.id, **self._identity(rank), checksum=_WRONG if rank in corrupt else right)
-
-    def measure_round(self, study: Study, number: int) -> Iterator[Measurement]:
-        """One round of a study, its arms in random order. Rounds have to be asked for one after another.
-
-        Yields:
-            A measurement of every rank of every arm that is there.
-        """
-        if number == 0:
-            self._clock_s += study.warmup_s
+    def begin_round(self, number: int) -> Moment:
+        """The moment at which a study's next round begins. Rounds have to be asked for one after another."""
         when = Moment(number, self._rounds_done, self._rounds_in_run)
-        for arm in self._random.sample(study.arms, len(study.arms)):
-            yield from self._block(study, arm, when)
         self._rounds_done += 1
+        return when
 
-    def _block(self, study: Study, arm: Arm, when: Moment) -> Iterator[Measurement]:
-        """One arm in one round: a measurement of every rank that is there."""
-        block = self._begin_block(study, arm, when)
-        missing = self._faults.missing(when)
-        longest_s = 0.0
-        for rank in self._ranks(study, arm, when):
-            measurement = self._measurement(study, arm, when, block, rank)
-            longest_s = max(longest_s, measurement.block_s)
-            if rank not in missing:
-                yield measurement
-        self._clock_s += longest_s * (1 + STEPS_BEFORE_TIMING / block.steps) + OVERHEAD_PER_BLOCK_S
+    def seeded_steps(self, study: Study) -> SeededSteps:
+        """What each rank of a study computes of a step that is the same on all. Nobody is missing yet."""
+        (right,), corrupt = self._checksums(1), self.faults.corrupt
+        ranks = study.ranks(study.arms, self.plan.layout)
+        checksums = column(_WRONG if rank in corrupt else right for rank in ranks)
+        return SeededSteps(study=study.id, gang=GANG, ranks=ranks, checksums=checksums)
 
-    def _ranks(self, study: Study, arm: Arm, when: Moment) -> Sequence[int]:
-        """Who trains an arm in this round."""
-        return (study.turn(self._plan.seed, when.round),) if arm.world_size == 1 else range(arm.world_size)
+    def measure_round(self, study: Study, number: int) -> Iterator[Block]:
+        """One round of a study, its arms in random order: a block for each of which any rank is there."""
+        if number == 0:
+            self.clock_s += study.warmup_s
+        when = self.begin_round(number)
+        for place in self.chance.permutation(len(study.arms)):
+            yield from self._block(study, study.arms[place], when)
 
-    def _begin_block(self, study: Study, arm: Arm, when: Moment) -> _Block:
-        performance = self._performance
-        sound = performance.step_time(study, arm)
-        own_s = sound.computation_s * self._faults.drift(when)
+    def _block(self, study: Study, arm: Arm, when: Moment) -> Iterator[Block]:
+        turn = study.turn(self.plan.seed, when.round)
+        groups = _groups(self.plan.layout, arm.world_size, arm.placement, turn)
+        sound, faults, is_ddp = self.performance.step_time(study, arm), self.faults, arm.kind == "ddp"
+        own_s = sound.computation_s * faults.drift(when)
         steps = max(FEWEST_STEPS_PER_BLOCK, math.ceil(study.block_s / own_s))
-        slowdowns = self._faults.slowdowns(study.world_size, when)
-        slower = {r: sound.slowed_by(slowdowns[r]) for r in self._ranks(study, arm, when) if r in slowdowns}
-        is_ddp = arm.kind == "ddp"
-        return _Block(
-            steps=steps,
-            own_s=own_s,
-            slower=slower,
-            together_s=self._together(study.workload, arm, own_s, slower, steps) if is_ddp else None,
-            checksum=self._checksum() if is_ddp else None,
-            utilization=performance.utilization(study, arm),
-            memory_bytes=performance.memory_bytes(study.workload, arm),
+        slower = {rank: sound.slowed_by(factor) for rank, factor in faults.slowdowns(when).items()}
+        computed_s = own_s * self.of_ranks(slower)[groups]
+        step_s = self._together(study, arm, groups, computed_s, steps) if is_ddp else self._each(computed_s, steps)
+        checksums = self._parameters(groups) if is_ddp else None
+        ranks, step_s, utilization = (
+            groups.ravel(),
+            step_s.reshape(-1, steps),
+            self._utilization(study, arm, groups.size),
         )
+        started_s, longest_s = self.clock_s, float(step_s.sum(axis=1).max())
+        self.clock_s += longest_s * (1 + STEPS_BEFORE_TIMING / steps) + OVERHEAD_PER_BLOCK_S
+        there = ~np.isin(ranks, list(faults.missing(when.round)))
+        block_s = np.round(step_s[there].sum(axis=1), _DIGITS)
+        power_w = self.performance.expectations[study.workload.name].power_w
+        if there.any():
+            yield Block(
+                study=study.id,
+                arm=arm.name,
+                round=when.round,
+                gang=GANG,
+                batch_size=arm.batch_size,
+                steps=steps,
+                ranks=tuple(ranks[there].tolist()),
+                started_unix_s=round(started_s, 3),
+                block_s=tuple(block_s.tolist()),
+                step_s=step_s[there].astype("<f4").tobytes(),
+                utilization=tuple(utilization[there].tolist()),
+                energy_j=None if power_w is None else tuple(np.round(power_w * block_s, 3).tolist()),
+                peak_memory_bytes=self.performance.memory_bytes(study.workload, arm),
+                parameters_checksum=None if checksums is None else tuple(checksums[there].tolist()),
+            )
 
-    def _measurement(self, study: Study, arm: Arm, when: Moment, block: _Block, rank: int) -> Measurement:
-        step_s = self._by_itself(block, rank) if block.together_s is None else self._waiting(block.together_s)
-        block_s = math.fsum(step_s)
-        is_corrupt = block.checksum is not None and rank in self._faults.corrupt
-        return Measurement(
-            study=study.id,
-            arm=arm.name,
-            round=when.round,
-            batch_size=arm.batch_size,
-            steps=block.steps,
-            block_s=block_s,
-            started_unix_s=round(self._clock_s, 3),
-            step_s=step_s,
-            step_stdev_s=_standard_deviation(step_s, block_s / block.steps),
-            utilization=self._utilization(block.utilization),
-            peak_memory_bytes=block.memory_bytes,
-            energy_j=self._performance.energy_j(study.workload, block_s),
-            parameters_checksum=_WRONG if is_corrupt else block.checksum,
-            **self._identity(rank),
-        )
+    def _each(self, computed_s: FloatArray, steps: int) -> FloatArray:
+        """Steps of ranks that wait for nobody. Their mean varies by the noise of a round and no more."""
+        noise, shape = self.performance.noise, computed_s.shape
+        jitter = noise.step_sd * self.chance.standard_normal((*shape, steps))
+        mean_s = computed_s * np.exp(noise.round_sd * self.chance.standard_normal(shape))
+        step_s: FloatArray = mean_s[..., None] * (1 + jitter - jitter.mean(axis=-1, keepdims=True))
+        return step_s
 
-    def _by_itself(self, block: _Block, rank: int) -> tuple[float, ...]:
-        """Steps of a rank that waits for nobody. Their mean varies by the noise of a round and no more."""
-        noise, gauss = self._performance.noise, self._random.gauss
-        mean_s = block.own_s * block.slower.get(rank, 1.0) * math.exp(gauss(0.0, noise.round_sd))
-        jitter = [gauss(0.0, noise.step_sd) for _ in range(block.steps)]
-        centre = 1 - math.fsum(jitter) / block.steps
-        return tuple(_nanoseconds(mean_s * (centre + deviation)) for deviation in jitter)
+    def _together(self, study: Study, arm: Arm, groups: IntArray, computed_s: FloatArray, steps: int) -> FloatArray:
+        """Steps in which all ranks of a group wait for the slowest of them, and then for communication."""
+        noise, normal = self.performance.noise, self.chance.standard_normal
+        jitter = noise.step_sd * normal((*groups.shape, steps))
+        slowest_s = (computed_s[..., None] * (1 + jitter)).max(axis=1)
+        nodes = len(np.unique(groups[0] // self.plan.layout.ranks_per_node))
+        exposed_s, shares = np.empty_like(slowest_s), self.link_share(groups)
+        for share in np.unique(shares):
+            slow = shares == share
+            exposed = self.performance.exposed_s(study.workload, arm.world_size, nodes, slowest_s[slow], float(share))
+            exposed_s[slow] = exposed
+        slowest_s = (slowest_s + exposed_s) * np.exp(noise.round_sd * normal((len(groups), 1)))
+        step_s: FloatArray = slowest_s[:, None, :] * (1 + noise.rank_sd * normal((*groups.shape, 1)))
+        return step_s
 
-    def _together(
-        self, workload: Workload, arm: Arm, own_s: float, slower: Mapping[int, float], steps: int
-    ) -> tuple[float, ...]:
-        """Steps in which all ranks wait for the slowest of them, and then for communication."""
-        performance, share = self._performance, self._faults.link_share(arm.world_size)
-        block_noise = math.exp(self._random.gauss(0.0, performance.noise.round_sd))
-        found = []
-        for _ in range(steps):
-            computation_s = own_s * self._slowest(arm.world_size, slower)
-            exposed_s = performance.exposed_s(workload, arm.world_size, computation_s, share)
-            found.append((computation_s + exposed_s) * block_noise)
-        return tuple(found)
+    def link_share(self, groups: IntArray) -> FloatArray:
+        """Bandwidth that is left on the slowest links that each group of ranks, a row, uses."""
+        shares = np.ones(self.plan.layout.nodes)
+        for node, share in self.faults.link_shares.items():
+            shares[node] = share
+        least: FloatArray = shares[groups // self.plan.layout.ranks_per_node].min(axis=1)
+        return least
 
-    def _slowest(self, ranks: int, slower: Mapping[int, float]) -> float:
-        """The longest computation of a step among all ranks, relative to a sound one's."""
-        noise, gauss = self._performance.noise, self._random.gauss
-        sound = ranks - len(slower)
-        found = [factor * (1 + gauss(0.0, noise.step_sd)) for factor in slower.values()]
-        if sound:
-            # A rank that never waits has its jitter; of many, only the largest shows.
-            jitter = drawn_maximum(sound, self._random) if ranks > 1 else gauss(0.0, 1.0)
-            found.append(1 + noise.step_sd * jitter)
-        return max(found)
+    def of_ranks(self, factors: dict[int, float]) -> FloatArray:
+        """The factor of every rank of the gang, 1 if none is given."""
+        found = np.ones(self.plan.layout.world_size)
+        found[list(factors)] = list(factors.values())
+        return found
 
-    def _waiting(self, together_s: tuple[float, ...]) -> tuple[float, ...]:
-        """The steps of all ranks, as one of them sees them."""
-        mine = 1 + self._random.gauss(0.0, self._performance.noise.rank_sd)
-        return tuple(_nanoseconds(step_s * mine) for step_s in together_s)
+    def _utilization(self, study: Study, arm: Arm, ranks: int) -> FloatArray:
+        above = self.performance.noise.utilization_sd * np.abs(self.chance.standard_normal(ranks))
+        shares: FloatArray = np.minimum(1.0, self.performance.utilization(study, arm) + above)
+        return np.round(shares, 4)
 
-    def _utilization(self, expected: float) -> float:
-        above = abs(self._random.gauss(0.0, self._performance.noise.utilization_sd))
-        return round(min(1.0, expected + above), 6)
+    def _parameters(self, groups: IntArray) -> NDArray[np.str_]:
+        """Checksum of each rank's parameters: that of its group, unless it computes otherwise."""
+        found = np.repeat(self._checksums(len(groups)), groups.shape[1])
+        found[np.isin(groups.ravel(), list(self.faults.corrupt))] = _WRONG
+        return found
 
-    def _checksum(self) -> str:
-        return f"{self._random.getrandbits(64):016x}"
+    def _checksums(self, count: int) -> list[str]:
+        return [f"{bits:016x}" for bits in self.chance.integers(2**63, size=count).tolist()]
 
-    def _identity(self, rank: int) -> dict[str, Any]:
-        topology = self._performance.topology
-        return {
-            "rank": rank,
-            "local_rank": rank % topology.gpus_per_node,
-            "host": host_name(topology.node(rank)),
-            "device": device_id(rank, self._plan.device_type),
-        }
+
+@lru_cache(maxsize=32)  # of a cluster's some twenty, which every round has again
+def _groups(layout: Layout, world_size: int, placement: Placement, turn: int) -> IntArray:
+    """The ranks that train together, a row for each group."""
+    return np.array(layout.groups(Arm("ddp", world_size, 1, placement), turn))
 
 
 def flops_per_image(study: Study) -> float:
     """Of forward and backward pass of what a study trains."""
     return model_of(study.workload).flops_per_image(study.workload.image_size)
-
-
-def host_name(node: int) -> str:
-    """Of a node of a simulated cluster."""
-    return f"simulated-{node}"
-
-
-def device_id(rank: int, device_type: DeviceType) -> str:
-    """What stands for a GPU's UUID."""
-    return f"SIM-{rank}" if device_type == "cuda" else "cpu"
-
-
-def _nanoseconds(seconds: float) -> float:
-    """A time as a clock would give it: more digits would only lengthen the file."""
-    return max(1e-9, round(seconds, 9))
-
-
-def _standard_deviation(values: tuple[float, ...], mean: float) -> float:
-    return round(math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)), 9)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pytest_ddpscale.plan.study import Arm, DeviceType, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -22,6 +24,7 @@ BUCKET_BYTES = 25 * 2**20
 # Copying gradients into buckets and out of them, which ddp@1 and no_sync pay as well.
 DDP_OVERHEAD = 0.002
 _NORMAL = NormalDist()
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,9 @@ class Performance:
             computation_s *= self._slower_together(study, arm, computation_s)
         return StepTime(computation_s, 1.0 if busy_s >= host_s else busy_s / computation_s)
 
-    def exposed_s(self, workload: Workload, world_size: int, computation_s: float, link_share: float = 1.0) -> float:
+    def exposed_s(
+        self, workload: Workload, world_size: int, nodes: int, computation_s: FloatArray, link_share: float = 1.0
+    ) -> FloatArray:
         """Communication that the backward pass does not hide.
 
         Every bucket but the last can travel while the backward pass goes on; what of them does not fit into it, and
@@ -97,12 +102,13 @@ class Performance:
         Args:
             workload: whose gradients are averaged.
             world_size: ranks that average them.
-            computation_s: of a step, on the slowest rank.
+            nodes: over which they are spread.
+            computation_s: of steps, on the slowest rank.
             link_share: bandwidth left on the slowest node's links, 0 … 1.
         """
         buckets = _buckets(model_of(workload).gradient_bytes)
-        times = [all_reduce_s(size, world_size, self.topology, link_share) for size in buckets]
-        return max(0.0, sum(times[:-1]) - BACKWARD_SHARE * computation_s) + times[-1]
+        times = [all_reduce_s(size, world_size, nodes, self.topology, link_share) for size in buckets]
+        return np.maximum(0.0, sum(times[:-1]) - BACKWARD_SHARE * computation_s) + times[-1]
 
     def utilization(self, study: Study, arm: Arm) -> float:
         """Of the least busy rank. Waiting inside an all-reduce counts as busy: NVML cannot tell."""
@@ -112,11 +118,6 @@ class Performance:
     def memory_bytes(self, workload: Workload, arm: Arm) -> int:
         """Peak memory of a rank."""
         return memory_bytes(self.expectations[workload.name], workload, arm.batch_size)
-
-    def energy_j(self, workload: Workload, block_s: float) -> float | None:
-        """That a GPU takes in a block; None where nobody said how much power it draws."""
-        power_w = self.expectations[workload.name].power_w
-        return None if power_w is None else round(power_w * block_s, 3)
 
     def as_json(self) -> dict[str, Any]:
         """All parameters, for run.json."""
@@ -141,18 +142,13 @@ class Performance:
         batch_size = arm.batch_size * (arm.world_size // size if study.scaling == "strong" else 1)
         step_s = batch_size / expectation.img_per_s / expectation.efficiency_at(study.scaling, size)
         waited = 1 + expected_maximum(size) * self.noise.step_sd  # in every step, for the slowest rank
-        return max(1.0, (step_s - self.exposed_s(study.workload, size, step_s)) / waited / computation_s)
+        exposed_s = self.exposed_s(study.workload, size, self.topology.nodes(size), np.array(step_s))
+        return max(1.0, float(step_s - exposed_s) / waited / computation_s)
 
 
 def expected_maximum(count: int) -> float:
     """Mean of the largest of so many standard normal values, nearly: Blom (1958)."""
     return _NORMAL.inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
-
-
-def drawn_maximum(count: int, random_: random.Random) -> float:
-    """The largest of so many standard normal values, drawn from its own distribution in one go."""
-    probability = (1.0 - random_.random()) ** (1 / count)  # the largest of n uniform values
-    return _NORMAL.inv_cdf(min(max(probability, 1e-300), 1 - 1e-16))
 
 
 def _buckets(gradient_bytes: int) -> list[int]:

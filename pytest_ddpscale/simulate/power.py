@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.verdicts import Verdict
-from pytest_ddpscale.simulate.allreduce import Topology
 from pytest_ddpscale.simulate.faults import FORMS, NODE_FAULTS, Faults, InjectedFault, parse_fault
-from pytest_ddpscale.simulate.measuring import host_name
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
+from pytest_ddpscale.simulate.simulated_nodes import host_name
 from pytest_ddpscale.simulate.simulated_session import decide
 
 DEFAULT_FAULTS = (
@@ -109,7 +109,7 @@ def measure_power(
     if trials < 1:
         raise OptionError("--trials", f"found {trials}", "a whole number from 1 up")
     for text in faults:
-        place_fault(text, plan, cluster.topology, random.Random(seed))  # noqa: S311 (refuses it before the first run)
+        place_fault(text, plan.layout, random.Random(seed))  # noqa: S311 (refuses it before the first run)
     runs: dict[str, list[_Trial]] = {}
     for text in ("none", *dict.fromkeys(faults)):
         progress(text)
@@ -119,8 +119,8 @@ def measure_power(
     return Power(tuple(_catch(text, found, ignored) for text, found in runs.items()), set_aside)
 
 
-def place_fault(text: str, plan: Plan, topology: Topology, chance: random.Random) -> InjectedFault:
-    """The fault ``KIND:SIZE`` at a rank or node drawn by lot from those that the plan uses.
+def place_fault(text: str, layout: Layout, chance: random.Random) -> InjectedFault:
+    """The fault ``KIND:SIZE`` at a rank or node drawn by lot.
 
     Raises:
         OptionError: no such kind, or not such a size.
@@ -128,10 +128,9 @@ def place_fault(text: str, plan: Plan, topology: Topology, chance: random.Random
     kind, _, size = text.partition(":")
     if kind not in FORMS:
         raise OptionError("--faults", f"found {text!r}", f"KIND:SIZE such as {', '.join(DEFAULT_FAULTS)}")
-    gpus = plan.world_size
-    place = chance.randrange(topology.nodes(gpus) if kind in NODE_FAULTS else gpus)
+    place = chance.randrange(layout.nodes if kind in NODE_FAULTS else layout.world_size)
     placed = [kind, *([] if kind == "drift" else [str(place)]), *([size] if size else [])]
-    return parse_fault(":".join(placed), gpus, topology, where=f"--faults {text}")
+    return parse_fault(":".join(placed), layout, where=f"--faults {text}")
 
 
 @dataclass(frozen=True)
@@ -148,17 +147,16 @@ class _Trial:
         blamed = [culprit for verdict in self.not_passed(ignored) for culprit in verdict.culprits]
         if self.fault is None or self.fault.place is None:
             return bool(blamed)
-        topology = self.faults.topology
         if self.fault.kind in NODE_FAULTS:
             return any(culprit.host == host_name(self.fault.place) for culprit in blamed)
-        node, index = topology.node(self.fault.place), self.fault.place % topology.gpus_per_node
+        node, index = divmod(self.fault.place, self.faults.layout.ranks_per_node)
         return any((culprit.host, culprit.gpu_index) == (host_name(node), index) for culprit in blamed)
 
 
 def _trial(cluster: SimulatedCluster, plan: Plan, text: str, confidence: float, seed: str) -> _Trial:
     chance = random.Random(seed)  # noqa: S311 (a lot, no secret)
-    fault = None if text == "none" else place_fault(text, plan, cluster.topology, chance)
-    faults = Faults(() if fault is None else (fault,), cluster.topology)
+    fault = None if text == "none" else place_fault(text, plan.layout, chance)
+    faults = Faults(() if fault is None else (fault,), plan.layout)
     studies = decide(plan, cluster.performance, faults, cluster.cases, confidence, chance.getrandbits(64))
     return _Trial(fault, tuple(verdict for study in studies for verdict in study.verdicts), faults)
 

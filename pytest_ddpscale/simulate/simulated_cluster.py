@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric import METRICS
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question, build_plan
+from pytest_ddpscale.plan.metric_catalogue import RANK_UNIFORMITY, WEAK_SCALING_EFFICIENCY
+from pytest_ddpscale.plan.node_check import NodeExpectation
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question
+from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.allreduce import LINK_EFFICIENCY, LINK_LATENCY_S, NIC_GBPS, NIC_LATENCY_S, Link, Topology
 from pytest_ddpscale.simulate.performance import ROUND_SD, Noise, Performance
-from pytest_ddpscale.simulate.sound_machine import expectation_of
-from pytest_ddpscale.thresholds.cases import Case, cases_for, device_type, training_cases
+from pytest_ddpscale.simulate.sound_machine import expectation_of, probe_values
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Sku
+from pytest_ddpscale.thresholds.node_expectation import node_expectation
+from pytest_ddpscale.thresholds.planned_cases import plan_of_cases
 
 MOST_GPUS = 1_000_000
-# Beyond this many, blocks have the fewest steps and runs the fewest rounds, or files would grow to gigabytes.
+# Beyond this many, blocks have the fewest steps, runs the fewest rounds and GPUs no telemetry, or files would grow to
+# gigabytes.
 MOST_GPUS_AT_FULL_PACE = 1024
 # gloo over loopback, two processes on one machine.
 _CPU_LINK_GBPS = 1.0
@@ -61,13 +66,13 @@ class SimulatedCluster:
     thresholds: ThresholdsFile
     sku: str
     gpus: int
-    cases: tuple[Case, ...]
+    cases: tuple[AnyCase, ...]
     performance: Performance
 
     @property
-    def topology(self) -> Topology:
-        """Which GPUs form a node, and what connects them."""
-        return self.performance.topology
+    def layout(self) -> Layout:
+        """Which GPUs form a node."""
+        return _layout(self.gpus, self.performance.topology.gpus_per_node)
 
     @property
     def device_type(self) -> DeviceType:
@@ -90,16 +95,34 @@ class SimulatedCluster:
             seed: of the plan.
             short_blocks: whether blocks have the fewest steps, as they always do on very large clusters.
         """
-        questions = [case.question for case in self.cases]
-        workloads = dict.fromkeys(case.workload for case in self.cases)
-        questions += [question for w in workloads for k in world_sizes for question in _scaling_questions(w, k)]
-        return build_plan(self.sku, self.device_type, questions, self._pace(rounds, short_blocks=short_blocks), seed)
+        workloads = dict.fromkeys(case.workload for case in training_cases(self.cases))
+        more = [question for w in workloads for k in world_sizes for question in _scaling_questions(w, k)]
+        pace, layout = self._pace(rounds, short_blocks=short_blocks), self.layout
+        return plan_of_cases(
+            self.sku, self.device_type, self.cases, pace, seed,
+            nodes=layout.nodes, ranks_per_node=layout.ranks_per_node, more=more,
+        )  # fmt: skip
+
+    def probe_values(self, probes: Sequence[Probe]) -> dict[Probe, float]:
+        """What a sound one reaches in each probe, in the unit of its metric: TFLOPS or GB/s."""
+        peak = self.thresholds.thresholds.skus[self.sku].peak
+        return probe_values(self.cases, probes, peak, self.performance.topology)
+
+    def expectation(self, plan: Plan) -> NodeExpectation:
+        """What its SKU and a plan expect of every node."""
+        return node_expectation(self.thresholds.thresholds.skus[self.sku], plan)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether its GPUs say something of themselves while they work."""
+        return self.device_type == "cuda" and self.gpus <= MOST_GPUS_AT_FULL_PACE
 
     def _pace(self, rounds: int | None, *, short_blocks: bool) -> Pace:
         default = PACES[self.device_type]
         if self.gpus > MOST_GPUS_AT_FULL_PACE:
-            return Pace(rounds or FEWEST_ROUNDS, 0.0, default.warmup_s)
-        return Pace(rounds or default.rounds, 0.0 if short_blocks else default.block_s, default.warmup_s)
+            rounds, short_blocks = rounds or FEWEST_ROUNDS, True
+        pace = replace(default, block_s=0.0) if short_blocks else default
+        return replace(pace, rounds=rounds, uncompared_rounds=rounds) if rounds else pace
 
 
 def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> SimulatedCluster:
@@ -115,18 +138,23 @@ def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> Simulat
     gpus = options.gpus
     if gpus is None:
         one_node = Layout(1, max(1, options.gpus_per_node))
-        gpus = max((case.world_size for case in _wanted(thresholds, name, one_node, options)), default=1)
+        trained = training_cases(_wanted(thresholds, name, one_node, options))
+        gpus = max((case.world_size for case in trained), default=1)
     _check(options, gpus)
-    per_node = options.gpus_per_node
-    layout = Layout(-(-gpus // per_node), min(gpus, per_node))
-    cases = tuple(case for case in _wanted(thresholds, name, layout, options) if case.world_size <= gpus)
-    if not cases:
+    found = _wanted(thresholds, name, _layout(gpus, options.gpus_per_node), options)
+    cases = tuple(case for case in found if case.world_size <= gpus and not case.missing)
+    if not training_cases(cases):
         of_workloads = f" of {', '.join(options.workloads)}" if options.workloads is not None else ""
         raise OptionError(
             "--gpus, --workloads", f"{name} has no requirement{of_workloads} that {gpus} GPUs could be asked",
             f"one of the requirements of {name} in {thresholds.path}",
         )  # fmt: skip
-    return SimulatedCluster(thresholds, name, gpus, cases, _performance(thresholds, sku, name, cases, options))
+    performance = _performance(thresholds, sku, name, training_cases(cases), options)
+    return SimulatedCluster(thresholds, name, gpus, cases, performance)
+
+
+def _layout(gpus: int, gpus_per_node: int) -> Layout:
+    return Layout(-(-gpus // gpus_per_node), min(gpus, gpus_per_node))
 
 
 def _performance(
@@ -152,13 +180,15 @@ def _topology(sku: Sku, options: ClusterOptions) -> Topology:
 
 def _scaling_questions(workload: Workload, world_size: int) -> list[Question]:
     """What tells how a workload scales to a world size, and who holds it back."""
-    names = ("weak_scaling_efficiency", "rank_uniformity")
-    return [Question(METRICS[name], workload, world_size) for name in names] if world_size > 1 else []
+    metrics = (WEAK_SCALING_EFFICIENCY, RANK_UNIFORMITY)
+    return [Question(metric, workload, world_size) for metric in metrics] if world_size > 1 else []
 
 
-def _wanted(thresholds: ThresholdsFile, name: str, layout: Layout, options: ClusterOptions) -> list[Case]:
-    cases = training_cases(cases_for(thresholds, name, layout))
-    return [case for case in cases if options.workloads is None or case.workload.name in options.workloads]
+def _wanted(thresholds: ThresholdsFile, name: str, layout: Layout, options: ClusterOptions) -> list[AnyCase]:
+    """What the nodes are asked: all that is no training, and the training of the workloads asked for."""
+    named = options.workloads
+    cases = cases_for(thresholds, name, layout)
+    return [case for case in cases if named is None or not isinstance(case, Case) or case.workload.name in named]
 
 
 def _check_workloads(options: ClusterOptions, sku: Sku) -> None:
@@ -173,8 +203,11 @@ def _check_workloads(options: ClusterOptions, sku: Sku) -> None:
 def _check(options: ClusterOptions, gpus: int) -> None:
     if not 1 <= gpus <= MOST_GPUS:
         raise OptionError("--gpus", f"found {gpus}", f"a whole number from 1 to {MOST_GPUS}")
-    if options.gpus_per_node < 1:
-        raise OptionError("--gpus-per-node", f"found {options.gpus_per_node}", "a whole number from 1 up")
+    per_node = options.gpus_per_node
+    if per_node < 1:
+        raise OptionError("--gpus-per-node", f"found {per_node}", "a whole number from 1 up")
+    if gpus > per_node and gpus % per_node:
+        raise OptionError("--gpus", f"found {gpus}", f"a multiple of {per_node}: every node has as many")
     if not 0 < options.nic_gbps < 1e6:
         raise OptionError("--nic-gbps", f"found {options.nic_gbps:g}", "GB/s for each GPU, more than 0")
     if options.round_noise is not None and not 0 <= options.round_noise <= 0.2:

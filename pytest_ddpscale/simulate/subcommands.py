@@ -6,25 +6,26 @@ import argparse
 import sys
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import SIMULATED_NOTE
+from pytest_ddpscale.settings import confidence_level, number_of_rounds, read_value
 from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.power import DEFAULT_FAULTS, measure_power
 from pytest_ddpscale.simulate.power_text import power_lines
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.writing import write_simulated_run
+from pytest_ddpscale.thresholds.cases import training_cases
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 
-MOST_ROUNDS = 1000
+MOST_SIMULATED_ROUNDS = 1000
 
 
 def simulate(arguments: argparse.Namespace) -> None:
     """Write a run directory. Raises BadInput."""
     cluster = _cluster(arguments)
     plan = cluster.plan(_rounds(arguments), _world_sizes(arguments, cluster), arguments.seed)
-    faults = parse_faults(arguments.fault, plan.world_size, cluster.topology)
+    faults = parse_faults(arguments.fault, plan.layout)
     run = RunDirectory.create(arguments.out)
     write_simulated_run(run, cluster, plan, faults, arguments.seed, sys.argv)
     wrong = f", with {', '.join(map(str, faults.faults))}" if faults.faults else ""
@@ -36,23 +37,17 @@ def simulate(arguments: argparse.Namespace) -> None:
 
 def power(arguments: argparse.Namespace) -> None:
     """Print which faults the requirements of a thresholds file catch. Raises BadInput."""
+    confidence = read_value("--confidence", arguments.confidence, confidence_level)
     cluster = _cluster(arguments)
     plan = cluster.plan(_rounds(arguments), short_blocks=True)
     faults = DEFAULT_FAULTS if arguments.faults is None else arguments.faults
-    found = measure_power(cluster, plan, faults, arguments.trials, _confidence(arguments), arguments.seed, _progress)
+    found = measure_power(cluster, plan, faults, arguments.trials, confidence, arguments.seed, _progress)
     for line in power_lines(found):
         print(line)
 
 
 def _progress(fault: str) -> None:
     print(f"simulating {fault} …", file=sys.stderr)
-
-
-def _confidence(arguments: argparse.Namespace) -> float:
-    confidence: float = arguments.confidence
-    if not 0.5 <= confidence <= 0.9999:
-        raise OptionError("--confidence", f"found {confidence:g}", "a number from 0.5 to 0.9999")
-    return confidence
 
 
 def _cluster(arguments: argparse.Namespace) -> SimulatedCluster:
@@ -69,16 +64,18 @@ def _cluster(arguments: argparse.Namespace) -> SimulatedCluster:
 
 
 def _rounds(arguments: argparse.Namespace) -> int | None:
-    rounds: int | None = arguments.rounds
-    if rounds is not None and rounds < FEWEST_ROUNDS:
-        raise OptionError("--rounds", f"found {rounds}", f"at least {FEWEST_ROUNDS} rounds: fewer never decide")
-    if rounds is not None and rounds > MOST_ROUNDS:
-        raise OptionError("--rounds", f"found {rounds}", f"at most {MOST_ROUNDS}: every rank of every round is a line")
+    if arguments.rounds is None:
+        return None
+    rounds = read_value("--rounds", arguments.rounds, number_of_rounds)
+    if rounds > MOST_SIMULATED_ROUNDS:
+        raise OptionError(
+            "--rounds", f"found {rounds}", f"at most {MOST_SIMULATED_ROUNDS}: every rank of every round is a line"
+        )
     return rounds
 
 
 def _world_sizes(arguments: argparse.Namespace, cluster: SimulatedCluster) -> tuple[int, ...]:
-    largest = max(case.world_size for case in cluster.cases)
+    largest = max(case.world_size for case in training_cases(cluster.cases))
     asked: tuple[str, ...] = arguments.world_sizes
     if not asked:
         return (cluster.gpus,) if cluster.gpus > largest else ()

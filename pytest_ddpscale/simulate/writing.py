@@ -1,29 +1,35 @@
-"""A simulated run as a run directory, marked as what it is."""
+"""A simulated run as records of a run directory, marked as what it is."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.records import strict_json
+from pytest_ddpscale.plan.pairing import PairStudy, most_rounds
+from pytest_ddpscale.plan.probe import Probe, ProbeStudy
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.results.probe_record import ProbeBlock
+from pytest_ddpscale.results.record_lines import AnyRecord, line_of
+from pytest_ddpscale.results.records import Block, RoundEnd, StudyEnd, StudyStart, WorkloadFlops
 from pytest_ddpscale.results.run_directory import RUN_SCHEMA_VERSION, RunDirectory
-from pytest_ddpscale.results.run_record import SIMULATED, SIMULATED_NOTE, now_iso
+from pytest_ddpscale.results.run_record import SIMULATED, SIMULATED_NOTE, hosts_of, now_iso
 from pytest_ddpscale.simulate.faults import Faults
-from pytest_ddpscale.simulate.measuring import SimulatedRun, device_id, host_name
+from pytest_ddpscale.simulate.measuring import COUNTER, SimulatedRun, flops_per_image
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
+from pytest_ddpscale.simulate.simulated_nodes import gang_of, surveys, telemetry_of_block, transports
+from pytest_ddpscale.simulate.simulated_probes import measure_probes, search_pairs
 from pytest_ddpscale.util.masking import masked_arguments
 
 
 def write_simulated_run(
     run: RunDirectory, cluster: SimulatedCluster, plan: Plan, faults: Faults, seed: int, argv: Sequence[str] = ()
 ) -> None:
-    """Write plan.json, measurements.jsonl and, last, run.json.
+    """Write plan.json, measurements.jsonl, telemetry.jsonl and, last, run.json.
 
-    Records are written as they are made: memory does not grow with the number of GPUs' measurements.
+    Records are written as they are made: memory does not grow with the number of rounds.
 
     Args:
         run: a new run directory.
@@ -40,18 +46,67 @@ def write_simulated_run(
     simulated = SimulatedRun(plan, cluster.performance, faults, seed)
     try:
         run.write_json(run.plan_json, plan.as_json())
-        with run.measurements_jsonl.open("w", encoding="utf-8") as file:
-            file.writelines(strict_json(record) + "\n" for record in simulated.records())
+        with run.measurements_jsonl.open("wb") as file, run.telemetry_jsonl.open("wb") as telemetry:
+            for record in records(simulated, cluster):
+                file.write(line_of(record))
+                if cluster.is_watched and isinstance(record, Block | ProbeBlock):
+                    telemetry.write(line_of(telemetry_of_block(record, cluster.expectation(plan), faults)))
         # Last, because it is what makes a directory a run.
-        record = _run(cluster, plan, faults, seed)
         run.write_json(
-            run.run_json, record | {"started_at": started_at, "finished_at": now_iso(), "argv": masked_arguments(argv)}
+            run.run_json,
+            _run(cluster, plan, faults, seed)
+            | {"started_at": started_at, "finished_at": now_iso(), "argv": masked_arguments(argv)},
         )
     except OSError as error:
         raise RunDirectoryError(
             str(run.path), f"cannot be written ({error.strerror or error})", "a writable directory with space left",
             f"Remove {run.path}, and simulate into another directory.",
         ) from None  # fmt: skip
+
+
+def records(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[AnyRecord]:
+    """Every record of measurements.jsonl, in the order of a real run."""
+    plan, expectation = run.plan, cluster.expectation(run.plan)
+    if plan.survey:
+        yield from surveys(expectation, run.faults)
+    yield gang_of(plan, cluster.device_name)
+    if plan.probes is not None:
+        yield from _probes(run, plan.probes, cluster.probe_values(plan.probes.probes))
+    for study in plan.studies:
+        yield from _study(run, study)
+    if plan.pairs is not None:
+        yield from _pairs(run, plan.pairs)
+    if plan.device_type == "cuda":
+        yield transports(plan.study_ids[-1], expectation, plan.layout)
+
+
+def _study(run: SimulatedRun, study: Study) -> Iterator[AnyRecord]:
+    yield StudyStart(study=study.id, unix_s=round(run.clock_s, 3))
+    yield run.seeded_steps(study)
+    yield WorkloadFlops(study=study.id, flops_per_image=flops_per_image(study), counter=COUNTER)
+    names = tuple(arm.name for arm in study.arms)
+    for number in range(study.rounds):
+        yield from run.measure_round(study, number)
+        yield RoundEnd(study=study.id, round=number, arms=names)
+    yield StudyEnd(study=study.id, reason="rounds")
+
+
+def _probes(run: SimulatedRun, study: ProbeStudy, reached: Mapping[Probe, float]) -> Iterator[AnyRecord]:
+    yield StudyStart(study=study.id, unix_s=round(run.clock_s, 3))
+    names = tuple(probe.id for probe in study.probes)
+    for number in range(study.rounds):
+        yield from measure_probes(run, study, number, reached)
+        yield RoundEnd(study=study.id, round=number, arms=names)
+    yield StudyEnd(study=study.id, reason="rounds")
+
+
+def _pairs(run: SimulatedRun, study: PairStudy) -> Iterator[AnyRecord]:
+    yield StudyStart(study=study.id, unix_s=round(run.clock_s, 3))
+    rounds = 0
+    for paired in search_pairs(run, study):
+        yield paired
+        rounds += 1
+    yield StudyEnd(study=study.id, reason="rounds" if rounds >= most_rounds(run.plan.nodes) else "decided")
 
 
 def _run(cluster: SimulatedCluster, plan: Plan, faults: Faults, seed: int) -> dict[str, Any]:
@@ -70,20 +125,7 @@ def _run(cluster: SimulatedCluster, plan: Plan, faults: Faults, seed: int) -> di
         },
         "thresholds": {"path": str(cluster.thresholds.path), "sha256": cluster.thresholds.sha256},
         "versions": {"python": platform.python_version(), "pytest_ddpscale": __version__},
-        "hosts": _hosts(cluster, plan),
+        "devices_present": cluster.gpus,
+        "hosts": hosts_of([gang_of(plan, cluster.device_name)]),
         "notes": [SIMULATED_NOTE, f"simulated faults: {said}"],
     }
-
-
-def _hosts(cluster: SimulatedCluster, plan: Plan) -> list[dict[str, Any]]:
-    per_node, world_size = cluster.topology.gpus_per_node, plan.world_size
-    return [
-        {
-            "host": host_name(node),
-            "devices": [
-                {"index": rank - first, "uuid": device_id(rank, plan.device_type), "name": cluster.device_name}
-                for rank in range(first, min(first + per_node, world_size))
-            ],
-        }
-        for node, first in enumerate(range(0, world_size, per_node))
-    ]

@@ -24,7 +24,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 # Lag-one correlations between rounds under which the interval has to hold.
 CORRELATIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -157,4 +162,100 @@ def _whitened_squares(residuals: Sequence[float], correlation: float) -> _Parabo
         scale * math.fsum([value**2 for value in filtered]),
         scale * (first * filtered[0] + others * math.fsum(filtered[1:])),
         scale * (first**2 + (len(residuals) - 1) * others**2),
+    )
+
+
+class EProcesses:
+    """`EProcess` of many series of equally many rounds at once, in arrays: a cluster has one for each of its places.
+
+    Args:
+        values: (series, rounds), all finite; no series has all its values alike.
+    """
+
+    def __init__(self, values: FloatArray) -> None:
+        self._n = values.shape[1]
+        self.centres: FloatArray = values.mean(axis=1)
+        residuals = values - self.centres[:, np.newaxis]
+        self._parabolas = [_all_whitened_squares(residuals, correlation) for correlation in CORRELATIONS]
+        self._independent = self._parabolas[CORRELATIONS.index(0.0)]
+        self._penalty = 0.5 * math.log1p(EFFECT_SCALE**2 * self._independent[2])
+
+    def log_evidence(self, means: FloatArray) -> FloatArray:
+        """As `EProcess.log_evidence`, of each series against a mean of its own."""
+        shifts = means - self.centres
+        this_mean = np.min(
+            [square - 2 * shifts * product + shifts**2 * weight for square, product, weight in self._parabolas], axis=0
+        )
+        square, product, weight = self._independent
+        prior = EFFECT_SCALE**2 / (1 + EFFECT_SCALE**2 * weight)
+        other_mean = square - 2 * shifts * product + shifts**2 * weight - prior * (product - shifts * weight) ** 2
+        is_told = (other_mean > 0) & (this_mean > 0)
+        ratio = np.where(is_told, this_mean, 1.0) / np.where(is_told, other_mean, 1.0)
+        return np.where(is_told, self._n / 2 * np.log(ratio) - self._penalty, -np.inf)
+
+    def intervals(self, confidence: float) -> FloatArray:
+        """As `EProcess.interval`, (series, 2); NaN where there are too few rounds to rule out anything.
+
+        Raises:
+            ValueError: confidence outside 0 … 1.
+        """
+        if not 0 < confidence < 1:
+            raise ValueError(f"confidence {confidence}; expected more than 0 and less than 1")
+        threshold = -math.log(1 - confidence)
+        limits: FloatArray = np.stack([self._limits(threshold, -1.0), self._limits(threshold, 1.0)], axis=1)
+        limits[np.isnan(limits).any(axis=1)] = np.nan
+        return limits
+
+    def _limits(self, threshold: float, direction: float) -> FloatArray:
+        def excess(reach: FloatArray) -> FloatArray:
+            return self.log_evidence(self.centres + direction * reach) - threshold
+
+        outside = np.sqrt(self._independent[0] / self._n)
+        inside, below, above = np.zeros_like(outside), np.full_like(outside, -np.inf), excess(outside)
+        for _ in range(_WIDENINGS):
+            wider = above < 0
+            if not wider.any():
+                break
+            inside, below = np.where(wider, outside, inside), np.where(wider, above, below)
+            outside = np.where(wider, 2 * outside, outside)
+            above = np.where(wider, excess(outside), above)
+        crossing = _crossings(excess, inside, below, outside, above)
+        return np.where(above < 0, np.nan, self.centres + direction * crossing)
+
+
+def _crossings(
+    function: Callable[[FloatArray], FloatArray],
+    inside: FloatArray,
+    below: FloatArray,
+    outside: FloatArray,
+    above: FloatArray,
+) -> FloatArray:
+    """As `_crossing`, element by element."""
+    kept = np.zeros(len(inside), np.int64)
+    for _ in range(_STEPS):
+        is_open = outside - inside > _PRECISION * outside
+        if not is_open.any():
+            break
+        known = np.isfinite(below) & (above != below)
+        middle = (inside * above - outside * np.where(known, below, 0.0)) / np.where(known, above - below, 1.0)
+        middle = np.where(known & (inside < middle) & (middle < outside), middle, (inside + outside) / 2)
+        value = function(middle)
+        beyond, within = is_open & (value >= 0), is_open & (value < 0)
+        below = np.where(beyond & (kept == -1), below / 2, np.where(within, value, below))
+        above = np.where(within & (kept == 1), above / 2, np.where(beyond, value, above))
+        outside, inside = np.where(beyond, middle, outside), np.where(within, middle, inside)
+        kept = np.where(beyond, -1, np.where(within, 1, kept))
+    return outside
+
+
+def _all_whitened_squares(residuals: FloatArray, correlation: float) -> tuple[FloatArray, FloatArray, float]:
+    """As `_whitened_squares`, of each series."""
+    rounds = residuals.shape[1]
+    first, others = math.sqrt(1 - correlation**2), 1 - correlation
+    start, rest = first * residuals[:, 0], residuals[:, 1:] - correlation * residuals[:, :-1]
+    scale = first ** (-2 / rounds)
+    return (
+        scale * (start**2 + (rest**2).sum(axis=1)),
+        scale * (first * start + others * rest.sum(axis=1)),
+        scale * (first**2 + (rounds - 1) * others**2),
     )

@@ -7,7 +7,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from pytest_ddpscale.stats.intervals import t_quantile
+from pytest_ddpscale.stats.sequential import FloatArray
 
 # One round at either end and three between them. With fewer a straight line leaves no noise over to compare with.
 FEWEST_ROUNDS_TO_SEE_DRIFT = 5
@@ -62,3 +65,21 @@ def _spread_about_line(values: Sequence[float]) -> float:
     slope, intercept = statistics.linear_regression(numbers, values)
     residuals = [value - (intercept + slope * number) for number, value in zip(numbers, values, strict=True)]
     return math.sqrt(math.fsum(r * r for r in residuals) / (len(values) - 2))
+
+
+def find_drifts(values: FloatArray, negligible: FloatArray) -> list[RoundDrift | None]:
+    """As `find_drift`, of each of many series, (series, rounds)."""
+    rounds = values.shape[1]
+    if rounds < FEWEST_ROUNDS_TO_SEE_DRIFT:
+        return [None] * len(values)
+    third = rounds // 3
+    first, last = values[:, :third].mean(axis=1), values[:, -third:].mean(axis=1)
+    numbers = np.arange(rounds) - (rounds - 1) / 2
+    slopes = values @ numbers / (numbers @ numbers)
+    residuals = values - values.mean(axis=1, keepdims=True) - slopes[:, np.newaxis] * numbers
+    noise = np.sqrt((residuals**2).sum(axis=1) / (rounds - 2))
+    limit = t_quantile(0.5 + _CONFIDENCE / 2, rounds - 2) * _INFLATION * noise * math.sqrt(2 / third)
+    rounding = 1e-9 * np.abs(values).max(axis=1)
+    drifts = np.abs(last - first) > np.maximum(np.maximum(limit, negligible), rounding)
+    found = zip(drifts.tolist(), (last - first).tolist(), last.tolist(), strict=True)
+    return [RoundDrift(change, end) if is_drift else None for is_drift, change, end in found]

@@ -13,6 +13,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
+from pytest_ddpscale.results.telemetry_record import GpuReadings
+
 POLL_S = 1.0
 _GRACE_S = 1.0
 
@@ -55,7 +59,7 @@ class Sampler:
         if not self._owes_answer:  # a sampler that is late is not given more to do
             self._send({"ask": "mark"})
 
-    def cut(self, windows: Sequence[tuple[str, float, float]], timeout_s: float = 5.0) -> list[dict[str, Any]]:
+    def cut(self, windows: Sequence[tuple[str, float, float]], timeout_s: float = 5.0) -> list[GpuReadings]:
         """What the GPUs were like in some windows of time.
 
         Args:
@@ -64,8 +68,7 @@ class Sampler:
                 again before it has answered that one.
 
         Returns:
-            For each window, the fields of a `results.telemetry_record.Telemetry`, less study, arm, round, rank and
-            host; nothing if the sampler is dead or too late: `problem` says so.
+            Readings of each window; nothing if the sampler is dead or too late: `problem` says so.
         """
         deadline_s = time.monotonic() + timeout_s
         if self._owes_answer and self._receive(time.monotonic()) is None:
@@ -76,8 +79,12 @@ class Sampler:
         answer = self._receive(deadline_s)
         if answer is None:
             return []
-        devices = answer.get("devices")
-        if not isinstance(devices, list) or len(devices) != len(windows):
+        try:
+            devices = msgspec.convert(answer.get("devices"), list[GpuReadings])
+        except ValueError as error:
+            self.problem = f"the sampler answered {str(answer)[:200]} ({error})"
+            return []
+        if len(devices) != len(windows):
             self.problem = f"the sampler answered {str(answer)[:200]}; expected {len(windows)} devices"
             return []
         self.problem = ""

@@ -49,10 +49,6 @@ class NvmlCalls:
         if isinstance(error, pynvml.NVMLError) and error.value in _FOR_GOOD:
             self._given_up.add(reading)
 
-    def has_given_up(self, reading: str) -> bool:
-        """Whether a reading is not there for good."""
-        return reading in self._given_up
-
 
 def words(error: Exception) -> str:
     """``NVMLError_GpuIsLost: GPU is lost``; of a name that the installed pynvml lacks, what to install."""

@@ -47,13 +47,12 @@ class Cut:
         self._unreadable: dict[str, str] = {}
 
     def as_json(self) -> dict[str, Any]:
-        """The fields of a telemetry record, less study, arm, round, rank and host."""
+        """The fields of `results.telemetry_record.GpuReadings`."""
         if self._log.problem:
             self._unreadable["device"] = self._log.problem
         else:
             self._cut()
         return {
-            "device": self._log.uuid,
             "started_unix_s": self._start_s,
             "ended_unix_s": self._end_s,
             "polls": len(self._log.polls.within(self._start_s, self._end_s)),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import DeviceType
@@ -169,7 +170,7 @@ def _floor_img_per_s(sku: Sku, workload: Workload) -> float | None:
     bounds = [
         r.bound
         for r in sku.requirements
-        if (r.metric, r.workload, r.world_size) == ("throughput_per_gpu", workload.name, 1)
+        if (r.metric, r.workload, r.world_size) == (THROUGHPUT_PER_GPU.name, workload.name, 1)
     ]
     return min(bounds, default=None)
 

@@ -133,7 +133,7 @@ def _why_unmeasurable(thresholds: Thresholds, sku: Sku, requirement: Requirement
             measured_arm(requirement.definition, workload, requirement.world_size)
     except ValueError as error:
         return str(error)
-    if requirement.metric == "model_flops_utilization" and sku.peak_tflops(workload) is None:
+    if requirement.definition.takes_peak and sku.peak_tflops(workload) is None:
         tf32 = ", that of the plain fp32 units, for TF32 is not used" if workload.precision == "fp32" else ""
         key = f"{workload.precision}_tflops"
         return f"{requirement.metric} of {workload.name} needs `{key}: NUMBER` under this SKU's `peak`{tf32}"

@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from pytest_ddpscale.errors import SkuError, ThresholdsError
-from pytest_ddpscale.thresholds.composing import UNREADABLE, LimitedLoader
+from pytest_ddpscale.thresholds.composing import UNREADABLE, composed
 from pytest_ddpscale.thresholds.consistency import contradictions
 from pytest_ddpscale.thresholds.model import Thresholds
 
@@ -123,22 +123,18 @@ def _read(path: Path) -> tuple[bytes, str]:
 
 def _parse(path: Path, text: str) -> tuple[Any, dict[YamlPath, int]]:
     try:
-        loader = LimitedLoader(path, text)
-    except yaml.reader.ReaderError as error:
-        where = f"{path}:{text.count(_NEWLINE, 0, error.position) + 1}"
-        found = f"not valid YAML (unprintable character 0x{error.character:02x})"
-        raise ThresholdsError(where, found, "YAML 1.1", f"Mend that line. {_what_next(path)}") from None
-    try:
-        node = loader.get_single_node()
+        node, constructor = composed(path, text)
         if node is None:
             raise ThresholdsError(f"{path}:1", "the file is empty", "`schema_version: 1` and `skus:`", _what_next(path))
         lines: dict[YamlPath, int] = {}
         _walk(path, node, (), lines)
-        return loader.construct_document(node), lines
+        return constructor.construct_document(node), lines
+    except yaml.reader.ReaderError as error:
+        where = f"{path}:{text.count(_NEWLINE, 0, error.position) + 1}"
+        found = f"not valid YAML (unprintable character 0x{error.character:02x})"
+        raise ThresholdsError(where, found, "YAML 1.1", f"Mend that line. {_what_next(path)}") from None
     except yaml.YAMLError as error:
         raise _not_yaml(path, error) from None
-    finally:
-        loader.dispose()
 
 
 def _walk(path: Path, node: yaml.Node, at: YamlPath, lines: dict[YamlPath, int]) -> None:

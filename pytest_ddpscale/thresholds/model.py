@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -20,39 +20,18 @@ from pydantic_core import PydanticCustomError
 
 from pytest_ddpscale.plan.device_name import why_no_name_pattern
 from pytest_ddpscale.plan.layout import WorldSize
-from pytest_ddpscale.plan.metric import METRICS, Metric
+from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import MOST_RANKS, Placement
 from pytest_ddpscale.plan.workload import Precision, Workload
 
-SCHEMA_VERSION = 1
 Severity = Literal["fail", "warn"]
-MetricName = Literal[
-    "throughput_per_gpu",
-    "weak_scaling_efficiency",
-    "strong_scaling_speedup",
-    "strong_scaling_efficiency",
-    "rank_uniformity",
-    "exposed_communication",
-    "ddp_overhead",
-    "step_time_p95",
-    "step_time_cv",
-    "device_utilization",
-    "model_flops_utilization",
-    "generation_ratio",
-    "peak_memory_gib",
-    "memory_spread",
-    "replica_agreement",
-    "images_per_joule",
-    "node_check",
-    "matmul_tflops",
-    "memory_bandwidth_gbps",
-    "host_bandwidth_gbps",
-    "busbw_gbps",
-    "pair_bandwidth_gbps",
-    "no_regression",
-]
+if TYPE_CHECKING:
+    MetricName: TypeAlias = str
+else:
+    MetricName = Literal[tuple(METRICS)]  # one of the catalogue's names, in the schema too
 # A bound typed as 95 where 0.95 is meant would fail every machine; 1.5 is impossible but clear.
 LARGEST_FRACTION_BOUND = 2.0
 # From above, 2 where 2 % is meant would pass every machine, and so would 1 where 1 % is.
@@ -206,12 +185,14 @@ class Requirement(_Strict):
         raise ValueError(f"world_size {self.world_size} says nothing about {self.metric}; expected {expected}")
 
     def _check_bound(self) -> None:
-        key = "at_most" if self.definition.upper_bound else "at_least"
+        key = self.definition.bound_key
         if getattr(self, key) is None or (self.at_least is not None and self.at_most is not None):
             raise ValueError(f"{self.metric} needs exactly one bound, `{key}: NUMBER`")
-        if self.metric == "replica_agreement" and self.bound != 1:
+        only = self.definition.only_bound
+        if only is not None and self.bound != only:
             raise ValueError(
-                f"{key} {self.bound:g} for {self.metric} lets ranks differ that have to agree bit for bit; expected 1"
+                f"{key} {self.bound:g} for {self.metric} lets ranks differ that have to agree bit for bit; "
+                f"expected {only:g}"
             )
         if self.definition.unit == "fraction" and self._looks_like_per_cent:
             raise ValueError(
@@ -229,7 +210,7 @@ class Requirement(_Strict):
         least, most = self.definition.range_at(self.world_size if isinstance(self.world_size, int) else 1)
         if self.source.measured == 0 and least > 0:
             raise ValueError(f"nobody measured a {self.metric} of 0; expected what was measured")
-        key = "at_most" if self.definition.upper_bound else "at_least"
+        key = self.definition.bound_key
         never_fails = self.bound >= most if self.definition.upper_bound else self.bound < least
         never_passes = self.bound < least if self.definition.upper_bound else self.bound > most
         if never_fails or never_passes:
@@ -416,7 +397,7 @@ class Sku(_Strict):
 
 def _check_of_nodes(name: str, severity: Severity) -> Requirement:
     reasoning = f"no measured number: {NODE_CHECKS[name].meaning}"
-    line = {"metric": "node_check", "check": name, "at_least": 1.0, "severity": severity, "provisional": True}
+    line = {"metric": NODE_CHECK.name, "check": name, "at_least": 1.0, "severity": severity, "provisional": True}
     return Requirement.model_validate({**line, "source": {"reasoning": reasoning}})
 
 
@@ -443,8 +424,9 @@ class Thresholds(_Strict):
             LookupError: the reference has no such figure. A loaded file never raises: it was checked.
         """
         reference = self.skus[requirement.versus or ""]
-        wanted = ("throughput_per_gpu", requirement.workload, requirement.world_size, requirement.placement, None)
+        name = THROUGHPUT_PER_GPU.name
+        wanted = (name, requirement.workload, requirement.world_size, requirement.placement, None)
         for candidate in reference.requirements:
             if candidate.key() == wanted and candidate.source.measured is not None:
                 return candidate.source.measured, candidate.source
-        raise LookupError(f"{requirement.versus} publishes no throughput_per_gpu for {requirement.workload}")
+        raise LookupError(f"{requirement.versus} publishes no {name} for {requirement.workload}")

@@ -47,7 +47,7 @@ def _masked(words: Iterable[str]) -> Iterator[str]:
 
 
 def _masked_word(word: str) -> str:
-    line = _LINE.fullmatch(word)  # as in --ddp-slurm-args="--exclusive --comment=token=…"
+    line = _LINE.fullmatch(word)  # an argument that is a command line: ="--exclusive --comment=token=…"
     if line is not None:
         option, tokens = line[1] or "", _TOKEN.findall(line[2])
         if len(tokens) > 1 and not _SECRET_WITHIN.search(option + tokens[0]):

@@ -3,42 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from pytest_ddpscale.metrics.samples import Sample
+from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.model import Requirement, Source
-from pytest_ddpscale.verdict.estimating import estimate_of
+from pytest_ddpscale.verdict.estimating import Found
 
 
 def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
     """The verdict ``not_measured`` on a requirement, with everything that its line of thresholds.yaml says."""
     requirement = case.requirement
-    key = "at_most" if requirement.definition.upper_bound else "at_least"
     return Verdict(
         id=case.id,
         metric=requirement.metric,
         workload=requirement.subject,
         world_size=case.world_size,
         severity=requirement.severity,
-        bound={key: requirement.bound},
+        bound={requirement.definition.bound_key: requirement.bound},
         outcome="not_measured",
         confidence=confidence,
         provisional=requirement.provisional,
         source=_source_text(requirement.source),
+        placement=requirement.placement,
     )
 
 
-def against_bound(blank: Verdict, requirement: Requirement, samples: Sequence[Sample], confidence: float) -> Verdict:
+def against_bound(
+    blank: Verdict, requirement: Requirement, samples: Sequence[Sample], estimate: Callable[[], Found]
+) -> Verdict:
     """What per-round values come to, each of which was possible.
 
     Args:
         blank: on the requirement.
         requirement: with the bound.
         samples: at least one, in the order of the rounds.
-        confidence: of the interval at all rounds together, 0 … 1.
+        estimate: what they come to.
 
     Returns:
         ``passed`` or ``failed`` if the whole interval is on that side of the bound, ``inconclusive`` if the bound lies
@@ -48,7 +50,7 @@ def against_bound(blank: Verdict, requirement: Requirement, samples: Sequence[Sa
     definition = requirement.definition
     if not all(_is_possible(value, requirement) for value in values):
         return replace(blank, outcome="error", rounds=len(values), reason=f"an impossible value was measured: {values}")
-    found = estimate_of(samples, definition.scale, confidence)
+    found = estimate()
     notes = (found.note,) if found.note else ()
     if found.estimate is None:
         return replace(blank, outcome="inconclusive", value=found.value, rounds=len(values), reason=found.too_few)

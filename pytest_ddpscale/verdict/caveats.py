@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
-from pytest_ddpscale.metrics.rounds import ArmRound
-from pytest_ddpscale.metrics.samples import utilization_samples
-from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.metrics.rounds import ArmRounds
+from pytest_ddpscale.metrics.samples import ArmSamples
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
@@ -17,18 +16,6 @@ from pytest_ddpscale.thresholds.cases import Case
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
 # there, while every row that scales shows 95 % and more (willgpaik/pytorch-ddp-scaling-benchmark).
 HOST_BOUND_UTILIZATION = 0.90
-HOST_BOUND = "host-bound"
-# Of GPUs: more, or less, is a sign that the measurement or its baseline was disturbed.
-_HAVE_A_MOST = frozenset(
-    {
-        "device_utilization",
-        "weak_scaling_efficiency",
-        "strong_scaling_efficiency",
-        "strong_scaling_speedup",
-        "model_flops_utilization",
-    }
-)
-_LEAST_PLAUSIBLE = {"exposed_communication": -0.1, "ddp_overhead": -0.1}
 # Steps that are left out are cheaper, and training that skips many does not converge.
 MOST_SKIPPED_STEPS = 0.05
 
@@ -53,8 +40,7 @@ def with_plausibility(verdict: Verdict, plan: Plan) -> Verdict:
     """GPUs are not more than busy, nor clearly faster together than alone: then the measurement is wrong."""
     if plan.device_type != "cuda" or verdict.value is None:
         return verdict
-    most = METRICS[verdict.metric].range_at(verdict.world_size)[1] if verdict.metric in _HAVE_A_MOST else math.inf
-    least = _LEAST_PLAUSIBLE.get(verdict.metric, -math.inf)
+    least, most = METRICS[verdict.metric].credible_at(verdict.world_size)
     if least <= verdict.value <= most:
         return verdict
     side = f"more than {most:g}" if verdict.value > most else f"less than {least:g}"
@@ -62,12 +48,12 @@ def with_plausibility(verdict: Verdict, plan: Plan) -> Verdict:
     return replace(verdict, outcome="inconclusive", reason=reason)
 
 
-def with_skipped_steps(verdict: Verdict, measured: Mapping[int, ArmRound]) -> Verdict:
+def with_skipped_steps(verdict: Verdict, measured: ArmRounds) -> Verdict:
     """Steps that fp16's loss scaling left out were cheaper than the others: a few are noted, many decide nothing."""
-    blocks = [rank for arm_round in measured.values() for rank in arm_round.ranks]
-    skipped, steps = sum(block.skipped_steps for block in blocks), sum(block.steps for block in blocks)
+    skipped = int(measured.measured.skipped_steps.sum())
     if not skipped:
         return verdict
+    steps = int(measured.measured.steps.sum())
     note = f"loss scaling skipped {skipped} of {steps} optimizer steps"
     verdict = replace(verdict, notes=(*verdict.notes, note))
     if verdict.outcome != "passed" or skipped <= MOST_SKIPPED_STEPS * steps:
@@ -77,15 +63,17 @@ def with_skipped_steps(verdict: Verdict, measured: Mapping[int, ArmRound]) -> Ve
     )
 
 
-def with_host_bound(verdict: Verdict, case: Case, plan: Plan, measured: Mapping[int, ArmRound]) -> Verdict:
+def with_host_bound(verdict: Verdict, case: Case, plan: Plan, measured: ArmRounds) -> Verdict:
     """Strong scaling on GPUs that wait for their host says nothing about the GPUs or their links."""
     if case.requirement.definition.scaling != "strong" or plan.device_type != "cuda":
         return verdict
-    busy = [sample.value for sample in utilization_samples(measured)]
+    busy = [sample.value for sample in ArmSamples(measured).utilization]
     if not busy or statistics.fmean(busy) >= HOST_BOUND_UTILIZATION:
         return verdict
     reason = (
-        f"{HOST_BOUND}: devices were {statistics.fmean(busy):.0%} busy (below {HOST_BOUND_UTILIZATION:.0%}), so "
+        f"host-bound: devices were {statistics.fmean(busy):.0%} busy (below {HOST_BOUND_UTILIZATION:.0%}), so "
         f"{case.workload.global_batch_size} images are too few for {case.world_size} GPUs to say anything"
     )
-    return replace(verdict, outcome="inconclusive", reason=reason, notes=(*verdict.notes, HOST_BOUND))
+    return replace(
+        verdict, outcome="inconclusive", reason=reason, notes=(*verdict.notes, "host-bound"), flags=("host-bound",)
+    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
 from pytest_ddpscale.checks.catalogue import check, unfit_hosts
 from pytest_ddpscale.checks.finding import Blocks
+from pytest_ddpscale.evidence.columns import ArmColumns
 from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.evidence.probe_columns import ProbeColumns
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
@@ -27,7 +30,7 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     """
     plan, name = evidence.plan, case.requirement.check
     expectation = node_expectation(case.sku, plan)
-    blocks = _blocks(evidence) if NODE_CHECKS[name].reads == "telemetry" else None
+    blocks = evidence.once("blocks", lambda: _blocks(evidence)) if NODE_CHECKS[name].reads == "telemetry" else None
     found = check(
         name, expectation, evidence.surveys, plan.nodes,
         evidence.telemetry, evidence.transports, blocks, evidence.post_mortems,
@@ -54,11 +57,14 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
 def _blocks(evidence: Evidence) -> Blocks:
     """In which blocks each GPU took part, by the names that telemetry has for them."""
     found: dict[tuple[str, str], set[tuple[str, str, int]]] = {}
-    for one in evidence.measurements:
-        found.setdefault((one.host, one.device), set()).add((one.study, one.arm, one.round))
-    for probe in evidence.probes:
-        arm = Probe(probe.probe, probe.world_size).id
-        found.setdefault((probe.host, probe.device), set()).add((probe.study, arm, probe.round))
+    measured: list[tuple[str, str, ArmColumns | ProbeColumns]] = []
+    measured += [(arm.study, arm.arm, arm) for arm in evidence.columns.arms.values()]
+    measured += [(probe.study, Probe(probe.probe, probe.world_size).id, probe) for probe in evidence.probes.values()]
+    for study, name, blocks in measured:
+        rounds, ranks = [(study, name, number) for number in blocks.numbers.tolist()], blocks.ranks
+        gpus = zip(ranks.hosts.tolist(), ranks.devices.tolist(), blocks.present.T.tolist(), strict=True)
+        for host, device, there in gpus:
+            found.setdefault((host, device), set()).update(itertools.compress(rounds, there))
     return found
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_ddpscale.blame.link_faults import node_pair_results
+from pytest_ddpscale.evidence.columns import RankColumns
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.metric import measured_arm
 from pytest_ddpscale.plan.pairing import first_rounds
@@ -84,17 +85,18 @@ class _Blocks:
         self.of: dict[_Block, set[_Place]] = defaultdict(set)
         self._sizes: dict[_Block, int] = {}
         self.devices: dict[_Place, str] = {}
-        for trained in evidence.measurements:
-            self._take((trained.study, trained.arm), trained.host, trained.local_rank, trained.device)
-        for probed in evidence.probes:
-            block = (PROBES, f"{probed.probe}@{probed.world_size}")
-            self._sizes[block] = probed.world_size
-            self._take(block, probed.host, probed.local_rank, probed.device)
+        for key, trained in evidence.columns.arms.items():
+            self._take(key, trained.ranks)
+        for (name, world_size), probed in evidence.probes.items():
+            block = (PROBES, f"{name}@{world_size}")
+            self._sizes[block] = world_size
+            self._take(block, probed.ranks)
         self.hosts = {host for host, _ in self.devices}
 
-    def _take(self, block: _Block, host: str, local_rank: int, device: str) -> None:
-        self.of[block].add((host, local_rank))
-        self.devices[host, local_rank] = device
+    def _take(self, block: _Block, ranks: RankColumns) -> None:
+        places = ranks.places
+        self.of[block].update(places)
+        self.devices.update(zip(places, ranks.devices.tolist(), strict=True))
 
     def tested(self, blocks: Iterable[_Block]) -> dict[_Place, set[str]]:
         """By what each place was tested."""

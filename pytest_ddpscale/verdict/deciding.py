@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+from pytest_ddpscale.evidence.columns import Columns, GrowingColumns
 from pytest_ddpscale.evidence.evidence import Evidence, evidence_of
+from pytest_ddpscale.evidence.probe_columns import GrowingProbes
+from pytest_ddpscale.metrics.rounds import rounds_begun
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.results.probe_record import ProbeMeasurement
-from pytest_ddpscale.results.records import Measurement
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.results.probe_record import ProbeBlock
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import Block, GangRecord, Lost
+from pytest_ddpscale.results.survey_record import PostMortem, Survey
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, training_cases
 from pytest_ddpscale.verdict.answering_study import arms_of, matching_study
-from pytest_ddpscale.verdict.by_node import UNDECIDED
-from pytest_ddpscale.verdict.caveats import HOST_BOUND
 from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.probing import probes_needed
 
@@ -44,22 +45,26 @@ class Decider:
             if study is not None:
                 self._cases[study.id].append(case)
         self._confidence = confidence
-        self._records: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        self._measurements: dict[str, list[Measurement]] = defaultdict(list)
-        self._probes: dict[str, list[ProbeMeasurement]] = defaultdict(list)
+        self._gangs: dict[int, GangRecord] = {}
+        self._columns = GrowingColumns()
+        self._each = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.kind == "each"}
+        self._records: dict[str, list[AnyRecord]] = defaultdict(list)
+        self._probes = GrowingProbes()
         # Of probes that had told enough: how many measurements of them there were then.
         self._told: dict[Probe, int] = {}
 
-    def hear(self, record: dict[str, Any]) -> None:
+    def hear(self, record: AnyRecord) -> None:
         """Take note of a record."""
-        if not isinstance(record.get("study"), str):
-            return
-        if record.get("kind") == "measurement":
-            self._measurements[record["study"]].append(Measurement.from_json(record))
-        elif record.get("kind") == "probe":
-            self._probes[record["study"]].append(ProbeMeasurement.from_json(record))
-        else:
-            self._records[record["study"]].append(record)
+        if isinstance(record, GangRecord):
+            self._gangs[record.gang] = record
+            self._columns.add_gang(record)
+            self._probes.add_gang(record)
+        elif isinstance(record, Block):
+            self._columns.add(record)
+        elif isinstance(record, ProbeBlock):
+            self._probes.add(record)
+        elif not isinstance(record, Survey | PostMortem | Lost):
+            self._records[record.study].append(record)
 
     def needed_arms(self, study_id: str) -> list[str]:
         """Names of the arms of which further rounds may decide something; none once the study has told enough."""
@@ -68,26 +73,22 @@ class Decider:
         study = self._plan.study(study_id)
         if study is None:
             return []
-        records, measurements = self._records[study_id], self._measurements[study_id]
-        rounds = len({measurement.round for measurement in measurements})
+        records = [*self._gangs.values(), *self._records[study_id]]
+        # Ranks that compute by themselves tell, in other studies too, how fast each of them is.
+        columns = self._columns.columns({(study.id, arm.name) for arm in study.arms} | self._each)
+        rounds = len(rounds_begun(columns, study_id))
         if rounds < FEWEST_ROUNDS:
             return [arm.name for arm in study.arms]
         if not self._cases[study_id]:
             return [arm.name for arm in study.arms] if rounds < ROUNDS_WITHOUT_REQUIREMENTS else []
-        told = [*measurements, *self._each_of_others(study_id)]
-        evidence = evidence_of(self._plan_of_those_there(study, measurements), told, records)
+        evidence = evidence_of(self._plan_of_those_there(study, columns), columns, records)
         return arms_needed(study, self._cases[study_id], evidence, self._confidence)
-
-    def _each_of_others(self, study_id: str) -> list[Measurement]:
-        """What tells, in other studies, how fast each rank is by itself."""
-        each = {(study.id, arm.name) for study in self._plan.studies for arm in study.arms if arm.kind == "each"}
-        others = [found for other, found in self._measurements.items() if other != study_id]
-        return [one for found in others for one in found if (one.study, one.arm) in each]
 
     def _needed_probes(self, study: ProbeStudy) -> list[str]:
         """As `needed_arms`. What had told enough and was not measured since is not judged again."""
         evidence = self._evidence_on_probes()
-        measured = {probe: len(evidence.by_probe.get((probe.name, probe.world_size), ())) for probe in study.probes}
+        of = {probe: evidence.probes.get((probe.name, probe.world_size)) for probe in study.probes}
+        measured = {probe: 0 if found is None else int(found.present.sum()) for probe, found in of.items()}
         told = {probe for probe, count in measured.items() if self._told.get(probe) == count}
         asked = [case for case in self._probed if case.probe not in told]
         needed = probes_needed(study, asked, evidence, self._confidence)
@@ -95,11 +96,12 @@ class Decider:
         return needed
 
     def _evidence_on_probes(self) -> Evidence:
-        return replace(evidence_of(self._plan, (), self._records[PROBES]), probes=self._probes[PROBES])
+        records = [*self._gangs.values(), *self._records[PROBES]]
+        return replace(evidence_of(self._plan, Columns(), records), probes=self._probes.columns())
 
-    def _plan_of_those_there(self, study: Study, measurements: Sequence[Measurement]) -> Plan:
+    def _plan_of_those_there(self, study: Study, columns: Columns) -> Plan:
         """Where a node was lost nothing more can pass, but what is left of the gang may still be told good or bad."""
-        nodes = len({measurement.host for measurement in measurements})
+        nodes = len({host for arm in columns.of_study(study.id) for host in arm.ranks.by_host})
         ranks = nodes * self._plan.layout.ranks_per_node
         if nodes >= self._plan.nodes or study.world_size > ranks:
             return self._plan
@@ -117,13 +119,6 @@ def arms_needed(study: Study, cases: Sequence[Case], evidence: Evidence, confide
         evidence: what it told so far.
         confidence: of the intervals.
     """
-    undecided = [case for case in cases if more_rounds_may_decide(judge(case, evidence, confidence))]
+    undecided = [case for case in cases if judge(case, evidence, confidence).is_open]
     needed = {arm.name for case in undecided for arm in arms_of(case.question)}
     return [arm.name for arm in study.arms if arm.name in needed]
-
-
-def more_rounds_may_decide(verdict: Verdict) -> bool:
-    """Whether a verdict is open only because there are too few rounds, on any node."""
-    if any(note.startswith(UNDECIDED) for note in verdict.notes):
-        return True
-    return verdict.outcome == "inconclusive" and HOST_BOUND not in verdict.notes

@@ -11,11 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from pytest_ddpscale.evidence.columns import ArmColumns, Columns, IntArray
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.device_flags import IDLE, flags, mean_power_w
-from pytest_ddpscale.metrics.rounds import Rounds
+from pytest_ddpscale.metrics.rounds import ArmRounds
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
-from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.util.listing import first_few
@@ -33,10 +35,10 @@ _Device = tuple[str, int, str]  # host, local rank, UUID
 
 def device_notes(evidence: Evidence) -> list[str]:
     """A line for each arm whose devices are idle, stalled, throttled or slow in most of its rounds."""
-    return [*_low_utilization(evidence.measurements), *_flagged(evidence.telemetry)]
+    return [*_low_utilization(evidence.columns), *_flagged(evidence.telemetry)]
 
 
-def with_stalled_devices(verdict: Verdict, measured: Rounds, telemetry: Sequence[Telemetry]) -> Verdict:
+def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: Sequence[Telemetry]) -> Verdict:
     """A pass that rests on devices which only wait says nothing: it becomes inconclusive, and they are named.
 
     One that rests on GPUs whose power is not known says so.
@@ -44,12 +46,14 @@ def with_stalled_devices(verdict: Verdict, measured: Rounds, telemetry: Sequence
     Args:
         verdict: on device_utilization.
         measured: complete rounds of the arm in question.
-        telemetry: of the whole run.
+        telemetry: of that arm.
     """
     if verdict.outcome != "passed":
         return verdict
-    blocks = {(one.study, one.arm, one.round, one.rank) for arm_round in measured.values() for one in arm_round.ranks}
-    theirs = [one for one in telemetry if (one.study, one.arm, one.round, one.rank) in blocks]
+    rows, columns = np.nonzero(measured.present)
+    numbers, ranks = measured.numbers[rows].tolist(), measured.ranks.numbers[columns].tolist()
+    blocks = set(zip(numbers, ranks, strict=True)) if telemetry else set()
+    theirs = [one for one in telemetry if (one.round, one.rank) in blocks]
     stalled = [windows for flag, windows in _mostly(theirs) if flag == "stalled"]
     if not stalled:
         is_known = _has_known_power(measured, theirs)
@@ -59,12 +63,12 @@ def with_stalled_devices(verdict: Verdict, measured: Rounds, telemetry: Sequence
     return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits)
 
 
-def _has_known_power(measured: Rounds, telemetry: Sequence[Telemetry]) -> bool:
+def _has_known_power(measured: ArmRounds, telemetry: Sequence[Telemetry]) -> bool:
     """Whether of every GPU it is known in most blocks if it stalls. Nobody asks it of a CPU, or of imported values."""
-    blocks = [one for arm_round in measured.values() for one in arm_round.ranks if not one.single_sample]
-    gpus = Counter((one.host, one.device) for one in blocks if one.device != "cpu")
+    ranks, counts = measured.ranks, measured.present[~measured.measured.single_sample].sum(axis=0).tolist()
+    gpus = dict(zip(zip(ranks.hosts.tolist(), ranks.devices.tolist(), strict=True), counts, strict=True))
     told = Counter((one.host, one.device) for one in telemetry if mean_power_w(one) is not None and one.power_limit_w)
-    return all(told[gpu] >= SHARE_OF_ROUNDS * count for gpu, count in gpus.items())
+    return all(told[gpu] >= SHARE_OF_ROUNDS * count for gpu, count in gpus.items() if gpu[1] != "cpu")
 
 
 def _culprit(windows: Sequence[Telemetry]) -> Culprit:
@@ -74,21 +78,25 @@ def _culprit(windows: Sequence[Telemetry]) -> Culprit:
     return Culprit("gpu", one.host, one.local_rank, one.device, evidence, is_certain=False)
 
 
-def _low_utilization(measurements: Sequence[Measurement]) -> Iterator[str]:
-    arms: dict[tuple[str, str], dict[_Device, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for one in measurements:
-        if one.utilization is not None and not one.single_sample:
-            arms[one.study, one.arm][one.host, one.rank, one.device].append(one.utilization)
-    for (study, arm), devices in arms.items():
-        busy = {device: statistics.median(shares) for device, shares in devices.items()}
-        idle = sorted((share, device) for device, share in busy.items() if share < IDLE)
-        if idle:
-            share, (host, rank, _) = idle[0]
-            whose = f"{len(idle)} of {len(busy)} devices" if len(busy) > 1 else "the device"
+def _low_utilization(columns: Columns) -> Iterator[str]:
+    for (study, arm), measured in columns.arms.items():
+        own = measured.of(~measured.single_sample)
+        read = np.flatnonzero((~np.isnan(own.utilization)).any(axis=0))
+        busy = np.nanmedian(own.utilization[:, read], axis=0)
+        if (busy < IDLE).any():
+            share = busy.min()
+            rank, host = min(_ranks(own, read[busy == share]), key=lambda one: (one[1], one[0]))
+            whose = f"{(busy < IDLE).sum()} of {len(busy)} devices" if len(busy) > 1 else "the device"
             yield (
                 f"low utilization: {study}, {arm}: {whose} below {IDLE:.0%}, least busy rank {rank} on {host} "
                 f"with {share:.0%}"
             )
+
+
+def _ranks(measured: ArmColumns, columns: IntArray) -> list[tuple[int, str]]:
+    """Number and host of these."""
+    ranks = measured.ranks.of(columns)
+    return list(zip(ranks.numbers.tolist(), ranks.hosts.tolist(), strict=True))
 
 
 def _flagged(telemetry: Sequence[Telemetry]) -> Iterator[str]:

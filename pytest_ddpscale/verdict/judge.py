@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pytest_ddpscale.blame.culprits import RankComparison, peers_of, with_culprits, with_slow_node
 from pytest_ddpscale.blame.replicas import with_agreement
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.rounds import ArmRound, arm_rounds, on_hosts, ranks_on_node, rounds_begun, together
-from pytest_ddpscale.metrics.samples import (
-    Sample,
-    agreement_samples,
-    ddp_overhead_samples,
-    efficiency_samples,
-    exposed_communication_samples,
-    generation_ratio_samples,
-    images_per_joule_samples,
-    memory_spread_samples,
-    model_flops_utilization_samples,
-    peak_memory_samples,
-    rank_uniformity_samples,
-    step_time_cv_samples,
-    step_time_p95_samples,
-    strong_speedup_samples,
-    throughput_samples,
-    utilization_samples,
+from pytest_ddpscale.metrics.rounds import (
+    NO_ROUNDS,
+    ArmRounds,
+    arm_rounds,
+    node_rounds,
+    on_hosts,
+    rounds_begun,
+    together,
 )
-from pytest_ddpscale.metrics.slowness import Slowness, slowness_by_host, slowness_of
-from pytest_ddpscale.plan.metric import baseline_arm, measured_arm
+from pytest_ddpscale.metrics.samples import MeasuredArms
+from pytest_ddpscale.metrics.slowness import slowness_by_host, slowness_of
+from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
+from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.study import Arm, Study
-from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.verdict.answering_study import arms_of, matching_study, why_no_study
 from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
-from pytest_ddpscale.verdict.by_node import NodeVerdict, combined, judge_nodes, with_failed_nodes, worst_per_round
 from pytest_ddpscale.verdict.caveats import (
     with_host_bound,
     with_missing_rounds,
@@ -48,7 +39,12 @@ from pytest_ddpscale.verdict.caveats import (
 )
 from pytest_ddpscale.verdict.checking import judge_check
 from pytest_ddpscale.verdict.device_notes import with_stalled_devices
+from pytest_ddpscale.verdict.each import combined, judge_each
+from pytest_ddpscale.verdict.estimating import Estimates
+from pytest_ddpscale.verdict.failed_nodes import JudgedNode, why_nodes_missing, with_failed_nodes
 from pytest_ddpscale.verdict.probing import judge_probe
+
+_EVERYBODY = "all ranks"  # the one place of what ranks did together
 
 
 def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
@@ -63,7 +59,7 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
         ``passed`` if the whole interval is on the good side of the bound, ``failed`` if the whole
         interval is on the bad side, ``inconclusive`` if the bound lies inside or there are too few
         rounds, ``not_measured`` without data, ``error`` if the study broke. What fits one node of several is
-        judged on each of them (`pytest_ddpscale.verdict.by_node`).
+        judged on each of them (`pytest_ddpscale.verdict.each`).
     """
     blank = blank_verdict(case, confidence)
     if isinstance(case, NodeCase):
@@ -71,28 +67,48 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
     study = matching_study(evidence.plan, case.question)
     if study is None:
         return replace(blank, reason=why_no_study(evidence.plan, case.question))
-    verdict = _judge_study(blank, case, study, evidence, confidence)
+    verdict = _judge_study(_Asked(blank, case, study, evidence), confidence)
     return with_spent_budget(verdict, study.id, evidence.out_of_time)
 
 
-def _judge_study(blank: Verdict, case: Case, study: Study, evidence: Evidence, confidence: float) -> Verdict:
-    question = case.question
+@dataclass(frozen=True)
+class _Asked:
+    """A requirement on training, and the study that answers it.
+
+    Attributes:
+        blank: the verdict ``not_measured`` on it.
+        case: the requirement.
+        study: that was to be measured.
+        evidence: what was measured.
+    """
+
+    blank: Verdict
+    case: Case
+    study: Study
+    evidence: Evidence
+
+    @cached_property
+    def rounds_due(self) -> int:
+        """How many rounds there should be: all that were begun and that timed every arm in question."""
+        return _rounds_due(self.case.question, self.study, self.evidence)
+
+
+def _judge_study(asked: _Asked, confidence: float) -> Verdict:
+    case, study, evidence = asked.case, asked.study, asked.evidence
     if study.id in evidence.errors:
-        return replace(blank, outcome="error", reason=evidence.errors[study.id])
+        return replace(asked.blank, outcome="error", reason=evidence.errors[study.id])
     if study.id in evidence.interrupted:
-        return replace(blank, reason=evidence.interrupted[study.id])
-    if question.placement == "spread" and evidence.plan.nodes == 1:
-        return replace(blank, reason="needs at least 2 nodes to spread ranks over; this run had one")
-    if evidence.plan.layout.judged_by_node(question.arms):
-        return _judge_by_node(blank, case, study, evidence, confidence)
-    rounds = rounds_of(question, study, evidence)
-    due = _rounds_due(question, study, evidence)
-    verdict = _judge_rounds(blank, case, study, evidence, rounds, due, confidence)
+        return replace(asked.blank, reason=evidence.interrupted[study.id])
+    if case.question.placement == "spread" and evidence.plan.nodes == 1:
+        return replace(asked.blank, reason="needs at least 2 nodes to spread ranks over; this run had one")
+    if evidence.plan.layout.judged_by_node(case.question.arms):
+        return _judge_by_node(asked, confidence)
+    rounds = rounds_of(case.question, study, evidence)
+    verdict = _judge_rounds(asked, rounds, _estimates(asked, {_EVERYBODY: rounds}), _EVERYBODY, confidence)
     if verdict.outcome == "not_measured":
         return verdict
-    peers = RankComparison(study, evidence)
     verdict = with_agreement(verdict, study, evidence)
-    return with_culprits(verdict, case, peers, rounds.measured)
+    return with_culprits(verdict, case, RankComparison(study, evidence), lambda: rounds.measured)
 
 
 def _judge_node(blank: Verdict, case: NodeCase, evidence: Evidence, confidence: float) -> Verdict:
@@ -107,36 +123,53 @@ def _judge_node(blank: Verdict, case: NodeCase, evidence: Evidence, confidence: 
     return blank
 
 
-def _judge_by_node(blank: Verdict, case: Case, study: Study, evidence: Evidence, confidence: float) -> Verdict:
-    rounds, peers = rounds_by_node(case.question, study, evidence), RankComparison(study, evidence)
-    due = _rounds_due(case.question, study, evidence)
+def _judge_by_node(asked: _Asked, confidence: float) -> Verdict:
+    study, evidence = asked.study, asked.evidence
+    rounds, peers = rounds_by_node(asked.case.question, study, evidence), RankComparison(study, evidence)
 
-    def judge_node(host: str, confidence: float) -> NodeVerdict:
-        theirs = rounds[host]
-        verdict = _judge_rounds(blank, case, study, evidence, theirs, due, confidence)
-        return NodeVerdict(host, with_slow_node(verdict, host, peers), theirs.measured)
+    estimates = _estimates(asked, rounds)
 
-    nodes = judge_nodes(judge_node, rounds, evidence.plan.nodes, confidence)
-    verdict = with_agreement(combined(blank, nodes, evidence), study, evidence)
-    alike = together(node.measured for node in nodes if node.verdict.outcome == verdict.outcome)
-    verdict = with_culprits(verdict, case, peers, alike)
-    return with_failed_nodes(verdict, nodes, evidence.plan.nodes)
+    def judge_node(node: JudgedNode, confidence: float) -> Verdict:
+        verdict = _judge_rounds(asked, rounds[node.name], estimates, node.name, confidence)
+        return with_slow_node(verdict, node.name, peers)
+
+    planned = evidence.plan.nodes
+    nodes = judge_each(judge_node, map(JudgedNode, rounds), planned, confidence)
+    verdict = combined(asked.blank, nodes, planned, why_nodes_missing(nodes, evidence))
+    verdict = with_agreement(verdict, study, evidence)
+    alike = [rounds[node.place.name].measured for node in nodes if node.verdict.outcome == verdict.outcome]
+    verdict = with_culprits(verdict, asked.case, peers, lambda: together(alike))
+    return with_failed_nodes(verdict, nodes, planned)
+
+
+def _estimates(asked: _Asked, rounds: Mapping[str, MeasuredArms]) -> Estimates[str]:
+    """What a requirement's numbers come to at each place, by its name."""
+    case = asked.case
+    known = {
+        name: replace(one, reference=case.reference_img_per_s, peak=case.peak_tflops) for name, one in rounds.items()
+    }
+    samples = {name: list(case.question.metric.samples_of(one)) for name, one in known.items()}
+    return Estimates(samples, case.requirement.definition.scale)
 
 
 def _judge_rounds(
-    blank: Verdict, case: Case, study: Study, evidence: Evidence, rounds: ArmAndBaseline, due: int, confidence: float
+    asked: _Asked, rounds: MeasuredArms, estimates: Estimates[str], place: str, confidence: float
 ) -> Verdict:
-    """The verdict that the numbers give, or what forbids it; `due` is how many rounds there should be."""
-    samples = _samples(case, study, rounds, evidence)
+    """The verdict that the numbers of a place give, or what forbids it."""
+    case, evidence, samples = asked.case, asked.evidence, estimates.samples[place]
     if not samples:
-        return replace(blank, reason=_why_no_samples(case.question, study, rounds))
-    verdict = against_bound(blank, case.requirement, samples, confidence)
-    verdict = with_missing_rounds(verdict, due)
+        return replace(asked.blank, reason=_why_no_samples(case.question, asked.study, rounds))
+    verdict = against_bound(asked.blank, case.requirement, samples, lambda: estimates.at(place, confidence))
+    verdict = with_missing_rounds(verdict, asked.rounds_due)
     verdict = with_plausibility(verdict, evidence.plan)
     verdict = with_host_bound(verdict, case, evidence.plan, rounds.measured)
-    if verdict.metric == "device_utilization":
-        verdict = with_stalled_devices(verdict, rounds.measured, evidence.telemetry)
+    if case.question.metric.reads_utilization:
+        verdict = with_stalled_devices(verdict, rounds.measured, _telemetry_of(rounds.measured, evidence))
     return with_skipped_steps(verdict, rounds.measured)
+
+
+def _telemetry_of(rounds: ArmRounds, evidence: Evidence) -> Sequence[Telemetry]:
+    return evidence.telemetry_of_arms.get((rounds.measured.study, rounds.measured.arm), ())
 
 
 def samples_of(question: Question, evidence: Evidence) -> list[Sample]:
@@ -147,32 +180,24 @@ def samples_of(question: Question, evidence: Evidence) -> list[Sample]:
     Raises:
         ValueError: the metric needs a number of the thresholds file.
     """
-    study = matching_study(evidence.plan, question)
+    metric, study = question.metric, matching_study(evidence.plan, question)
+    if metric.takes_sku:
+        raise ValueError(f"{metric.name} needs a number of the thresholds file")
     if study is None:
         return []
     if not evidence.plan.layout.judged_by_node(question.arms):
-        return _plain_samples(question, study, rounds_of(question, study, evidence), evidence)
-    nodes = rounds_by_node(question, study, evidence).values()
-    samples = [_plain_samples(question, study, rounds, evidence) for rounds in nodes]
-    return worst_per_round(samples, question.metric) if len(samples) >= evidence.plan.nodes else []
+        return list(metric.samples_of(rounds_of(question, study, evidence)))
+    samples = [list(metric.samples_of(node)) for node in rounds_by_node(question, study, evidence).values()]
+    return worst_per_round(samples, metric) if len(samples) >= evidence.plan.nodes else []
 
 
-@dataclass(frozen=True)
-class ArmAndBaseline:
-    """Complete rounds of the arm in question and of its baseline; the latter empty without one.
-
-    Attributes:
-        measured: of the arm in question.
-        baseline: of what it is compared with.
-        slowness: of the ranks, if they take turns as the baseline and it is known.
-    """
-
-    measured: dict[int, ArmRound]
-    baseline: dict[int, ArmRound]
-    slowness: Slowness = field(default_factory=dict)
+def worst_per_round(samples: Sequence[Sequence[Sample]], metric: Metric) -> list[Sample]:
+    """Of the values of several nodes, the worst of each round, as far as all nodes have rounds."""
+    worst = max if metric.upper_bound else min
+    return [worst(of_round, key=lambda sample: sample.value) for of_round in zip(*samples, strict=False)]
 
 
-def rounds_of(question: Question, study: Study, evidence: Evidence) -> ArmAndBaseline:
+def rounds_of(question: Question, study: Study, evidence: Evidence) -> MeasuredArms:
     """The complete rounds that answer a question: on several nodes those of the group with rank 0."""
     layout = evidence.plan.layout
 
@@ -182,10 +207,15 @@ def rounds_of(question: Question, study: Study, evidence: Evidence) -> ArmAndBas
             return None
         return range(layout.ranks_per_node) if arm.world_size == 1 else layout.groups(arm)[0]
 
-    found = _rounds(question, study, evidence.measurements, ranks)
+    def rounds(arm: Arm) -> ArmRounds:
+        return arm_rounds(evidence.columns, study.id, arm, ranks(arm))
+
+    measured, baseline = _arms(question)
+    compared = rounds(baseline) if baseline else NO_ROUNDS
+    found = _of_arms(question, study, evidence, rounds(measured), compared)
     if not _ranks_take_turns(question):
         return found
-    hosts = {one.host for arm_round in found.measured.values() for one in arm_round.ranks}
+    hosts = found.measured.ranks.by_host.keys()
     return replace(found, slowness=slowness_of(on_hosts(peers_of(study, evidence).rounds, hosts)))
 
 
@@ -194,27 +224,33 @@ def _ranks_take_turns(question: Question) -> bool:
     return question.metric.baseline == "alone" and question.world_size > 1
 
 
-def rounds_by_node(question: Question, study: Study, evidence: Evidence) -> dict[str, ArmAndBaseline]:
+def rounds_by_node(question: Question, study: Study, evidence: Evidence) -> dict[str, MeasuredArms]:
     """The same of every node that took part in the study, by its host's name; its arms fit a node."""
-    nodes = evidence.by_node.get(study.id, {})
-    found = {host: _rounds(question, study, theirs, partial(ranks_on_node, theirs)) for host, theirs in nodes.items()}
+    measured, baseline = _arms(question)
+    nodes = node_rounds(evidence.columns, study.id, measured)
+    compared = node_rounds(evidence.columns, study.id, baseline) if baseline else dict.fromkeys(nodes, NO_ROUNDS)
+    found = {host: _of_arms(question, study, evidence, theirs, compared[host]) for host, theirs in nodes.items()}
     if not _ranks_take_turns(question):
         return found
     slowness = slowness_by_host(peers_of(study, evidence).rounds)
     return {host: replace(rounds, slowness=slowness.get(host, {})) for host, rounds in found.items()}
 
 
-def _rounds(
-    question: Question,
-    study: Study,
-    measurements: Sequence[Measurement],
-    ranks: Callable[[Arm], Sequence[int] | None],
-) -> ArmAndBaseline:
+def _arms(question: Question) -> tuple[Arm, Arm | None]:
+    """The arm in question and its baseline, if the metric has one."""
     asked = question.metric, question.workload, question.world_size, question.placement
-    measured, baseline = measured_arm(*asked), baseline_arm(*asked)
-    return ArmAndBaseline(
-        arm_rounds(measurements, study.id, measured, ranks(measured)),
-        arm_rounds(measurements, study.id, baseline, ranks(baseline)) if baseline else {},
+    return measured_arm(*asked), baseline_arm(*asked)
+
+
+def _of_arms(
+    question: Question, study: Study, evidence: Evidence, measured: ArmRounds, compared: ArmRounds
+) -> MeasuredArms:
+    return MeasuredArms(
+        measured,
+        compared,
+        question.world_size,
+        flops_per_image=evidence.flops_per_image.get(study.id),
+        seeded_checksums=evidence.seeded_checksums(study.id),
     )
 
 
@@ -222,47 +258,13 @@ def _rounds_due(question: Question, study: Study, evidence: Evidence) -> int:
     """How many rounds there should be: all that were begun and that timed every arm in question."""
     arms = {arm.name for arm in arms_of(question)}
     timed = evidence.timed_arms.get(study.id, {})
-    begun = rounds_begun(evidence.measurements, study.id)
+    begun = rounds_begun(evidence.columns, study.id)
     return sum(number not in timed or arms <= set(timed[number]) for number in begun)
 
 
-def _samples(case: Case, study: Study, rounds: ArmAndBaseline, evidence: Evidence) -> list[Sample]:
-    question, flops = case.question, evidence.flops_per_image.get(study.id)
-    if question.metric.name == "generation_ratio":
-        assert case.reference_img_per_s is not None  # the thresholds model saw to it
-        return generation_ratio_samples(rounds.measured, case.reference_img_per_s)
-    if question.metric.name == "model_flops_utilization":
-        assert case.peak_tflops is not None  # likewise
-        return model_flops_utilization_samples(rounds.measured, flops, case.peak_tflops) if flops else []
-    return _plain_samples(question, study, rounds, evidence)
-
-
-def _plain_samples(question: Question, study: Study, rounds: ArmAndBaseline, evidence: Evidence) -> list[Sample]:
-    measured, baseline, slowness = rounds.measured, rounds.baseline, rounds.slowness
-    samples: dict[str, Callable[[], list[Sample]]] = {
-        "throughput_per_gpu": lambda: throughput_samples(measured),
-        "weak_scaling_efficiency": lambda: efficiency_samples(measured, baseline, slowness),
-        "strong_scaling_speedup": lambda: strong_speedup_samples(measured, baseline, question.world_size, slowness),
-        "strong_scaling_efficiency": lambda: efficiency_samples(measured, baseline, slowness),
-        "rank_uniformity": lambda: rank_uniformity_samples(measured),
-        "exposed_communication": lambda: exposed_communication_samples(measured, baseline),
-        "ddp_overhead": lambda: ddp_overhead_samples(measured, baseline),
-        "step_time_p95": lambda: step_time_p95_samples(measured),
-        "step_time_cv": lambda: step_time_cv_samples(measured),
-        "device_utilization": lambda: utilization_samples(measured),
-        "peak_memory_gib": lambda: peak_memory_samples(measured),
-        "memory_spread": lambda: memory_spread_samples(measured),
-        "images_per_joule": lambda: images_per_joule_samples(measured),
-        "replica_agreement": lambda: agreement_samples(measured, evidence.seeded_checksums(study.id)),
-    }
-    if question.metric.name not in samples:
-        raise ValueError(f"{question.metric.name} needs a number of the thresholds file")
-    return samples[question.metric.name]()
-
-
-def _why_no_samples(question: Question, study: Study, rounds: ArmAndBaseline) -> str:
+def _why_no_samples(question: Question, study: Study, rounds: MeasuredArms) -> str:
     if not rounds.measured:
         return f"no complete round of {question.world_size} ranks in {study.id}"
-    if question.metric.baseline and not rounds.baseline:
+    if question.metric.baseline and not rounds.compared:
         return f"{study.id} has no complete round of the arm {question.metric.baseline} to compare with"
     return f"{question.metric.name} could not be read on every rank"

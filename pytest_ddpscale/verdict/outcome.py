@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.results.coverage import Coverage
-from pytest_ddpscale.results.verdicts import RunOutcome, Verdict
+from pytest_ddpscale.results.verdicts import Blocker, RunOutcome, Verdict
 from pytest_ddpscale.util.listing import first_few
 
 ONE_NODE = Coverage()
+_SPOILED = "was skipped, or failed for something else than its verdict"
 
 
 def conclude(
@@ -34,25 +35,20 @@ def conclude(
         On several nodes it is enough that each keeps one by itself, if a bound on speed over all nodes is
         kept and none between nodes that is provisional fails, which has to be calibrated first, or is undecided.
     """
-    failed = [v for v in verdicts if v.outcome == "failed" and v.severity == "fail"]
+    blocking = [v for v in verdicts if v.blocks()]
+    failed = [v for v in blocking if v.outcome == "failed"]
     if failed:
         return "rejected", f"{len(failed)} of {len(verdicts)} requirements failed: {_names(failed)}"
-    broken = [v for v in verdicts if v.outcome in ("error", "not_measured") and not _only_looks(v)]
+    broken = [v for v in blocking if v.outcome in ("error", "not_measured")]
     if broken:
         return "incomplete", f"{len(broken)} of {len(verdicts)} requirements were not measured: {_names(broken)}"
-    undecided = [v for v in verdicts if v.outcome == "inconclusive" and v.severity == "fail"]
-    if undecided:
-        return "incomplete", f"{len(undecided)} of {len(verdicts)} requirements are inconclusive: {_names(undecided)}"
+    if blocking:
+        return "incomplete", f"{len(blocking)} of {len(verdicts)} requirements are inconclusive: {_names(blocking)}"
     if interrupted:
         return "incomplete", f"interrupted after {len(verdicts)} of {required} requirements"
     if not verdicts:
         return "incomplete", "no requirement was judged"
     return _among_the_decided(verdicts, required, coverage)
-
-
-def _only_looks(verdict: Verdict) -> bool:
-    """Whether it is a check of the nodes that could reject nothing: then that nothing is known does not either."""
-    return (verdict.metric, verdict.severity, verdict.outcome) == ("node_check", "warn", "not_measured")
 
 
 def _among_the_decided(verdicts: Sequence[Verdict], required: int, coverage: Coverage) -> tuple[RunOutcome, str]:
@@ -107,6 +103,7 @@ class Caveats:
         is_simulated: nothing was measured.
         silent: what is known of each GPU that does not answer, so that nothing was measured on it.
         slow_links: nodes and links that communicate slowly for certain, in words.
+        allows_unmeasured: whether somebody said that not everything need be measured.
     """
 
     spoiled: Sequence[str] = ()
@@ -115,6 +112,7 @@ class Caveats:
     is_simulated: bool = False
     silent: Sequence[str] = ()
     slow_links: Sequence[str] = ()
+    allows_unmeasured: bool = False
 
 
 def qualified(outcome: RunOutcome, reason: str, caveats: Caveats) -> tuple[RunOutcome, str]:
@@ -177,13 +175,22 @@ def rests_on_published(verdicts: Sequence[Verdict], coverage: Coverage = ONE_NOD
     return any(may_accept(v) and v.world_size == largest for v in verdicts)
 
 
-def lacks_only_measurements(
+def other_blockers(
     verdicts: Sequence[Verdict], required: int, interrupted: bool, coverage: Coverage, caveats: Caveats
-) -> bool:
-    """Whether a run would be good enough if what was not measured were not required. Arguments as of `conclude`."""
-    measured = [v for v in verdicts if v.outcome != "not_measured"]
-    required -= len(verdicts) - len(measured)
-    return qualified(*conclude(measured, required, interrupted, coverage), caveats)[0] in ("accepted", "partial")
+) -> tuple[Blocker, ...]:
+    """What besides requirements keeps a machine from being accepted: `Judgement.other_blockers`.
+
+    What is about the run as a whole is named if nothing else is. Arguments as of `conclude` and `qualified`; where
+    `Caveats.allows_unmeasured`, what was not measured counts as if nobody had required it.
+    """
+    found = tuple(Blocker("test", name, _SPOILED) for name in caveats.spoiled)
+    if found or any(v.blocks(allows_unmeasured=caveats.allows_unmeasured) for v in verdicts):
+        return found
+    if caveats.allows_unmeasured:
+        measured = [v for v in verdicts if v.outcome != "not_measured"]
+        verdicts, required = measured, required - (len(verdicts) - len(measured))
+    outcome, reason = qualified(*conclude(verdicts, required, interrupted, coverage), caveats)
+    return () if outcome in ("accepted", "partial") else (Blocker("run", "acceptance", reason),)
 
 
 def _names(verdicts: Sequence[Verdict]) -> str:

@@ -21,18 +21,19 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pytest_ddpscale.blame.slow_links import with_slow_node_pairs
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.probes import ProbedPlace
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
-from pytest_ddpscale.verdict.by_place import NOUNS, PlaceVerdict
+from pytest_ddpscale.verdict.each import PlaceVerdict
 
+ProbeVerdict: TypeAlias = PlaceVerdict[ProbedPlace]
 End = tuple[str, int | None, str | None]  # host, local rank and UUID
 
 
-def with_probe_culprits(verdict: Verdict, judged: Sequence[PlaceVerdict], planned: int, evidence: Evidence) -> Verdict:
+def with_probe_culprits(verdict: Verdict, judged: Sequence[ProbeVerdict], planned: int, evidence: Evidence) -> Verdict:
     """The verdict with everybody named who is to blame, if it failed.
 
     Args:
@@ -73,14 +74,14 @@ def shared_end(links: Sequence[ProbedPlace]) -> End | None:
     return common.pop() if len(common) == 1 else None
 
 
-def _notes_on_all(failed: Sequence[PlaceVerdict], planned: int) -> list[str]:
+def _notes_on_all(failed: Sequence[ProbeVerdict], planned: int) -> list[str]:
     if planned == 1:
         return []
-    noun = NOUNS[failed[0].place.kind]
+    noun = failed[0].place.noun
     return [f"{len(failed)} of {planned} {noun} fail alike: is the bound right? Nobody is certain to be at fault"]
 
 
-def _are_few_nodes(culprits: Sequence[Culprit], judged: Sequence[PlaceVerdict]) -> bool:
+def _are_few_nodes(culprits: Sequence[Culprit], judged: Sequence[ProbeVerdict]) -> bool:
     """Whether what fails between nodes is explained by fewer than half of them: of three, one fails two pairs."""
     if not _is_between_nodes(judged):
         return False
@@ -89,17 +90,17 @@ def _are_few_nodes(culprits: Sequence[Culprit], judged: Sequence[PlaceVerdict]) 
     return are_explained and 0 < 2 * len(culprits) < len(hosts)
 
 
-def _is_between_nodes(judged: Sequence[PlaceVerdict]) -> bool:
+def _is_between_nodes(judged: Sequence[ProbeVerdict]) -> bool:
     return any(place.place.peer_host not in (None, place.place.host) for place in judged)
 
 
 class _Values:
     """Values of all places that have one. Sorted once: each of thousands that fail may be held against the others."""
 
-    def __init__(self, judged: Sequence[PlaceVerdict]) -> None:
+    def __init__(self, judged: Sequence[ProbeVerdict]) -> None:
         self._sorted = sorted(_values_of(judged))
 
-    def beside(self, mine: Sequence[PlaceVerdict]) -> str:
+    def beside(self, mine: Sequence[ProbeVerdict]) -> str:
         """``, 790 is the median of 7 others``; `mine` are among all."""
         own = sorted(_values_of(mine))
         others = len(self._sorted) - len(own)
@@ -119,15 +120,15 @@ class _Values:
         return self._sorted[number]
 
 
-def _values_of(places: Iterable[PlaceVerdict]) -> list[float]:
+def _values_of(places: Iterable[ProbeVerdict]) -> list[float]:
     return [place.verdict.value for place in places if place.verdict.value is not None]
 
 
-def _culprits(judged: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culprit]:
+def _culprits(judged: Sequence[ProbeVerdict], values: _Values) -> Iterable[Culprit]:
     if _is_between_nodes(judged):
         yield from _between_nodes(judged, values)
         return
-    by_host: dict[str, list[PlaceVerdict]] = defaultdict(list)
+    by_host: dict[str, list[ProbeVerdict]] = defaultdict(list)
     for place in judged:
         by_host[place.place.host].append(place)
     for host, theirs in by_host.items():
@@ -140,20 +141,20 @@ def _culprits(judged: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culpr
             yield from (_of_place(place, values) for place in failed)
 
 
-def _whole_node(host: str, theirs: Sequence[PlaceVerdict], values: _Values) -> Culprit:
-    what = f"all {len(theirs)} {NOUNS[theirs[0].place.kind]} fail, the worst with {_worst(theirs)}"
+def _whole_node(host: str, theirs: Sequence[ProbeVerdict], values: _Values) -> Culprit:
+    what = f"all {len(theirs)} {theirs[0].place.noun} fail, the worst with {_worst(theirs)}"
     return Culprit("node", host, None, None, f"{what}{values.beside(theirs)}")
 
 
-def _of_place(place: PlaceVerdict, values: _Values) -> Culprit:
+def _of_place(place: ProbeVerdict, values: _Values) -> Culprit:
     where, evidence = place.place, f"{_worst([place])}{values.beside([place])}"
     kind: Literal["gpu", "node"] = "node" if where.kind == "node" else "gpu"
     return Culprit(kind, where.host, where.gpu_index, where.gpu_uuid, evidence)
 
 
-def _of_links(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culprit]:
+def _of_links(pairs: Sequence[ProbeVerdict], values: _Values) -> Iterable[Culprit]:
     """Those at fault among the pairs of one node, by the rule of this module."""
-    by_end: dict[End, list[PlaceVerdict]] = defaultdict(list)
+    by_end: dict[End, list[ProbeVerdict]] = defaultdict(list)
     for pair in pairs:
         for end in ends_of(pair.place):
             by_end[end].append(pair)
@@ -168,10 +169,10 @@ def _of_links(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culpri
     yield from (link_culprit(pair.place, f"{_worst([pair])}{values.beside([pair])}") for pair in left)
 
 
-def _between_nodes(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culprit]:
+def _between_nodes(pairs: Sequence[ProbeVerdict], values: _Values) -> Iterable[Culprit]:
     """Those at fault among the pairs of a ring of nodes, by the rule of this module."""
-    by_host: dict[str, list[PlaceVerdict]] = defaultdict(list)
-    by_hosts: dict[tuple[str, ...], list[PlaceVerdict]] = defaultdict(list)
+    by_host: dict[str, list[ProbeVerdict]] = defaultdict(list)
+    by_hosts: dict[tuple[str, ...], list[ProbeVerdict]] = defaultdict(list)
     for pair in pairs:
         by_hosts[_hosts(pair)].append(pair)
         for host in _hosts(pair):
@@ -182,7 +183,7 @@ def _between_nodes(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[C
     for host in slow:
         evidence = f"{_failed_of(by_host[host], values)}: it is slow with {' and '.join(sorted(neighbours[host]))}"
         yield Culprit("node", host, None, None, evidence, is_certain=neighbours[host] <= good)
-    rails: list[PlaceVerdict] = []
+    rails: list[ProbeVerdict] = []
     for hosts, own in by_hosts.items():
         if set(hosts) & set(slow):
             continue
@@ -193,31 +194,31 @@ def _between_nodes(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[C
     yield from _of_links(rails, values)
 
 
-def _hosts(pair: PlaceVerdict) -> tuple[str, ...]:
+def _hosts(pair: ProbeVerdict) -> tuple[str, ...]:
     """Of both ends."""
     return tuple(host for host, _, _ in ends_of(pair.place))
 
 
-def _failed_of(own: Sequence[PlaceVerdict], values: _Values) -> str:
+def _failed_of(own: Sequence[ProbeVerdict], values: _Values) -> str:
     """``2 of its 2 pairs fail, the worst with 0.006 GB/s, 0.2 is the median of 2 others``."""
     failed = [pair for pair in own if pair.is_failed]
     return f"{len(failed)} of its {len(own)} pairs fail, the worst with {_worst(failed)}{values.beside(own)}"
 
 
-def _explains_its_pairs(own: Sequence[PlaceVerdict]) -> bool:
+def _explains_its_pairs(own: Sequence[ProbeVerdict]) -> bool:
     """Whether a GPU keeps the bound with nobody, and misses it with most others of several."""
     failed = sum(pair.is_failed for pair in own)
     return failed > 1 and 2 * failed > len(own) and all(pair.verdict.outcome != "passed" for pair in own)
 
 
-def _of_end(end: End, by_end: Mapping[End, Sequence[PlaceVerdict]], values: _Values, *, is_certain: bool) -> Culprit:
+def _of_end(end: End, by_end: Mapping[End, Sequence[ProbeVerdict]], values: _Values, *, is_certain: bool) -> Culprit:
     own = by_end[end]
     evidence = _failed_of(own, values)
     evidence += ": it is this GPU, not its links" if is_certain else ": it, or its links to those"
     return Culprit("gpu", *end, evidence, is_certain=is_certain)
 
 
-def _worst(places: Iterable[PlaceVerdict]) -> str:
+def _worst(places: Iterable[ProbeVerdict]) -> str:
     """``612 TFLOPS``."""
     worst = min(places, key=lambda place: place.verdict.margin or 0.0).verdict
     return f"{worst.value:.4g} {worst.unit}"

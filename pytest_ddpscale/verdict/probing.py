@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.probes import ProbedPlace, Ranks, expected_ranks, places
+from pytest_ddpscale.metrics.probes import ProbedPlace, places
 from pytest_ddpscale.plan.probe import STUDY_ID, Probe, ProbeStudy
-from pytest_ddpscale.results.probe_record import ProbeMeasurement
+from pytest_ddpscale.plan.probe_pairs import Ranks, expected_ranks
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
-from pytest_ddpscale.verdict.by_node import UNDECIDED
-from pytest_ddpscale.verdict.by_place import IMPLAUSIBLE, NOUNS, PlaceVerdict, combined, judge_places
 from pytest_ddpscale.verdict.caveats import with_missing_rounds
-from pytest_ddpscale.verdict.probe_culprits import with_probe_culprits
+from pytest_ddpscale.verdict.each import combined, judge_each
+from pytest_ddpscale.verdict.estimating import Estimates
+from pytest_ddpscale.verdict.probe_culprits import ProbeVerdict, with_probe_culprits
 from pytest_ddpscale.verdict.wrong_data import with_wrong_data
 
 # Clocks and data sheets are a few per cent off; more than this above the peak is a measurement of something else.
@@ -47,7 +47,8 @@ def judge_probe(
     """
     probe = _probe_of(case)
     verdict = _on_speed(blank, case, probe, evidence, confidence, peak)
-    return with_wrong_data(verdict, probe, _measured(probe, evidence))
+    measured = evidence.probes.get((probe.name, probe.world_size))
+    return with_wrong_data(verdict, probe, measured) if measured is not None else verdict
 
 
 def probes_needed(study: ProbeStudy, cases: Sequence[NodeCase], evidence: Evidence, confidence: float) -> list[str]:
@@ -64,16 +65,9 @@ def probes_needed(study: ProbeStudy, cases: Sequence[NodeCase], evidence: Eviden
     needed = {
         _probe_of(case).id
         for case in cases
-        if _may_be_decided(judge_probe(blank_verdict(case, confidence), case, evidence, confidence, case.peak))
+        if judge_probe(blank_verdict(case, confidence), case, evidence, confidence, case.peak).is_open
     }
     return [probe.id for probe in study.probes if probe.id in needed]
-
-
-def _may_be_decided(verdict: Verdict) -> bool:
-    """Whether a verdict is open only because there are too few rounds, on any place."""
-    if any(note.startswith(UNDECIDED) for note in verdict.notes):
-        return True
-    return verdict.outcome == "inconclusive" and IMPLAUSIBLE not in verdict.notes
 
 
 def _probe_of(case: NodeCase) -> Probe:
@@ -93,21 +87,19 @@ def _on_speed(
         return replace(blank, outcome="error", reason=evidence.errors[study.id])
     if study.id in evidence.interrupted:
         return replace(blank, reason=evidence.interrupted[study.id])
-    samples = places(_measured(probe, evidence), probe, evidence.plan.layout)
+    samples = places(evidence.probes.get((probe.name, probe.world_size)), probe, evidence.plan.layout)
     expected, due = expected_ranks(probe, evidence.plan.layout), _rounds_due(probe, evidence)
 
+    estimates = Estimates(samples, case.requirement.definition.scale)
+
     def judge_place(place: ProbedPlace, confidence: float) -> Verdict:
-        verdict = against_bound(blank, case.requirement, samples[place], confidence)
+        verdict = against_bound(blank, case.requirement, samples[place], lambda: estimates.at(place, confidence))
         return _with_peak(with_missing_rounds(verdict, due), peak)
 
-    judged = judge_places(judge_place, samples, len(expected), confidence)
+    judged = judge_each(judge_place, samples, len(expected), confidence)
     missing = _why_incomplete(probe, expected, judged, evidence)
-    verdict = combined(judged, len(expected), blank, missing)
+    verdict = combined(blank, judged, len(expected), missing)
     return with_probe_culprits(verdict, judged, len(expected), evidence)
-
-
-def _measured(probe: Probe, evidence: Evidence) -> Sequence[ProbeMeasurement]:
-    return evidence.by_probe.get((probe.name, probe.world_size), ())
 
 
 def _rounds_due(probe: Probe, evidence: Evidence) -> int:
@@ -121,11 +113,13 @@ def _with_peak(verdict: Verdict, peak: float | None) -> Verdict:
     """Nothing is faster than its hardware: then something else was measured."""
     if peak is None or verdict.value is None or verdict.value <= MOST_OF_PEAK * peak:
         return verdict
-    reason = f"{IMPLAUSIBLE}: {verdict.value:.4g} {verdict.unit} is more than the {peak:.4g} of the data sheet"
-    return replace(verdict, outcome="inconclusive", reason=reason, notes=(*verdict.notes, IMPLAUSIBLE))
+    reason = f"implausible: {verdict.value:.4g} {verdict.unit} is more than the {peak:.4g} of the data sheet"
+    return replace(
+        verdict, outcome="inconclusive", reason=reason, notes=(*verdict.notes, "implausible"), flags=("implausible",)
+    )
 
 
-def _why_incomplete(probe: Probe, expected: Sequence[Ranks], judged: Sequence[PlaceVerdict], evidence: Evidence) -> str:
+def _why_incomplete(probe: Probe, expected: Sequence[Ranks], judged: Sequence[ProbeVerdict], evidence: Evidence) -> str:
     """What keeps a probe from passing although nothing fails: it cannot be done, or places are missing."""
     if probe.id in evidence.unsupported:
         return f"{probe.id} could not be done: {evidence.unsupported[probe.id]}"
@@ -136,9 +130,11 @@ def _why_incomplete(probe: Probe, expected: Sequence[Ranks], judged: Sequence[Pl
     if not there:
         return f"no complete round of {probe.id}"
     names = list(dict.fromkeys(_name_of_ranks(ranks, evidence) for ranks in absent))
-    noun = NOUNS[judged[0].place.kind]
+    noun = judged[0].place.noun
     text = f"measured on {len(there)} of {len(expected)} {noun}; {first_few(names)} {_is(names)} missing"
-    unseen = sorted(set(evidence.hosts) - {one.host for one in evidence.probes})
+    unseen = sorted(
+        set(evidence.hosts) - {host for probed in evidence.probes.values() for host in probed.ranks.by_host}
+    )
     return f"{text} ({first_few(unseen)} took no part)" if unseen else text
 
 
@@ -146,7 +142,10 @@ def _name_of_ranks(ranks: Ranks, evidence: Evidence) -> str:
     """Of a place that was not measured: ``rank 3 of n1``, or the node's number where its name is not known."""
     layout = evidence.plan.layout
     numbers = sorted({rank // layout.ranks_per_node for rank in ranks})
-    hosts = {one.rank // layout.ranks_per_node: one.host for one in evidence.probes}
+    ends = [(probed.ranks.numbers.tolist(), probed.ranks.hosts.tolist()) for probed in evidence.probes.values()]
+    hosts = {
+        rank // layout.ranks_per_node: host for ranks, names in ends for rank, host in zip(ranks, names, strict=True)
+    }
     where = " and ".join(hosts.get(number, f"node {number + 1} of {layout.nodes}") for number in numbers)
     if len(ranks) > 2 or not set(numbers) <= set(hosts):
         return where

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from pytest_ddpscale.evidence.probe_columns import ProbeColumns
 from pytest_ddpscale.metrics.probes import ProbedPlace, place_of
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
@@ -14,7 +15,7 @@ from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.verdict.probe_culprits import link_culprit, shared_end
 
 
-def with_wrong_data(verdict: Verdict, probe: Probe, measured: Sequence[ProbeMeasurement]) -> Verdict:
+def with_wrong_data(verdict: Verdict, probe: Probe, probed: ProbeColumns) -> Verdict:
     """The verdict, failed if any result was wrong: one is enough, because nothing about it is random.
 
     What one device did by itself, it did wrong. Of what several did together a rank that sees it is a witness: the
@@ -23,11 +24,12 @@ def with_wrong_data(verdict: Verdict, probe: Probe, measured: Sequence[ProbeMeas
     Args:
         verdict: on speed.
         probe: in question.
-        measured: everything measured of it, in complete rounds or not.
+        probed: everything measured of it, in complete rounds or not.
     """
-    wrong = [one for one in measured if not one.is_correct]
-    if not wrong:
+    if not probed.wrong.any():
         return verdict
+    measured = probed.rank_by_rank()
+    wrong = [one for one in measured if not one.is_correct]
     culprits = tuple(_culprits(probe, wrong, measured))
     accused = {_who(culprit) for culprit in culprits}
     others = tuple(culprit for culprit in verdict.culprits if _who(culprit) not in accused)
@@ -96,7 +98,10 @@ def _of_pairs(
 
 def _link_of(probe: Probe, one: ProbeMeasurement, measured: Sequence[ProbeMeasurement]) -> ProbedPlace | None:
     peer = next((other for other in measured if other.rank == one.peer_rank), None)
-    return None if peer is None else place_of(probe, sorted((one, peer), key=lambda end: end.rank))
+    if peer is None:
+        return None
+    ends = sorted((one, peer), key=lambda end: end.rank)
+    return place_of(probe, tuple(end.rank for end in ends), [(end.host, end.local_rank, end.device) for end in ends])
 
 
 def _fits_hosts(probe: Probe, measured: Sequence[ProbeMeasurement]) -> bool:

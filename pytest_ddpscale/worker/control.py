@@ -6,13 +6,15 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.results.records import parse_strict_json, strict_json
+from pytest_ddpscale.results.record_lines import line_of
+from pytest_ddpscale.results.strict_json import Record, decode, parse_strict_json, strict_json
 
 # What a node's agent says of its node: its place in the allocation, and how many nodes the gang has.
 NODE_INDEX_VARIABLE = "DDPSCALE_NODE_INDEX"
@@ -24,6 +26,7 @@ STORE_VARIABLE = "DDPSCALE_STORE"
 # asked for in one go they make the store's server read the long request again with each packet of it.
 KEYS_AT_ONCE = 256
 MOST_NAMED = 8
+T = TypeVar("T")
 
 
 class Control:
@@ -49,8 +52,8 @@ class Control:
         self._messages = PrefixStore("control", store)
 
     def say(self, key: str, data: Any) -> None:
-        """Publish JSON under a key."""
-        self._messages.set(key, strict_json(data))
+        """Publish a record, or anything else that is JSON, under a key."""
+        self._messages.set(key, line_of(data).decode() if isinstance(data, Record) else strict_json(data))
 
     def hear(self, key: str) -> Any:
         """Wait for a key and return its JSON.
@@ -68,12 +71,24 @@ class Control:
         """
         self._messages.wait([key])
 
+    def hear_records(self, keys: Sequence[str], kind: type[T]) -> list[T]:
+        """As `hear_all`, of what has to be of one type.
+
+        Raises:
+            ValueError: something else was said.
+        """
+        decoder = msgspec.json.Decoder(kind)
+        return [decode(decoder, data) for data in self._hear(keys)]
+
     def hear_all(self, keys: Sequence[str]) -> list[Any]:
         """Wait for all keys and return the JSON of each, in their order.
 
         Raises:
             torch.distributed.DistStoreError: some were not said within the store's timeout; the message names them.
         """
+        return [parse_strict_json(data.decode("utf-8")) for data in self._hear(keys)]
+
+    def _hear(self, keys: Sequence[str]) -> list[bytes]:
         found: list[bytes] = []
         for first in range(0, len(keys), KEYS_AT_ONCE):
             some = list(keys[first : first + KEYS_AT_ONCE])
@@ -81,7 +96,7 @@ class Control:
                 found += self._messages.multi_get(some)
             except DistStoreError as error:
                 raise DistStoreError(self._silence(keys)) from error
-        return [parse_strict_json(data.decode("utf-8")) for data in found]
+        return found
 
     def forget(self, key: str) -> None:
         """Remove what was said, so that the store does not grow with the rounds."""

@@ -102,7 +102,8 @@ class CpuDevice:
             marks.append(time.perf_counter())
             self.on_step()
         block_s = marks[-1] - marks[0]
-        busy = (time.process_time() - cpu_s) / (block_s * torch.get_num_threads())
+        # A share: threads beside torch's own, such as gloo's, may have worked as well.
+        busy = min(1.0, (time.process_time() - cpu_s) / (block_s * torch.get_num_threads()))
         step_s = tuple(end - begin for begin, end in itertools.pairwise(marks))
         return Timing(started_unix_s, step_s, block_s, busy, _largest_resident_set_bytes())
 

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.records import WorkloadFlops
 
 # Batch normalisation needs two images.
 _BATCH_SIZE = 2
@@ -39,7 +40,7 @@ def flops_per_image(model: nn.Module, workload: Workload) -> float:
     return float(counter.get_total_flops() / _BATCH_SIZE)
 
 
-def workload_flops_record(study: Study, model: nn.Module) -> dict[str, object] | None:
+def workload_flops_record(study: Study, model: nn.Module) -> WorkloadFlops | None:
     """The record of a study's FLOPs; None, with the reason on stderr, if they cannot be counted."""
     try:
         flops = flops_per_image(model, study.workload)
@@ -48,7 +49,7 @@ def workload_flops_record(study: Study, model: nn.Module) -> dict[str, object] |
         print(f"{study.id}: FLOPs of {study.workload.model} not counted: {reason}", file=sys.stderr, flush=True)
         return None
     counter = f"torch.utils.flop_counter {torch.__version__}"
-    return {"kind": "workload_flops", "study": study.id, "flops_per_image": flops, "counter": counter}
+    return WorkloadFlops(study=study.id, flops_per_image=flops, counter=counter)
 
 
 def _without_data(model: nn.Module) -> nn.Module:

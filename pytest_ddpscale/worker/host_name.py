@@ -9,5 +9,5 @@ HOST_VARIABLE = "DDPSCALE_HOST"
 
 
 def host_name() -> str:
-    """The node's name as Slurm has it, where the node's agent says so: what a drain command needs. Else the host's."""
+    """The node's name as its launcher has it, where the agent says so: what a drain command needs. Else the host's."""
     return os.environ.get(HOST_VARIABLE) or socket.gethostname()

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
-from pytest_ddpscale.plan.probe import Probe
+import msgspec
+
 from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.results.records import RankBlock
+from pytest_ddpscale.results.strict_json import Record, each
+from pytest_ddpscale.results.telemetry_record import GpuReadings, TelemetryBlock, joined_telemetry
 from pytest_ddpscale.telemetry.link import Sampler
 from pytest_ddpscale.worker.control import Control
 
-Record = dict[str, Any]
+
+class NodeReadings(Record, frozen=True, kw_only=True):
+    """What the GPUs of one node said in the blocks that its ranks have timed, in the order in which they said so."""
+
+    ranks: tuple[int, ...]
+    readings: tuple[GpuReadings, ...]
+
+
+class TimedWindow(NamedTuple):
+    """When one rank worked."""
+
+    rank: int
+    started_unix_s: float
+    seconds: float
 
 
 class GangTelemetry:
@@ -21,7 +38,8 @@ class GangTelemetry:
     Args:
         control: how ranks tell each other things, and how they are numbered over the nodes.
         device_type: what ranks train on.
-        write: called on rank 0 with the telemetry of each block, before its measurements are written.
+        write: called on rank 0 with the telemetry of each block, before the block itself is written.
+        gang: number of the gang.
         sampler: starts a node's sampler; another one in tests.
     """
 
@@ -29,56 +47,75 @@ class GangTelemetry:
         self,
         control: Control,
         device_type: DeviceType,
-        write: Callable[[list[Record]], None],
+        write: Callable[[list[TelemetryBlock]], None],
+        gang: int,
         sampler: Callable[[Sequence[str]], Sampler] = Sampler,
     ) -> None:
         self._control = control
         self._is_on = device_type == "cuda"
         self._write = write
+        self._gang = gang
         self._new_sampler = sampler
         self._sampler: Sampler | None = None
+        self._devices: dict[int, str] = {}
 
-    def start(self, key: str) -> None:
+    def start(self, devices: Callable[[Sequence[int]], Sequence[str]]) -> None:
         """Start the sampler on local rank 0, for the GPUs of its node.
 
         Args:
-            key: under ``KEY/RANK`` every rank has said who it is, with its ``device``.
+            devices: gives the GPUs' UUIDs for the ranks of the node.
         """
         if self._is_on and self._control.local_rank == 0:
-            self._sampler = self._new_sampler([said["device"] for said in self._heard(key, self._mine(None))])
+            mine = self._mine(None)
+            self._devices = dict(zip(mine, devices(mine), strict=True))
+            self._sampler = self._new_sampler(list(self._devices.values()))
 
     def mark(self) -> None:
         """A block begins: what is counted is read now."""
         if self._sampler is not None:
             self._sampler.mark()
 
-    def tell(self, key: str, ranks: Sequence[int]) -> None:
+    def tell(
+        self, key: str, ranks: Sequence[int], windows_of: Callable[[Sequence[str]], Sequence[TimedWindow]]
+    ) -> None:
         """On local rank 0: cut the samples to what the node's ranks have said they timed, and pass it on.
 
         Args:
-            key: of the block: under ``KEY/RANK`` each of `ranks` says its record, or a list of records.
+            key: of the block: under ``KEY/RANK`` each of `ranks` says its part of it.
             ranks: that took part.
+            windows_of: when the ranks worked that said something under some keys.
         """
         mine = self._mine(ranks)
         if self._sampler is None or not mine:
             return
-        # Not those that say why a probe could not be timed.
-        blocks = [block for said in self._heard(key, mine) for block in _listed(said) if "started_unix_s" in block]
-        windows = [(block["device"], block["started_unix_s"], _end_unix_s(block)) for block in blocks]
-        found = self._sampler.cut(windows) or [_unknown(window, self._sampler.problem) for window in windows]
-        told = [_of_block(block, device) for block, device in zip(blocks, found, strict=True)]
+        timed = windows_of([f"{key}/{rank}" for rank in mine])
+        windows = [(self._devices[one.rank], one.started_unix_s, one.started_unix_s + one.seconds) for one in timed]
+        found = self._sampler.cut(windows) or [_unknown(start, end, self._sampler.problem) for _, start, end in windows]
+        told = NodeReadings(ranks=tuple(one.rank for one in timed), readings=tuple(found))
         self._control.say(f"{key}/telemetry/{self._node}", told)
 
-    def collect(self, key: str, ranks: Sequence[int]) -> list[Record]:
-        """On rank 0: what all nodes have told of a block; it is written, too."""
+    def collect(self, key: str, ranks: Sequence[int], study: str, arm: str, number: int) -> TelemetryBlock | None:
+        """On rank 0: what all nodes have told of a block; it is written, too.
+
+        Args:
+            key: as in `tell`.
+            ranks: that took part.
+            study: id of the study.
+            arm: name of the arm, or id of the probe.
+            number: of the round.
+        """
         if not self._is_on:
-            return []
+            return None
         per_node = self._control.layout.ranks_per_node
-        nodes = sorted({rank // per_node for rank in ranks})
-        found = [one for told in self._control.hear_all([f"{key}/telemetry/{node}" for node in nodes]) for one in told]
-        if found:
-            self._write(found)
-        return found
+        keys = [f"{key}/telemetry/{node}" for node in sorted({rank // per_node for rank in ranks})]
+        told = self._control.hear_records(keys, NodeReadings)
+        named = [rank for one in told for rank in one.ranks]
+        if not named:
+            return None
+        readings = [one for node in told for one in node.readings]
+        block = joined_telemetry(named, readings, study, arm, number, self._gang)
+        self._write([block])
+        return block
 
     def forget(self, key: str, ranks: Sequence[int]) -> None:
         """Remove what was told, once it is written."""
@@ -100,41 +137,19 @@ class GangTelemetry:
         own = range(self._node * per_node, (self._node + 1) * per_node)
         return [rank for rank in own if ranks is None or rank in ranks]
 
-    def _heard(self, key: str, ranks: Sequence[int]) -> list[Any]:
-        return self._control.hear_all([f"{key}/{rank}" for rank in ranks])
+
+def with_telemetry(parts: Sequence[RankBlock], telemetry: TelemetryBlock) -> list[RankBlock]:
+    """Ranks' parts of a block with the utilization and energy of their GPU, as far as they are known."""
+    count = len(telemetry.ranks)
+    means = each(telemetry.utilization.mean, count) if telemetry.utilization else (None,) * count
+    known = dict(zip(telemetry.ranks, zip(means, each(telemetry.energy_j, count), strict=True), strict=True))
+    return [_completed(part, *known[part.rank]) if part.rank in known else part for part in parts]
 
 
-def with_telemetry(records: Sequence[Record], telemetry: Sequence[Record]) -> list[Record]:
-    """Measurements with the utilization and energy of their GPU, as far as they are known."""
-    by_rank = {one["rank"]: one for one in telemetry}
-    return [_completed(record, by_rank.get(record["rank"])) for record in records]
+def _completed(part: RankBlock, utilization: float | None, energy_j: float | None) -> RankBlock:
+    return msgspec.structs.replace(part, utilization=utilization, energy_j=energy_j)
 
 
-def _completed(record: Record, telemetry: Record | None) -> Record:
-    if telemetry is None or record["kind"] != "measurement":
-        return record
-    utilization = telemetry.get("utilization")
-    busy = utilization["mean"] if utilization else None
-    return {**record, "utilization": busy, "energy_j": telemetry.get("energy_j")}
-
-
-def _listed(said: Record | list[Record]) -> list[Record]:
-    return said if isinstance(said, list) else [said]
-
-
-def _end_unix_s(block: Record) -> float:
-    seconds: float = block["block_s"] if block["kind"] == "measurement" else block["seconds"]
-    return float(block["started_unix_s"]) + seconds
-
-
-def _unknown(window: tuple[str, float, float], problem: str) -> Record:
+def _unknown(start_s: float, end_s: float, problem: str) -> GpuReadings:
     """What a sampler that does not answer knows of a GPU: a block that nobody watched must not look like none."""
-    device, start_s, end_s = window
-    times = {"started_unix_s": start_s, "ended_unix_s": end_s, "polls": 0}
-    return {"device": device, **times, "sources": {}, "unreadable": {"device": problem}}
-
-
-def _of_block(block: Record, device: Record) -> Record:
-    arm = block["arm"] if block["kind"] == "measurement" else Probe(block["probe"], block["world_size"]).id
-    place = {key: block[key] for key in ("study", "round", "rank", "local_rank", "host")}
-    return {"kind": "telemetry", "arm": arm, **place, **device}
+    return GpuReadings(started_unix_s=start_s, ended_unix_s=end_s, unreadable={"device": problem})

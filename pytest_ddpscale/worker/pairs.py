@@ -14,13 +14,14 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, PairStudy, most_rounds, next_round
-from pytest_ddpscale.results.pair_record import PairMeasurement
+from pytest_ddpscale.results.pair_record import PairRound, PairSpeed
+from pytest_ddpscale.results.records import EndReason
+from pytest_ddpscale.results.strict_json import column
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.host_name import host_name
 from pytest_ddpscale.worker.rank_progress import RankProgress
 
-Record = dict[str, Any]
 RankPair = tuple[int, int]
 _FP32_BYTES = 4
 
@@ -35,7 +36,8 @@ class PairSearch:
         study: what to measure.
         device: what this rank measures with.
         control: how ranks tell each other things, and how they are numbered over the nodes.
-        write: called on rank 0 with the records of each round.
+        write: called on rank 0 with the record of each round.
+        gang: its number.
         progress: kept up to date.
         timeout: limit for connecting two ranks, and for one collective.
         deadline_unix_s: no round starts after it; None for no limit.
@@ -46,7 +48,8 @@ class PairSearch:
         study: PairStudy,
         device: Device,
         control: Control,
-        write: Callable[[list[Record]], None],
+        write: Callable[[PairRound], None],
+        gang: int,
         progress: RankProgress,
         timeout: timedelta,
         deadline_unix_s: float | None = None,
@@ -55,12 +58,13 @@ class PairSearch:
         self._device = device
         self._control = control
         self._write = write
+        self._gang = gang
         self._progress = progress
         self._timeout = timeout
         self._deadline_unix_s = deadline_unix_s
         self._slow_share = SLOW_SHARES["cpu" if device.torch_device.type == "cpu" else "cuda"]
 
-    def run(self) -> str:
+    def run(self) -> EndReason:
         """Measure pairs until it is known which node or link is slow, if any is; all ranks call this.
 
         Returns:
@@ -86,7 +90,7 @@ class PairSearch:
                 results += self._gather(number, pairs)
             number += 1
 
-    def _next_round(self, number: int, results: Sequence[PairResult]) -> tuple[str, list[NodePair]]:
+    def _next_round(self, number: int, results: Sequence[PairResult]) -> tuple[EndReason | None, list[NodePair]]:
         """Why round `number` is not begun, or else its node pairs: rank 0's word, which all ranks follow."""
         key = f"{self._study.id}/{number}/next"
         if self._control.rank == 0:
@@ -94,15 +98,17 @@ class PairSearch:
         ended, pairs = self._control.hear(key)
         return ended, [(one, other) for one, other in pairs]
 
-    def _next_by_rank_0(self, number: int, results: Sequence[PairResult]) -> tuple[str, Sequence[NodePair]]:
+    def _next_by_rank_0(
+        self, number: int, results: Sequence[PairResult]
+    ) -> tuple[EndReason | None, Sequence[NodePair]]:
         nodes = self._control.layout.nodes
         if pairs := next_round(nodes, results, self._slow_share):
             is_over = self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s
-            return ("budget", ()) if is_over else ("", pairs)
+            return ("budget", ()) if is_over else (None, pairs)
         return ("rounds" if nodes > 1 and number >= most_rounds(nodes) else "decided"), ()
 
     def _measure_mine(self, number: int, pairs: Sequence[NodePair]) -> None:
-        """Time the pair that this rank is one of, if any. The first of both says the record."""
+        """Time the pair that this rank is one of, if any. The first of both says the result."""
         node, slot = divmod(self._control.rank, self._control.layout.ranks_per_node)
         mine = next((pair for pair in pairs if node in pair), None)
         if mine is None:
@@ -111,18 +117,18 @@ class PairSearch:
         ranks = self._ranks(mine, slot)
         self._progress.arm = f"ranks {ranks[0]} and {ranks[1]}"
         self._progress.phase = "pair"
-        record = self._measure(number, ranks)
-        if record is not None:
-            self._control.say(self._record_key(number, ranks), record.as_json())
+        speed = self._measure(number, ranks)
+        if speed is not None:
+            self._control.say(self._record_key(number, ranks), speed)
 
-    def _measure(self, number: int, ranks: RankPair) -> PairMeasurement | None:
+    def _measure(self, number: int, ranks: RankPair) -> PairSpeed | None:
         """What a pair reaches, with the time of its slower rank; None on the second one."""
         control = self._control
         key = f"{self._study.id}/{number}/{ranks[0]}"
         other = ranks[1] if control.rank == ranks[0] else ranks[0]
         # Who is who comes first, so that a failure can say with whom.
-        control.say(f"{key}/who/{control.rank}", [host_name(), control.local_rank, self._device.id])
-        host, local_rank, device_id = self._take(f"{key}/who/{other}")
+        control.say(f"{key}/who/{control.rank}", host_name())
+        host = self._take(f"{key}/who/{other}")
         try:
             fastest_s = self._fastest_all_reduce_s(f"{key}/group", ranks)
         except RuntimeError as error:
@@ -133,27 +139,23 @@ class PairSearch:
             control.say(f"{key}/fastest_s", fastest_s)
             return None
         slower_s = max(fastest_s, float(self._take(f"{key}/fastest_s")))
-        return PairMeasurement(
-            study=self._study.id,
-            round=number,
-            ranks=ranks,
-            hosts=(host_name(), host),
-            local_ranks=(control.local_rank, local_rank),
-            devices=(self._device.id, device_id),
-            message_bytes=self._study.message_bytes,
-            iterations=self._study.iterations,
-            busbw_gbps=self._study.message_bytes / slower_s / 1e9,
-        )
+        return PairSpeed(ranks=ranks, busbw_gbps=self._study.message_bytes / slower_s / 1e9)
 
     def _gather(self, number: int, pairs: Sequence[NodePair]) -> list[PairResult]:
-        """Write the records of a round. Returns what the node pairs reached: their slowest rails."""
+        """Write the record of a round. Returns what the node pairs reached: their slowest rails."""
         slots = range(self._control.layout.ranks_per_node)
         rails = [(pair, self._record_key(number, self._ranks(pair, slot))) for pair in pairs for slot in slots]
-        records = self._control.hear_all([key for _, key in rails])
-        self._write(records)
+        speeds = self._control.hear_records([key for _, key in rails], PairSpeed)
+        self._write(
+            PairRound(
+                study=self._study.id, round=number, gang=self._gang, message_bytes=self._study.message_bytes,
+                iterations=self._study.iterations, ranks=tuple(one.ranks for one in speeds),
+                busbw_gbps=column(one.busbw_gbps for one in speeds),
+            )
+        )  # fmt: skip
         reached: dict[NodePair, list[float]] = defaultdict(list)
-        for (pair, key), record in zip(rails, records, strict=True):
-            reached[pair].append(PairMeasurement.from_json(record).busbw_gbps)
+        for (pair, key), one in zip(rails, speeds, strict=True):
+            reached[pair].append(one.busbw_gbps)
             self._control.forget(key)
         return [PairResult(number, pair, min(gbps)) for pair, gbps in reached.items()]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore
@@ -18,14 +18,32 @@ from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm, Plan, Study
-from pytest_ddpscale.results.records import BEFORE_ROUNDS, Measurement, StudyEnd
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.rank_folder import RecordSink
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import (
+    BEFORE_ROUNDS,
+    Block,
+    EndReason,
+    RankBlock,
+    RankSeededStep,
+    RoundEnd,
+    SeededSteps,
+    StudyEnd,
+    StudyStart,
+    WarmUp,
+    WhoIAm,
+    joined_block,
+    joined_gang,
+    joined_seeded_steps,
+    step_bytes,
+)
+from pytest_ddpscale.results.strict_json import Record
+from pytest_ddpscale.results.transport_record import GangTransport, RankTransport, joined_transport
 from pytest_ddpscale.worker.arms import StudyArms, steps_for_block
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.flops import workload_flops_record
-from pytest_ddpscale.worker.host_name import host_name
-from pytest_ddpscale.worker.node_telemetry import GangTelemetry, with_telemetry
+from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow, with_telemetry
 from pytest_ddpscale.worker.order import arm_order
 from pytest_ddpscale.worker.pairs import PairSearch
 from pytest_ddpscale.worker.probes.groups import rank_groups
@@ -38,6 +56,7 @@ from pytest_ddpscale.worker.wanted_arms import needed_arms
 
 # Judging takes a tenth of a second, 512 nodes' probes 5 s. After more than this another round is better use of time.
 STEERING_PATIENCE_S = 10.0
+Part = TypeVar("Part", bound=Record)
 
 
 class GangMember:
@@ -47,9 +66,10 @@ class GangMember:
         plan: all studies of the run.
         control: how ranks tell each other things.
         device: what this rank trains on.
-        directory: where rank 0 appends what was measured.
+        sink: where rank 0 appends what was measured.
         progress: kept up to date.
         deadline_unix_s: no round starts after it; None for no limit.
+        gang: number of the gang in this run.
         steered: whether a supervisor says after each round if the study goes on.
     """
 
@@ -58,23 +78,24 @@ class GangMember:
         plan: Plan,
         control: Control,
         device: Device,
-        directory: RunDirectory,
+        sink: RecordSink,
         progress: RankProgress,
         deadline_unix_s: float | None,
         *,
+        gang: int = 0,
         steered: bool = False,
     ) -> None:
         self._plan = plan
         self._control = control
         self._device = device
-        self._directory = directory
+        self._sink = sink
         self._progress = progress
         self._deadline_unix_s = deadline_unix_s
         self._steered = steered
-        self._host = host_name()
+        self._gang = gang
         self._layout = control.layout
         self._groups: list[Sequence[int]] = []  # process groups that this rank was in
-        self._telemetry = GangTelemetry(control, plan.device_type, directory.append_telemetry)
+        self._telemetry = GangTelemetry(control, plan.device_type, sink.append_telemetry, gang)
 
     @contextmanager
     def process_group(self, timeout: timedelta) -> Iterator[None]:
@@ -93,28 +114,37 @@ class GangMember:
         # Not in a finally: after a failure in a collective, destroying the group may hang.
         dist.destroy_process_group()
 
-    def announce(self, startup: dict[str, object]) -> None:
+    def announce(self, who: WhoIAm) -> None:
         """Record who all ranks are, and have their GPUs sampled from now on."""
-        ranks = range(self._control.world_size)
-        self._control.say(f"startup/{self._control.rank}", startup)
-        self._telemetry.start("startup")
-        self._write_said("startup", ranks, is_timed=False)
-        self._control.forget(f"startup/{self._control.rank}")
+        control = self._control
+        control.say(f"startup/{control.rank}", who)
+
+        def devices(ranks: Sequence[int]) -> list[str]:
+            return [one.device for one in control.hear_records([f"startup/{rank}" for rank in ranks], WhoIAm)]
+
+        self._telemetry.start(devices)
+        if self._is_first:
+            keys = [f"startup/{rank}" for rank in range(control.world_size)]
+            self._sink.append_record(joined_gang(control.hear_records(keys, WhoIAm), self._gang))
+            control.say("startup/done", True)
+        else:
+            control.wait_for("startup/done")
+        control.forget(f"startup/{control.rank}")
 
     def run_study(self, study: Study, timeout: timedelta) -> None:
         """Time every arm in every round, until all rounds are done or time is up."""
         here = self._progress
         here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
         if self._is_first:
-            self._directory.append_record({"kind": "study_start", "study": study.id, "unix_s": time.time()})
+            self._sink.append_record(StudyStart(study=study.id, unix_s=time.time()))
         refuse_other_layout(study, self._plan.layout, self._layout)
         # Preparation and warm-up may take minutes that nobody has any more.
         ended, _ = self._next_round(study, BEFORE_ROUNDS, study.arms)
         reason = ended or self._measure_study(study, timeout)
         if self._is_first:
-            self._directory.append_record(StudyEnd(study.id, reason).as_json())
+            self._sink.append_record(StudyEnd(study=study.id, reason=reason))
 
-    def _measure_study(self, study: Study, timeout: timedelta) -> str:
+    def _measure_study(self, study: Study, timeout: timedelta) -> EndReason:
         """Prepare a study, measure it and clean up. Returns why it ended."""
         arms = StudyArms(study, self._device, self._control.rank, self._layout, timeout)
         self._examine(study, arms)
@@ -130,38 +160,48 @@ class GangMember:
         here = self._progress
         here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
         if self._is_first:
-            self._directory.append_record({"kind": "study_start", "study": study.id, "unix_s": time.time()})
-        search = PairSearch(study, self._device, self._control, self._write, here, timeout, self._deadline_unix_s)
+            self._sink.append_record(StudyStart(study=study.id, unix_s=time.time()))
+        search = PairSearch(
+            study,
+            self._device,
+            self._control,
+            self._sink.append_record,
+            self._gang,
+            here,
+            timeout,
+            self._deadline_unix_s,
+        )
         reason = search.run()
         if self._is_first:
-            self._directory.append_record(StudyEnd(study.id, reason).as_json())
+            self._sink.append_record(StudyEnd(study=study.id, reason=reason))
 
     def run_probes(self, study: ProbeStudy, timeout: timedelta) -> None:
         """Time every probe in every round, until all rounds are done, time is up or all is known."""
         here = self._progress
         here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
         if self._is_first:
-            self._directory.append_record({"kind": "study_start", "study": study.id, "unix_s": time.time()})
+            self._sink.append_record(StudyStart(study=study.id, unix_s=time.time()))
 
         def needed(number: int) -> list[str] | None:
-            return needed_arms(self._directory, study.id, number, STEERING_PATIENCE_S) if self._steered else None
+            return needed_arms(self._sink.folder, study.id, number, STEERING_PATIENCE_S) if self._steered else None
 
         rounds = ProbeRounds(
             study,
             self._device,
             self._control,
-            self._directory.append_records,
+            self._sink.append_records,
             self._telemetry,
             needed,
             here,
             timeout,
+            gang=self._gang,
             seed=self._plan.seed,
             deadline_unix_s=self._deadline_unix_s,
         )
         reason = rounds.run()
         self._tell_transports(study.id, [crew for probe in study.probes for crew in rank_groups(probe, self._layout)])
         if self._is_first:
-            self._directory.append_record(StudyEnd(study.id, reason).as_json())
+            self._sink.append_record(StudyEnd(study=study.id, reason=reason))
 
     def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:
         """Record by which ways NCCL has connected the ranks so far: communicators are made when first used."""
@@ -169,26 +209,19 @@ class GangMember:
             return
         control = self._control
         self._groups += [group for group in groups if control.rank in group and group not in self._groups]
-        seat = Seat(
-            self._host,
-            control.rank,
-            control.local_rank,
-            self._device.id,
-            control.world_size,
-            self._layout.ranks_per_node,
-        )
-        record = read_transport(seat, self._device.backend, os.environ, self._groups).as_json()
-        self._gather_and_write(f"{study_id}/transport", range(control.world_size), record)
+        seat = Seat(control.rank, control.local_rank, control.world_size, self._layout.ranks_per_node)
+        said = read_transport(seat, self._device.backend, os.environ, self._groups)
 
-    def _write(self, records: list[dict[str, Any]]) -> None:
-        for record in records:
-            self._directory.append_record(record)
+        def join(parts: list[RankTransport]) -> GangTransport:
+            return joined_transport(parts, study_id, self._gang)
+
+        self._gather(f"{study_id}/transport", range(control.world_size), said, RankTransport, join)
 
     @property
     def _is_first(self) -> bool:
         return self._control.rank == 0
 
-    def _run_rounds(self, study: Study, arms: StudyArms, steps: dict[str, int]) -> str:
+    def _run_rounds(self, study: Study, arms: StudyArms, steps: dict[str, int]) -> EndReason:
         timed = study.arms
         for number in range(study.rounds):
             ended, names = self._next_round(study, number, timed)
@@ -198,12 +231,11 @@ class GangMember:
             for arm in arm_order(timed, self._plan.seed, study.id, number):
                 self._run_arm(study, arms, arm, number, steps[arm.name])
             if self._is_first:
-                self._directory.append_record(
-                    {"kind": "round_end", "study": study.id, "round": number, "arms": [arm.name for arm in timed]}
-                )
+                names_timed = tuple(arm.name for arm in timed)
+                self._sink.append_record(RoundEnd(study=study.id, round=number, arms=names_timed))
         return "rounds"
 
-    def _next_round(self, study: Study, number: int, timed: Sequence[Arm]) -> tuple[str, list[str]]:
+    def _next_round(self, study: Study, number: int, timed: Sequence[Arm]) -> tuple[EndReason | None, list[str]]:
         """Why round `number` is not begun, or else which arms it times: rank 0's word, which all ranks follow."""
         key = f"{study.id}/{number}/next"
         if self._is_first:
@@ -213,68 +245,72 @@ class GangMember:
         ended, names = self._control.hear(key)
         return ended, names
 
-    def _next_by_rank_0(self, study: Study, number: int, timed: Sequence[Arm]) -> tuple[str, list[str]]:
+    def _next_by_rank_0(self, study: Study, number: int, timed: Sequence[Arm]) -> tuple[EndReason | None, list[str]]:
         names = [arm.name for arm in timed]
         if self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s:
             return "budget", []
         if self._steered and number >= FEWEST_ROUNDS:
-            needed = needed_arms(self._directory, study.id, number - 1, STEERING_PATIENCE_S)
+            needed = needed_arms(self._sink.folder, study.id, number - 1, STEERING_PATIENCE_S)
             names = names if needed is None else [name for name in names if name in needed]
-        return ("", names) if names else ("decided", [])
+        return (None, names) if names else ("decided", [])
 
     def _run_arm(self, study: Study, arms: StudyArms, arm: Arm, number: int, steps: int) -> None:
         here = self._progress
         here.arm, here.round, here.phase = arm.name, number, "timed block"
         key = f"{study.id}/{number}/{arm.name}"
-        record, ranks = None, self._layout.ranks([arm], study.turn(self._plan.seed, number))
+        part, ranks = None, self._layout.ranks([arm], study.turn(self._plan.seed, number))
         self._telemetry.mark()
         if self._control.rank in ranks:
-            record = self._measurement(study, arm, number, arms.time_block(arm, steps)).as_json()
+            part = _part(self._control.rank, arms.time_block(arm, steps))
         here.phase = "gathering"
-        self._gather_and_write(key, ranks, record, is_timed=True)
+        common = {"study": study.id, "arm": arm.name, "round": number, "gang": self._gang}
 
-    def _gather_and_write(
-        self, key: str, ranks: Sequence[int], record: dict[str, Any] | None, *, is_timed: bool = False
-    ) -> None:
-        """Rank 0 writes the records of `ranks`, if they are timed with what GPUs said; nobody goes on before."""
-        if record is not None:
-            self._control.say(f"{key}/{self._control.rank}", record)
-        self._write_said(key, ranks, is_timed=is_timed)
-        if record is not None:
-            # Each its own, so that nobody waits for rank 0 to do it for all.
-            self._control.forget(f"{key}/{self._control.rank}")
+        def join(parts: list[RankBlock]) -> Block:
+            telemetry = self._telemetry.collect(key, ranks, study.id, arm.name, number)
+            parts = with_telemetry(parts, telemetry) if telemetry else parts
+            return joined_block(parts, **common, batch_size=arm.batch_size, steps=steps)
 
-    def _write_said(self, key: str, ranks: Sequence[int], *, is_timed: bool) -> None:
+        self._gather(key, ranks, part, RankBlock, join, is_timed=True)
+
+    def _gather(
+        self, key: str, ranks: Sequence[int], part: Part | None, kind: type[Part],
+        join: Callable[[list[Part]], AnyRecord], *, is_timed: bool = False,
+    ) -> None:  # fmt: skip
+        """Rank 0 writes what the ranks have said as one record; nobody goes on before."""
+        control = self._control
+        mine = f"{key}/{control.rank}"
+        if part is not None:
+            control.say(mine, part)
         if is_timed:
-            self._telemetry.tell(key, ranks)
+            self._telemetry.tell(key, ranks, self._windows)
         if self._is_first:
-            records = self._control.hear_all([f"{key}/{rank}" for rank in ranks])
-            telemetry = self._telemetry.collect(key, ranks) if is_timed else []
-            self._directory.append_records(with_telemetry(records, telemetry))
-            self._control.say(f"{key}/done", True)
+            self._sink.append_record(join(control.hear_records([f"{key}/{rank}" for rank in ranks], kind)))
+            control.say(f"{key}/done", True)
         else:
-            self._control.wait_for(f"{key}/done")
+            control.wait_for(f"{key}/done")
         if is_timed:
             self._telemetry.forget(key, ranks)
+        if part is not None:
+            control.forget(mine)  # each its own, so that nobody waits for rank 0 to do it for all
+
+    def _windows(self, keys: Sequence[str]) -> list[TimedWindow]:
+        parts = self._control.hear_records(keys, RankBlock)
+        return [TimedWindow(part.rank, part.started_unix_s, part.block_s) for part in parts]
 
     def _examine(self, study: Study, arms: StudyArms) -> None:
         """Before anything has trained: what every rank computes by itself, and what an image costs."""
-        record: dict[str, Any] | None = None
-        ranks = study.ranks(study.arms, self._layout)
+        ranks, said = study.ranks(study.arms, self._layout), None
         if self._control.rank in ranks:
-            record = {
-                "kind": "seeded_step",
-                "study": study.id,
-                "rank": self._control.rank,
-                "local_rank": self._control.local_rank,
-                "host": self._host,
-                "device": self._device.id,
-                **seeded_step(arms.model, study.workload),
-            }
-        self._gather_and_write(f"{study.id}/seeded-step", ranks, record)
+            checksum, repeats = seeded_step(arms.model, study.workload)
+            said = RankSeededStep(rank=self._control.rank, checksum=checksum, repeats=repeats)
+
+        def join(parts: list[RankSeededStep]) -> SeededSteps:
+            return joined_seeded_steps(parts, study.id, self._gang)
+
+        self._gather(f"{study.id}/seeded-step", ranks, said, RankSeededStep, join)
         flops = workload_flops_record(study, arms.model) if self._is_first else None
         if flops is not None:
-            self._directory.append_record(flops)
+            self._sink.append_record(flops)
 
     def _warm_up(self, study: Study, arms: StudyArms) -> dict[str, int]:
         """Train each arm for a while, untimed, and learn how many of its steps fill a block.
@@ -304,39 +340,18 @@ class GangMember:
         latest = arms.time_block(arm, more) if more else first
         if self._is_first:
             steps = steps_for_block(statistics.median(latest.step_s), study.block_s)
-            self._directory.append_record(
-                {
-                    "kind": "warm_up",
-                    "study": study.id,
-                    "arm": arm.name,
-                    # From the making of the arm to its first timed steps' end: compilation, cuDNN's
-                    # choice of algorithms, NCCL's connections. Kept apart from steady state.
-                    "first_block_s": first_block_s,
-                    "steps_per_block": steps,
-                }
+            self._sink.append_record(
+                WarmUp(study=study.id, arm=arm.name, first_block_s=first_block_s, steps_per_block=steps)
             )
             self._control.say(f"{key}/steps", steps)
 
-    def _measurement(self, study: Study, arm: Arm, number: int, timing: Timing) -> Measurement:
-        return Measurement(
-            study=study.id,
-            arm=arm.name,
-            round=number,
-            rank=self._control.rank,
-            local_rank=self._control.local_rank,
-            host=self._host,
-            device=self._device.id,
-            batch_size=arm.batch_size,
-            steps=len(timing.step_s),
-            block_s=timing.block_s,
-            started_unix_s=timing.started_unix_s,
-            step_s=timing.step_s,
-            step_stdev_s=statistics.stdev(timing.step_s) if len(timing.step_s) > 1 else None,
-            utilization=timing.utilization,
-            peak_memory_bytes=timing.peak_memory_bytes,
-            skipped_steps=timing.skipped_steps,
-            parameters_checksum=timing.parameters_checksum,
-        )
+
+def _part(rank: int, timing: Timing) -> RankBlock:
+    return RankBlock(
+        rank=rank, started_unix_s=timing.started_unix_s, block_s=timing.block_s, step_s=step_bytes(timing.step_s),
+        utilization=timing.utilization, peak_memory_bytes=timing.peak_memory_bytes,
+        skipped_steps=timing.skipped_steps, parameters_checksum=timing.parameters_checksum,
+    )  # fmt: skip
 
 
 def _groups(study: Study, layout: Layout) -> list[Sequence[int]]:

@@ -56,15 +56,11 @@ class RankProgress:
         if self._writer is not None:
             self._writer.count_step()
 
-    def tell_failure(self, report: dict[str, Any]) -> bool:
-        """Leave a report with the agent. Returns whether there is one, and it could be left."""
-        if self._writer is None:
-            return False
-        try:
-            self._writer.tell_failure(report)
-        except OSError:
-            return False
-        return True
+    def tell_failure(self, report: dict[str, Any]) -> None:
+        """Leave a report with the agent, if there is one."""
+        if self._writer is not None:
+            with contextlib.suppress(OSError):  # as above; it is in the log too
+                self._writer.tell_failure(report)
 
 
 def rank_progress_of(environ: Mapping[str, str]) -> RankProgress:

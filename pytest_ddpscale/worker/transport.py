@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_ddpscale.results.transport_record import Transport
+from pytest_ddpscale.results.transport_record import RankTransport
 
 _LEVEL, _SUBSYSTEMS, _FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
 _TALKATIVE = ("INFO", "ABORT", "TRACE")
@@ -44,18 +44,14 @@ class Seat:
     """Which rank this is.
 
     Attributes:
-        host: host name.
         rank: global rank in the gang.
         local_rank: rank on its host.
-        device: GPU UUID, or ``cpu``.
         world_size: ranks of the gang.
         ranks_per_node: of the gang, whose ranks are numbered node by node.
     """
 
-    host: str
     rank: int
     local_rank: int
-    device: str
     world_size: int
     ranks_per_node: int
 
@@ -85,7 +81,7 @@ def transport_environment(directory: Path, kept: Path, rank: int, environ: Mappi
 
 def read_transport(
     seat: Seat, backend: str, environ: Mapping[str, str], groups: Iterable[Sequence[int]] = ()
-) -> Transport:
+) -> RankTransport:
     """How this process's NCCL connected it with other ranks. Never raises.
 
     Args:
@@ -99,14 +95,11 @@ def read_transport(
         What it says; with `problem` if it says nothing.
     """
     if backend != "nccl":
-        return Transport(seat.host, seat.rank, seat.local_rank, seat.device, network=backend)
+        return RankTransport(rank=seat.rank, network=backend)
     heard = _Heard(seat, (range(seat.world_size), *groups))
     problem = _read(environ, heard)
-    return Transport(
-        seat.host,
-        seat.rank,
-        seat.local_rank,
-        seat.device,
+    return RankTransport(
+        rank=seat.rank,
         network=heard.network,
         channels=dict(heard.channels),
         channels_within_node=dict(heard.within_node),

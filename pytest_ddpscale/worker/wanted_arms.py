@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
-from pytest_ddpscale.results.records import parse_strict_json
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.rank_folder import read_wanted_arms
 
 POLL_S = 0.02
 
 
-def needed_arms(directory: RunDirectory, study_id: str, round_number: int, patience_s: float) -> list[str] | None:
+def needed_arms(folder: Path, study_id: str, round_number: int, patience_s: float) -> list[str] | None:
     """The arms of which the supervisor wants further rounds; none once the study has told enough.
 
     Args:
-        directory: of the run.
+        folder: of the node's agent.
         study_id: the study.
         round_number: the round that has just ended, counted from 0.
         patience_s: how long to wait for its word.
@@ -24,12 +24,8 @@ def needed_arms(directory: RunDirectory, study_id: str, round_number: int, patie
     """
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        try:
-            word = parse_strict_json(directory.steering_json.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            word = None
-        if isinstance(word, dict) and (word.get("study"), word.get("round")) == (study_id, round_number):
-            arms = word.get("arms")
-            return [str(arm) for arm in arms] if isinstance(arms, list) else None
+        wanted = read_wanted_arms(folder)
+        if wanted is not None and (wanted.study, wanted.round) == (study_id, round_number):
+            return list(wanted.arms)
         time.sleep(POLL_S)
     return None

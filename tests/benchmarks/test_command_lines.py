@@ -20,8 +20,8 @@ def _run(*command: str | Path, **environment: str) -> subprocess.CompletedProces
 @pytest.mark.parametrize(
     "name",
     [
-        *("control_plane", "gang_reuse", "fidelity", "hostile_inputs", "plugin_load", "sampler_overhead", "stragglers"),
-        *("time_to_verdict", "wrong_verdicts"),
+        *("control_plane", "gang_reuse", "fidelity", "hostile_inputs", "judging", "plugin_load"),
+        *("sampler_overhead", "stragglers", "time_to_verdict", "wrong_verdicts"),
     ],
 )
 def test_help_shows_the_command(name: str) -> None:

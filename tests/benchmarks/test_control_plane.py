@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from pytest_ddpscale.results.records import parse_strict_json
+from pytest_ddpscale.results.strict_json import parse_strict_json
 from pytest_ddpscale.worker.control import Control
 from tests.benchmarks.scripts import BENCHMARKS, benchmark
 

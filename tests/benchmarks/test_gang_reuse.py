@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.run_directory import RunDirectory
 from tests.benchmarks.scripts import benchmark
+from tests.builders.measurements import Measurement
+from tests.builders.records import blocks_of, gang_on
 
 gang_reuse = benchmark("gang_reuse")
 
@@ -21,13 +22,15 @@ def _measurement(rank: int, block_s: float, steps: int = 10) -> Measurement:
 
 def _session(path: Path, **changes: str) -> RunDirectory:
     run = RunDirectory.create(path)
-    record = {"schema_version": 1, "sku": "cpu", "argv": ["pytest"], "started_at": "2026-01-31T12:00:00+00:00"}
+    record = {"schema_version": 2, "sku": "cpu", "argv": ["pytest"], "started_at": "2026-01-31T12:00:00+00:00"}
     run.write_json(run.run_json, record | changes)
     return run
 
 
 def test_only_rank_0_counts() -> None:
-    cost = gang_reuse.cost_of([_measurement(0, 2.0), _measurement(1, 2.1), _measurement(0, 3.0)], 1, 10.0)
+    further = _measurement(0, 3.0)
+    blocks = [*blocks_of([_measurement(0, 2.0), _measurement(1, 2.1)]), *blocks_of([further])]
+    cost = gang_reuse.cost_of(blocks, 1, 10.0)
     assert (cost.timed_s, cost.timed_steps, cost.session_yield) == (5.0, 20, 0.5)
 
 
@@ -54,11 +57,9 @@ def test_fresh_launches_time_and_warm_up_as_much_as_one_gang() -> None:
 
 def test_yield_of_a_finished_session(tmp_path: Path) -> None:
     run = _session(tmp_path, finished_at="2026-01-31T12:01:40+00:00")
-    for pid in (11, 12):
-        run.append_record({"kind": "startup", "rank": 0, "pid": pid})
-        run.append_record({"kind": "startup", "rank": 1, "pid": pid + 100})
-        run.append_record(_measurement(0, 40.0).as_json())
-        run.append_record(_measurement(1, 41.0).as_json())
+    for number, pid in enumerate((11, 12)):
+        run.append_record(gang_on(["n1"], 2, number=number, pids=(pid, pid + 100)))
+        run.append_records(blocks_of([_measurement(0, 40.0), _measurement(1, 41.0)], number))
     cost = gang_reuse.session_cost(run)
     assert (cost.launches, cost.wall_s, cost.session_yield) == (2, 100.0, 0.8)
 

@@ -154,7 +154,7 @@ def test_every_test_that_needs_a_gpu_is_run(healthy: Collected) -> None:
 
 
 def test_runs_take_options_that_there_are(healthy: Collected) -> None:
-    known = {option.flag for option in OPTIONS} | {"--durations"}
+    known = {option.flag for option in OPTIONS.values()} | {"--durations"}
     runs = [one for one in healthy.commands if one[:2] == ["-m", "pytest"]]
     assert len(runs) == 3
     given = {option.partition("=")[0] for one in runs for option in one if option.startswith("--")}

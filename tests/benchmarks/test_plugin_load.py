@@ -18,7 +18,7 @@ a warning that is no import time:  5 | 6
 
 
 def _starts(*starts: tuple[float, dict[str, int]]) -> list[Any]:
-    return [plugin_load.Start(wall_ms, self_us) for wall_ms, self_us in starts]
+    return [plugin_load.Start(cpu_ms, self_us) for cpu_ms, self_us in starts]
 
 
 def test_self_times_are_read_and_the_heading_is_not() -> None:
@@ -36,10 +36,10 @@ def test_the_sum_of_each_start_is_taken_before_the_median() -> None:
     assert plugin_load.added_import_ms(with_plugin, _starts((0, {}))) == 10.0
 
 
-def test_wall_times_are_compared_start_by_start() -> None:
+def test_cpu_times_are_compared_start_by_start() -> None:
     with_plugin = _starts((110, {}), (215, {}), (330, {}))
     without = _starts((100, {}), (200, {}), (300, {}))
-    assert plugin_load.added_wall_ms(with_plugin, without) == 15
+    assert plugin_load.added_cpu_ms(with_plugin, without) == 15
     assert plugin_load.added_to_fastest_ms(with_plugin, without) == 10
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.blame.culprits import peers_of
+from pytest_ddpscale.metrics.rounds import NO_ROUNDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, DeviceType
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
@@ -272,12 +273,12 @@ class TestEachRounds:
         plan = plan_of(cases, rounds=ROUNDS)
         (study,) = plan.studies
         found = peers_of(study, evidence_of_plan(plan, measure(study, ROUNDS))).rounds
-        assert [len(arm_round.ranks) for arm_round in found.values()] == [4] * ROUNDS
+        assert found.present.sum(axis=1).tolist() == [4] * ROUNDS
 
     def test_are_none_where_no_study_has_them(self) -> None:
         plan = plan_of([make_case("strong_scaling_efficiency", 0.5)], rounds=ROUNDS)
         (study,) = plan.studies
-        assert peers_of(study, evidence_of_plan(plan, measure(study, ROUNDS))).rounds == {}
+        assert peers_of(study, evidence_of_plan(plan, measure(study, ROUNDS))).rounds is NO_ROUNDS
 
 
 class TestLeastBusy:

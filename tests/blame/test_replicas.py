@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.blame.replicas import METRIC, disagreements
+from pytest_ddpscale.blame.replicas import disagreements
+from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.judge import judge
+from tests.builders.measurements import Measurement
 from tests.verdict.sample import (
     CHECKSUM,
     CONFIDENCE,
@@ -27,6 +28,7 @@ from tests.verdict.sample import (
 )
 
 ROUNDS = FEWEST_ROUNDS + 1
+METRIC = "replica_agreement"
 # Everything that the weak-scaling study of four ranks is asked, world size by metric.
 ASKED = {
     METRIC: 4,
@@ -54,16 +56,22 @@ def ask(metric: str) -> Case:
 
 
 def run_of_four(
-    odd_parameters: Mapping[int, Collection[int]] | None = None, odd_seeded: Collection[int] = ()
+    odd_parameters: Mapping[int, Collection[int]] | None = None, odd_seeded: Collection[int] = (), odd: str = ""
 ) -> Evidence:
-    """Four ranks, two on each host; `odd_parameters` has the rounds in which a rank's parameters differ, by rank."""
+    """Four ranks, two on each host.
+
+    Args:
+        odd_parameters: the rounds in which a rank's parameters differ, by rank.
+        odd_seeded: ranks whose seeded step differs.
+        odd: checksum of the parameters that differ; those of each rank have their own if it is empty.
+    """
     plan = plan_of([ask(metric) for metric in ASKED], rounds=ROUNDS)
     (study,) = plan.studies
     differ = odd_parameters or {}
 
     def changed(one: Measurement) -> Measurement:
-        odd = one.arm == "ddp@4" and one.round in differ.get(one.rank, ())
-        return replace(one, parameters_checksum=f"{OTHER_CHECKSUM}{one.rank}") if odd else one
+        differs = one.arm == "ddp@4" and one.round in differ.get(one.rank, ())
+        return replace(one, parameters_checksum=odd or f"{OTHER_CHECKSUM}{one.rank}") if differs else one
 
     measurements = [changed(one) for one in measure(study, ROUNDS, ranks_per_host=2)]
     return evidence_of_plan(plan, measurements, odd_seeded={rank: f"{rank}bad" for rank in odd_seeded})
@@ -78,6 +86,12 @@ def run_of_two(rounds: int = ROUNDS, second: str = CHECKSUM) -> Evidence:
         for one in measure(study, rounds)
     ]
     return evidence_of_plan(plan, measurements)
+
+
+def before_round(number: int, evidence: Evidence) -> Evidence:
+    """What was known when a round began."""
+    arms = {key: arm.of(arm.numbers < number) for key, arm in evidence.columns.arms.items()}
+    return replace(evidence, columns=Columns(arms))
 
 
 def verdict_on(metric: str, evidence: Evidence) -> Verdict:
@@ -113,7 +127,7 @@ class TestAgreement:
 
     def test_fails_although_too_few_rounds_were_measured_for_anything_else(self) -> None:
         evidence = run_of_four({1: [0]})
-        early = replace(evidence, measurements=[one for one in evidence.measurements if one.round < 2])
+        early = before_round(2, evidence)
         assert verdict_on("throughput_per_gpu", early).outcome == "inconclusive"
         assert verdict_on(METRIC, early).outcome == "failed"
 
@@ -146,12 +160,7 @@ class TestTwoRanksThatDiffer:
 
     @pytest.mark.parametrize("metric", [METRIC, "throughput_per_gpu"])
     def test_are_not_certain_to_be_wrong_as_halves_of_four_either(self, metric: str) -> None:
-        evidence = run_of_four()
-        halves = [
-            replace(one, parameters_checksum=OTHER_CHECKSUM) if one.arm == "ddp@4" and one.rank > 1 else one
-            for one in evidence.measurements
-        ]
-        verdict = verdict_on(metric, replace(evidence, measurements=halves))
+        verdict = verdict_on(metric, run_of_four({rank: range(ROUNDS) for rank in (2, 3)}, odd="half"))
         assert [culprit.is_certain for culprit in verdict.culprits] == [False] * 4
 
     def test_are_both_named_for_their_seeded_step(self) -> None:
@@ -206,7 +215,7 @@ class TestOtherRequirements:
 
     def test_that_are_undecided_stay_undecided(self) -> None:
         evidence = run_of_four({2: [1]})
-        early = replace(evidence, measurements=[one for one in evidence.measurements if one.round < 3])
+        early = before_round(3, evidence)
         verdict = verdict_on("throughput_per_gpu", early)
         assert (verdict.outcome, verdict.reason) == ("inconclusive", f"3 rounds; expected at least {FEWEST_ROUNDS}")
 

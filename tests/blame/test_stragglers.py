@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.blame.stragglers import Straggler, find_stragglers, slow_nodes
-from pytest_ddpscale.metrics.rounds import ArmRound
-from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds
+from tests.builders import rounds as builders
+from tests.builders.measurements import Measurement
 
 ROUNDS = 9
 # One rank slower by so much than its peers, all without noise; and the noise of one round on a GPU.
@@ -29,17 +31,13 @@ def rank_of(rank: int, number: int, step_s: float, per_host: int = 8) -> Measure
     )  # fmt: skip
 
 
-def rounds_of(*rows: Sequence[float], per_host: int = 8) -> dict[int, ArmRound]:
+def rounds_of(*rows: Sequence[float], per_host: int = 8) -> ArmRounds:
     """Rounds of ranks with these step times, in seconds."""
-    return {
-        number: ArmRound(number, tuple(rank_of(rank, number, step_s, per_host) for rank, step_s in enumerate(row)))
-        for number, row in enumerate(rows)
-    }
+    times = [(number, rank, step_s) for number, row in enumerate(rows) for rank, step_s in enumerate(row)]
+    return builders.rounds_of(rank_of(rank, number, step_s, per_host) for number, rank, step_s in times)
 
 
-def noisy(
-    factors: Sequence[float], noise: float, seed: int, rounds: int = ROUNDS, per_host: int = 8
-) -> dict[int, ArmRound]:
+def noisy(factors: Sequence[float], noise: float, seed: int, rounds: int = ROUNDS, per_host: int = 8) -> ArmRounds:
     """Ranks so much slower than the fastest, with Gaussian noise of every rank in every round."""
     source = random.Random(seed)
     rows = [[0.1 * factor * (1 + source.gauss(0, noise)) for factor in factors] for _ in range(rounds)]
@@ -145,7 +143,7 @@ def test_few_rounds_accuse_nobody() -> None:
     assert find_stragglers(rounds_of(*[row] * 4)) == []
     assert ranks(find_stragglers(rounds_of(*[row] * 5))) == [7]
     assert ranks(find_stragglers(rounds_of(*[row] * 4), minimum_rounds=4)) == [7]
-    assert find_stragglers({}) == []
+    assert find_stragglers(NO_ROUNDS) == []
 
 
 def test_one_rank_has_no_peers() -> None:
@@ -158,20 +156,6 @@ def test_of_two_ranks_the_slower_one_is_found_and_the_doubt_is_said() -> None:
     assert found.evidence == "1.20× the time of its only peer in 9 of 9 rounds"
 
 
-def test_a_device_is_followed_where_its_rank_number_changes() -> None:
-    """A relaunch may number the ranks of two nodes the other way round."""
-    measured = rounds_of(*[[1.0, 1.0, 1.0, 1.5]] * 6, per_host=2)
-    moved = {
-        number: ArmRound(
-            number, tuple(sorted((replace(m, rank=(m.rank + 2) % 4) for m in r.ranks), key=lambda m: m.rank))
-        )
-        for number, r in measured.items()
-        if number >= 3
-    }
-    (found,) = find_stragglers(measured | moved)
-    assert (found.device, found.host, found.rank, found.rounds_slow) == ("GPU-3", "node1", 1, 6)
-
-
 FACTORS = st.lists(st.sampled_from([1.0, 1.01, 1.1, 1.3]), min_size=2, max_size=8)
 
 
@@ -180,12 +164,11 @@ def test_who_is_named_does_not_depend_on_the_numbers_of_the_ranks(
     factors: list[float], seed: int, shuffler: random.Random
 ) -> None:
     measured = noisy(factors, 0.01, seed)
-    numbers = shuffler.sample(range(len(factors)), len(factors))
-    renumbered = {
-        n: ArmRound(n, tuple(replace(r.ranks[old], rank=new) for new, old in enumerate(numbers)))
-        for n, r in measured.items()
-    }
-    assert sorted(devices(find_stragglers(renumbered))) == sorted(devices(find_stragglers(measured)))
+    order = np.array(shuffler.sample(range(len(factors)), len(factors)))
+    renumbered = measured.measured.of(slice(None), order)
+    ranks = replace(renumbered.ranks, numbers=np.arange(len(factors)))
+    moved = ArmRounds(replace(renumbered, ranks=ranks))
+    assert sorted(devices(find_stragglers(moved))) == sorted(devices(find_stragglers(measured)))
 
 
 @given(FACTORS, st.integers(0, 999), st.randoms())
@@ -193,18 +176,14 @@ def test_who_is_named_does_not_depend_on_the_order_of_the_rounds(
     factors: list[float], seed: int, shuffler: random.Random
 ) -> None:
     measured = noisy(factors, 0.01, seed)
-    numbers = shuffler.sample(range(ROUNDS), ROUNDS)
-    shuffled = {new: replace(measured[old], number=new) for new, old in enumerate(numbers)}
+    shuffled = measured.of(np.array(shuffler.sample(range(ROUNDS), ROUNDS)))
     assert find_stragglers(shuffled) == find_stragglers(measured)
-    assert find_stragglers(dict(reversed(measured.items()))) == find_stragglers(measured)
 
 
 @given(FACTORS, st.integers(0, 999), st.floats(0.01, 100))
 def test_who_is_named_does_not_depend_on_how_fast_the_machine_is(factors: list[float], seed: int, speed: float) -> None:
     measured = noisy(factors, 0.01, seed)
-    scaled = {
-        n: ArmRound(n, tuple(replace(m, block_s=m.block_s * speed) for m in r.ranks)) for n, r in measured.items()
-    }
+    scaled = ArmRounds(replace(measured.measured, block_s=measured.measured.block_s * speed))
     assert ranks(find_stragglers(scaled)) == ranks(find_stragglers(measured))
 
 
@@ -275,7 +254,8 @@ class TestSlowNodes:
         """There is nobody left whom they are slower than."""
         measured = rounds_of(*[[0.1] * 8] * ROUNDS, per_host=4)
         everybody = [
-            Straggler(m.rank, m.host, m.local_rank, m.device, 1.5, 9, 9, 7, ambiguous=False) for m in measured[0].ranks
+            Straggler(rank, f"node{rank // 4}", rank % 4, f"GPU-{rank}", 1.5, 9, 9, 7, ambiguous=False)
+            for rank in range(8)
         ]
         assert slow_nodes(everybody, measured) == []
 
@@ -287,7 +267,7 @@ class TestSlowNodes:
 )
 @given(FACTORS, st.integers(0, 999))
 def test_a_stricter_rule_names_nobody_else(
-    rule: Callable[[dict[int, ArmRound]], list[Straggler]], factors: list[float], seed: int
+    rule: Callable[[ArmRounds], list[Straggler]], factors: list[float], seed: int
 ) -> None:
     measured = noisy(factors, 0.01, seed)
     assert set(ranks(rule(measured))) <= set(ranks(find_stragglers(measured)))

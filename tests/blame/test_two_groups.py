@@ -8,6 +8,7 @@ import pytest
 
 from pytest_ddpscale.blame.stragglers import find_stragglers
 from pytest_ddpscale.blame.two_groups import find_slow_group
+from pytest_ddpscale.metrics.rounds import NO_ROUNDS
 from tests.blame.test_stragglers import devices, noisy, ranks, rounds_of
 
 # Of a round on a GPU that shares its node with a busy host: enough for the deviation of the others to swallow 10 %.
@@ -67,7 +68,7 @@ def test_few_rounds_name_nobody() -> None:
     row = [0.1, 0.1, 0.2, 0.2]
     assert find_slow_group(rounds_of(*[row] * 4)) == []
     assert len(find_slow_group(rounds_of(*[row] * 5))) == 2
-    assert find_slow_group({}) == []
+    assert find_slow_group(NO_ROUNDS) == []
 
 
 @pytest.mark.parametrize("size", [4, 8, 16])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from pytest_ddpscale.checks.catalogue import check
 from pytest_ddpscale.checks.finding import CheckResult
@@ -18,7 +19,7 @@ A100 = NodeExpectation(
     gpus_per_node=8, pcie_generation=4, pcie_width=16, nvlinks=12, ecc=True, precisions=frozenset({"bf16"}),
 )  # fmt: skip
 CPU = NodeExpectation(device_type="cpu", gpus_per_node=2)
-VERSIONS = {
+VERSIONS: dict[str, str | None] = {
     "driver": "580.95.05", "cuda_driver": "13.0", "torch": "2.12.0+cu130", "cuda": "13.0", "nccl": "2.27.7",
     "python": "3.11.9", "pytest_ddpscale": "0.1.0", "kernel": "6.8.0-60-generic",
 }  # fmt: skip

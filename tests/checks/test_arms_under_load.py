@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_ddpscale.checks.finding import Blocks
 from pytest_ddpscale.plan.node_check import NODE_CHECKS

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_ddpscale.results.survey_record import RemappedRows, Survey, SurveyedGpu
 from tests.checks.sample import CPU, cpu_survey, gpus, judged, survey, windows, with_gpu

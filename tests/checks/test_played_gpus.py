@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
+
+import msgspec
 
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
@@ -22,9 +23,9 @@ from tests.nvml_stand_in.machine import (
 )
 
 READ = """
-import dataclasses, json
+import msgspec
 from pytest_ddpscale.telemetry.gpu_state import read_gpus
-print(json.dumps([dataclasses.asdict(gpu) for gpu in read_gpus().gpus]))
+print(msgspec.json.encode(read_gpus().gpus).decode())
 """
 OF_GPUS = [check.name for check in NODE_CHECKS.values() if check.reads == "survey" and not check.on_cpu]
 ARCHITECTURES = ("sm_70", "sm_80", "sm_90", "sm_100", "sm_120")
@@ -32,7 +33,7 @@ ARCHITECTURES = ("sm_70", "sm_80", "sm_90", "sm_100", "sm_120")
 
 def seen(machine: PlayedMachine, gpus: Sequence[PlayedGpu]) -> list[Survey]:
     """A node for each of the GPUs, read by the driver."""
-    read = [SurveyedGpu.from_json(gpu) for gpu in json.loads(machine.play(gpus).run_python(READ))]
+    read = msgspec.json.decode(machine.play(gpus).run_python(READ), type=list[SurveyedGpu])
     return [survey(f"n{index}", gpus=(gpu,), arch_list=ARCHITECTURES) for index, gpu in enumerate(read)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace as altered
 
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
 from pytest_ddpscale.results.survey_record import GpuProcess, RemappedRows, Survey
@@ -253,7 +254,7 @@ def test_a_culprit_has_the_local_rank_that_cuda_gives_it() -> None:
     """CUDA_VISIBLE_DEVICES=3,1."""
     ranks = {3: 0, 1: 1}
     shown = [gpu(index, is_visible=index in ranks, local_rank=ranks.get(index)) for index in range(4)]
-    shown[3] = replace(shown[3], ecc_uncorrected=1)
+    shown[3] = altered(shown[3], ecc_uncorrected=1)
     result = judged("ecc", survey(gpus=tuple(shown)), expectation=replace(A100, gpus_per_node=2))
     (culprit,) = result.culprits
     assert (culprit.gpu_index, culprit.gpu_uuid) == (0, "GPU-n1-3")

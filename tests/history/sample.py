@@ -11,9 +11,13 @@ from typing import Any
 from pytest_ddpscale.history.key_values import KeyValue
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.results.records import Measurement, StudyEnd
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
+from tests.builders.measurements import Measurement
+from tests.builders.records import blocks_of, gang_on
 from tests.verdict.sample import ALONE_IMG_PER_S, WORKLOAD, make_measurement
 
 SKU = "tested-gpu"
@@ -89,19 +93,14 @@ def judged_run(
     per_node = GPUS if len(told) > 1 else None
     run.write_json(run.plan_json, Plan(SKU, "cuda", (STUDY,), nodes=len(told), ranks_per_node=per_node).as_json())
     run.write_json(run.run_json, run_json(night) | dict(record or {}))
-    records: list[dict[str, Any]] = []
-    for node, host in enumerate(told):
-        if driver is not None:
-            records.append({"kind": "survey", "study": "survey", "host": host, "unix_s": 0.0, "versions": {
-                "driver": driver, "torch": versions.get("torch")}})  # fmt: skip
-        records += [
-            {"kind": "startup", "rank": node * GPUS + gpu, "local_rank": gpu, "host": host, "pid": pid,
-             "device": f"GPU-{host}-{gpu}", "device_name": "Tested", "versions": dict(versions)}
-            for gpu in range(GPUS)
-        ]  # fmt: skip
-    for node, (host, img_per_s) in enumerate(told.items()):
-        records += [one.as_json() for one in measurements(host, img_per_s, first_rank=node * GPUS)]
-    run.append_records([*records, StudyEnd(STUDY.id, "rounds").as_json()])
+    records: list[AnyRecord] = []
+    if driver is not None:
+        records += [Survey(h, 0.0, versions={"driver": driver, "torch": versions.get("torch")}) for h in told]
+    devices = tuple(f"GPU-{host}-{gpu}" for host in told for gpu in range(GPUS))
+    records.append(gang_on(list(told), GPUS, devices=devices, pids=pid, device_names="Tested", versions=dict(versions)))
+    measured = [measurements(host, pace, first_rank=node * GPUS) for node, (host, pace) in enumerate(told.items())]
+    records += blocks_of(sorted((one for node in measured for one in node), key=lambda one: (one.arm, one.round)))
+    run.append_records([*records, StudyEnd(STUDY.id, "rounds")])
     conclude(run, outcome, judged_at=at(night))
     return run
 
@@ -109,7 +108,7 @@ def judged_run(
 def run_json(night: int = 0) -> dict[str, Any]:
     """Of a finished run."""
     return {
-        "schema_version": 1, "sku": SKU, "status": "finished", "started_at": at(night), "argv": ["pytest"],
+        "schema_version": 2, "sku": SKU, "status": "finished", "started_at": at(night), "argv": ["pytest"],
         "versions": {"python": "3.11.2"}, "hosts": [],
     }  # fmt: skip
 

@@ -7,13 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.history.key_values import KeyValue, key_values_of
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
-from pytest_ddpscale.results.records import Measurement
+from tests.builders.measurements import Measurement
+from tests.builders.probes import probe_columns_of
+from tests.builders.rounds import columns_of
 from tests.history.sample import ALONE, DDP, EACH, GPUS, SKU, STUDY, key_value, measurements
 
 ONE_NODE = Plan(SKU, "cuda", (STUDY,))
@@ -21,7 +24,7 @@ TWO_NODES = Plan(SKU, "cuda", (STUDY,), nodes=2, ranks_per_node=GPUS)
 
 
 def values(plan: Plan, found: list[Measurement], **keys: object) -> list[KeyValue]:
-    return key_values_of(Evidence(plan, found, {}, **keys))  # type: ignore[arg-type]
+    return key_values_of(Evidence(plan, columns_of(found), {}, **keys))  # type: ignore[arg-type]
 
 
 def told(found: list[KeyValue]) -> dict[tuple[str, int | None, str, int], float]:
@@ -82,7 +85,7 @@ def test_the_median_of_the_rounds_counts() -> None:
 def test_too_few_rounds_a_broken_study_and_imported_samples_tell_nothing() -> None:
     assert values(ONE_NODE, measurements("n1", [100.0, 100.0], rounds=4)) == []
     all_of_it = measurements("n1", [100.0, 100.0])
-    assert key_values_of(Evidence(ONE_NODE, all_of_it, {STUDY.id: "rank 1 died"})) == []
+    assert key_values_of(Evidence(ONE_NODE, columns_of(all_of_it), {STUDY.id: "rank 1 died"})) == []
     assert values(ONE_NODE, [replace(one, single_sample=True) for one in all_of_it]) == []
 
 
@@ -158,7 +161,7 @@ def test_probes_give_each_gpu_or_each_node_its_value() -> None:
     ]
     told_ = {
         (one.host, one.gpu_index, one.metric, one.subject, one.world_size): (round(one.value, 6), one.unit)
-        for one in values(PROBED, [], probes=found)
+        for one in values(PROBED, [], probes=probe_columns_of(found))
     }
     tflops, gbps = (2.0, "TFLOPS"), "GB/s"
     expected: dict[tuple[str, int | None, str, str, int], tuple[float, str]] = {
@@ -173,13 +176,13 @@ def test_probes_give_each_gpu_or_each_node_its_value() -> None:
 def test_wrong_results_and_too_few_rounds_of_a_probe_tell_nothing() -> None:
     ring = PROBES[1]
     found = probe_measurements(ring, range(2), 40e9)
-    assert values(PROBED, [], probes=[replace(one, is_correct=False) for one in found]) == []
-    assert values(PROBED, [], probes=[one for one in found if one.round]) == []
-    assert key_values_of(Evidence(PROBED, [], {"probes": "it broke"}, probes=found)) == []
+    assert values(PROBED, [], probes=probe_columns_of(replace(one, is_correct=False) for one in found)) == []
+    assert values(PROBED, [], probes=probe_columns_of(one for one in found if one.round)) == []
+    assert key_values_of(Evidence(PROBED, Columns(), {"probes": "it broke"}, probes=probe_columns_of(found))) == []
 
 
 def test_ranks_that_take_turns_alone_are_never_at_once() -> None:
     found = [one for one in measurements("n1", [100.0, 90.0], 2 * FEWEST_ROUNDS) if one.arm == "alone"]
     turns = [replace(one, rank=one.round % 2, local_rank=one.round % 2, device=f"GPU-{one.round % 2}") for one in found]
-    alone = [one for one in key_values_of(Evidence(ONE_NODE, turns, {})) if one.arm == "alone"]
+    alone = [one for one in key_values_of(Evidence(ONE_NODE, columns_of(turns), {})) if one.arm == "alone"]
     assert [(one.gpu_index, one.world_size) for one in alone] == [(0, 1), (1, 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -16,11 +17,15 @@ from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.overview import read_histories
 from pytest_ddpscale.history.reading import MOST_RUNS, host_runs
-from pytest_ddpscale.history.recording import add_run
+from pytest_ddpscale.history.recording import add_run, record_run
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.results.verdicts_json import read_judgement
+from tests.builders.measurements import measurements_of
+from tests.builders.rounds import columns_of
 from tests.history.sample import SKU, at, conclude, judged_run, run_json
 from tests.history.test_judging import case
 
@@ -115,12 +120,12 @@ def test_nothing_is_accepted_where_nothing_fell(history: Path, capsys: pytest.Ca
 def lose_gpu(history: Path, number: int) -> Verdict:
     """A night on which GPU 1 told nothing, and everything else was as before."""
     run = judged_run(history.parent / f"lost{number}", number, outcome="partial")
-    lines = run.measurements_jsonl.read_text(encoding="utf-8").splitlines()
-    kept = [one for one in lines if not (json.loads(one).get("device") == "GPU-n1-1" and '"arm":"each' in one)]
-    assert len(kept) == len(lines) - FEWEST_ROUNDS
-    run.measurements_jsonl.write_text("\n".join([*kept, ""]), encoding="utf-8")
-    verdict = judge_regression(case(), read_evidence(run), baseline(history, number), 0.95)
-    add_run(history, run.path)
+    measured = measurements_of(run.read_records())
+    kept = [one for one in measured if (one.device, one.arm[:4]) != ("GPU-n1-1", "each")]
+    assert len(kept) == len(measured) - FEWEST_ROUNDS
+    evidence = replace(read_evidence(run), columns=columns_of(kept))
+    verdict = judge_regression(case(), evidence, baseline(history, number), 0.95)
+    record_run(history, run, read_judgement(run.verdicts_json), evidence)
     return verdict
 
 
@@ -148,7 +153,7 @@ def test_runs_without_a_norm_push_none_out_of_the_window(history: Path) -> None:
         run.write_json(run.plan_json, Plan(SKU, "cuda", (), survey=True).as_json())
         began = (datetime.fromisoformat(at(20)) + timedelta(hours=number)).isoformat(timespec="seconds")
         run.write_json(run.run_json, run_json() | {"started_at": began})
-        run.append_records([{"kind": "survey", "study": "survey", "host": "n1", "unix_s": float(number)}])
+        run.append_records([Survey("n1", float(number))])
         conclude(run, "partial", judged_at=began)
         add_run(history, run.path)
     add_run(history, judged_run(history.parent / "bad", 30, {"n1": (50.0, 50.0)}, outcome="rejected").path)

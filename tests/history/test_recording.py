@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as altered
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.reading import HostRun, host_runs, skus_and_hosts
 from pytest_ddpscale.history.recording import add_run, record_run
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.results.records import GangRecord, StudyEnd, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts_json import read_judgement
 from pytest_ddpscale.simulate.writing import write_simulated_run
+from tests.builders.records import blocks_of
 from tests.history.sample import SKU, STUDY, VERSIONS, at, conclude, judged_run, measurements, verdict
 from tests.simulate.sample import a100, faults
 
@@ -85,10 +87,10 @@ def test_a_resumed_run_takes_the_place_of_what_it_had_been(tmp_path: Path, histo
     earlier = tmp_path / "earlier"
     shutil.copytree(run.path, earlier)
     add_run(history, run.path)
-    startups = [record for record in run.read_records() if record["kind"] == "startup"]
-    anew = [one.as_json() for one in measurements("n1", [90.0, 90.0])]
+    (who,) = gangs_by_number(run.read_records()).values()
+    anew = blocks_of(measurements("n1", [90.0, 90.0]), gang=1)
     run.measurements_jsonl.unlink()
-    run.append_records([*startups, *startups, *anew, StudyEnd(STUDY.id, "rounds").as_json()])
+    run.append_records([who, altered(who, gang=1), *anew, StudyEnd(STUDY.id, "rounds")])
     conclude(run, "accepted", judged_at=at(1))
     assert add_run(history, run.path) == "replaced"
     assert add_run(history, earlier) == "known", "what it had been does not come back"
@@ -100,9 +102,9 @@ def test_a_resumed_run_takes_the_place_of_what_it_had_been(tmp_path: Path, histo
 
 def test_hosts_of_a_killed_run_that_measured_nothing_are_known(tmp_path: Path, history: Path) -> None:
     run = judged_run(tmp_path / "run", outcome="incomplete")
-    startups = [record for record in run.read_records() if record["kind"] == "startup"]
+    gangs = list(gangs_by_number(run.read_records()).values())
     run.measurements_jsonl.unlink()
-    run.append_records(startups)
+    run.append_records(gangs)
     add_run(history, run.path)
     [found] = runs_of(history)
     assert found.values == ()
@@ -110,7 +112,7 @@ def test_hosts_of_a_killed_run_that_measured_nothing_are_known(tmp_path: Path, h
 
 def test_a_node_that_was_left_out_has_no_part_in_the_run(tmp_path: Path, history: Path) -> None:
     run = judged_run(tmp_path / "run", driver="580.65")
-    surveyed = {"kind": "survey", "study": "survey", "host": "n9", "unix_s": 0.0}
+    surveyed = Survey("n9", 0.0)
     run.append_record(surveyed)
     add_run(history, run.path)
     assert runs_of(history, "n9") == []
@@ -162,10 +164,11 @@ def test_a_run_that_was_not_judged_is_refused(tmp_path: Path, history: Path) -> 
 
 def test_versions_are_those_of_each_host(tmp_path: Path, history: Path) -> None:
     run = judged_run(tmp_path / "run", hosts={"n1": [100.0, 100.0], "n2": [100.0, 100.0]})
-    records = [json.loads(line) for line in run.measurements_jsonl.read_text().splitlines()]
-    for record in records:
-        if record["kind"] == "startup" and record["host"] == "n2":
-            record["versions"] = {"torch": "2.15.0", "cuda": None}
+    mine, theirs = {"torch": "2.14.0", "cuda": "13.0"}, {"torch": "2.15.0", "cuda": None}
+    records = [
+        altered(one, versions=(mine, mine, theirs, theirs)) if isinstance(one, GangRecord) else one
+        for one in run.read_records()
+    ]
     run.measurements_jsonl.unlink()
     run.append_records(records)
     add_run(history, run.path)

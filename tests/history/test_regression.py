@@ -16,7 +16,7 @@ from pytest_ddpscale.history.key_values import KeyValue
 from pytest_ddpscale.history.prediction import reference_of
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.history.regression import regression_of
-from pytest_ddpscale.results.records import parse_strict_json, strict_json
+from pytest_ddpscale.results.strict_json import parse_strict_json, strict_json
 from tests.history.sample import SKU, VERSIONS, at, judged_run, key_value, stable
 
 PAST = (99.0, 100.0, 101.0, 100.0, 100.5, 99.5)

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.launch.environment import worker_environment
-from pytest_ddpscale.launch.gang_setup import setup_here
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
+from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Precision, Workload
-from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.sku.detection import visible_gpus
 from pytest_ddpscale.sku.matching import matching_skus
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.util.packaged import packaged
+from tests.builders.measurements import Measurement, measurements_in
 
 ROUNDS, BLOCK_S, BATCH_SIZE = 3, 2.0, 256
 PROBES = (
@@ -69,7 +69,7 @@ class GpuRun:
         study = f"weak/resnet18-{precision}"
         if self.plan.study(study) is None:
             pytest.skip(f"this GPU has no {precision} of its own (compute capability below 8.0)")
-        measured = [one for one in self.directory.read_measurements() if (one.study, one.arm) == (study, arm)]
+        measured = [one for one in measurements_in(self.directory) if (one.study, one.arm) == (study, arm)]
         return sorted(measured, key=lambda one: one.round)
 
 
@@ -120,7 +120,7 @@ def gpu_run(gpu: TorchGpu, tmp_path_factory: pytest.TempPathFactory) -> GpuRun:
     plan = Plan("any", "cuda", tuple(map(_study, precisions)), probes=probes, survey=True)
     directory = RunDirectory.create(tmp_path_factory.mktemp("gang") / "run")
     directory.write_json(directory.plan_json, plan.as_json())
-    supervisor = Supervisor(setup_here("cuda"), directory, Limits(inactivity_s=100.0))
+    supervisor = Supervisor(launch_here("cuda"), directory, Limits(inactivity_s=100.0))
     supervisor.measure(plan)
     return GpuRun(directory, plan, supervisor.gangs_started)
 

@@ -9,18 +9,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from pytest_ddpscale.launch.gang_setup import setup_here
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
+from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.node.processes import GANG_VARIABLE
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_record import ends_of
+from tests.builders.measurements import measurements_in
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +42,7 @@ FAULTS = {
     "weak/stopped-in-a-collective": ("is stopped", 1, "ddp@2"),
     "weak/out-of-memory": ("runs out of memory", 1, "ddp@2"),
     "weak/exits-early": ("exits 0 early", 1, "ddp@2"),
-    "weak/garbage": ("prints garbage and raises", 0, "alone"),
+    "weak/garbage": ("prints garbage and raises", 1, "ddp@2"),
 }
 EXPECTED = {
     "weak/killed": r"rank 1 on HOST was killed by SIGKILL in timed block \(study weak/killed, arm ddp@2, round 2\)",
@@ -55,7 +57,7 @@ EXPECTED = {
         r"the kernel ended it for lack of memory",
     "weak/exits-early":
         r"rank 1 on HOST left early, with exit code 0, in timed block \(study weak/exits-early, arm ddp@2, round 2\)",
-    "weak/garbage": r"rank 0 on HOST failed in timed block \(study weak/garbage, arm alone, round 2\): ArithmeticError",
+    "weak/garbage": r"rank 1 on HOST failed in timed block \(study weak/garbage, arm ddp@2, round 2\): ArithmeticError",
 }  # fmt: skip
 
 
@@ -80,14 +82,14 @@ class Watch:
     ended_unix_s: dict[str, float] = field(default_factory=dict)
     survivors: dict[str, list[str]] = field(default_factory=dict)
 
-    def hear(self, record: dict[str, Any]) -> None:
-        if record.get("kind") == "study_end" and record["reason"] == "error":
-            self.ended_unix_s[record["study"]] = time.time()
-            self.survivors[record["study"]] = list(_processes_of_any_gang(str(self.run.path)))
+    def hear(self, record: object) -> None:
+        if isinstance(record, StudyEnd) and record.reason == "error":
+            self.ended_unix_s[record.study] = time.time()
+            self.survivors[record.study] = list(_processes_of_any_gang(str(self.run.path)))
 
     @property
-    def ends(self) -> dict[str, dict[str, Any]]:
-        return {record["study"]: record for record in self.run.read_records() if record["kind"] == "study_end"}
+    def ends(self) -> dict[str, StudyEnd]:
+        return ends_of(self.run.read_records())
 
 
 def _processes_of_any_gang(run_path: str) -> Iterator[str]:
@@ -112,11 +114,11 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Watch:
     plan = Plan("cpu", "cpu", studies)
     run.write_json(run.plan_json, plan.as_json())
     watch = Watch(run)
-    place = setup_here("cpu")
+    launch = launch_here("cpu")
     fault = {"FAULTS": json.dumps(FAULTS), "FAULTS_LOG": str(folder / "faults.jsonl")}
     path = os.pathsep.join(filter(None, [str(FAULT_SITE), os.environ.get("PYTHONPATH")]))
-    place = replace(place, environment={**place.environment, **fault, "PYTHONPATH": path})
-    Supervisor(place, run, Limits(inactivity_s=INACTIVITY_S), watch.hear).measure(plan)
+    launch = replace(launch, environment={**launch.environment, **fault, "PYTHONPATH": path})
+    Supervisor(launch, run, Limits(inactivity_s=INACTIVITY_S), watch.hear).measure(plan)
     for group in CGROUP.glob("ddpscale-test-*"):
         group.rmdir()
     return watch
@@ -132,9 +134,9 @@ def fault_unix_s(broken: Watch) -> dict[str, float]:
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_fault_is_the_error_of_its_study_with_who_where_and_how(broken: Watch, study: str) -> None:
     end = broken.ends[study]
-    assert end["reason"] == "error"
+    assert end.reason == "error"
     host = os.uname().nodename
-    assert re.match(EXPECTED[study].replace("HOST", re.escape(host)), end["message"], re.DOTALL), end["message"]
+    assert re.match(EXPECTED[study].replace("HOST", re.escape(host)), end.message, re.DOTALL), end.message
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -147,12 +149,12 @@ def test_the_gang_ends_within_its_deadline_and_leaves_no_process(
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_what_was_measured_before_the_fault_stays(broken: Watch, study: str) -> None:
-    rounds = {one.round for one in broken.run.read_measurements() if one.study == study}
+    rounds = {one.round for one in measurements_in(broken.run) if one.study == study}
     assert {0, 1} <= rounds
 
 
 def test_the_other_studies_go_on_in_a_new_gang(broken: Watch) -> None:
-    assert broken.ends["weak/whole"]["reason"] == "rounds"
+    assert broken.ends["weak/whole"].reason == "rounds"
     assert len(list(broken.run.logs.glob("gang-*.log"))) == len(HAPPENING) + 1
 
 

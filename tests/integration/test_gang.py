@@ -6,23 +6,37 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from pytest_ddpscale.launch import supervisor as supervisor_module
-from pytest_ddpscale.launch.gang_setup import setup_here
+from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
+from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.metrics.rounds import arm_rounds
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.by_rank import flops_of, seeded_steps_of
+from pytest_ddpscale.results.gangs import versions_of
+from pytest_ddpscale.results.notices import Listener
+from pytest_ddpscale.results.records import (
+    Block,
+    RoundEnd,
+    SeededSteps,
+    StudyEnd,
+    StudyStart,
+    WorkloadFlops,
+    gangs_by_number,
+)
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_record import ends_of
+from pytest_ddpscale.results.strict_json import each
+from tests.builders.measurements import measurements_in
+from tests.builders.rounds import columns_of
 
 pytestmark = pytest.mark.slow
 
@@ -43,24 +57,25 @@ def measure(
     tmp_path: Path,
     *studies: Study,
     limits: Limits | None = None,
-    listener: Callable[[dict[str, Any]], None] | None = None,
+    listener: Listener | None = None,
     isolate: bool = False,
 ) -> tuple[RunDirectory, Supervisor]:
     run = RunDirectory.create(tmp_path / "run")
     plan = Plan("cpu", "cpu", studies)
     run.write_json(run.plan_json, plan.as_json())
     limits = limits or Limits(inactivity_s=120)
-    supervisor = Supervisor(setup_here("cpu"), run, limits, listener or (lambda record: None), isolate=isolate)
+    supervisor = Supervisor(launch_here("cpu"), run, limits, listener or (lambda record: None), isolate=isolate)
     supervisor.measure(plan)
     return run, supervisor
 
 
-def ends(run: RunDirectory) -> dict[str, dict[str, Any]]:
-    return {record["study"]: record for record in run.read_records() if record["kind"] == "study_end"}
+def ends(run: RunDirectory) -> dict[str, StudyEnd]:
+    return ends_of(run.read_records())
 
 
 def ranks_of(run: RunDirectory) -> list[int]:
-    return [record["pid"] for record in run.read_records() if record["kind"] == "startup"]
+    gangs = gangs_by_number(run.read_records()).values()
+    return [pid for gang in gangs for pid in each(gang.pids, gang.world_size)]
 
 
 def assert_gone(pids: list[int]) -> None:
@@ -79,20 +94,19 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, Su
 def test_one_gang_measures_every_arm_of_every_study_in_every_round(measured: tuple[RunDirectory, Supervisor]) -> None:
     run, supervisor = measured
     assert supervisor.gangs_started == 1
-    measurements = run.read_measurements()
+    measurements = measurements_in(run)
     for study in (WHOLE, STRONG, NARROW):
         for arm in study.arms:
-            rounds = arm_rounds(measurements, study.id, arm)
-            assert list(rounds) == list(range(FEWEST_ROUNDS))
-            assert {rank.batch_size for r in rounds.values() for rank in r.ranks} == {arm.batch_size}
+            rounds = arm_rounds(columns_of(measurements), study.id, arm)
+            assert rounds.numbers.tolist() == list(range(FEWEST_ROUNDS))
     assert all(len(m.step_s) == m.steps and m.utilization is not None for m in measurements)
     assert {m.device for m in measurements} == {"cpu"}
-    assert {end["reason"] for end in ends(run).values()} == {"rounds"}
+    assert {end.reason for end in ends(run).values()} == {"rounds"}
     assert_gone(ranks_of(run))
 
 
 def test_arms_take_turns_within_a_round(measured: tuple[RunDirectory, Supervisor]) -> None:
-    order = [(m.round, m.arm) for m in measured[0].read_measurements() if m.study == WHOLE.id]
+    order = [(m.round, m.arm) for m in measurements_in(measured[0]) if m.study == WHOLE.id]
     assert [number for number, _ in order] == sorted(number for number, _ in order)
     names = {arm.name for arm in EVERY_KIND}
     assert all({arm for number, arm in order if number == r} == names for r in range(FEWEST_ROUNDS))
@@ -101,7 +115,7 @@ def test_arms_take_turns_within_a_round(measured: tuple[RunDirectory, Supervisor
 def test_arms_of_every_kind_are_measured_on_their_ranks_and_replicas_agree(
     measured: tuple[RunDirectory, Supervisor],
 ) -> None:
-    measurements = [m for m in measured[0].read_measurements() if m.study == WHOLE.id]
+    measurements = [m for m in measurements_in(measured[0]) if m.study == WHOLE.id]
     for arm in EVERY_KIND:
         blocks = [m for m in measurements if m.arm == arm.name]
         each = WEAK.rounds // 2 if arm.world_size == 1 else WEAK.rounds  # ranks take turns at arms of one
@@ -118,36 +132,36 @@ def test_a_study_begins_with_a_seeded_step_of_every_rank_and_the_cost_of_an_imag
     measured: tuple[RunDirectory, Supervisor],
 ) -> None:
     records = measured[0].read_records()
-    seeded = [record for record in records if record["kind"] == "seeded_step"]
-    assert [(r["study"], r["rank"], r["local_rank"], r["device"]) for r in seeded] == [
+    seeded = [one for steps in seeded_steps_of(records).values() for one in steps]
+    assert [(one.study, one.rank, one.local_rank, one.device) for one in seeded] == [
         (WHOLE.id, 0, 0, "cpu"),
         (WHOLE.id, 1, 1, "cpu"),
         (STRONG.id, 0, 0, "cpu"),
         (STRONG.id, 1, 1, "cpu"),
         (NARROW.id, 0, 0, "cpu"),  # the other rank has no part in that study
     ]
-    assert len({record["checksum"] for record in seeded}) == 1, "all studies train the same model"
-    flops = [record for record in records if record["kind"] == "workload_flops"]
-    assert [record["study"] for record in flops] == [WHOLE.id, STRONG.id, NARROW.id]
-    assert all(4.4e6 < record["flops_per_image"] < 4.7e6 for record in flops), flops
-    kinds = [record["kind"] for record in records if record.get("study") == WHOLE.id]
-    assert kinds[:4] == ["study_start", "seeded_step", "seeded_step", "workload_flops"]
+    assert len({one.checksum for one in seeded}) == 1, "all studies train the same model"
+    flops = flops_of(records)
+    assert list(flops) == [WHOLE.id, STRONG.id, NARROW.id]
+    assert all(4.4e6 < one < 4.7e6 for one in flops.values()), flops
+    kinds = [type(record) for record in records if getattr(record, "study", "") == WHOLE.id]
+    assert kinds[:3] == [StudyStart, SeededSteps, WorkloadFlops]
 
 
 def test_ranks_say_who_they_are_and_how_long_they_took_to_start(measured: tuple[RunDirectory, Supervisor]) -> None:
-    startup = next(record for record in measured[0].read_records() if record["kind"] == "startup")
-    assert startup["import_s"] > 0
-    assert startup["rendezvous_s"] > 0
-    assert startup["environment"]["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
-    assert startup["versions"]["torch"]
+    (gang,) = gangs_by_number(measured[0].read_records()).values()
+    assert min(each(gang.import_s, 1)) > 0
+    assert min(each(gang.rendezvous_s, 1)) > 0
+    assert each(gang.environment, 1)[0]["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
+    assert versions_of(gang)["torch"]
 
 
 def test_no_file_of_the_run_has_the_value_of_a_variable_named_like_a_secret(
     measured: tuple[RunDirectory, Supervisor],
 ) -> None:
     run, _ = measured
-    startup = next(record for record in run.read_records() if record["kind"] == "startup")
-    assert startup["environment"]["NCCL_SITE_TOKEN"] == "***"
+    (gang,) = gangs_by_number(run.read_records()).values()
+    assert each(gang.environment, 1)[0]["NCCL_SITE_TOKEN"] == "***"
     files = [path for path in run.path.rglob("*") if path.is_file()]
     assert len(files) > 5
     assert not [path for path in files if SITE_TOKEN.encode() in path.read_bytes()]
@@ -156,47 +170,47 @@ def test_no_file_of_the_run_has_the_value_of_a_variable_named_like_a_secret(
 def test_isolation_starts_a_gang_for_each_study(tmp_path: Path) -> None:
     run, supervisor = measure(tmp_path, NARROW, replace(NARROW, workload=replace(TINY, name="other")), isolate=True)
     assert supervisor.gangs_started == 2
-    assert {end["reason"] for end in ends(run).values()} == {"rounds"}
+    assert {end.reason for end in ends(run).values()} == {"rounds"}
 
 
 def test_a_study_that_breaks_is_blamed_and_the_others_go_on_in_a_new_gang(tmp_path: Path) -> None:
     run, supervisor = measure(tmp_path, BRIEF, BROKEN, STRONG)
     assert supervisor.gangs_started == 2
-    assert ends(run)[BRIEF.id]["reason"] == "rounds"
-    assert ends(run)[STRONG.id]["reason"] == "rounds"
-    message = ends(run)[BROKEN.id]["message"]
-    assert ends(run)[BROKEN.id]["reason"] == "error"
+    assert ends(run)[BRIEF.id].reason == "rounds"
+    assert ends(run)[STRONG.id].reason == "rounds"
+    message = ends(run)[BROKEN.id].message
+    assert ends(run)[BROKEN.id].reason == "error"
     assert "failed in preparation (study weak/broken)" in message
     assert "resnet9000" in message
-    assert {m.study for m in run.read_measurements()} == {BRIEF.id, STRONG.id}
+    assert {m.study for m in measurements_in(run)} == {BRIEF.id, STRONG.id}
 
 
 def test_no_round_starts_after_the_budget(tmp_path: Path) -> None:
     began = time.monotonic()
     budget_s = 25  # ranks on a busy machine take up to half of it to start
     run, _ = measure(tmp_path, LONG, limits=Limits(budget_s=budget_s, inactivity_s=120))
-    assert ends(run)[LONG.id]["reason"] == "budget"
+    assert ends(run)[LONG.id].reason == "budget"
     assert time.monotonic() - began < 90
-    assert run.read_measurements()
+    assert measurements_in(run)
 
 
-def test_a_rank_of_another_version_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "__version__", "0.0.0")
+def test_a_node_with_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gang_module, "__version__", "0.0.0")
     run, supervisor = measure(tmp_path, WEAK, STRONG)
     assert supervisor.gangs_started == 1, "a gang that cannot start is not tried for every study"
-    assert {end["reason"] for end in ends(run).values()} == {"error"}
-    assert "its supervisor 0.0.0" in ends(run)[WEAK.id]["message"]
+    assert {end.reason for end in ends(run).values()} == {"error"}
+    assert "its supervisor 0.0.0" in ends(run)[WEAK.id].message
 
 
 def test_an_interrupt_ends_the_gang_and_keeps_what_was_measured(tmp_path: Path) -> None:
-    def interrupt(record: dict[str, Any]) -> None:
-        if record.get("kind") == "measurement" and record["round"] == 2:
+    def interrupt(record: object) -> None:
+        if isinstance(record, Block) and record.round == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         measure(tmp_path, LONG, listener=interrupt)
     run = RunDirectory(tmp_path / "run")
-    assert run.read_measurements()
+    assert measurements_in(run)
     assert_gone(ranks_of(run))
 
 
@@ -204,7 +218,7 @@ def test_torch_compile_trains_after_ddp(tmp_path: Path) -> None:
     workload = replace(TINY, model="alexnet", image_size=64, compile=True)  # few kernels, each of which takes seconds
     compiled = replace(WEAK, workload=workload, arms=(Arm("ddp", 1, 2), Arm("no_sync", 1, 2)), turns=1)
     run, _ = measure(tmp_path, compiled, limits=Limits(inactivity_s=300))
-    assert ends(run)[compiled.id] == {"kind": "study_end", "study": compiled.id, "reason": "rounds", "message": ""}
+    assert ends(run)[compiled.id] == StudyEnd(compiled.id, "rounds")
 
 
 def test_two_gangs_at_once_do_not_meet(tmp_path: Path) -> None:
@@ -220,8 +234,8 @@ def test_two_gangs_at_once_do_not_meet(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     for run in results.values():
-        assert {end["reason"] for end in ends(run).values()} == {"rounds"}
-        assert len(run.read_measurements()) == 2 * BRIEF.rounds
+        assert {end.reason for end in ends(run).values()} == {"rounds"}
+        assert len(measurements_in(run)) == 2 * BRIEF.rounds
 
 
 class WantsLess:
@@ -230,8 +244,8 @@ class WantsLess:
     def __init__(self) -> None:
         self.rounds = 0
 
-    def hear(self, record: dict[str, Any]) -> None:
-        self.rounds += record.get("kind") == "round_end"
+    def hear(self, record: object) -> None:
+        self.rounds += isinstance(record, RoundEnd)
 
     def needed_arms(self, study_id: str) -> list[str]:
         return ["alone", "ddp@2"] if self.rounds < FEWEST_ROUNDS else ["alone"] if self.rounds == FEWEST_ROUNDS else []
@@ -242,15 +256,15 @@ def test_a_study_ends_when_all_is_decided_and_arms_before_it(tmp_path: Path) -> 
     study = replace(WEAK, rounds=50)
     plan = Plan("cpu", "cpu", (study,))
     run.write_json(run.plan_json, plan.as_json())
-    Supervisor(setup_here("cpu"), run, Limits(inactivity_s=120), judge=WantsLess()).measure(plan)
-    measurements = run.read_measurements()
-    rounds = {arm.name: sorted(arm_rounds(measurements, study.id, arm)) for arm in study.arms}
+    Supervisor(launch_here("cpu"), run, Limits(inactivity_s=120), judge=WantsLess()).measure(plan)
+    columns = columns_of(measurements_in(run))
+    rounds = {arm.name: arm_rounds(columns, study.id, arm).numbers.tolist() for arm in study.arms}
     # Rank 0 asks for a word from the last of the fewest rounds on: until then every arm is timed.
     assert rounds == {
         "alone": list(range(FEWEST_ROUNDS + 1)),
         "ddp@1": list(range(FEWEST_ROUNDS)),
         "ddp@2": list(range(FEWEST_ROUNDS)),
     }
-    assert ends(run)[study.id]["reason"] == "decided"
-    timed = [record["arms"] for record in run.read_records() if record["kind"] == "round_end"]
+    assert ends(run)[study.id].reason == "decided"
+    timed = [list(record.arms) for record in run.read_records() if isinstance(record, RoundEnd)]
     assert timed == [["alone", "ddp@1", "ddp@2"]] * FEWEST_ROUNDS + [["alone"]]

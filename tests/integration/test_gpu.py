@@ -11,6 +11,8 @@ import statistics
 import pytest
 
 from pytest_ddpscale.plan.workload import Precision
+from pytest_ddpscale.results.gangs import versions_of
+from pytest_ddpscale.results.records import gangs_by_number
 from pytest_ddpscale.results.run_record import errors_of
 from pytest_ddpscale.results.transport_record import transports_of
 from pytest_ddpscale.sku.detection import visible_gpus
@@ -88,10 +90,10 @@ def test_ddp_of_one_rank_costs_little(gpu_run: GpuRun, precision: Precision) -> 
 
 
 def test_the_rank_says_which_build_of_cuda_it_runs_on(gpu_run: GpuRun, gpu: TorchGpu) -> None:
-    startups = [record for record in gpu_run.directory.read_records() if record["kind"] == "startup"]
-    assert [startup["device_name"] for startup in startups] == [gpu.name]
-    assert startups[0]["versions"]["torch"] == gpu.torch_version
-    assert all(startups[0]["versions"][name] for name in ("cuda", "nccl", "cudnn"))
+    (gang,) = gangs_by_number(gpu_run.directory.read_records()).values()
+    assert gang.device_names == gpu.name
+    assert versions_of(gang)["torch"] == gpu.torch_version
+    assert all(versions_of(gang)[name] for name in ("cuda", "nccl", "cudnn"))
 
 
 def test_nccl_says_how_it_would_talk(gpu_run: GpuRun, gpu: TorchGpu) -> None:
@@ -101,6 +103,6 @@ def test_nccl_says_how_it_would_talk(gpu_run: GpuRun, gpu: TorchGpu) -> None:
     assert (transport.rank, transport.device) == (0, f"GPU-{gpu.uuid.removeprefix('GPU-')}")
     # Alone it is connected with nobody, and says all the same what it would take to other nodes.
     assert transport.network
-    (startup,) = [record for record in records if record["kind"] == "startup"]
+    (gang,) = gangs_by_number(records).values()
     assert transport.nccl_version is not None
-    assert transport.nccl_version.startswith(startup["versions"]["nccl"])
+    assert transport.nccl_version.startswith(str(versions_of(gang)["nccl"]))

@@ -6,10 +6,9 @@ import statistics
 
 import pytest
 
-from pytest_ddpscale.evidence.evidence import unsupported_of
 from pytest_ddpscale.metrics.probes import value_of
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.results.probe_record import ProbeMeasurement, probes_of
+from pytest_ddpscale.results.probe_record import ProbeMeasurement, probes_of, unsupported_of
 from pytest_ddpscale.thresholds.model import Sku
 from tests.integration.gpu_run import PROBE_BLOCK_S, PROBES, ROUNDS, GpuRun, TorchGpu
 

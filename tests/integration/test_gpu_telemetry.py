@@ -10,11 +10,14 @@ import pytest
 
 from pytest_ddpscale.metrics.device_flags import flags
 from pytest_ddpscale.metrics.rounds import arm_rounds
-from pytest_ddpscale.metrics.samples import images_per_joule_samples
+from pytest_ddpscale.metrics.samples import ArmSamples
 from pytest_ddpscale.plan.workload import Precision
 from pytest_ddpscale.results.probe_record import probes_of
-from pytest_ddpscale.results.telemetry_record import Telemetry
+from pytest_ddpscale.results.records import gangs_by_number
+from pytest_ddpscale.results.telemetry_record import Telemetry, telemetry_of
 from pytest_ddpscale.telemetry.link import Sampler
+from tests.builders.measurements import measurements_in
+from tests.builders.rounds import columns_of
 from tests.integration.gpu_run import ROUNDS, GpuRun, TorchGpu, gpu_environment
 from tests.telemetry.sampled import cut, wait_until
 
@@ -60,7 +63,9 @@ def steady(gpu: TorchGpu) -> Telemetry:
 
 def training(gpu_run: GpuRun) -> list[Telemetry]:
     """Telemetry of the blocks in which a model was trained."""
-    found = [one for one in gpu_run.directory.read_telemetry() if one.study.startswith("weak/")]
+    run = gpu_run.directory
+    gangs = gangs_by_number(run.read_records())
+    found = [one for one in telemetry_of(run.read_telemetry(), gangs) if one.study.startswith("weak/")]
     assert len(found) == len(gpu_run.plan.studies) * 2 * ROUNDS
     return found
 
@@ -94,9 +99,9 @@ def test_gpm_sees_tensor_cores_at_work(steady: Telemetry, gpu: TorchGpu) -> None
 
 def test_every_timed_block_has_one_line_of_telemetry(gpu_run: GpuRun, gpu: TorchGpu) -> None:
     run = gpu_run.directory
-    trained = [(one.study, one.arm, one.round, one.rank) for one in run.read_measurements()]
+    trained = [(one.study, one.arm, one.round, one.rank) for one in measurements_in(run)]
     probed = [(one.study, one.probe, one.round, one.rank) for one in probes_of(run.read_records())]
-    telemetry = run.read_telemetry()
+    telemetry = telemetry_of(run.read_telemetry(), gangs_by_number(run.read_records()))
     assert trained
     assert probed
     assert sorted((one.study, one.arm, one.round, one.rank) for one in telemetry) == sorted(trained + probed)
@@ -156,7 +161,7 @@ def test_images_per_joule_are_measured_in_every_round(gpu_run: GpuRun, precision
     blocks = gpu_run.blocks(precision, "alone")
     study = gpu_run.plan.study(blocks[0].study)
     assert study is not None
-    samples = images_per_joule_samples(arm_rounds(blocks, study.id, study.arms[0]))
+    samples = ArmSamples(arm_rounds(columns_of(blocks), study.id, study.arms[0])).img_per_joule
     assert len(samples) == ROUNDS
     for sample in samples:
         assert 0.5 < sample.value < 200  # ResNet-18 on GPUs from V100 to B200: some 5 to 30

@@ -55,7 +55,7 @@ def run(installed: Path, command: str, *arguments: str, cwd: Path) -> subprocess
 def test_the_wheel_carries_what_a_site_needs_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for wanted in (
-        "acceptance/test_weak_scaling.py",
+        "acceptance/test_scaling.py",
         "thresholds.yaml",
         "thresholds.schema.json",
         "py.typed",

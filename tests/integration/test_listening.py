@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.launch.gang_setup import setup_here
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
+from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_record import ends_of
 from tests.listening import addresses_listened_on
 
 pytestmark = pytest.mark.slow
@@ -53,7 +54,7 @@ def measure_and_listen() -> None:
 
     listener = threading.Thread(target=listen)
     listener.start()
-    Supervisor(setup_here("cpu"), run, Limits(inactivity_s=120)).measure(PLAN)
+    Supervisor(launch_here("cpu"), run, Limits(inactivity_s=120)).measure(PLAN)
     is_over.set()
     listener.join()
     print(*sorted(found))
@@ -71,5 +72,5 @@ def test_on_one_node_nothing_listens_but_on_loopback(tmp_path: Path) -> None:
         timeout=300, check=True,
     )  # fmt: skip
     records = RunDirectory(tmp_path / "run").read_records()
-    assert {record["reason"] for record in records if record["kind"] == "study_end"} == {"rounds"}
+    assert {end.reason for end in ends_of(records).values()} == {"rounds"}
     assert done.stdout.split() == ["127.0.0.1"]

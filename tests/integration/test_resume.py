@@ -71,7 +71,7 @@ def test_a_run_that_was_killed_is_finished_by_another_session(tmp_path: Path) ->
     finally:
         killed.kill()
         killed.wait(timeout=30)
-    ranks = [record["pid"] for record in records(measured) if record["kind"] == "startup"]
+    ranks = [pid for record in records(measured) if record["kind"] == "gang" for pid in record["pids"]]
     assert len(ranks) == 2
     wait_for("the end of the ranks", lambda: not any(psutil.pid_exists(pid) for pid in ranks))
     assert (run / "run.lock").exists()
@@ -114,6 +114,6 @@ def test_a_disk_that_fills_up_ends_the_gang_and_keeps_what_was_measured(tmp_path
         assert "INCOMPLETE: " in output
         kept = records(measured)
         assert any(record["kind"] == "round_end" for record in kept)
-        ranks = [record["pid"] for record in kept if record["kind"] == "startup"]
+        ranks = [pid for record in kept if record["kind"] == "gang" for pid in record["pids"]]
         assert not [pid for pid in ranks if psutil.pid_exists(pid)]
         disk.make_room()

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale.results.pair_record import pairs_of
+from pytest_ddpscale.results.records import gangs_by_number
+from pytest_ddpscale.results.survey_record import surveys_of
+from tests.builders.measurements import measurements_in
 from tests.integration.lab_runs import CHECKED, DEADLINE_S, TRAINING, LabRun, accept
 from tests.listening import addresses_listened_on
 from tests.slurm_lab.lab import SlurmLab
@@ -43,7 +47,7 @@ def assert_not_accepted_for(ran: LabRun, hosts: set[str]) -> None:
 def assert_slow_link(ran: LabRun, culprit: dict[str, Any], nodes: int) -> None:
     assert culprit["kind"] == "node"
     assert "GB/s with " in culprit["evidence"]
-    partners = {host for one in ran.run.read_records() if one["kind"] == "pair" for host in one["hosts"]}
+    partners = {host for one in pairs_of(ran.run.read_records()) for host in one.hosts}
     assert partners == set(names(nodes))
 
 
@@ -76,11 +80,13 @@ def test_healthy_nodes_are_accepted_and_nobody_is_accused(lab: SlurmLab, tmp_pat
     assert ran.accused == set()
     records = ran.run.read_records()
     # The requirement on one rank was measured on all nodes at once, in the same rounds.
-    alone = {(one.host, one.round) for one in ran.run.read_measurements() if one.arm == "alone"}
+    alone = {(one.host, one.round) for one in measurements_in(ran.run) if one.arm == "alone"}
     assert {host for host, _ in alone} == set(names(3))
     assert len({number for host, number in alone if host == "n3"}) >= 5
-    assert [one["host"] for one in records if one["kind"] == "survey"] == names(3)
-    assert [one["host"] for one in records if one["kind"] == "startup"] == names(3), "ranks come in Slurm's order"
+    assert list(surveys_of(records)) == names(3)
+    assert [host for gang in gangs_by_number(records).values() for host in gang.hosts] == names(3), (
+        "ranks come in Slurm's order"
+    )
     coverage = ran.judgement["coverage"]
     assert [path[:2] for path in coverage["paths"]] == [[0, 1], [0, 2], [1, 2]]
     assert coverage["over_all_nodes"] == [ran.verdict(WEAK)["id"]]

@@ -13,6 +13,7 @@ import pytest
 from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.reading import skus_and_hosts
 from pytest_ddpscale.results.run_directory import RunDirectory
+from tests.builders.measurements import measurements_in
 from tests.integration.lab_runs import THRESHOLDS, TRAINING, drain_failed
 from tests.report.judged import failed, gpu, node, write_judged_run
 from tests.slurm_lab.fixtures import require_lab
@@ -195,14 +196,14 @@ def test_an_acceptance_that_is_preempted_goes_on_in_its_run_to_the_end(lab: Slur
         SLURM / "acceptance.sbatch", "--nodelist=n1,n2,n3", "--nodes=3", cwd=tmp_path, environ=settings
     )  # fmt: skip
     run = RunDirectory(tmp_path / "ddpscale-runs" / f"job-{job}")
-    wait_until(lambda: bool(run.read_measurements()), RUN_S, "a measurement", seen=lambda: lab.job_output(job))
+    wait_until(lambda: bool(measurements_in(run)), RUN_S, "a measurement", seen=lambda: lab.job_output(job))
     lab.submit("true", "--partition=urgent", "--nodes=6")
     assert lab.wait_for_job(job, RUN_S) == "COMPLETED", lab.job_output(job)
     told = lab.job_output(job)
     assert f"goes on with ddpscale-runs/job-{job}" in told
     record = run.read_run()
     assert [list(one["measured_anew"]) for one in record["resumed"]] == [["weak/tiny", "pairs"]], told
-    assert (run.path / "superseded.jsonl").read_text(encoding="utf-8").count('"measurement"') > 0, "nothing is lost"
+    assert (run.path / "superseded.jsonl").read_text(encoding="utf-8").count('"kind":"block"') > 0, "nothing is lost"
     judgement = json.loads(run.verdicts_json.read_text(encoding="utf-8"))
     assert judgement["outcome"] == "accepted", told
     assert {verdict["world_size"] for verdict in judgement["verdicts"]} == {1, 3}

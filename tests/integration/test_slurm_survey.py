@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.results.survey_record import surveys_of
+from tests.builders.measurements import measurements_in
 from tests.integration.lab_runs import CHECKED, LabRun, accept, drain_failed
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_lab.node import Node
@@ -38,7 +40,7 @@ def outcomes(ran: LabRun) -> dict[str, str]:
 
 
 def measured_hosts(ran: LabRun) -> set[str]:
-    return {one.host for one in ran.run.read_measurements()}
+    return {one.host for one in measurements_in(ran.run)}
 
 
 def test_a_node_with_another_torch_is_named_and_left_out_if_so_asked(lab: SlurmLab, tmp_path: Path) -> None:
@@ -51,7 +53,7 @@ def test_a_node_with_another_torch_is_named_and_left_out_if_so_asked(lab: SlurmL
     assert ran.judgement["outcome"] == "rejected", ran.output
     assert [name for name, outcome in outcomes(ran).items() if outcome != "passed"] == [versions], ran.output
     assert ran.accused == {"n3"}, ran.output
-    assert {one["host"] for one in ran.run.read_records() if one["kind"] == "survey"} == {"n1", "n2", "n3"}
+    assert set(surveys_of(ran.run.read_records())) == {"n1", "n2", "n3"}
     told = drain_failed(lab, ran.run.path)
     assert f"would drain n3: ddpscale: node n3: torch {OTHER_VERSION}; 2 of 3 nodes have " in told
     assert "n1" not in told

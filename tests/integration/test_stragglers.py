@@ -1,4 +1,4 @@
-"""A real fault in real ranks: who is slow is named."""
+"""Real ranks: who is slow is named, and without a fault nobody is."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ pytestmark = [
 
 
 def test_a_rank_that_sleeps_a_fifth_of_each_step_is_named() -> None:
-    """The other rank, a busy neighbour and no fault at all are tried many times by benchmarks/stragglers.py."""
+    """The other rank and a busy neighbour are tried many times by benchmarks/stragglers.py."""
     outcome = stragglers.one_run(stragglers.FAULTS[1], slow_rank=1)
     assert outcome.named == (1,), outcome
     assert "the time of its only peer" in outcome.evidence
     assert "above the floor of 1 img/s" in outcome.evidence
+
+
+def test_without_a_fault_nobody_is_accused() -> None:
+    outcome = stragglers.one_run(stragglers.FAULTS[0], None)
+    assert outcome.named == (), outcome

@@ -2,22 +2,109 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
+from pytest_ddpscale import __version__
 from pytest_ddpscale.launch.gang_state import GangState
-from pytest_ddpscale.launch.launcher import GangSpec
+from pytest_ddpscale.launch.launcher import AgentProcess, Launch, Launcher
+from pytest_ddpscale.launch.slurm import SlurmLauncher
+from pytest_ddpscale.launch.torchrun import TorchrunLauncher
+from pytest_ddpscale.node.protocol import News as Message
+from pytest_ddpscale.node.task import Task
+from pytest_ddpscale.results.rank_folder import Assignment
+from pytest_ddpscale.settings import Settings, settings_from
 
-WORKER = ("--run-dir", "run dir", "--studies", "weak/r,strong/r")
+NOTHING = Assignment(plan=msgspec.Raw(b"{}"), studies=())
+# What scripts that play agents have at hand.
+AGENTS = f"""
+import base64, json, os, signal, sys, threading, time, zlib
+VERSION = {__version__!r}
+ANSWER = {{}}
+TASK = {{}}
+RANK = {{"pid": 1, "phase": "timed block", "study": "weak/r", "arm": "ddp@2", "round": 3, "entered": 12, "state": "S"}}
+def say(word, node=0, **fields):
+    print("@ddpscale " + json.dumps({{"say": word, "node": node, "host": f"n{{node + 1}}", **fields}}), flush=True)
+def send(file, data, node=0):
+    say("piece", node, file=file, part=0, parts=1, data=base64.b64encode(zlib.compress(data)).decode())
+def record(kind, **fields):
+    send("records", b"measurements.jsonl " + json.dumps({{"kind": kind, **fields}}).encode() + b"\\n")
+def up(nodes=1, **fields):
+    for node in range(nodes):
+        say("up", node, **{{"version": VERSION, **fields}})
+def rank(rank, steps=3, **fields):
+    say("rank", rank // 2, rank=rank, local_rank=rank % 2, steps=steps, **RANK, **fields)
+def order():
+    for line in sys.stdin:
+        found = json.loads(line.partition("@ddpscale ")[2])
+        if found["say"] == "task":
+            TASK.update(found)
+        elif found["say"] == "meet":
+            say("endpoint", **{{"endpoint": "10.0.0.1:20000", **ANSWER}} if found["peer"] == "n2" else {{}})
+        elif found["say"] != "stay":
+            print("was told", json.dumps(found), flush=True)
+            return found
+def serve(nodes=1, **fields):
+    up(nodes, **fields)
+    order()
+def beat_until_stop(*nodes, last_words_of=None):
+    ended = threading.Event()
+    def beat():
+        while not ended.wait(0.02):
+            for node in nodes:
+                say("beat", node)
+    thread = threading.Thread(target=beat)
+    thread.start()
+    order()
+    ended.set()
+    thread.join()
+    for node in last_words_of or nodes:
+        say("exit", node, code=-15, exits=[])
+"""
 
 
-def gang(**changes: Any) -> GangSpec:
-    """One node of eight ranks."""
-    fields: dict[str, Any] = {
-        "gang_id": "g1", "nodes": 1, "ranks_per_node": 8, "log_dir": Path("run dir/logs/gang-0"),
-        "worker_arguments": WORKER,
-    }  # fmt: skip
-    return GangSpec(**fields | changes)
+def task(**changes: Any) -> Task:
+    """One node of two ranks that are to do nothing."""
+    fields: dict[str, Any] = {"gang_id": "g1", "nodes": 1, "ranks_per_node": 2, "assignment": NOTHING}
+    return Task(**fields | changes)
+
+
+def settings(**options: str) -> Settings:
+    """As options give them, without their prefix."""
+    return settings_from({f"ddp_{name}": value for name, value in options.items()}, {}, {})
+
+
+def slurm(environ: Mapping[str, str] | None = None, **options: str) -> SlurmLauncher:
+    """The launcher, with these options."""
+    return SlurmLauncher(settings(**options), environ or {})
+
+
+def scripted(
+    commands: Callable[[Launch], list[str]], name: str = "torchrun", environ: Mapping[str, str] | None = None
+) -> Launcher:
+    """A launcher that starts something else than agents, and is like a real one in all else.
+
+    Args:
+        commands: what it starts.
+        name: which one it is like.
+        environ: that it was started with.
+    """
+    like: Any = {"torchrun": TorchrunLauncher, "slurm": SlurmLauncher}[name]
+
+    class ScriptedLauncher(like):  # type: ignore[misc]
+        def processes(self, launch: Launch) -> list[AgentProcess]:
+            return [AgentProcess(commands(launch))]
+
+    found: Launcher = ScriptedLauncher(settings(), environ or {})
+    return found
+
+
+def playing(source: str, name: str = "torchrun", environ: Mapping[str, str] | None = None) -> Launcher:
+    """One whose agents are played by Python source."""
+    return scripted(lambda launch: [sys.executable, "-S", "-c", f"{AGENTS}\n{source}"], name, environ)
 
 
 class News:
@@ -28,11 +115,12 @@ class News:
         self._hosts = hosts
         self._ranks_per_node = ranks_per_node
         for node in range(len(hosts)):
-            self.say("up", node, version="1", pid=1)
+            self.say("up", node, version="1")
 
-    def say(self, word: str, node: int, **fields: Any) -> None:
+    def say(self, word: str, node: int, now_s: float = 0.0, /, **fields: Any) -> None:
         """A message of a node's agent."""
-        self.roll.hear({"say": word, "node": node, "host": self._hosts[node], **fields}, 0.0)
+        message = {"say": word, "node": node, "host": self._hosts[node], **fields}
+        self.roll.hear(msgspec.convert(message, Message), now_s)
 
     def status(self, rank: int, **changes: Any) -> dict[str, Any]:
         """What an agent says of a rank: its third step of a timed block."""
@@ -47,13 +135,14 @@ class News:
 
     def gone(self, rank: int, *, reported: bool = False, **changes: Any) -> None:
         """A rank's process has ended before its work did."""
-        self.say("gone", rank // self._ranks_per_node, **self.status(rank, **changes), reported=reported)
+        self.say("gone", rank // self._ranks_per_node, **self.status(rank, state="", **changes), reported=reported)
 
     def failed(self, rank: int, type_: str, message: str) -> None:
         """A rank reports an error."""
         node, local_rank = divmod(rank, self._ranks_per_node)
-        report = {"study": "weak/r", "arm": "ddp@2", "round": 3, "phase": "timed block"}
-        self.say("failed", node, local_rank=local_rank, rank=rank, **report, type=type_, message=message, unix_s=1.0)
+        report: dict[str, Any] = {"study": "weak/r", "arm": "ddp@2", "round": 3, "phase": "timed block"}
+        fields: dict[str, Any] = {"local_rank": local_rank, "rank": rank, "type": type_, "message": message}
+        self.say("failed", node, **fields, **report, unix_s=1.0)
 
     def exit(self, node: int, *exits: list[Any], code: int = 1, **fields: Any) -> None:
         """An agent's last word: how ranks ended, each as local rank, exit code, pid, and whether it was the first."""

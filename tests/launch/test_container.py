@@ -1,9 +1,9 @@
-"""What srun is told, and what a command is put behind, for an image of each runtime."""
+"""What a launcher is told, and what a command is put behind, for an image of each runtime."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,80 +20,64 @@ def on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     monkeypatch.setenv("PATH", str(folder))
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    path = tmp_path / "run"
-    path.mkdir()
-    return path
+def pyxis(image: str) -> tuple[str, ...]:
+    """Of a launcher that starts Pyxis' images."""
+    return (f"--image={image}",)
 
 
-def test_without_an_image_commands_stay_as_they_are(run: Path) -> None:
-    assert container_of(None, run, "cuda", has_srun=False) is NO_CONTAINER
-    assert Container((), (), sys.executable) == NO_CONTAINER
+def no_pyxis(image: str) -> None:
+    """Of one that does not."""
+
+
+def test_without_an_image_commands_stay_as_they_are() -> None:
+    assert container_of(None, "cuda", no_pyxis) is NO_CONTAINER
+    assert Container() == NO_CONTAINER
 
 
 @pytest.mark.parametrize("image", ["nvcr.io#nvidia/pytorch:25.01-py3", "image.sqsh", "/images/a.sqsh", "ubuntu:24.04"])
-def test_an_image_is_pyxis_own_unless_it_looks_like_apptainers(run: Path, image: str) -> None:
-    expected = Container((f"--container-image={image}", f"--container-mounts={run}:{run}"), (), "python3")
-    assert container_of(image, run, "cuda", has_srun=True) == expected
-    assert container_of(f"pyxis:{image}", run, "cpu", has_srun=True) == expected
+def test_an_image_is_pyxis_own_unless_it_looks_like_apptainers(image: str) -> None:
+    expected = Container((f"--image={image}",), (), "python3")
+    assert container_of(image, "cuda", pyxis) == expected
+    assert container_of(f"pyxis:{image}", "cpu", pyxis) == expected
 
 
-@pytest.mark.parametrize("has_srun", [True, False])
+@pytest.mark.parametrize("arguments", [pyxis, no_pyxis])
 @pytest.mark.parametrize("image", ["image.sif", "/images/a.sif", "docker://ubuntu:24.04", "oras://a/b", "library://a"])
 def test_apptainers_images_are_known_by_their_names(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, has_srun: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, arguments: Any
 ) -> None:
     on_path(tmp_path / "bin", monkeypatch, "apptainer", "singularity")
-    command = ("apptainer", "exec", "--nv", "--bind", str(run), image)
-    assert container_of(image, run, "cuda", has_srun=has_srun) == Container((), command, "python3")
+    assert container_of(image, "cuda", arguments) == Container((), ("apptainer", "exec", "--nv", image), "python3")
 
 
-def test_an_unpacked_image_is_a_directory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unpacked_image_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_path(tmp_path / "bin", monkeypatch, "apptainer")
-    command = ("apptainer", "exec", "--bind", str(run), str(tmp_path))
-    assert container_of(str(tmp_path), run, "cpu", has_srun=True).command == command
+    assert container_of(str(tmp_path), "cpu", pyxis).command == ("apptainer", "exec", str(tmp_path))
 
 
-def test_the_user_may_say_whose_image_it_is(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_may_say_whose_image_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_path(tmp_path / "bin", monkeypatch, "apptainer")
-    assert container_of("apptainer:image", run, "cpu", has_srun=True).command[-1] == "image"
-    assert container_of("pyxis:image.sif", run, "cpu", has_srun=True).srun_arguments[0] == "--container-image=image.sif"
+    assert container_of("apptainer:image", "cpu", pyxis).command[-1] == "image"
+    assert container_of("pyxis:image.sif", "cpu", pyxis).arguments == ("--image=image.sif",)
 
 
-def test_where_there_is_only_singularity_it_is_used(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_only_singularity_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_path(tmp_path / "bin", monkeypatch, "singularity")
-    command = ("singularity", "exec", "--nv", "--bind", str(run), "image.sif")
-    assert container_of("image.sif", run, "cuda", has_srun=False).command == command
+    assert container_of("image.sif", "cuda", no_pyxis).command == ("singularity", "exec", "--nv", "image.sif")
 
 
-def test_a_relative_run_directory_is_mounted_where_it_is(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_path(tmp_path / "bin", monkeypatch, "apptainer")
-    monkeypatch.chdir(tmp_path)
-    assert str(run) in container_of("image.sif", Path("run"), "cpu", has_srun=True).command
-    assert container_of("image", Path("run"), "cpu", has_srun=True).srun_arguments[1].endswith(f"={run}:{run}")
-
-
-def test_without_either_runtime_it_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_either_runtime_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_path(tmp_path / "bin", monkeypatch)
     with pytest.raises(OptionError, match=r"^--ddp-container: neither apptainer nor singularity is on PATH"):
-        container_of("image.sif", run, "cuda", has_srun=True)
+        container_of("image.sif", "cuda", pyxis)
 
 
-def test_pyxis_without_srun_is_refused(run: Path) -> None:
-    with pytest.raises(OptionError, match=r"image\.sqsh is an image for Pyxis.*use Apptainer"):
-        container_of("image.sqsh", run, "cuda", has_srun=False)
-
-
-@pytest.mark.parametrize("name", ["runs, old", "a:b"])
-def test_a_path_that_no_mount_can_name_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(OptionError, match="has a comma or colon"):
-        container_of("image.sqsh", tmp_path / name, "cuda", has_srun=True)
+def test_pyxis_with_a_launcher_that_does_not_know_it_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"image\.sqsh is an image for Pyxis.*Use Apptainer"):
+        container_of("image.sqsh", "cuda", no_pyxis)
 
 
 @pytest.mark.parametrize("image", ["apptainer:", "pyxis:"])
-def test_a_runtime_without_an_image_is_refused(run: Path, image: str) -> None:
+def test_a_runtime_without_an_image_is_refused(image: str) -> None:
     with pytest.raises(OptionError, match="found no image"):
-        container_of(image, run, "cuda", has_srun=True)
+        container_of(image, "cuda", pyxis)

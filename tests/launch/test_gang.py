@@ -1,92 +1,81 @@
 """A gang is watched from its start to its end, and ended when it has to be.
 
-The launcher is a small program that says what agents say.
+What is started is a small program that says what agents say.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from msgspec import to_builtins
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch.gang import Gang, GangEnd
-from pytest_ddpscale.launch.launcher import GangSpec
+from pytest_ddpscale.launch.launcher import Launch, Launcher
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.new_records import NewRecords
-from pytest_ddpscale.launch.slurm_job import step_is_gone
-from pytest_ddpscale.node.chunks import chunks_of
-from pytest_ddpscale.results.survey_record import Survey
-from tests.launch.sample import gang as spec_of
+from pytest_ddpscale.results.notices import Queued
+from pytest_ddpscale.results.rank_folder import WantedArms, lines_by_file
+from pytest_ddpscale.results.strict_json import parse_strict_json
+from pytest_ddpscale.results.survey_record import PostMortem, Survey
+from tests.launch.sample import playing, scripted, task
 
-AGENTS = f"""
-import json, os, signal, sys, threading, time
-VERSION = {__version__!r}
-ANSWER = {{}}
-RANK = {{"pid": 1, "phase": "timed block", "study": "weak/r", "arm": "ddp@2", "round": 3, "entered": 12, "state": "S"}}
-def say(word, node=0, **fields):
-    print("@ddpscale " + json.dumps({{"say": word, "node": node, "host": f"n{{node + 1}}", **fields}}), flush=True)
-def up(nodes=1, **fields):
-    for node in range(nodes):
-        say("up", node, **{{"version": VERSION, "pid": 1, **fields}})
-def rank(rank, steps=3, **fields):
-    say("rank", rank // 2, rank=rank, local_rank=rank % 2, steps=steps, **RANK, **fields)
-def order():
-    for line in sys.stdin:
-        found = json.loads(line.partition("@ddpscale ")[2])
-        if found["say"] == "meet":
-            say("endpoint", **{{"endpoint": "10.0.0.1:20000", **ANSWER}} if found["peer"] == "n2" else {{}})
-        elif found["say"] != "stay":
-            print("was told", json.dumps(found), flush=True)
-            return found
-def serve(nodes=1, **fields):
-    up(nodes, **fields)
-    order()
-def beat_until_stop(*nodes, last_words_of=None):
-    ended = threading.Event()
-    def beat():
-        while not ended.wait(0.02):
-            for node in nodes:
-                say("beat", node)
-    thread = threading.Thread(target=beat)
-    thread.start()
-    order()
-    ended.set()
-    thread.join()
-    for node in last_words_of or nodes:
-        say("exit", node, code=-15, exits=[])
-"""
 Run = Callable[..., GangEnd]
 
 
-class ScriptedLauncher:
-    """Runs Python source."""
+class Owner:
+    """Has a gang run, and takes note of all it hears of it."""
 
-    needs_shared_directory = False
+    def __init__(self, heard: list[Any]) -> None:
+        self.heard = heard
+        self.take: Callable[[Any], None] = heard.append
+        self.deadline: Callable[[], float | None] = lambda: None
+        self.told: Callable[[KeyboardInterrupt], None] = lambda interrupt: None
+        self.kept = b""
+        self.answers: list[WantedArms] = []
 
-    def __init__(self, source: str, name: str) -> None:
-        self._source = source
-        self.name = name
+    def keep(self, lines: bytes) -> list[Any]:
+        self.kept += lines
+        return [parse_strict_json(line.decode()) for line in lines_by_file(lines)["measurements.jsonl"].splitlines()]
 
-    def command(self, gang: GangSpec) -> list[str]:
-        return [sys.executable, "-S", "-c", f"{AGENTS}\n{self._source}"]
+    def hear(self, record: Any) -> WantedArms | None:
+        self.take(record)
+        return self.answers.pop() if self.answers and kind_of(record) == "round_end" else None
+
+    def deadline_unix_s(self) -> float | None:
+        return self.deadline()
+
+    def admit(self, surveys: Sequence[Survey]) -> str:
+        return ""
+
+    def interrupted(self, interrupt: KeyboardInterrupt) -> None:
+        self.told(interrupt)
+
+
+def kind_of(heard: Any) -> str:
+    """Of a record as agents here make it, which is a dictionary; empty for a notice."""
+    return str(heard.get("kind")) if isinstance(heard, dict) else ""
 
 
 @pytest.fixture
-def heard() -> list[dict[str, Any]]:
+def heard() -> list[Any]:
     """What the gang's listener heard."""
     return []
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: list[dict[str, Any]]) -> Run:
+def owner(heard: list[Any]) -> Owner:
+    return Owner(heard)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Owner) -> Run:
     """Run agents to their end, with little patience."""
     for name, seconds in {
         "POLL_S": 0.02,
@@ -100,13 +89,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: list[dict[str, A
 
     def start(
         source: str, nodes: int = 1, hosts: tuple[str, ...] = (), name: str = "torchrun",
-        hear: Callable[[dict[str, Any]], None] = heard.append,
-        deadline_unix_s: Callable[[], float | None] = lambda: None, **limits: float,
+        environ: dict[str, str] | None = None, launcher: Launcher | None = None, post_mortem: bool = False,
+        **limits: float,
     ) -> GangEnd:  # fmt: skip
-        spec = spec_of(gang_id=tmp_path.name, nodes=nodes, ranks_per_node=2, hosts=hosts)
-        tail = NewRecords(tmp_path / "measurements.jsonl")
-        log = tmp_path / "gang-0.log"
-        return Gang(spec, ScriptedLauncher(source, name), {}, Limits(**limits), log, tail, hear, deadline_unix_s).run()
+        launcher = launcher or playing(source, name, environ)
+        launch = Launch(launcher, {}, hosts, nodes=nodes, gang_id=tmp_path.name)
+        told = task(gang_id=tmp_path.name, nodes=nodes, post_mortem=post_mortem)
+        return Gang(told, launch, Limits(**limits), tmp_path / "gang-0.log", owner).run()
 
     return start
 
@@ -117,14 +106,14 @@ def log_of(tmp_path: Path) -> str:
 
 def test_one_node_is_started_without_an_address(run: Run, tmp_path: Path) -> None:
     assert run("serve()") == GangEnd(0)
-    assert log_of(tmp_path) == 'was told {"say": "start", "nodes": 1, "endpoint": null}\n'
+    assert log_of(tmp_path) == 'was told {"say": "start", "endpoint": null, "deadline_unix_s": null}\n'
 
 
 def test_several_are_started_when_all_are_up_with_the_first_ones_address_toward_another(
     run: Run, tmp_path: Path
 ) -> None:
     assert run("serve(3)", nodes=3) == GangEnd(0)
-    assert log_of(tmp_path) == 'was told {"say": "start", "nodes": 3, "endpoint": "10.0.0.1:20000"}\n'
+    assert log_of(tmp_path) == 'was told {"say": "start", "endpoint": "10.0.0.1:20000", "deadline_unix_s": null}\n'
 
 
 def test_nodes_that_do_not_know_each_other_are_not_started(run: Run, tmp_path: Path) -> None:
@@ -139,36 +128,29 @@ def test_a_first_node_that_does_not_answer_is_not_waited_for_for_ever(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gang_module, "MEET_S", 0.3)
-    end = run("up(2); sys.stdin.readline(); order()", nodes=2)
+    end = run("up(2); sys.stdin.readline(); sys.stdin.readline(); order()", nodes=2)
     assert end.why.startswith("n1 finds no way to n2 (no answer within 0.3 s)")
 
 
-def test_whoever_ends_the_session_is_told_of_before_agents_have_ended(tmp_path: Path) -> None:
+def test_whoever_ends_the_session_is_told_of_before_agents_have_ended(run: Run, owner: Owner, tmp_path: Path) -> None:
     """A job that is cancelled may be killed seconds later."""
     told: list[tuple[str, bool]] = []
     ended = tmp_path / "ended"
 
-    def hear(record: dict[str, Any]) -> None:
-        if record.get("kind") == "x":
+    def hear(record: Any) -> None:
+        if kind_of(record) == "x":
             raise KeyboardInterrupt("SIGTERM")
 
-    def interrupted(interrupt: KeyboardInterrupt) -> None:
-        told.append((str(interrupt), ended.exists()))
-
-    record = f"print(json.dumps({{'kind': 'x'}}), file=open({str(tmp_path / 'measurements.jsonl')!r}, 'a'))"
-    source = f"serve(); {record}\norder(); time.sleep(0.5); open({str(ended)!r}, 'w')"
-    launcher = ScriptedLauncher(source, "torchrun")
-    gang = Gang(
-        spec_of(gang_id=tmp_path.name), launcher, {}, Limits(), tmp_path / "gang-0.log",
-        NewRecords(tmp_path / "measurements.jsonl"), hear, interrupted=interrupted,
-    )  # fmt: skip
+    owner.take = hear
+    owner.told = lambda interrupt: told.append((str(interrupt), ended.exists()))
     with pytest.raises(KeyboardInterrupt):
-        gang.run()
+        run(f"serve(); record('x'); order(); record('y'); time.sleep(0.5); open({str(ended)!r}, 'w')")
     assert told == [("SIGTERM", False)]
     assert ended.exists()
+    assert b'"y"' in owner.kept, "what was measured until then is not lost"
 
 
-def test_no_limit_is_spent_in_the_queue(run: Run) -> None:
+def test_no_limit_is_spent_in_the_queue(run: Run, owner: Owner) -> None:
     """Neither the total limit, nor the budget, whose end the agents are told when all are there."""
     queued = "time.sleep(0.6); up(); print(order()['deadline_unix_s'] - time.time(), file=sys.stderr)"
     deadlines: list[float] = []
@@ -177,25 +159,39 @@ def test_no_limit_is_spent_in_the_queue(run: Run) -> None:
         deadlines.append(time.time() + 100)
         return deadlines[-1]
 
-    end = run(queued, name="slurm", total_s=0.5, deadline_unix_s=deadline_unix_s)
+    owner.deadline = deadline_unix_s
+    end = run(queued, name="slurm", total_s=0.5)
     assert end == GangEnd(0)
     assert len(deadlines) == 1
 
 
-def test_records_are_passed_on_as_they_are_written_and_to_the_last(
-    run: Run, tmp_path: Path, heard: list[dict[str, Any]]
-) -> None:
-    path = str(tmp_path / "measurements.jsonl")
-    write = f"print(json.dumps({{'kind': 'x', 'n': n}}), file=open({path!r}, 'a'))"
-    assert run(f"serve()\nfor n in range(3): {write}").exit_code == 0
-    assert [record["n"] for record in heard if record.get("kind") == "x"] == [0, 1, 2]
+def test_records_are_passed_on_as_they_arrive_and_to_the_last(run: Run, heard: list[Any]) -> None:
+    assert run("serve()\nfor n in range(3): record('x', n=n)").exit_code == 0
+    assert [record["n"] for record in heard if kind_of(record) == "x"] == [0, 1, 2]
+
+
+def test_a_round_is_answered(run: Run, owner: Owner, tmp_path: Path) -> None:
+    owner.answers = [WantedArms("weak/r", 4, ("alone",))]
+    assert run("serve(); record('round_end'); order()").exit_code == 0
+    told = 'was told {"say": "wanted", "study": "weak/r", "round": 4, "arms": ["alone"]}'
+    assert log_of(tmp_path).splitlines()[-1] == told
+
+
+def test_logs_of_ranks_are_kept_where_they_belong(run: Run, tmp_path: Path) -> None:
+    names = ("gang/x/attempt_0/1/stderr.log", "run/nccl-rank-3.log", "gang/../../out", "/out", "out", "gang")
+    sent = "; ".join(f"send({name!r}, b'one ', 1); send({name!r}, b'two', 1)" for name in names)
+    assert run(f"serve(2); {sent}", nodes=2).exit_code == 0
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {"gang-0.log", "gang-0/n2/x/attempt_0/1/stderr.log", "nccl-rank-3.log"}
+    assert (tmp_path / "nccl-rank-3.log").read_text() == "one two"
+    assert not (tmp_path.parent / "out").exists()
 
 
 def test_a_node_with_another_version_is_refused_before_anything_starts(run: Run, tmp_path: Path) -> None:
-    end = run("up(1); say('up', 1, version='0.0.9', pid=1); order()", nodes=2)
+    end = run("up(1); say('up', 1, version='0.0.9', mood='good'); order()", nodes=2)
     expected = f"n2 runs pytest-ddpscale 0.0.9, its supervisor {__version__}: install the same version"
     assert end == GangEnd(None, expected)
-    assert log_of(tmp_path) == 'was told {"say": "stop"}\n'
+    assert log_of(tmp_path) == 'was told {"say": "stop", "failed": false}\n'
 
 
 def test_a_node_that_does_not_come_up_is_named(run: Run) -> None:
@@ -203,11 +199,11 @@ def test_a_node_that_does_not_come_up_is_named(run: Run) -> None:
     assert end == GangEnd(None, "1 of 2 nodes came up within 0.5 s: n2 did not")
 
 
-def test_the_wait_for_slurms_nodes_is_told_and_has_its_own_limit(run: Run, heard: list[dict[str, Any]]) -> None:
+def test_the_wait_for_slurms_nodes_is_told_and_has_its_own_limit(run: Run, heard: list[Any]) -> None:
     said = "srun: job 4 queued and waiting for resources"
     end = run(f"print({said!r}, file=sys.stderr, flush=True); order()", name="slurm", startup_s=0.01, queue_s=1.5)
     assert end == GangEnd(None, "Slurm gave no nodes within 1.5 s (--ddp-queue-limit)")
-    assert {"kind": "waiting", "for": "job 4 queued and waiting for resources"} in heard
+    assert Queued("job 4 queued and waiting for resources") in heard
 
 
 def test_a_launcher_that_ends_before_any_node_is_up_has_its_last_words_told(run: Run) -> None:
@@ -219,10 +215,9 @@ def test_a_launcher_that_ends_before_any_node_is_up_has_its_last_words_told(run:
 
 
 def test_a_gang_that_records_nothing_and_moves_no_more_is_ended_and_who_is_behind_is_named(
-    run: Run, tmp_path: Path
+    run: Run,
 ) -> None:
-    record = f"print(json.dumps({{'kind': 'x'}}), file=open({str(tmp_path / 'measurements.jsonl')!r}, 'a'))"
-    end = run(f"serve(); {record}; rank(0, 4); rank(1, 3)\nbeat_until_stop(0)", startup_s=99.0, inactivity_s=0.7)
+    end = run("serve(); record('x'); rank(0, 4); rank(1, 3)\nbeat_until_stop(0)", startup_s=99.0, inactivity_s=0.7)
     assert end.exit_code is None
     assert end.why == (
         "nothing was recorded for 0.7 s, so the gang was ended. "
@@ -249,24 +244,25 @@ def test_a_gang_that_is_not_done_in_time_is_ended(run: Run) -> None:
 def test_a_node_that_is_not_heard_of_is_lost_and_the_others_are_not(run: Run) -> None:
     end = run("serve(2); beat_until_stop(0)", nodes=2, silence_s=1.0)
     assert end.lost_hosts == ("n2",)
-    assert end.why == "n2 was not heard of for 1 s: the node, its link, its slurmd or its agent is down"
+    assert end.why == "n2 was not heard of for 1 s: the node, its link or its agent is down"
     assert end.interrupted == ""
 
 
-def test_nobody_is_silent_while_the_supervisor_does_not_listen(run: Run, tmp_path: Path) -> None:
+def test_nobody_is_silent_while_the_supervisor_does_not_listen(run: Run, owner: Owner) -> None:
     """Judging what was recorded may take longer than a node may be silent."""
-    record = f"print(json.dumps({{'kind': 'x'}}), file=open({str(tmp_path / 'measurements.jsonl')!r}, 'a'))"
     beats = "for n in range(30): say('beat'); say('beat', 1); time.sleep(0.05)"
 
-    def judge(record: dict[str, Any]) -> None:
-        if record.get("kind") == "x":
+    def judge(record: Any) -> None:
+        if kind_of(record) == "x":
             time.sleep(1.0)
 
-    assert run(f"serve(2); {record}\n{beats}", nodes=2, hear=judge, silence_s=0.6) == GangEnd(0)
+    owner.take = judge
+    assert run(f"serve(2); record('x')\n{beats}", nodes=2, silence_s=0.6) == GangEnd(0)
 
 
 def test_a_node_that_slurm_gives_up_is_lost_at_once(run: Run) -> None:
-    end = run("serve(2); print('srun: error: Node failure on n2', file=sys.stderr); beat_until_stop(0, 1)", nodes=2)
+    failure = "print('srun: error: Node failure on n2', file=sys.stderr)"
+    end = run(f"serve(2); {failure}; beat_until_stop(0, 1)", nodes=2, name="slurm")
     assert end.lost_hosts == ("n2",)
     assert end.why == "n2 was given up by Slurm: the node, its link, its slurmd or its agent is down"
 
@@ -287,15 +283,13 @@ beat_until_stop(0, 1)"""
     end = run(source, nodes=2)
     assert end.exit_code is None
     assert end.why == "rank 3 on n2 failed in timed block: ValueError: odd; 1 more rank failed after it"
-    assert [report["rank"] for report in end.failures] == [0, 3]
+    assert [report.rank for report in end.failures] == [0, 3]
 
 
 PARTNER_LOST = """serve(2); say("beat", 1)
 say("failed", 0, local_rank=0, rank=0, phase="timed block", type="RuntimeError", message="Connection reset by peer")
 """
-VANISHED = (
-    "n2 was not heard of any more, and other nodes' ranks lost their partners: the node, its link, its slurmd or "
-)
+VANISHED = "n2 was not heard of any more, and other nodes' ranks lost their partners: the node, its link or "
 ENDS_LATE = "import atexit; atexit.register(time.sleep, 60)\n"
 
 
@@ -347,30 +341,36 @@ def test_a_launcher_that_was_killed_is_said_to_be_that(run: Run, name: str, who:
     assert "harmless" not in end.why
 
 
-def test_the_step_of_a_srun_that_was_killed_is_waited_for(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its ranks need seconds to end, and another gang would share the GPUs with them."""
-    asked = tmp_path / "asked"
+@pytest.fixture
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What was asked of a squeue that knows the step for a while."""
+    asked, program = tmp_path / "asked", tmp_path / "squeue"
     step = f"ddpscale-{tmp_path.name[:8]}"
-    squeue = tmp_path / "squeue"
-    squeue.write_text(f'#!/bin/sh\necho "$*" >>{asked}\n[ $(wc -l <{asked}) -lt 3 ] && echo {step}\necho batch\n')
-    squeue.chmod(0o755)
+    program.write_text(f'#!/bin/sh\necho "$*" >>{asked}\n[ $(wc -l <{asked}) -lt 3 ] && echo {step}\necho batch\n')
+    program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    monkeypatch.setattr(gang_module, "step_is_gone", step_is_gone)
     monkeypatch.setattr(gang_module, "STEP_POLL_S", 0.05)
     monkeypatch.setattr(gang_module, "STEP_END_S", 30.0)
-    assert run(KILLED, name="slurm", hosts=("n1",)).left == ""
-    assert asked.read_text().splitlines() == ["--noheader --format=%j --steps --jobs=17"] * 3
-    assert run(KILLED, name="slurm").left == ""
-    assert asked.read_text().splitlines()[3:] == [f"--noheader --format=%j --name={step}"]
-    asked.unlink()
+    return asked
+
+
+def test_the_step_of_a_srun_that_was_killed_is_waited_for(
+    run: Run, tmp_path: Path, squeue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks need seconds to end, and another gang would share the GPUs with them."""
+    step, job = f"ddpscale-{tmp_path.name[:8]}", {"SLURM_JOB_ID": "17"}
+    assert run(KILLED, name="slurm", hosts=("n1",), environ=job).left == ""
+    assert squeue.read_text().splitlines() == ["--noheader --format=%j --steps --jobs=17"] * 3
+    assert run(KILLED, name="slurm", environ=job).left == ""
+    assert squeue.read_text().splitlines()[3:] == [f"--noheader --format=%j --name={step}"]
+    squeue.unlink()
     monkeypatch.setattr(gang_module, "STEP_END_S", 0.0)
-    assert run(KILLED, name="slurm", hosts=("n1",)).left == step
-    asked.unlink()
-    end = run("serve(); say('exit', code=0, exits=[]); sys.exit(1)", name="slurm", hosts=("n1",))
-    assert (end.left, asked.exists()) == ("", False), "its agent has said that nothing is left"
+    assert run(KILLED, name="slurm", hosts=("n1",), environ=job).left == (
+        f"Processes of its Slurm step {step} are left on the nodes, so that no other gang starts; see `squeue --steps`"
+    )
+    squeue.unlink()
+    end = run("serve(); say('exit', code=0, exits=[]); sys.exit(1)", name="slurm", hosts=("n1",), environ=job)
+    assert (end.left, squeue.exists()) == ("", False), "its agent has said that nothing is left"
 
 
 def test_last_words_that_come_after_the_end_was_decided_count(run: Run) -> None:
@@ -387,17 +387,16 @@ say("exit", code=1, exits=[[1, -9, 1, True]], oom_kills=1)"""
 
 def test_after_a_failure_agents_are_asked_for_their_gpus(run: Run, tmp_path: Path) -> None:
     found = [Survey(host, 1.0, has_driver=True, cores=2) for host in ("n1", "n2")]
-    source = f"""PIECES = {[chunks_of(one.as_json()) for one in found]!r}
+    source = f"""FOUND = {[to_builtins(one) for one in found]!r}
 serve(2)
 say("failed", 1, local_rank=0, rank=2, phase="timed block", type="RuntimeError", message="CUDA error")
 order()
-for node, pieces in enumerate(PIECES):
-    for part, data in enumerate(pieces):
-        say("post_mortem", node, part=part, parts=len(pieces), data=data)
+for node, survey in enumerate(FOUND):
+    say("post_mortem", node, survey=survey)
 for node in range(2):
     say("exit", node, code=1, exits=[])"""
     end = run(source, nodes=2)
-    assert end.post_mortems == tuple(one.as_post_mortem() for one in found)
+    assert end.post_mortems == tuple(PostMortem(one) for one in found)
     assert log_of(tmp_path).splitlines()[-1] == 'was told {"say": "stop", "failed": true}'
 
 
@@ -424,22 +423,22 @@ serve(); time.sleep(60)"""
     assert (end.lost_hosts, end.interrupted) == (("n1",), "")
 
 
-def test_an_interrupt_ends_the_gang_in_order(run: Run, tmp_path: Path) -> None:
-    def interrupt(record: dict[str, Any]) -> None:
+def test_an_interrupt_ends_the_gang_in_order(run: Run, owner: Owner, tmp_path: Path) -> None:
+    def interrupt(record: Any) -> None:
         if "was told" in log_of(tmp_path):
             raise KeyboardInterrupt
 
+    owner.take = interrupt
     with pytest.raises(KeyboardInterrupt):
-        run("print(os.getpid()); serve(); order()", hear=interrupt)
+        run("print(os.getpid()); serve(); order()")
     pid, *orders = log_of(tmp_path).splitlines()
     assert not psutil.pid_exists(int(pid))
-    assert [order.partition('"say": ')[2][:7] for order in orders] == ['"start"', '"stop"}']
+    assert [order.partition('"say": ')[2][:7] for order in orders] == ['"start"', '"stop",']
 
 
-def test_a_launcher_that_cannot_be_started_ran_no_rank(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_cannot_be_started_ran_no_rank(run: Run) -> None:
     command = ["/no such/srun", "-N2", "--comment=token=hunter2"]
-    monkeypatch.setattr(ScriptedLauncher, "command", lambda self, gang: command)
-    end = run("")
+    end = run("", launcher=scripted(lambda launch: command))
     assert not end.was_started
     assert end.why.startswith("/no such/srun: could not be started (No such file or directory)")
     assert end.why.endswith("The command was: '/no such/srun' -N2 '--comment=token=***'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.launch.blame import describe, describe_standstill
 from pytest_ddpscale.launch.gang_state import GangState
+from pytest_ddpscale.node.protocol import MARK, decode_news
 from tests.launch.sample import News
 
 
@@ -50,7 +52,7 @@ def test_what_moves_is_what_a_rank_does_and_not_that_it_lives() -> None:
     ]
     moved: list[float | None] = []
     for changes, now_s in says:
-        news.roll.hear({"say": "rank", "node": 0, "host": "n1", **news.status(0, **changes)}, now_s)
+        news.say("rank", 0, now_s, **news.status(0, **changes))
         moved.append(news.roll.moved_s)
     assert moved == [1.0, 1.0, 3.0, 4.0]
 
@@ -77,38 +79,8 @@ def test_a_node_is_silent_after_its_time_unless_it_said_goodbye(news: News) -> N
     assert news.roll.silent_hosts(30.1, 30.0) == ["n2"]
     news.roll.expect_beats(20.0)
     assert news.roll.silent_hosts(30.1, 30.0) == []
-    news.roll.hear({"say": "beat", "node": 1, "host": "n2"}, 25.0)
+    news.say("beat", 1, 25.0)
     assert news.roll.silent_hosts(54.0, 30.0) == []
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"say": "rank"},
-        {"say": "rank", "node": 0, "host": "n1"},
-        {"say": "rank", "node": 0, "host": "n1", "local_rank": "0"},
-        {"say": "rank", "node": 0, "host": "n1", "local_rank": 0, "steps": None},
-        {"say": "gone", "node": 0, "host": "n1", "local_rank": 0, "phase": 7},
-        {"say": "words", "node": 0, "host": "n1", "text": "x"},
-        {"say": "up", "node": "0", "host": "n1"},
-        {"say": "up", "node": True, "host": "n1"},
-        {"say": "up", "node": 0, "host": None},
-        {"say": "exit", "node": 0, "host": "n1", "exits": [[0, -9]]},
-        {"say": "exit", "node": 0, "host": "n1", "exits": [[0, "x", 1, True]]},
-        {"say": "exit", "node": 0, "host": "n1", "exits": 3},
-        {"say": "exit", "node": 0, "host": "n1", "oom_kills": "many"},
-    ],
-)
-def test_a_message_that_no_agent_makes_is_passed_over(message: dict[str, Any]) -> None:
-    roll = GangState()
-    roll.hear(message, 1.0)
-    assert roll == GangState()
-
-
-def test_fields_of_another_version_do_no_harm(news: News) -> None:
-    news.rank(0, mood="good")
-    news.say("mood", 0, rank="good")
-    assert news.roll.ranks[0, 0].rank == 0
 
 
 VALUES = st.none() | st.booleans() | st.integers(-2, 3) | st.text(max_size=3) | st.lists(st.integers(0, 3), max_size=4)
@@ -128,7 +100,8 @@ MESSAGES = st.builds(
 def test_whatever_is_said_a_gangs_end_can_be_told(messages: list[dict[str, Any]]) -> None:
     roll = GangState()
     for number, message in enumerate(messages):
-        roll.hear(message, float(number))
+        if (news := decode_news(MARK + json.dumps(message).encode())) is not None:
+            roll.hear(news, float(number))
     assert describe(roll, 1, [])
     assert describe_standstill(roll)
     assert set(roll.silent_hosts(1e9, 1.0)) <= {node.host for node in roll.nodes.values()}

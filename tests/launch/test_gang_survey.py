@@ -1,30 +1,34 @@
 """Before any rank starts it is written down what the nodes are, and they may be refused.
 
-The launcher is a small program that says what agents say.
+What is started is a small program that says what agents say.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
+from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.evidence.evidence import evidence_of
 from pytest_ddpscale.launch import gang as gang_module
-from pytest_ddpscale.launch.gang import Admit
-from pytest_ddpscale.launch.gang_setup import GangSetup
+from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.supervisor import NotAdmitted, Supervisor
-from pytest_ddpscale.node.chunks import chunks_of
+from pytest_ddpscale.launch.supervisor import Admit, NotAdmitted, Supervisor
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.notices import Idle
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import Survey, post_mortems_of, surveys_of
 from pytest_ddpscale.verdict.judge import judge
-from tests.launch.test_gang import ScriptedLauncher
+from tests.launch.sample import playing
 from tests.session.test_admission import check_case
 
 STUDIES = tuple(
@@ -32,21 +36,19 @@ STUDIES = tuple(
 )
 IDS = [study.id for study in STUDIES]
 PLAN = Plan("cpu", "cpu", STUDIES, nodes=2, ranks_per_node=2, survey=True)
-SURVEYS = [Survey(host, 1.0, cores=2).as_json() for host in ("n1", "n2")]
-AGENTS = f"""
-SURVEYS = {[chunks_of(survey) for survey in SURVEYS]!r}
+SURVEYS = [Survey(host, 1.0, cores=2) for host in ("n1", "n2")]
+SCRIPT = f"""
+SURVEYS = {to_builtins(SURVEYS)!r}
 def survey(*nodes):
     for node in nodes:
-        for part, data in enumerate(SURVEYS[node]):
-            say("survey", node, part=part, parts=len(SURVEYS[node]), data=data)
+        say("survey", node, survey=SURVEYS[node])
 def clock(*skews):
     assert order()["say"] == "clock"
     for node, skew in enumerate(skews):
         say("clock", node, unix_s=time.time() + skew)
 def measure(*studies):
     for study in studies:
-        print(json.dumps({{"kind": "study_end", "study": study, "reason": "rounds", "message": ""}}), file=RECORDS)
-    RECORDS.flush()
+        record("study_end", study=study, reason="rounds", message="")
 """
 
 
@@ -55,13 +57,13 @@ class Stage:
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
-        self.heard: list[dict[str, Any]] = []
-        self.admitted: list[list[dict[str, Any]]] = []
+        self.heard: list[Any] = []
+        self.admitted: list[Sequence[Survey]] = []
 
     def measure(self, source: str, reason: str = "", **limits: float) -> None:
         """Measure the plan, of nodes that are refused for this reason."""
 
-        def admit(records: list[dict[str, Any]]) -> str:
+        def admit(records: Sequence[Survey]) -> str:
             assert self.surveys, "they are written before anybody is asked"
             self.admitted.append(records)
             return reason
@@ -69,13 +71,11 @@ class Stage:
         self.supervise(source, admit, PLAN, **limits)
 
     def supervise(self, source: str, admit: Admit, plan: Plan, **limits: float) -> None:
-        records = f"RECORDS = open({str(self.run.measurements_jsonl)!r}, 'a')"
-        launcher = ScriptedLauncher(f"{AGENTS}\n{records}\n{source}", "slurm")
-        place = GangSetup(launcher, ("n1", "n2"), {})
-        Supervisor(place, self.run, Limits(**limits), self.heard.append, admit=admit).measure(plan)
+        launch = Launch(playing(f"{SCRIPT}\n{source}", "slurm"), {}, ("n1", "n2"))
+        Supervisor(launch, self.run, Limits(**limits), self.heard.append, admit=admit).measure(plan)
 
     @property
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[AnyRecord]:
         """Of the run, as written."""
         return self.run.read_records()
 
@@ -85,7 +85,7 @@ class Stage:
 
     @property
     def ends(self) -> list[tuple[str, str]]:
-        return [(record["study"], record["reason"]) for record in self.records if record["kind"] == "study_end"]
+        return [(record.study, record.reason) for record in self.records if isinstance(record, StudyEnd)]
 
     def orders(self, gang: int = 0) -> list[str]:
         """What the agents of a gang were told, in order."""
@@ -104,7 +104,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 def test_nodes_are_surveyed_and_asked_for_their_clocks_before_they_start(stage: Stage) -> None:
     stage.measure(f"up(2); survey(0, 1); clock(0.0, -30.0); order(); measure(*{IDS})")
     assert stage.orders() == ["clock", "start"]
-    assert [(record["host"], record["cores"], record["problem"]) for record in stage.records[:2]] == [
+    assert [(survey.host, survey.cores, survey.problem) for survey in stage.surveys.values()] == [
         ("n1", 2, ""), ("n2", 2, ""),
     ]  # fmt: skip
     first, second = (survey.clock for survey in stage.surveys.values())
@@ -113,7 +113,7 @@ def test_nodes_are_surveyed_and_asked_for_their_clocks_before_they_start(stage: 
     assert first.earliest_skew_s <= 0.0 <= first.latest_skew_s
     assert second.earliest_skew_s <= -30.0 <= second.latest_skew_s < -20.0
     assert [surveys_of(records) for records in stage.admitted] == [stage.surveys]
-    assert [record for record in stage.heard if record.get("kind") == "survey"] == stage.records[:2]
+    assert surveys_of(stage.heard) == stage.surveys
     assert stage.ends == [(study, "rounds") for study in IDS]
 
 
@@ -124,7 +124,7 @@ def test_nodes_that_are_refused_start_nothing(stage: Stage) -> None:
     assert stage.orders() == ["clock", "stop"]
     assert set(stage.surveys) == {"n1", "n2"}
     assert stage.ends == []
-    assert [record["host"] for record in stage.heard if record.get("kind") == "survey"] == ["n1", "n2"]
+    assert [record.host for record in stage.heard if isinstance(record, Survey)] == ["n1", "n2"]
 
 
 def test_a_node_that_does_not_answer_is_written_down_as_that(stage: Stage) -> None:
@@ -135,9 +135,9 @@ def test_a_node_that_does_not_answer_is_written_down_as_that(stage: Stage) -> No
 
 
 def test_answers_that_came_while_the_supervisor_did_not_listen_count(stage: Stage) -> None:
-    class SlowToTakeNote(list[dict[str, Any]]):
-        def append(self, record: dict[str, Any]) -> None:
-            time.sleep(0 if record else 0.8)
+    class SlowToTakeNote(list[Any]):
+        def append(self, record: object) -> None:
+            time.sleep(0.8 if isinstance(record, Idle) else 0)
             super().append(record)
 
     stage.heard = SlowToTakeNote()
@@ -146,11 +146,10 @@ def test_answers_that_came_while_the_supervisor_did_not_listen_count(stage: Stag
 
 
 def test_what_gpus_are_after_ranks_have_failed_is_written_down(stage: Stage) -> None:
-    source = f"""up(2); survey(0, 1); clock(0.0, 0.0); order()
+    source = """up(2); survey(0, 1); clock(0.0, 0.0); order()
 say("failed", 1, local_rank=0, rank=2, phase="timed block", type="RuntimeError", message="CUDA error")
 order()
-for part, data in enumerate({chunks_of(SURVEYS[1])!r}):
-    say("post_mortem", 1, part=part, parts={len(chunks_of(SURVEYS[1]))}, data=data)
+say("post_mortem", 1, survey=SURVEYS[1])
 say("exit", 0, code=1, exits=[]); say("exit", 1, code=1, exits=[])"""
     stage.measure(source)
     assert [one.host for one in post_mortems_of(stage.records)] == ["n2"]
@@ -174,9 +173,9 @@ def test_a_launcher_that_ends_meanwhile_is_an_error_and_nobody_is_asked(stage: S
 
 def test_only_the_first_gang_that_comes_so_far_is_surveyed(stage: Stage) -> None:
     first = f"""
-if not any("survey" in line for line in open({str(stage.run.measurements_jsonl)!r})):
+if not os.path.exists({str(stage.run.measurements_jsonl)!r}):
     up(2); survey(0, 1); clock(0.0, 0.0); order()
-    print(json.dumps({{"kind": "study_start", "study": {IDS[0]!r}, "unix_s": 1.0}}), file=RECORDS, flush=True)
+    record("study_start", study={IDS[0]!r}, unix_s=1.0)
     sys.exit(1)
 up(2); order(); measure({IDS[1]!r})"""
     stage.measure(first)
@@ -190,7 +189,7 @@ def test_a_plan_without_a_survey_has_none(stage: Stage) -> None:
     refuse: Admit = lambda records: "nobody asks"  # noqa: E731
     stage.supervise(f"up(2); order(); measure(*{IDS})", refuse, plan)
     assert stage.orders() == ["start"]
-    assert [record["kind"] for record in stage.records] == ["study_end", "study_end"]
+    assert [type(record) for record in stage.records] == [StudyEnd, StudyEnd]
 
 
 def test_imports_have_the_limit_for_the_start_although_surveys_are_recorded(stage: Stage) -> None:
@@ -211,32 +210,34 @@ class TestOnlyASurvey:
     def test_is_recorded_and_starts_no_rank_whether_nodes_are_fit_or_not(self, stage: Stage, reason: str) -> None:
         asked: list[dict[str, Survey]] = []
 
-        def admit(records: list[dict[str, Any]]) -> str:
+        def admit(records: Sequence[Survey]) -> str:
             asked.append(surveys_of(records))
             return reason
 
         stage.supervise(self.SOURCE, admit, self.PLAN)
         assert stage.orders() == ["clock", "stop"]
         assert list(stage.surveys) == ["n1", "n2"]
-        assert [record["kind"] for record in stage.records] == ["survey", "survey"]
+        assert [type(record) for record in stage.records] == [Survey, Survey]
         assert asked == [stage.surveys], "who is unfit is told, and only once"
 
     def test_that_nobody_answers_says_why(self, stage: Stage) -> None:
         source = "up(2); survey(0); print('srun: error: oh', file=sys.stderr); sys.exit(1)"
         stage.supervise(source, lambda records: "", self.PLAN, survey_s=20.0)
         (end,) = stage.records
-        assert (end["kind"], end["study"], end["reason"]) == ("study_end", "survey", "error")
-        assert "srun: error: oh" in end["message"]
-        assert [record for record in stage.heard if record.get("kind") == "study_end"] == [end]
-        verdict = judge(check_case("gpus"), evidence_of(self.PLAN, (), stage.records), 0.95)
+        assert isinstance(end, StudyEnd)
+        assert (end.study, end.reason) == ("survey", "error")
+        assert "srun: error: oh" in end.message
+        assert [record for record in stage.heard if isinstance(record, StudyEnd)] == [end]
+        verdict = judge(check_case("gpus"), evidence_of(self.PLAN, Columns(), stage.records), 0.95)
         assert verdict.outcome == "not_measured"
-        assert end["message"] in verdict.reason
+        assert end.message in verdict.reason
 
     def test_that_slurm_ends_says_so_and_is_no_error(self, stage: Stage) -> None:
         line = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***"
         stage.supervise(f"up(2); print({line!r}, file=sys.stderr); sys.exit(1)", lambda records: "", self.PLAN)
         (end,) = stage.records
-        assert (end["study"], end["reason"]) == ("survey", "interrupted")
-        verdict = judge(check_case("gpus"), evidence_of(self.PLAN, (), stage.records), 0.95)
+        assert isinstance(end, StudyEnd)
+        assert (end.study, end.reason) == ("survey", "interrupted")
+        verdict = judge(check_case("gpus"), evidence_of(self.PLAN, Columns(), stage.records), 0.95)
         assert verdict.outcome == "not_measured"
-        assert end["message"] in verdict.reason
+        assert end.message in verdict.reason

@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.launch import supervisor as supervisor_module
-from pytest_ddpscale.launch.gang import GangEnd
-from pytest_ddpscale.launch.gang_setup import GangSetup
-from pytest_ddpscale.launch.launcher import GangSpec
+from pytest_ddpscale.launch.gang import GangEnd, GangOwner
+from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.new_records import NewRecords
 from pytest_ddpscale.launch.slurm import SlurmLauncher
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.node.protocol import SILENCE_S
+from pytest_ddpscale.node.protocol import SILENCE_S, Failed
+from pytest_ddpscale.node.task import Task
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.results.record_lines import AnyRecord, line_of
+from pytest_ddpscale.results.records import StudyEnd, StudyStart
 from pytest_ddpscale.results.run_directory import RunDirectory
+from tests.launch.sample import slurm
 
 ON_A_NODE, TOO = (
     Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("ddp", 2, 4),), 5, 1.0, 1.0) for name in ("r", "v")
@@ -52,56 +53,53 @@ class Stage:
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
         self.acts: list[Act] = []
-        self.specs: list[GangSpec] = []
+        self.started: list[tuple[Task, Launch, Path]] = []
 
     def supervise(self, *acts: Act, hosts: tuple[str, ...] = HOSTS, limits: Limits | None = None) -> dict[str, Any]:
         """Measure the plan. Returns each study's end: reason and message."""
         self.acts = list(acts)
-        Supervisor(GangSetup(SlurmLauncher(), hosts, {}), self.run, limits or Limits()).measure(PLAN)
+        Supervisor(Launch(slurm(), {}, hosts), self.run, limits or Limits()).measure(PLAN)
         assert not self.acts, "all gangs were started"
         return self.ends
 
     @property
     def ends(self) -> dict[str, Any]:
-        ends = [record for record in self.run.read_records() if record["kind"] == "study_end"]
-        assert len({end["study"] for end in ends}) == len(ends), "a study ends once"
-        return {end["study"]: (end["reason"], end["message"]) for end in ends}
+        ends = [record for record in self.run.read_records() if isinstance(record, StudyEnd)]
+        assert len({end.study for end in ends}) == len(ends), "a study ends once"
+        return {end.study: (end.reason, end.message) for end in ends}
 
-    def gang(
-        self,
-        spec: GangSpec,
-        launcher: Any,
-        env: Any,
-        limits: Any,
-        log: Path,
-        tail: NewRecords,
-        hear: Any,
-        *further: Any,
-    ) -> Any:
+    def gang(self, task: Task, launch: Launch, limits: Limits, log: Path, owner: GangOwner) -> Any:
         """In place of `Gang`."""
         stage = self
+
+        def measures(record: AnyRecord) -> None:
+            for kept in owner.keep(b"measurements.jsonl " + line_of(record)):
+                owner.hear(kept)
 
         class Scripted:
             def run(self) -> GangEnd:
                 act = stage.acts.pop(0)
-                stage.specs.append(spec)
+                stage.started.append((task, launch, log))
                 log.touch()
                 for study in act.measures:
-                    stage.run.append_record({"kind": "study_start", "study": study, "unix_s": 1.0})
-                    stage.run.append_record(StudyEnd(study, "rounds").as_json())
+                    measures(StudyStart(study=study, unix_s=1.0))
+                    measures(StudyEnd(study, "rounds"))
                 if act.dies_in:
-                    stage.run.append_record({"kind": "study_start", "study": act.dies_in, "unix_s": 1.0})
-                tail.read()
+                    measures(StudyStart(study=act.dies_in, unix_s=1.0))
                 if isinstance(act.end, BaseException):
                     raise act.end
                 return act.end
 
         return Scripted()
 
+    @property
+    def tasks(self) -> list[Task]:
+        """What the gangs' agents were told."""
+        return [task for task, _, _ in self.started]
+
     def studies(self, gang: int) -> list[str]:
         """What a gang was asked to measure."""
-        arguments = list(self.specs[gang].worker_arguments)
-        return arguments[arguments.index("--studies") + 1].split(",")
+        return list(self.tasks[gang].assignment.studies)
 
 
 @pytest.fixture
@@ -115,17 +113,19 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 def test_one_gang_is_enough_if_nothing_goes_wrong(stage: Stage) -> None:
     ends = stage.supervise(Act(tuple(IDS)))
     assert ends == dict.fromkeys(IDS, ("rounds", ""))
-    [spec] = stage.specs
-    assert (spec.nodes, spec.ranks_per_node, spec.hosts) == (3, 2, HOSTS)
-    assert spec.log_dir == stage.run.logs / "gang-0"
+    [(task, launch, log)] = stage.started
+    assert (task.nodes, task.ranks_per_node, launch.nodes, launch.hosts) == (3, 2, 3, HOSTS)
+    assert task.gang_id == launch.gang_id
+    assert log == stage.run.logs / "gang-0.log"
+    assert Plan.from_json(json.loads(bytes(task.assignment.plan))) == PLAN
 
 
 def test_the_study_in_which_it_died_is_an_error_and_the_next_goes_on(stage: Stage) -> None:
     ends = stage.supervise(Act((IDS[0],), DIED, dies_in=IDS[1]), Act((IDS[2],)))
     assert ends == {IDS[0]: ("rounds", ""), IDS[1]: ("error", DIED.why), IDS[2]: ("rounds", "")}
     assert stage.studies(1) == [IDS[2]]
-    assert stage.specs[0].gang_id != stage.specs[1].gang_id
-    assert stage.specs[1].log_dir == stage.run.logs / "gang-1"
+    assert stage.tasks[0].gang_id != stage.tasks[1].gang_id
+    assert stage.started[1][2] == stage.run.logs / "gang-1.log"
 
 
 def test_one_that_died_before_any_study_is_not_tried_for_every_study(stage: Stage) -> None:
@@ -153,7 +153,8 @@ def test_a_lost_node_is_left_out_and_what_needs_it_is_an_error(stage: Stage) -> 
         IDS[1]: ("error", "needs all 3 nodes, and n2 was lost before"),
         IDS[2]: ("rounds", ""),
     }
-    assert (stage.specs[1].nodes, stage.specs[1].hosts) == (2, ("n1", "n3"))
+    task, launch, _ = stage.started[1]
+    assert (task.nodes, launch.nodes, launch.hosts) == (2, 2, ("n1", "n3"))
 
 
 def test_what_slurm_ends_is_interrupted_and_no_gang_follows(stage: Stage) -> None:
@@ -176,24 +177,24 @@ def test_what_a_person_ends_is_interrupted_too(
 
 
 def test_a_signal_is_explained_by_slurm_if_it_can(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        supervisor_module, "why_signalled", lambda environ, now: "the job reached its time limit of 1:00"
-    )
+    monkeypatch.setattr(SlurmLauncher, "why_signalled", lambda self: "the job reached its time limit of 1:00")
     with pytest.raises(KeyboardInterrupt):
         stage.supervise(Act((), KeyboardInterrupt(signal.SIGTERM.name)))
     assert set(stage.ends.values()) == {("interrupted", "the job reached its time limit of 1:00")}
 
 
 def test_reports_of_ranks_are_kept_beside_their_logs(stage: Stage) -> None:
-    end = GangEnd(None, "rank 3 failed", failures=({"rank": 3, "type": "ValueError"}, {"type": "odd"}))
+    report = Failed(node=1, host="n2", local_rank=1, rank=3, type="ValueError")
+    end = GangEnd(None, "rank 3 failed", failures=(report, Failed(node=0, host="n1", local_rank=0)))
     stage.supervise(Act((), end))
     folder = stage.run.logs / "gang-0"
-    assert json.loads((folder / "rank-3.error.json").read_text()) == {"rank": 3, "type": "ValueError"}
+    found = json.loads((folder / "rank-3.error.json").read_text())
+    assert (found["rank"], found["host"], found["type"]) == (3, "n2", "ValueError")
     assert (folder / "rank--1.error.json").exists()
 
 
 def test_a_torn_record_is_cut_before_others_follow(stage: Stage) -> None:
-    stage.run.append_record({"kind": "startup", "rank": 0})
+    stage.run.append_record(StudyStart(study="x", unix_s=1.0))
     with stage.run.measurements_jsonl.open("a") as file:
         file.write('{"kind": "measure')
     assert stage.supervise(Act((), DIED)) == dict.fromkeys(IDS, ("error", DIED.why))
@@ -201,9 +202,29 @@ def test_a_torn_record_is_cut_before_others_follow(stage: Stage) -> None:
 
 def test_agents_of_many_nodes_speak_less_often(stage: Stage) -> None:
     stage.supervise(Act(tuple(IDS)))
-    assert stage.specs[0].beat_s == 1.0
+    assert stage.tasks[0].beat_s == 1.0
     for nodes, beat_s in ((128, 128 * 8 / 200), (1024, SILENCE_S / 3)):  # and not as seldom as lost ones
         plan = Plan("cpu", "cpu", PLAN.studies, nodes=nodes, ranks_per_node=8)
         stage.acts = [Act(tuple(IDS))]
-        Supervisor(GangSetup(SlurmLauncher(), (), {}), stage.run, Limits()).measure(plan)
-        assert stage.specs[-1].beat_s == pytest.approx(beat_s)
+        Supervisor(Launch(slurm(), {}), stage.run, Limits()).measure(plan)
+        assert stage.tasks[-1].beat_s == pytest.approx(beat_s)
+
+
+def test_what_is_no_record_is_kept_and_passed_over(stage: Stage) -> None:
+    """The judge refuses it later, and says which line it is."""
+    supervisor = Supervisor(Launch(slurm(), {}), stage.run, Limits())
+    end = StudyEnd("weak/r", "rounds")
+    lines = b'measurements.jsonl garbage\ntelemetry.jsonl {"kind":"telemetry"}\nmeasurements.jsonl [1]\nodd.json {}\n'
+    assert supervisor.keep(lines + b"measurements.jsonl " + line_of(end)) == [end]
+    assert stage.run.measurements_jsonl.read_bytes() == b"garbage\n[1]\n" + line_of(end)
+    assert stage.run.telemetry_jsonl.read_bytes() == b'{"kind":"telemetry"}\n'
+    assert not (stage.run.path / "odd.json").exists()
+
+
+def test_only_agents_that_do_not_share_our_environment_are_told_of_it(stage: Stage, monkeypatch: Any) -> None:
+    environment = {"NCCL_IB_HCA": "mlx5", "HOME": "/root", "OMP_NUM_THREADS": "2"}
+    for shares, told in ((True, {}), (False, {"NCCL_IB_HCA": "mlx5", "OMP_NUM_THREADS": "2"})):
+        monkeypatch.setattr(SlurmLauncher, "shares_environment", shares)
+        stage.acts = [Act(tuple(IDS))]
+        Supervisor(Launch(slurm(), environment, HOSTS), stage.run, Limits()).measure(PLAN)
+        assert stage.tasks[-1].environment == told

@@ -1,43 +1,50 @@
-"""The exact command line of a gang on the nodes of a Slurm job."""
+"""How agents start on the nodes of a Slurm job, and what Slurm 22.05 says of a job; the texts are its own."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.launch import slurm
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.launch import slurm as slurm_module
 from pytest_ddpscale.launch.container import Container
-from pytest_ddpscale.launch.launcher import Launcher
-from pytest_ddpscale.launch.slurm import SlurmLauncher, complaint_in
-from tests.launch.sample import WORKER, gang
+from pytest_ddpscale.launch.launcher import AgentProcess, Launch
+from pytest_ddpscale.launch.slurm import SlurmLauncher, allocated_hosts, complaint_in, reason_of
+from tests.launch.sample import slurm
 
 SRUN = [
     "srun", "--job-name=ddpscale-g1", "--ntasks-per-node=1", "--export=ALL", "--cpu-bind=none", "--kill-on-bad-exit=0",
     "--wait=0", "--no-kill",
 ]  # fmt: skip
-AGENT = [
-    "-m", "pytest_ddpscale.node", "--gang=g1", "--ranks-per-node=8", "--log-dir=run dir/logs/gang-0", "--beat-s=2",
-    "--slurm", "--", *WORKER,
-]  # fmt: skip
+AGENT = ["-m", "pytest_ddpscale.node", "--node-from=SLURM_PROCID", "--host-from=SLURMD_NODENAME"]
+
+
+def command(launcher: SlurmLauncher, *hosts: str, nodes: int = 2, **changes: object) -> list[str]:
+    """What starts a gang's agents, all of them."""
+    [process] = launcher.processes(Launch(launcher, {}, hosts, nodes=nodes, **{"gang_id": "g1", **changes}))  # type: ignore[arg-type]
+    assert process == AgentProcess(process.command, host="")
+    return process.command
 
 
 def test_inside_an_allocation_one_agent_on_each_of_its_nodes() -> None:
-    launcher: Launcher = SlurmLauncher()
-    assert launcher.name == "slurm"
-    assert launcher.command(gang(nodes=3, hosts=("n1", "n2", "n7"))) == [
+    assert command(slurm(), "n1", "n2", "n7", nodes=3) == [
         *SRUN, "--nodes=3", "--ntasks=3", "--overlap", "--nodelist=n1,n2,n7", sys.executable, *AGENT,
     ]  # fmt: skip
 
 
 def test_elsewhere_slurm_chooses_the_nodes() -> None:
-    assert SlurmLauncher().command(gang(nodes=2)) == [*SRUN, "--nodes=2", "--ntasks=2", sys.executable, *AGENT]
+    assert command(slurm()) == [*SRUN, "--nodes=2", "--ntasks=2", sys.executable, *AGENT]
 
 
 def test_the_users_arguments_come_last_so_that_they_win() -> None:
-    launcher = SlurmLauncher(("--partition=gpu", "--exclusive", "--cpu-bind=cores"))
-    assert launcher.command(gang(nodes=2)) == [
+    launcher = slurm(slurm_args="--partition=gpu --exclusive --cpu-bind=cores")
+    assert command(launcher) == [
         *SRUN, "--nodes=2", "--ntasks=2", "--partition=gpu", "--exclusive", "--cpu-bind=cores", sys.executable, *AGENT,
     ]  # fmt: skip
 
@@ -45,18 +52,54 @@ def test_the_users_arguments_come_last_so_that_they_win() -> None:
 @pytest.mark.parametrize("exclusive", ["--exclusive", "--exclusive=user"])
 def test_whole_nodes_are_asked_for_with_an_allocation_and_not_within_it(exclusive: str) -> None:
     """srun refuses --exclusive beside --overlap, and of a step it means as many cores as tasks."""
-    launcher = SlurmLauncher(("--partition=gpu", exclusive))
-    assert exclusive in launcher.command(gang(nodes=2))
-    assert "--overlap" not in launcher.command(gang(nodes=2))
-    within = launcher.command(gang(nodes=2, hosts=("n1", "n2")))
+    launcher = slurm(slurm_args=f"--partition=gpu {exclusive}")
+    assert exclusive in command(launcher)
+    assert "--overlap" not in command(launcher)
+    within = command(launcher, "n1", "n2")
     assert "--overlap" in within
     assert "--partition=gpu" in within
     assert exclusive not in within
 
 
+@pytest.mark.parametrize(
+    ("asked", "arguments"),
+    [
+        ("--partition=gpu", ["--gpus-per-node=8", "--partition=gpu"]),
+        ("--gpu-bind=none", ["--gpus-per-node=8", "--gpu-bind=none"]),
+        ("--gres-flags=x", ["--gpus-per-node=8", "--gres-flags=x"]),
+        ("--gpus=16", ["--gpus=16"]),
+        ("-G 16", ["-G", "16"]),
+        ("-G8", ["-G8"]),
+        ("--gres=gpu:8", ["--gres=gpu:8"]),
+        ("--tres-per-task=gres/gpu:8", ["--tres-per-task=gres/gpu:8"]),
+    ],
+)
+def test_a_job_to_be_made_has_gpus_unless_the_user_names_them(asked: str, arguments: list[str]) -> None:
+    launcher = slurm(slurm_args=asked, gpus_per_node="8")
+    start = [*SRUN, "--nodes=2", "--ntasks=2"]
+    assert command(launcher, device_type="cuda") == [*start, *arguments, sys.executable, *AGENT]
+    assert "--gpus-per-node=8" not in command(launcher, device_type="cpu")
+    assert "--gpus-per-node=8" not in command(launcher, "n1", "n2", device_type="cuda")
+
+
 def test_each_gang_has_a_job_or_step_name_of_its_own() -> None:
-    one, other = (SlurmLauncher().command(gang(gang_id=name * 16)) for name in ("ab", "cd"))
+    one, other = (command(slurm(), gang_id=name * 16) for name in ("ab", "cd"))
     assert (one[1], other[1]) == ("--job-name=ddpscale-abababab", "--job-name=ddpscale-cdcdcdcd")
+
+
+def test_pyxis_is_told_to_srun_and_the_images_interpreter_is_used() -> None:
+    container = Container(slurm().image_arguments("image.sqsh"), (), "python3")
+    assert command(slurm(slurm_args="--partition=gpu"), "n1", "n2", container=container) == [
+        *SRUN, "--nodes=2", "--ntasks=2", "--overlap", "--nodelist=n1,n2", "--container-image=image.sqsh",
+        "--partition=gpu", "python3", *AGENT,
+    ]  # fmt: skip
+
+
+def test_apptainer_is_started_by_srun() -> None:
+    container = Container((), ("apptainer", "exec", "image.sif"), "python3")
+    assert command(slurm(), nodes=1, container=container) == [
+        *SRUN, "--nodes=1", "--ntasks=1", "apptainer", "exec", "image.sif", "python3", *AGENT,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -89,43 +132,193 @@ def test_what_srun_or_slurm_never_accepts_is_told_from_what_may_change(
     assert complaint_in(said, is_step=True) == (complaint if of_a_step else "")
 
 
-def srun(folder: Path, script: str) -> dict[str, str]:
-    """An environment in which srun is this shell script."""
-    (folder / "srun").write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-    (folder / "srun").chmod(0o755)
-    return {"PATH": f"{folder}:/usr/bin:/bin"}
+def srun(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Have srun be this shell script."""
+    program(folder, monkeypatch, "srun", script)
 
 
-def test_srun_is_asked_with_the_arguments_of_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = srun(tmp_path, 'echo "srun: error: $*" >&2; exit 1')
-    monkeypatch.setenv("PATH", environment["PATH"])
-    launcher = SlurmLauncher(("--partition=gpu",))
-    assert launcher.complaint(2, (), environment) == " ".join(
-        [*SRUN[2:], "--nodes=2", "--ntasks=2", "--partition=gpu", "--test-only", "true"]
+def program(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
+    """Put a program on PATH, before what is there."""
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def launch(launcher: SlurmLauncher, *hosts: str) -> Launch:
+    return Launch(launcher, dict(os.environ), hosts, nodes=2, gang_id="g1")
+
+
+def test_arguments_that_srun_refuses_are_the_users_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    srun(tmp_path, monkeypatch, "exit 0")
+    asked = launch(slurm(slurm_args="--partition=gpu --bogus"))
+    asked.launcher.refuse_wrong_arguments(asked)
+    srun(
+        tmp_path,
+        monkeypatch,
+        f"""echo "$*" >{tmp_path}/asked; echo "srun: unrecognized option '--bogus'" >&2; exit 255""",
     )
+    with pytest.raises(OptionError) as refused:
+        asked.launcher.refuse_wrong_arguments(asked)
+    assert str(refused.value) == (
+        "--ddp-slurm-args: srun refuses: unrecognized option '--bogus'; expected arguments that srun takes here. "
+        "Try `srun --partition=gpu --bogus --test-only true`."
+    )
+    given = [*SRUN[2:], "--nodes=2", "--ntasks=2", "--partition=gpu", "--bogus", "--test-only", "true"]
+    assert (tmp_path / "asked").read_text().split() == given
 
 
 @pytest.mark.parametrize("script", ["exit 0", "exec sleep 60"])
 def test_arguments_that_srun_takes_and_a_slurm_that_does_not_answer_are_no_complaint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
-    environment = srun(tmp_path, script)
-    monkeypatch.setenv("PATH", environment["PATH"])
-    monkeypatch.setattr(slurm, "_TRIAL_S", 0.3)
-    assert SlurmLauncher().complaint(2, (), environment) == ""
+    srun(tmp_path, monkeypatch, script)
+    monkeypatch.setattr(slurm_module, "_TRIAL_S", 0.3)
+    asked = launch(slurm())
+    asked.launcher.refuse_wrong_arguments(asked)
 
 
-def test_pyxis_is_told_to_srun_and_the_images_interpreter_is_used() -> None:
-    container = Container(("--container-image=image.sqsh", "--container-mounts=/r:/r"), (), "python3")
-    launcher = SlurmLauncher(("--partition=gpu",), container)
-    assert launcher.command(gang(nodes=2, hosts=("n1", "n2"))) == [
-        *SRUN, "--nodes=2", "--ntasks=2", "--overlap", "--nodelist=n1,n2", "--container-image=image.sqsh",
-        "--container-mounts=/r:/r", "--partition=gpu", "python3", *AGENT,
-    ]  # fmt: skip
+NOW = datetime(2026, 11, 21, 19, 37, 50)
+JOB = (
+    "JobId=8 JobName=stdin UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901752 Nice=0 Account=(null) "
+    "QOS=(null) {state} Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 RunTime=00:00:01 "
+    "TimeLimit={limit} TimeMin=N/A SubmitTime=2026-11-21T19:37:31 EligibleTime=2026-11-21T19:37:31 "
+    "StartTime=2026-11-21T19:37:32 EndTime={end} Deadline=N/A PreemptEligibleTime=2026-11-21T19:37:32 "
+    "PreemptTime={preempted} SuspendTime=None Partition=main AllocNode:Sid=head:8510 NodeList=n1 NumNodes=1 "
+    "ReqB:S:C:T=0:0:*:* TRES=cpu=1,node=1,billing=1 WorkDir=/a dir/with=equals Power= \n"
+)
 
 
-def test_apptainer_is_started_by_srun() -> None:
-    container = Container((), ("apptainer", "exec", "--bind", "/r", "image.sif"), "python3")
-    assert SlurmLauncher((), container).command(gang()) == [
-        *SRUN, "--nodes=1", "--ntasks=1", "apptainer", "exec", "--bind", "/r", "image.sif", "python3", *AGENT,
-    ]  # fmt: skip
+def job(
+    state: str = "RUNNING Reason=None", end: str = "2027-11-21T19:37:32", limit: str = "365-00:00:00",
+    preempted: str = "None",
+) -> str:  # fmt: skip
+    return JOB.format(state=f"JobState={state}", end=end, limit=limit, preempted=preempted)
+
+
+@pytest.mark.parametrize(
+    ("described", "reason"),
+    [
+        (job(), ""),
+        (job(end="Unknown", limit="UNLIMITED"), ""),
+        (job(end="2026-11-21T19:43:00", limit="00:10:00"), ""),
+        (job(end="2026-11-21T19:39:50", limit="00:10:00"), "the job reached its time limit of 00:10:00"),
+        (job(end="2026-11-21T19:37:40", limit="00:10:00"), "the job reached its time limit of 00:10:00"),
+        (job("TIMEOUT Reason=TimeLimit", limit="00:01:00"), "the job reached its time limit of 00:01:00"),
+        (job("CANCELLED Reason=None", "2026-11-21T19:37:34"), "the job was cancelled"),
+        # As it is from scancel on, and from the end at a time limit on, until its last process has ended.
+        (job("COMPLETING Reason=None", "2026-11-21T19:37:49", "00:30:00"), "the job was cancelled"),
+        (job("COMPLETING Reason=None", "2026-11-21T19:37:49", "00:01:00"), "the job was cancelled"),
+        (job("COMPLETING Reason=TimeLimit", "2026-11-21T19:37:49", "00:01:00"), "the job reached its time limit of "
+         "00:01:00"),
+        # As it is in the first moment after `scontrol requeue`, or a preemption that requeues.
+        (job("PENDING Reason=BeginTime", "Unknown", "UNLIMITED"), "the job was requeued"),
+        (job("REQUEUED Reason=None"), "the job was requeued"),
+        (job("REQUEUE_HOLD Reason=None"), "the job was requeued"),
+        (job("PREEMPTED Reason=None", "2026-11-21T19:37:40"), "the job was preempted"),
+        (job(preempted="2026-11-21T19:37:49"), "the job was preempted"),
+        ("", ""),
+        ("slurm_load_jobs error: Invalid job id specified", ""),
+    ],
+)  # fmt: skip
+def test_the_reason_for_a_signal(described: str, reason: str) -> None:
+    assert reason_of(described, NOW) == reason
+
+
+SAID = "slurmstepd-n1: error: *** {what} ON n1 CANCELLED AT 2026-11-21T19:37:51{why} ***"
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [
+        ("", "the job was cancelled"),
+        (" DUE TO TIME LIMIT", "the job reached its time limit"),
+        (" DUE to SIGNAL Terminated", "the job was cancelled"),  # Slurm 26.05
+        (" DUE TO TASK FAILURE", ""),
+        (" DUE TO PREEMPTION", "the job was preempted"),
+        (" DUE TO JOB REQUEUE", "the job was requeued"),
+        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", ""),
+        (" DUE TO NODE FAILURE", ""),
+    ],
+)
+@pytest.mark.parametrize("what", ["STEP 6.0", "JOB 6"])
+def test_the_reason_for_a_steps_end(what: str, why: str, reason: str) -> None:
+    aborted = "srun: Job step aborted: Waiting up to 7 seconds for job step to finish."
+    lines = [aborted, SAID.format(what=what, why=why), "srun: error: n1: task 0: Terminated"]
+    assert slurm().why_ended(lines) == reason
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        ["srun: error: n1: task 0: Killed", "srun: Force Terminated StepId=2.0"],
+        ["srun: error: Node failure on n2", "*** n1 says: CANCELLED ***"],
+    ],
+)
+def test_what_ends_by_itself_was_not_ended_by_slurm(lines: list[str]) -> None:
+    assert slurm().why_ended(lines) == ""
+
+
+def test_nodes_that_slurm_gave_up_are_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["srun: error: Node failure on n3", "Node failure on n9", "srun: error: Node failure on n3"]
+    assert slurm().given_up(lines) == ("n3",)
+    assert slurm().given_up(["srun: error: n1: task 0: Killed"]) == ()
+    scontrol(tmp_path, monkeypatch, '[ "$3" = "n[4-5]" ] && printf "n4\\nn5\\n"')
+    assert slurm().given_up([*lines, "srun: error: Node failure on n[4-5]"]) == ("n3", "n4", "n5")
+    assert slurm().given_up(["srun: error: Node failure on n[4-6]"]) == (), "nobody can tell"
+
+
+@pytest.mark.parametrize(
+    ("lines", "state"),
+    [
+        ([], ""),
+        (["module load: ok"], ""),
+        (["srun: job 4 queued and waiting for resources"], "job 4 queued and waiting for resources"),
+        (
+            ["x", "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)", "y"],
+            "Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)",
+        ),
+    ],
+)
+def test_what_srun_says_of_its_wait(lines: list[str], state: str) -> None:
+    assert slurm().queue_state(lines) == state
+
+
+def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    program(folder, monkeypatch, "scontrol", script)
+
+
+def test_outside_of_a_job_there_is_no_allocation() -> None:
+    for environ in ({}, {"SLURM_JOB_ID": "5"}, {"SLURM_JOB_NODELIST": "n1"}):
+        assert allocated_hosts(environ) == ()
+
+
+def test_one_node_needs_no_help_and_several_are_named_by_scontrol(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol(tmp_path, monkeypatch, '[ "$3" = "n[1-2],m07" ] && printf "n1\\nn2\\nm07\\n"')
+    assert allocated_hosts({"SLURM_JOB_ID": "5", "SLURM_JOB_NODELIST": "n1"}) == ("n1",)
+    environ = {"SLURM_JOB_ID": "5", "SLURM_JOB_NODELIST": "n[1-2],m07"}
+    assert allocated_hosts(environ) == ("n1", "n2", "m07")
+
+
+def test_slurm_is_asked_about_the_job_around_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol(tmp_path, monkeypatch, '[ "$*" = "show job -o 8" ] && echo "JobId=8 JobState=PREEMPTED"')
+    assert slurm({"SLURM_JOB_ID": "8"}).why_signalled() == "the job was preempted"
+    assert slurm({"SLURM_JOB_ID": "9"}).why_signalled() == ""
+    assert slurm({}).why_signalled() == ""
+
+
+def test_a_slurm_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol(tmp_path, monkeypatch, "exec sleep 60")
+    monkeypatch.setattr(slurm_module, "_PATIENCE_S", 0.2)
+    began = time.monotonic()
+    assert slurm({"SLURM_JOB_ID": "8"}).why_signalled() == ""
+    assert time.monotonic() - began < 30
+
+
+def test_slurm_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        subprocess.run(["scontrol"], check=False)
+    assert slurm({"SLURM_JOB_ID": "8"}).why_signalled() == ""

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
-from pytest_ddpscale import __version__
 from pytest_ddpscale.evidence.evidence import read_evidence
-from pytest_ddpscale.launch.gang_setup import GangSetup
-from pytest_ddpscale.launch.launcher import GangSpec
+from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.records import StudyEnd, strict_json
+from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import errors_of, start_run
+from pytest_ddpscale.results.survey_record import Survey, surveys_of
+from tests.launch.sample import AGENTS, scripted
 
 STUDIES = tuple(
     Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0) for name in ("r", "v")
@@ -30,21 +30,16 @@ IDS = [study.id for study in STUDIES]
 PLAN = Plan("cpu", "cpu", STUDIES)
 
 
-class ScriptedLauncher:
+class Starting:
     """Starts these commands, one after the other; the last of them for ever."""
-
-    name = "scripted"
-    needs_shared_directory = False
 
     def __init__(self, *commands: list[str]) -> None:
         self._commands = list(commands)
         self.started = 0
-        self.worker_arguments: Sequence[str] = ()
+        self.launch = Launch(scripted(self._next), os.environ)
 
-    def command(self, gang: GangSpec) -> list[str]:
-        """The next command."""
+    def _next(self, launch: Launch) -> list[str]:
         self.started += 1
-        self.worker_arguments = gang.worker_arguments
         return self._commands[min(self.started, len(self._commands)) - 1]
 
 
@@ -62,19 +57,15 @@ def program(path: Path, content: bytes, mode: int) -> Path:
     return path
 
 
-def place(launcher: ScriptedLauncher) -> GangSetup:
-    return GangSetup(launcher, (), os.environ)
-
-
-def measure(run: RunDirectory, launcher: ScriptedLauncher, *, isolate: bool = False) -> Supervisor:
-    supervisor = Supervisor(place(launcher), run, Limits(inactivity_s=60.0), isolate=isolate)
+def measure(run: RunDirectory, launcher: Starting, *, isolate: bool = False) -> Supervisor:
+    supervisor = Supervisor(launcher.launch, run, Limits(inactivity_s=60.0), isolate=isolate)
     supervisor.measure(PLAN)
     return supervisor
 
 
 def test_a_missing_launcher_is_the_error_of_every_study(run: RunDirectory, tmp_path: Path) -> None:
     missing = str(tmp_path / "no such venv" / "python")
-    launcher = ScriptedLauncher([missing, "-m", "torch.distributed.run", "--nproc-per-node=1"])
+    launcher = Starting([missing, "-m", "torch.distributed.run", "--nproc-per-node=1"])
     supervisor = measure(run, launcher)
     errors = errors_of(run.read_records())
     assert list(errors) == IDS
@@ -97,76 +88,57 @@ def test_a_missing_launcher_is_the_error_of_every_study(run: RunDirectory, tmp_p
 )
 def test_the_system_s_reason_is_told(run: RunDirectory, tmp_path: Path, content: bytes, mode: int, reason: str) -> None:
     path = program(tmp_path / "torchrun", content, mode)
-    measure(run, ScriptedLauncher([str(path)]))
+    measure(run, Starting([str(path)]))
     assert all(f"{path}: could not be started ({reason})" in m for m in errors_of(run.read_records()).values())
 
 
 def test_each_study_has_its_own_try_when_isolated(run: RunDirectory) -> None:
     """The launcher of the first study cannot be started; that of the second can, and measures it."""
-    end = StudyEnd(IDS[1], "rounds").as_json()
-    writes = f"open({str(run.measurements_jsonl)!r}, 'a').write({strict_json(end) + chr(10)!r})"
-    supervisor = measure(run, ScriptedLauncher(["/no/such/python"], [sys.executable, "-c", writes]), isolate=True)
+    end = to_builtins(StudyEnd(IDS[1], "rounds"))
+    measures = f"{AGENTS}\nserve(); record(**{end!r})"
+    supervisor = measure(run, Starting(["/no/such/python"], [sys.executable, "-c", measures]), isolate=True)
     assert list(errors_of(run.read_records())) == [IDS[0]]
     assert supervisor.gangs_started == 1
     assert [log.name for log in sorted(run.logs.glob("gang-*.log"))] == ["gang-0.log", "gang-1.log"]
 
 
 def test_the_listener_hears_of_it(run: RunDirectory) -> None:
-    heard: list[dict[str, Any]] = []
-    Supervisor(place(ScriptedLauncher(["/no/such/python"])), run, Limits(), heard.append).measure(PLAN)
-    assert [(record["kind"], record["study"], record["reason"]) for record in heard] == [
-        ("study_end", study, "error") for study in IDS
+    heard: list[Any] = []
+    Supervisor(Starting(["/no/such/python"]).launch, run, Limits(), heard.append).measure(PLAN)
+    assert [(type(record), record.study, record.reason) for record in heard] == [
+        (StudyEnd, study, "error") for study in IDS
     ]
 
 
 def test_the_run_can_be_judged_and_has_an_error_for_each_study(run: RunDirectory) -> None:
-    measure(run, ScriptedLauncher(["/no/such/python"]))
+    measure(run, Starting(["/no/such/python"]))
     evidence = read_evidence(run)
     assert set(evidence.errors) == set(IDS)
     assert all("/no/such/python: could not be started" in message for message in evidence.errors.values())
-
-
-@pytest.mark.parametrize("needs_shared_directory", [True, False])
-def test_a_node_that_does_not_see_the_run_directory_is_named_and_nothing_is_launched(
-    run: RunDirectory, needs_shared_directory: bool
-) -> None:
-    """Unless the launcher carries the records itself: then nobody has to see it."""
-    heard: list[GangSpec] = []
-
-    class Launcher(ScriptedLauncher):
-        def command(self, gang: GangSpec) -> list[str]:
-            heard.append(gang)
-            return super().command(gang)
-
-    up = {"say": "up", "node": 0, "host": "n1", "version": __version__, "port": 20_000, "sees_run_directory": False}
-    says = (
-        f"print('@ddpscale ' + {json.dumps(json.dumps(up))}, flush=True); print(input().partition(' ')[2], flush=True)"
-    )
-    launcher = Launcher([sys.executable, "-c", says])
-    launcher.needs_shared_directory = needs_shared_directory
-    measure(run, launcher)
-    [log] = run.logs.glob("gang-*.log")
-    assert ('"start"' in log.read_text()) == (not needs_shared_directory)
-    errors = errors_of(run.read_records())
-    expected = (
-        f"n1 does not see the run directory {run.path.resolve()}, so nothing was launched; expected one that all nodes "
-        "have at the same path: name it with --ddp-run-dir"
-    )
-    assert (set(errors.values()) == {expected}) == needs_shared_directory
-    assert (heard[0].proof is not None) == needs_shared_directory
-    assert not list(run.logs.glob("seen-*")), "nothing of it stays"
 
 
 def test_other_errors_of_the_system_are_not_taken_for_it(run: RunDirectory) -> None:
     """The log cannot be written: that is no fault of the launcher."""
     run.logs.rmdir()
     with pytest.raises(FileNotFoundError, match=r"gang-0\.log"):
-        measure(run, ScriptedLauncher(["/no/such/python"]))
+        measure(run, Starting(["/no/such/python"]))
 
 
 def test_ranks_wait_for_each_other_longer_than_the_supervisor_does(run: RunDirectory) -> None:
     """Else those that wait fail first, and one of them is blamed."""
-    launcher = ScriptedLauncher(["/no/such/python"])
-    Supervisor(place(launcher), run, Limits(inactivity_s=900.0, startup_s=900.0)).measure(PLAN)
-    timeout_s = launcher.worker_arguments[list(launcher.worker_arguments).index("--timeout-s") + 1]
-    assert float(timeout_s) > 900.0
+    tells = f"{AGENTS}\nserve(); print('timeout', TASK['assignment']['timeout_s'])"
+    launch = Starting([sys.executable, "-c", tells]).launch
+    Supervisor(launch, run, Limits(inactivity_s=900.0, startup_s=900.0)).measure(PLAN)
+    told = (run.logs / "gang-0.log").read_text().splitlines()[-1]
+    assert float(told.removeprefix("timeout ")) > 900.0
+
+
+def test_what_is_free_where_the_run_is_written_is_known_of_every_node(run: RunDirectory) -> None:
+    source = f"""{AGENTS}
+up(); say("survey", survey={to_builtins(Survey("n1", 1.0, free_bytes={"temporary": 7}))!r})
+assert order()["say"] == "clock"
+say("clock", unix_s=time.time()); order()"""
+    Supervisor(Starting([sys.executable, "-c", source]).launch, run, Limits()).measure(replace(PLAN, survey=True))
+    free = surveys_of(run.read_records())["n1"].free_bytes
+    assert free["temporary"] == 7
+    assert free["run_directory"] > 0

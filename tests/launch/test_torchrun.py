@@ -1,39 +1,43 @@
-"""The exact command line of a gang on one machine."""
+"""This machine as a place for gangs."""
 
 from __future__ import annotations
 
 import sys
 
-from pytest_ddpscale.launch.container import Container
-from pytest_ddpscale.launch.launcher import Launcher
-from pytest_ddpscale.launch.torchrun import TorchrunLauncher
-from tests.launch.sample import gang
+import pytest
 
-AGENT = [
-    "-m", "pytest_ddpscale.node", "--gang=g1", "--ranks-per-node=8", "--log-dir=run dir/logs/gang-0", "--beat-s=2",
-    "--", "--run-dir", "run dir", "--studies", "weak/r,strong/r",
-]  # fmt: skip
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.launch.container import Container
+from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch
+from pytest_ddpscale.launch.torchrun import TorchrunLauncher, launch_here
+from tests.launch.sample import settings
+
+AGENT = ["-m", "pytest_ddpscale.node"]
 
 
 def test_the_agent_is_started_with_the_running_interpreter() -> None:
-    launcher: Launcher = TorchrunLauncher()
-    assert launcher.name == "torchrun"
-    assert launcher.command(gang()) == [sys.executable, *AGENT]
-
-
-def test_agents_are_told_to_survey_their_nodes_and_whether_for_gpus() -> None:
-    options: list[list[str]] = [[], ["--survey"], ["--survey", "--no-gpu"], ["--post-mortem"]]
-    gangs = (gang(has_gpus=False), gang(survey=True), gang(survey=True, has_gpus=False), gang(post_mortem=True))
-    for spec, expected in zip(gangs, options, strict=True):
-        command = TorchrunLauncher().command(spec)
-        assert command[command.index("--beat-s=2") + 1 : command.index("--")] == expected
+    launcher = TorchrunLauncher(settings(), {})
+    assert (launcher.name, launcher.cluster(plans_only=False)) == ("torchrun", Cluster())
+    assert launcher.processes(Launch(launcher, {})) == [AgentProcess([sys.executable, *AGENT])]
 
 
 def test_in_a_container_with_its_own_interpreter() -> None:
     container = Container(command=("apptainer", "exec", "--nv", "image.sif"), python="python3")
-    command = TorchrunLauncher(container).command(gang())
-    assert command == ["apptainer", "exec", "--nv", "image.sif", "python3", *AGENT]
+    launch = Launch(TorchrunLauncher(settings(), {}), {}, container=container)
+    [process] = launch.launcher.processes(launch)
+    assert process.command == ["apptainer", "exec", "--nv", "image.sif", "python3", *AGENT]
 
 
-def test_seconds_between_beats_are_written_short() -> None:
-    assert "--beat-s=12.8" in TorchrunLauncher().command(gang(beat_s=12.8))
+def test_several_nodes_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"^--ddp-launcher: torchrun is asked for, beside --ddp-nodes=2;"):
+        TorchrunLauncher(settings(nodes="2"), {}).cluster(plans_only=False)
+
+
+def test_here_ranks_start_with_what_they_may_have_of_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    launch = launch_here("cuda")
+    assert isinstance(launch.launcher, TorchrunLauncher)
+    assert (launch.hosts, launch.device_type) == ((), "cuda")
+    assert "RANK" not in launch.environment
+    assert (launch.environment["NCCL_DEBUG"], launch.environment["CUDA_DEVICE_ORDER"]) == ("INFO", "PCI_BUS_ID")

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.metrics.agreement import agreeing_share, disagreeing_ranks
-from pytest_ddpscale.metrics.rounds import ArmRound
-from pytest_ddpscale.results.records import Measurement
+from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds
+from tests.builders.measurements import Measurement
+from tests.builders.rounds import rounds_of
 
 
-def round_of(number: int, checksums: Sequence[str | None]) -> ArmRound:
-    ranks = [
+def ranks_of(number: int, checksums: Sequence[str | None]) -> list[Measurement]:
+    return [
         Measurement(
             "weak/r", "ddp@k", number, rank, rank % 4, f"node{rank // 4}", f"GPU-{rank}", 8, 1, 1.0, 1.7e9,
             parameters_checksum=checksum,
         )
         for rank, checksum in enumerate(checksums)
     ]  # fmt: skip
-    return ArmRound(number, tuple(ranks))
 
 
-def rounds_of(*checksums: Sequence[str | None]) -> dict[int, ArmRound]:
-    return {number: round_of(number, row) for number, row in enumerate(checksums)}
+def measured(*checksums: Sequence[str | None]) -> ArmRounds:
+    return rounds_of([one for number, row in enumerate(checksums) for one in ranks_of(number, row)])
+
+
+def share_of(parameters: Sequence[str | None], steps: Sequence[str]) -> float:
+    (share,) = agreeing_share(measured(parameters), seeded(steps))
+    return float(share)
 
 
 def seeded(checksums: Sequence[str]) -> dict[int, str]:
@@ -51,18 +56,15 @@ def seeded(checksums: Sequence[str]) -> dict[int, str]:
     ],
 )
 def test_the_share_is_of_the_ranks_that_agree_in_both(parameters: str, steps: str, share: float) -> None:
-    assert agreeing_share(round_of(0, parameters), seeded(steps)) == pytest.approx(share)
+    assert share_of(parameters, steps) == pytest.approx(share)
 
 
 @given(st.text("abc", min_size=2, max_size=8), st.text("st", min_size=8, max_size=8), st.randoms())
 def test_the_share_does_not_depend_on_who_is_which_rank(parameters: str, steps: str, shuffler: random.Random) -> None:
     pairs = list(zip(parameters, steps, strict=False))
     shuffled = shuffler.sample(pairs, len(pairs))
-    shares = [
-        agreeing_share(round_of(0, [p for p, _ in order]), seeded([s for _, s in order])) for order in (pairs, shuffled)
-    ]
+    shares = [share_of([p for p, _ in order], [s for _, s in order]) for order in (pairs, shuffled)]
     assert shares[0] == shares[1]
-    assert shares[0] is not None
     assert (shares[0] == 1.0) == (len(set(pairs)) == 1)
     assert 1 / len(pairs) <= shares[0] <= 1
 
@@ -72,30 +74,30 @@ def test_the_share_does_not_depend_on_who_is_which_rank(parameters: str, steps: 
     [((None, None), "ss"), (("a", None), "ss"), (("a", ""), "ss"), (("a", "a"), "s"), (("a", "a"), "")],
 )
 def test_what_is_not_known_does_not_agree(parameters: Sequence[str | None], steps: str) -> None:
-    assert agreeing_share(round_of(0, parameters), seeded(steps)) is None
-    assert disagreeing_ranks({0: round_of(0, parameters)}, seeded(steps)) == []
+    assert math.isnan(share_of(parameters, steps))
+    assert disagreeing_ranks(measured(parameters), seeded(steps)) == []
 
 
 def test_ranks_that_agree_are_not_named() -> None:
-    assert disagreeing_ranks(rounds_of("aaaa", "bbbb"), seeded("ssss")) == []
-    assert disagreeing_ranks({}, seeded("ssss")) == []
+    assert disagreeing_ranks(measured("aaaa", "bbbb"), seeded("ssss")) == []
+    assert disagreeing_ranks(NO_ROUNDS, seeded("ssss")) == []
 
 
 def test_a_rank_with_other_parameters_is_named_with_the_rounds() -> None:
-    (found,) = disagreeing_ranks(rounds_of("aaaaaaaa", "aaaaabaa", "aaaaaaaa", "cccccdcc"), seeded("ssssssss"))
+    (found,) = disagreeing_ranks(measured("aaaaaaaa", "aaaaabaa", "aaaaaaaa", "cccccdcc"), seeded("ssssssss"))
     assert (found.rank, found.host, found.local_rank, found.device) == (5, "node1", 1, "GPU-5")
     assert not found.ambiguous
     assert found.evidence == "parameters unlike most of 8 ranks in 2 of 4 rounds"
 
 
 def test_a_rank_that_computes_otherwise_by_itself_is_named_although_ddp_averages_it_away() -> None:
-    (found,) = disagreeing_ranks(rounds_of("aaaa", "aaaa"), seeded("sssx"))
+    (found,) = disagreeing_ranks(measured("aaaa", "aaaa"), seeded("sssx"))
     assert found.rank == 3
     assert found.evidence == "gradients of one seeded step, each computed alone, unlike most of 4 ranks"
 
 
 def test_both_are_said_of_one_rank_and_several_ranks_come_in_order() -> None:
-    both, first = disagreeing_ranks(rounds_of("abaaa", "aaaac"), seeded("sxsss"))
+    both, first = disagreeing_ranks(measured("abaaa", "aaaac"), seeded("sxsss"))
     assert (both.rank, first.rank) == (1, 4)
     assert both.evidence == (
         "parameters unlike most of 5 ranks in 1 of 2 rounds; "
@@ -105,7 +107,7 @@ def test_both_are_said_of_one_rank_and_several_ranks_come_in_order() -> None:
 
 @pytest.mark.parametrize(("parameters", "steps"), [("ab", "ss"), ("aabb", "ssss"), ("aa", "st"), ("abcd", "ssss")])
 def test_where_nobody_is_the_majority_all_are_named_and_it_is_said(parameters: str, steps: str) -> None:
-    found = disagreeing_ranks(rounds_of(parameters), seeded(steps))
+    found = disagreeing_ranks(measured(parameters), seeded(steps))
     assert [one.rank for one in found] == list(range(len(parameters)))
     assert all(one.ambiguous for one in found)
     assert all(f"differ between the {len(parameters)} ranks" in one.evidence for one in found)
@@ -114,14 +116,16 @@ def test_where_nobody_is_the_majority_all_are_named_and_it_is_said(parameters: s
 
 def test_a_rank_that_differs_is_not_in_doubt_because_two_others_are() -> None:
     """An open question about parameters takes nothing from a clear answer about the seeded step."""
-    found = disagreeing_ranks(rounds_of("aaaa"), seeded("ssst"))
+    found = disagreeing_ranks(measured("aaaa"), seeded("ssst"))
     assert [(one.rank, one.ambiguous) for one in found] == [(3, False)]
 
 
-def test_rounds_come_in_order_and_an_incomplete_one_is_left_out() -> None:
-    measured = rounds_of("ab" + "aa", "aaaa", "aaaa")
-    measured[1] = ArmRound(1, (replace(measured[1].ranks[0], parameters_checksum=None), *measured[1].ranks[1:]))
-    backwards = dict(sorted(measured.items(), reverse=True))
-    (found,) = disagreeing_ranks(backwards, seeded("ssss"))
+def test_a_round_that_lacks_a_checksum_is_left_out() -> None:
+    (found,) = disagreeing_ranks(measured("abaa", (None, "a", "a", "a"), "aaaa"), seeded("ssss"))
     assert (found.rank, found.rounds_different, found.rounds) == (1, 1, 2)
-    assert disagreeing_ranks(measured, seeded("ssss")) == [found]
+
+
+def test_only_those_who_are_still_there_are_named() -> None:
+    """Of several nodes one may be lost: what is left of the others is compared as before."""
+    rounds = rounds_of([*ranks_of(0, "aaab"), *ranks_of(1, "aba")])
+    assert [(one.rank, one.ranks) for one in disagreeing_ranks(rounds, seeded("ssss"))] == [(1, 3)]

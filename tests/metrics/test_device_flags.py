@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_ddpscale.metrics.device_flags import flags, mean_power_w
 from pytest_ddpscale.results.telemetry_record import Spread, Telemetry
@@ -15,15 +15,15 @@ def steady(value: float) -> Spread:
     return Spread(value, value, value, 10)
 
 
-NOTHING = Telemetry("weak/r", "ddp@8", 0, 0, 0, "n", "GPU-a", 1000.0, 1002.0)
-HEALTHY = dataclasses.replace(
+NOTHING = Telemetry("weak/r", "ddp@8", 0, 0, 0, "n", "GPU-a", started_unix_s=1000.0, ended_unix_s=1002.0)
+HEALTHY = replace(
     NOTHING, utilization=steady(0.98), power_w=steady(480.0), power_limit_w=700.0, idle_power_w=70.0,
     sm_clock_mhz=steady(1700.0), sm_clock_max_mhz=1980.0, throttle_reasons={"sw_power_cap": 1.0},
 )  # fmt: skip
 
 
 def flags_of(**changes: Any) -> tuple[str, ...]:
-    return flags(dataclasses.replace(HEALTHY, **changes))
+    return flags(replace(HEALTHY, **changes))
 
 
 def test_a_gpu_at_its_power_limit_is_healthy() -> None:
@@ -32,7 +32,7 @@ def test_a_gpu_at_its_power_limit_is_healthy() -> None:
 
 def test_what_cannot_be_read_raises_no_flag() -> None:
     assert flags(NOTHING) == ()
-    assert flags(dataclasses.replace(NOTHING, utilization=steady(1.0))) == ()
+    assert flags(replace(NOTHING, utilization=steady(1.0))) == ()
 
 
 @pytest.mark.parametrize(("power_w", "expected"), [(130.0, ("stalled",)), (220.0, ("stalled",)), (235.0, ())])
@@ -60,10 +60,10 @@ def test_a_low_clock_explains_low_power() -> None:
 
 def test_power_comes_from_the_energy_counter_where_there_is_one() -> None:
     # Samples still show the second before the block.
-    lagging = dataclasses.replace(HEALTHY, power_w=steady(150.0), energy_j=960.0, sources={"energy_j": "counter"})
+    lagging = replace(HEALTHY, power_w=steady(150.0), energy_j=960.0, sources={"energy_j": "counter"})
     assert mean_power_w(lagging) == 480.0
     assert flags(lagging) == ()
-    assert mean_power_w(dataclasses.replace(lagging, sources={"energy_j": "power"})) == 150.0
+    assert mean_power_w(replace(lagging, sources={"energy_j": "power"})) == 150.0
 
 
 @pytest.mark.parametrize(("utilization", "expected"), [(0.79, ("idle",)), (0.8, ()), (0.0, ("idle",))])

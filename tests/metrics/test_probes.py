@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
-from pytest_ddpscale.metrics.probes import ProbedPlace, expected_ranks, of_probe, places, value_of
+from pytest_ddpscale.evidence import probe_columns
+from pytest_ddpscale.metrics import probes
+from pytest_ddpscale.metrics.probes import ProbedPlace, value_of
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
+from tests.builders.probes import probe_columns_of
+from tests.builders.records import gang_of, probe_blocks_of
 
 MIB = 2**20
+
+
+def places(measurements: Iterable[ProbeMeasurement], probe: Probe, layout: Layout) -> dict[ProbedPlace, list[Sample]]:
+    probed = probe_columns_of(measurements).get((probe.name, probe.world_size))
+    return probes.places(probed, probe, layout)
 
 
 def measured(
@@ -49,27 +61,6 @@ def test_values_follow_the_formulas_of_nccl_tests(probe: Probe, work: float, sec
 def test_several_iterations_are_one_value() -> None:
     probe = Probe("memory-copy")
     assert value_of(measured(probe, 0, 2.0, work=1e9, iterations=10)) == pytest.approx(5.0)
-
-
-def test_a_single_device_is_probed_on_every_rank() -> None:
-    assert expected_ranks(Probe("matmul-fp16"), Layout(2, 3)) == [(rank,) for rank in range(6)]
-
-
-def test_what_fits_a_node_has_a_group_on_each() -> None:
-    assert expected_ranks(Probe("all-reduce-1mib", 2), Layout(3, 4)) == [(0, 1), (4, 5), (8, 9)]
-
-
-def test_what_is_larger_than_a_node_is_one_group() -> None:
-    assert expected_ranks(Probe("all-gather-1mib", 6), Layout(2, 4)) == [(0, 1, 2, 3, 4, 5)]
-
-
-def test_pairs_are_all_of_each_node_and_none_between_nodes() -> None:
-    assert expected_ranks(Probe("send-recv-1mib", 3), Layout(2, 4)) == [(0, 1), (0, 2), (1, 2), (4, 5), (4, 6), (5, 6)]
-
-
-def test_a_probe_that_is_larger_than_the_gang_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs 9 ranks"):
-        expected_ranks(Probe("all-reduce-1mib", 9), Layout(2, 4))
 
 
 def test_each_device_is_a_place() -> None:
@@ -118,8 +109,8 @@ def test_other_probes_and_ranks_outside_of_the_plan_are_passed_over() -> None:
     probe = Probe("matmul-bf16")
     others = [measured(Probe("matmul-fp16"), 0), measured(probe, 9)]
     assert not places(others, probe, Layout(1, 4))
-    assert of_probe(others, probe) == [others[1]]
-    assert not of_probe([measured(Probe("all-reduce-1mib", 2), 0)], Probe("all-reduce-1mib", 4))
+    two, four = (Probe("all-reduce-1mib", size) for size in (2, 4))
+    assert not places([measured(two, rank) for rank in range(4)], four, Layout(1, 4))
 
 
 def test_values_come_in_the_order_of_the_rounds_whatever_that_of_the_records() -> None:
@@ -138,8 +129,8 @@ def test_of_a_repeated_measurement_the_earliest_counts() -> None:
         assert [sample.value for sample in samples] == [4.0]
 
 
-def test_a_rank_that_moved_to_another_device_is_another_place() -> None:
-    probe = Probe("matmul-bf16")
-    moved = [measured(probe, 0), measured(probe, 0, round=1, device="GPU-new")]
-    found = places(moved, probe, Layout(1, 1))
-    assert [place.gpu_uuid for place in found] == ["GPU-0", "GPU-new"]
+def test_a_rank_that_moved_to_another_device_contradicts_itself() -> None:
+    moved = [measured(Probe("matmul-bf16"), 0, round=number, device=f"GPU-{number}") for number in range(2)]
+    blocks = [msgspec.structs.replace(block, gang=one.round) for one in moved for block in probe_blocks_of([one])]
+    with pytest.raises(ValueError, match="rank 0 was measured in two places by gangs 0, 1"):
+        probe_columns.probe_columns_of(blocks, [gang_of([one], one.round) for one in moved])

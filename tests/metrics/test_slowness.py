@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpscale.metrics.rounds import ArmRound, Rounds
-from pytest_ddpscale.metrics.samples import efficiency_samples
+from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds
+from pytest_ddpscale.metrics.samples import MeasuredArms
 from pytest_ddpscale.metrics.slowness import slowness_by_host, slowness_of
+from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Arm
-from pytest_ddpscale.results.records import Measurement
+from tests.builders.measurements import Measurement
+from tests.builders.rounds import rounds_of
 from tests.verdict.sample import make_measurement, with_steps
 
 EACH, ALONE = Arm("each", 4, 4), Arm("alone", 1, 4)
 
 
-def rounds(*step_s: tuple[float, ...], per_host: int = 4, arm: Arm = EACH) -> Rounds:
-    return {
-        number: ArmRound(number, tuple(block(arm, number, rank, step, per_host) for rank, step in enumerate(steps)))
-        for number, steps in enumerate(step_s)
-    }
+def rounds(*step_s: tuple[float, ...], per_host: int = 4, arm: Arm = EACH) -> ArmRounds:
+    times = [(n, rank, step) for n, steps in enumerate(step_s) for rank, step in enumerate(steps)]
+    return rounds_of([block(arm, n, rank, step, per_host) for n, rank, step in times])
 
 
 def block(arm: Arm, number: int, rank: int, step_s: float, per_host: int = 4) -> Measurement:
@@ -44,12 +44,16 @@ def test_ranks_of_a_host_are_compared_with_each_other() -> None:
 
 
 def test_without_rounds_nobody_is_known() -> None:
-    assert slowness_of({}) == {}
+    assert slowness_of(NO_ROUNDS) == {}
 
 
 def test_a_rank_alone_counts_as_a_typical_one() -> None:
     many = rounds((1.1,) * 4, (1.1,) * 4)
-    turns = {n: ArmRound(n, (block(ALONE, n, rank, step),)) for n, rank, step in ((0, 0, 1.0), (1, 2, 1.1))}
+    turns = rounds_of([block(ALONE, n, rank, step) for n, rank, step in ((0, 0, 1.0), (1, 2, 1.1))])
     slowness = slowness_of(rounds((1.0, 1.0, 1.1, 1.0)))
-    assert [s.value for s in efficiency_samples(many, turns, slowness)] == pytest.approx([1 / 1.1] * 2)
-    assert [s.value for s in efficiency_samples(many, turns)] == pytest.approx([1 / 1.1, 1.0])
+    assert [
+        s.value for s in WEAK_SCALING_EFFICIENCY.samples_of(MeasuredArms(many, turns, 4, slowness))
+    ] == pytest.approx([1 / 1.1] * 2)
+    assert [s.value for s in WEAK_SCALING_EFFICIENCY.samples_of(MeasuredArms(many, turns, 4))] == pytest.approx(
+        [1 / 1.1, 1.0]
+    )

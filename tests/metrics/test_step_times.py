@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from dataclasses import replace
 
@@ -11,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.metrics.rounds import ArmRound
+from pytest_ddpscale.metrics.rounds import NO_ROUNDS
 from pytest_ddpscale.metrics.step_times import (
     PERCENTS,
     percentile,
-    raw_steps_s,
-    round_percentile_ms,
+    round_percentiles_ms,
     step_time_cv,
     step_time_percentiles_ms,
 )
-from pytest_ddpscale.results.records import Measurement
+from tests.builders.measurements import Measurement
+from tests.builders.rounds import rounds_of
 
 TIMES = st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=40)
 
@@ -56,35 +57,41 @@ def test_there_is_no_such_percentile(values: list[float], percent: float) -> Non
 
 
 def test_percentiles_of_an_arm_are_over_all_ranks_and_rounds_in_ms() -> None:
-    steps = [0.001 * i for i in range(1, 102)]
-    first = ArmRound(0, (rank_of(0, *steps[:20]), rank_of(1, *steps[20:50])))
-    second = ArmRound(1, (rank_of(0, *steps[50:51]), rank_of(1, *steps[51:])))
-    expected = {50: 51.0, 75: 76.0, 90: 91.0, 95: 96.0, 99: 100.0}
-    assert step_time_percentiles_ms({0: first, 1: second}) == pytest.approx(expected)
+    steps = [0.001 * i for i in range(100)]
+    first = [rank_of(0, *steps[:20]), rank_of(1, *steps[20:40])]
+    second = [rank_of(0, *steps[40:70]), rank_of(1, *steps[70:])]
+    expected = {50: 49.5, 75: 74.25, 90: 89.1, 95: 94.05, 99: 98.01}
+    measured = rounds_of([*first, *(replace(one, round=1) for one in second)])
+    assert step_time_percentiles_ms(measured) == pytest.approx(expected)
 
 
 def test_rounds_without_the_steps_of_every_rank_do_not_count() -> None:
-    whole, part = ArmRound(0, (rank_of(0, 0.1), rank_of(1, 0.1))), ArmRound(1, (rank_of(0), rank_of(1, 9.0)))
-    assert raw_steps_s(part) == []
-    assert round_percentile_ms(part, 95) is None
-    assert step_time_percentiles_ms({0: whole, 1: part}) == pytest.approx(dict.fromkeys(PERCENTS, 100.0))
-    assert step_time_percentiles_ms({1: part}) == step_time_percentiles_ms({}) == {}
+    whole, part = [rank_of(0, 0.1), rank_of(1, 0.1)], [replace(rank_of(rank), round=1) for rank in (0, 1)]
+    part[1] = replace(part[1], step_s=(9.0,))
+    assert round_percentiles_ms(rounds_of([*whole, *part]), 95).tolist() == pytest.approx([100, math.nan], nan_ok=True)
+    assert step_time_percentiles_ms(rounds_of([*whole, *part])) == pytest.approx(dict.fromkeys(PERCENTS, 100.0))
+    assert step_time_percentiles_ms(rounds_of(part)) == step_time_percentiles_ms(NO_ROUNDS) == {}
+
+
+def cv_of(*ranks: Measurement) -> float:
+    (cv,) = step_time_cv(rounds_of(ranks))
+    return float(cv)
 
 
 @given(st.lists(st.floats(0.01, 10.0), min_size=2, max_size=20), st.floats(0.1, 10.0))
 def test_a_rank_that_is_slow_throughout_is_as_steady_as_a_fast_one(times: list[float], factor: float) -> None:
     fast, slow = rank_of(0, *times), rank_of(1, *[factor * time for time in times])
-    found = step_time_cv(ArmRound(0, (fast, slow)))
-    assert found == pytest.approx(statistics.stdev(times) / statistics.fmean(times), abs=1e-9)
+    found = cv_of(fast, slow)
+    assert found == pytest.approx(statistics.stdev(times) / statistics.fmean(times), abs=1e-6)
 
 
 def test_the_spread_of_an_import_is_the_one_it_states() -> None:
     # 1 s a step
-    stated = rank_of(0, stdev_s=0.02)
-    assert step_time_cv(ArmRound(0, (stated, replace(stated, step_stdev_s=0.03)))) == pytest.approx(0.03)
-    assert step_time_cv(ArmRound(0, (stated, replace(stated, step_stdev_s=None)))) is None
+    stated, other = rank_of(0, stdev_s=0.02), rank_of(1)
+    assert cv_of(stated, replace(other, step_stdev_s=0.03)) == pytest.approx(0.03)
+    assert math.isnan(cv_of(stated, other))
 
 
 def test_one_step_has_no_spread_and_steps_of_no_time_have_none() -> None:
-    assert step_time_cv(ArmRound(0, (rank_of(0, 0.1),))) is None
-    assert step_time_cv(ArmRound(0, (rank_of(0, 0.0, 0.0),))) is None
+    assert math.isnan(cv_of(rank_of(0, 0.1)))
+    assert math.isnan(cv_of(rank_of(0, 0.0, 0.0)))

@@ -17,15 +17,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import nn
 from torchvision.models._api import register_model
 
-from pytest_ddpscale import __version__
 from pytest_ddpscale.node.ports import reserved_port
 from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.results.rank_folder import Assignment, leave_assignment, lines_by_file
+from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.util.orphans import die_with_parent
-from pytest_ddpscale.worker.__main__ import parse_arguments, run
+from pytest_ddpscale.worker.__main__ import run
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.rank_progress import RankProgress
@@ -64,6 +66,17 @@ def logs_of(run_dir: Path) -> Path:
     return run_dir / "nccl"
 
 
+def ranks_folder(run_dir: Path) -> Path:
+    """What an agent would share with the ranks of a run."""
+    return run_dir / "ranks"
+
+
+def take_over(folder: Path, run: RunDirectory) -> None:
+    """Write what ranks without an agent have left in a file where it is sent otherwise."""
+    for file, lines in lines_by_file((folder / "records").read_bytes()).items():
+        run.append_lines(file, lines)
+
+
 def make_recorded(run_dir: Path, rank: int) -> None:
     """Have this process's worker make groups that are recorded, and know a model of a few weights."""
     record(logs_of(run_dir) / f"rank-{rank}.jsonl", rank)
@@ -80,7 +93,17 @@ def minute(*, weights: None = None, num_classes: int) -> nn.Module:
 
 def measure(order: GangOrder) -> bool:
     """Have a gang measure. Returns whether a rank failed; the others are then killed."""
-    with reserved_port(order.run_dir, {}) as reserved:
+    folder = ranks_folder(Path(order.run_dir))
+    folder.mkdir()
+    plan = (Path(order.run_dir) / "plan.json").read_bytes()
+    deadline_unix_s = None if order.budget_s is None else time.time() + order.budget_s
+    leave_assignment(
+        folder,
+        Assignment(
+            plan=msgspec.Raw(plan), studies=order.studies, timeout_s=order.timeout_s, deadline_unix_s=deadline_unix_s
+        ),
+    )
+    with reserved_port(order.run_dir) as reserved:
         port = int(reserved.getsockname()[1])
         ranks = {_forked(partial(_rank, order, rank, port)) for rank in range(order.ranks)}
         has_failed = False
@@ -119,11 +142,7 @@ def _rank(order: GangOrder, rank: int, port: int) -> None:
         _break_in(order.breaks[1])
     if order.defect:
         DEFECTS[order.defect](rank)
-    arguments = ["--run-dir", order.run_dir, "--studies", ",".join(order.studies), "--version", __version__]
-    arguments += ["--timeout-s", str(order.timeout_s)]
-    if order.budget_s is not None:
-        arguments += ["--deadline-unix-s", str(time.time() + order.budget_s)]
-    run(parse_arguments(arguments), RankProgress())
+    run(ranks_folder(Path(order.run_dir)), RankProgress())
 
 
 def _break_in(arm_name: str) -> None:

@@ -13,10 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.launch.container import NO_CONTAINER
 from pytest_ddpscale.launch.environment import worker_environment
-from pytest_ddpscale.launch.gang_setup import GangSetup
-from pytest_ddpscale.launch.launcher import GangSpec, agent_command
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.pairing import PairStudy
@@ -24,11 +21,12 @@ from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_record import ends_of
+from tests.two_nodes_here import two_nodes_here
 
-from . import two_agents
 from .checking import COLLECTIVES, CREATION, Event, Logs, read_logs, violations
 from .defects import DEFECTS
-from .ranks import MODEL, RUN_DIR_VARIABLE, GangOrder, logs_of, minute
+from .ranks import MODEL, RUN_DIR_VARIABLE, GangOrder, logs_of, minute, ranks_folder, take_over
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +65,7 @@ class Measured:
 
     @property
     def ends(self) -> dict[str, str]:
-        return {end["study"]: end["reason"] for end in self.run.read_records() if end["kind"] == "study_end"}
+        return {end.study: end.reason for end in ends_of(self.run.read_records()).values()}
 
 
 def prepared(path: Path, plan: Plan) -> RunDirectory:
@@ -117,6 +115,8 @@ def gangs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measured]:
     assert [name for name, has_failed in zip(runs, failed, strict=True) if has_failed] == ["one of four breaks"], (
         done.stderr
     )
+    for run in runs.values():
+        take_over(ranks_folder(run.path), run)
     return {name: Measured(run, has_failed) for (name, run), has_failed in zip(runs.items(), failed, strict=True)}
 
 
@@ -174,25 +174,13 @@ def test_two_agents_keep_the_rules(tmp_path: Path) -> None:
     plan = Plan("cpu", "cpu", (study(4, spread),), probes=probes(2, 4), pairs=PAIRS, nodes=2, ranks_per_node=2)
     run = prepared(tmp_path / "run", plan)
     path = os.pathsep.join([str(Path(__file__).with_name("site")), str(ROOT)])
-    environment = worker_environment(os.environ, "cpu") | {"PYTHONPATH": path, RUN_DIR_VARIABLE: str(run.path)}
     limits = Limits(inactivity_s=120.0)
-    Supervisor(GangSetup(TwoAgents(), two_agents.HOSTS, environment), run, limits).measure(plan)
+    Supervisor(two_nodes_here({"PYTHONPATH": path, RUN_DIR_VARIABLE: str(run.path)}), run, limits).measure(plan)
     measured = Measured(run, has_failed=False)
     assert set(measured.ends.values()) == {"rounds", "decided"}, measured.ends
     groups = {(0,), (2,), (0, 1), (2, 3), (0, 2), (1, 3), (0, 1, 2, 3)}
     assert groups_of(measured.logs) == groups
     assert violations(measured.logs, 1.5 * limits.inactivity_s + 30) == []
-
-
-class TwoAgents:
-    """Two nodes on this machine."""
-
-    name = "two agents"
-    needs_shared_directory = False
-
-    def command(self, gang: GangSpec) -> list[str]:
-        """What srun would be."""
-        return [sys.executable, two_agents.__file__, *agent_command(gang, NO_CONTAINER, "--slurm")]
 
 
 def groups_of(logs: Logs) -> set[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""The rendezvous has a port that nobody else listens on, derived from job and gang."""
+"""The rendezvous has a port that nobody else listens on, derived from the gang."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import pytest
 from pytest_ddpscale.node import ports
 from pytest_ddpscale.node.ports import reserved_port
 
-JOB = {"SLURM_JOB_ID": "17"}
-
 
 @pytest.fixture
 def listen() -> Iterator[ExitStack]:
@@ -20,9 +18,9 @@ def listen() -> Iterator[ExitStack]:
         yield stack
 
 
-def free_port(gang_id: str, environ: dict[str, str]) -> int:
+def free_port(gang_id: str) -> int:
     """The port that is found, not kept."""
-    with reserved_port(gang_id, environ) as reserved:
+    with reserved_port(gang_id) as reserved:
         return int(reserved.getsockname()[1])
 
 
@@ -32,23 +30,22 @@ def taken(port: int, stack: ExitStack) -> None:
     server.listen()
 
 
-def test_ports_are_where_a_firewall_may_expect_them_and_differ_between_jobs() -> None:
-    found = {free_port("g1", {"SLURM_JOB_ID": str(job)}) for job in range(30)}
+def test_ports_are_where_a_firewall_may_expect_them_and_differ_between_gangs() -> None:
+    found = {free_port(f"g{gang}") for gang in range(30)}
     assert all(20_000 <= port <= 29_999 for port in found)
     assert len(found) > 25
-    assert len({free_port(f"g{gang}", {}) for gang in range(30)}) > 25
 
 
 def test_a_port_in_use_is_passed_over(listen: ExitStack) -> None:
-    first = free_port("g1", JOB)
+    first = free_port("g1")
     taken(first, listen)
-    assert first < free_port("g1", JOB) <= first + 100 or first > 29_900
+    assert first < free_port("g1") <= first + 100 or first > 29_900
 
 
 def test_it_is_kept_for_who_reuses_addresses_and_nobody_else(listen: ExitStack) -> None:
-    reserved = listen.enter_context(reserved_port("g1", JOB))
+    reserved = listen.enter_context(reserved_port("g1"))
     port = reserved.getsockname()[1]
-    assert free_port("g1", JOB) != port
+    assert free_port("g1") != port
     with pytest.raises(OSError, match="in use"), socket.socket() as other:
         other.bind(("127.0.0.1", port))
     listen.enter_context(socket.create_server(("127.0.0.1", port)))
@@ -62,4 +59,4 @@ def test_if_none_is_free_it_says_which_were_tried(listen: ExitStack, monkeypatch
     monkeypatch.setattr(ports, "_FIRST", server.getsockname()[1])
     monkeypatch.setattr(ports, "_COUNT", 1)
     with pytest.raises(OSError, match=f"100 ports from {server.getsockname()[1]} on are all in use"):
-        free_port("g1", JOB)
+        free_port("g1")

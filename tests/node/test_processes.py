@@ -82,7 +82,7 @@ def test_a_grandchild_in_its_own_session_that_ignores_sigterm_is_gone(start: Sta
     grandchild = wait_for_pid(tmp_path)
     family = psutil.Process(launcher.pid).children(recursive=True)
     assert grandchild in family
-    stop_gang(launcher, GANG, GRACE_S)
+    stop_gang([launcher], GANG, GRACE_S)
     assert [process for process in family if not is_gone(process)] == []
     assert launcher.returncode == -15
 
@@ -91,7 +91,7 @@ def test_a_whole_tree_that_ignores_sigterm_is_gone(start: Start, tmp_path: Path)
     launcher = start(tree(tmp_path, STUBBORN, STUBBORN))
     wait_for_pid(tmp_path)
     family = psutil.Process(launcher.pid).children(recursive=True)
-    stop_gang(launcher, GANG, GRACE_S)
+    stop_gang([launcher], GANG, GRACE_S)
     assert [process for process in family if not is_gone(process)] == []
     assert launcher.returncode == -9
 
@@ -103,7 +103,7 @@ def test_ranks_whose_launcher_was_killed_are_gone(start: Start, tmp_path: Path) 
     os.kill(launcher.pid, signal.SIGKILL)
     launcher.wait(timeout=20)
     assert not is_gone(grandchild)
-    stop_gang(launcher, GANG, GRACE_S)
+    stop_gang([launcher], GANG, GRACE_S)
     assert [process for process in family if not is_gone(process)] == []
 
 
@@ -111,15 +111,15 @@ def test_another_gang_is_left_alone(start: Start, tmp_path: Path) -> None:
     launcher = start(tree(tmp_path, ""))
     grandchild = wait_for_pid(tmp_path)
     other = subprocess.Popen([sys.executable, "-c", "pass"])
-    stop_gang(other, uuid.uuid4().hex, GRACE_S)
+    stop_gang([other], uuid.uuid4().hex, GRACE_S)
     assert not is_gone(grandchild)
-    stop_gang(launcher, GANG, GRACE_S)
+    stop_gang([launcher], GANG, GRACE_S)
 
 
 def test_who_obeys_is_not_waited_for_longer_than_it_takes(start: Start) -> None:
     launcher = start(SLEEP)
     began = time.monotonic()
-    stop_gang(launcher, GANG, grace_s=30.0)
+    stop_gang([launcher], GANG, grace_s=30.0)
     assert time.monotonic() - began < 10.0
     assert launcher.returncode == -15
 
@@ -133,7 +133,7 @@ def test_who_tidies_up_in_time_is_not_killed(start: Start, tmp_path: Path) -> No
     while not (tmp_path / "pid").exists():
         assert time.monotonic() < until
         time.sleep(0.02)
-    stop_gang(launcher, GANG, grace_s=10.0)
+    stop_gang([launcher], GANG, grace_s=10.0)
     assert (tmp_path / "tidy").exists()
     assert launcher.returncode == 3
 
@@ -148,12 +148,12 @@ def test_a_launcher_that_has_ended_keeps_its_exit_code(start: Start, seen: bool)
         while psutil.Process(launcher.pid).status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < until
             time.sleep(0.02)
-    stop_gang(launcher, GANG, GRACE_S)
+    stop_gang([launcher], GANG, GRACE_S)
     assert launcher.returncode == 7
 
 
 def test_stopping_twice_does_no_harm(start: Start) -> None:
     launcher = start(SLEEP)
-    stop_gang(launcher, GANG, GRACE_S)
-    stop_gang(launcher, GANG, GRACE_S)
+    stop_gang([launcher], GANG, GRACE_S)
+    stop_gang([launcher], GANG, GRACE_S)
     assert launcher.returncode == -15

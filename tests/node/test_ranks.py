@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.node.protocol import Failed, Gone, RankSeen
 from pytest_ddpscale.node.ranks import LocalRanks, oom_kills, process_state
 from pytest_ddpscale.results.rank_status import FINISHED, RankStatus, StatusWriter
 
@@ -61,41 +62,43 @@ def status(pid: int, local_rank: int = 0) -> RankStatus:
 
 
 def test_a_rank_that_lives_has_a_beat_with_its_state_and_steps(tmp_path: Path) -> None:
-    ranks = LocalRanks(tmp_path, 2)
+    ranks = LocalRanks(tmp_path, 2, 1, "n2")
     assert ranks.beats() == []
     writer = StatusWriter(tmp_path, 1)
     writer.tell(status(os.getpid(), 1))
     writer.count_step()
     assert ranks.beats() == [
-        {
-            "say": "rank", "pid": os.getpid(), "rank": 5, "local_rank": 1, "phase": "timed block", "study": "weak/r",
-            "arm": "ddp@2", "round": 3, "entered": 12, "steps": 1, "state": "R",
-        }
+        RankSeen(
+            node=1, host="n2", pid=os.getpid(), rank=5, local_rank=1, phase="timed block", study="weak/r", arm="ddp@2",
+            round=3, entered=12, steps=1, state="R",
+        )
     ]  # fmt: skip
     assert ranks.news() == []
 
 
 def test_a_rank_that_is_gone_is_told_once_with_where_it_was(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
-    ranks = LocalRanks(tmp_path, 2)
+    ranks = LocalRanks(tmp_path, 2, 1, "n2")
     StatusWriter(tmp_path, 0).tell(status(process.pid))
     assert ranks.news() == []
     process.kill()
     wait_for_state(process.pid, "Z")  # as torchrun leaves it for a moment
     [news] = ranks.news()
-    assert (news["say"], news["rank"], news["phase"], news["reported"]) == ("gone", 4, "timed block", False)
+    assert isinstance(news, Gone)
+    assert (news.rank, news.phase, news.reported) == (4, "timed block", False)
     assert ranks.news() == []
     assert ranks.beats() == []
 
 
 def test_a_failure_is_told_before_the_end_of_its_process(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
-    ranks, writer = LocalRanks(tmp_path, 1), StatusWriter(tmp_path, 0)
+    ranks, writer = LocalRanks(tmp_path, 1, 1, "n2"), StatusWriter(tmp_path, 0)
     writer.tell(status(process.pid))
-    writer.tell_failure({"rank": 4, "type": "ValueError", "message": "odd"})
+    writer.tell_failure({"rank": 4, "type": "ValueError", "message": "x" * 5000})
     process.kill()
     process.wait()
     failed, gone = ranks.news()
-    assert failed == {"say": "failed", "local_rank": 0, "rank": 4, "type": "ValueError", "message": "odd"}
-    assert (gone["say"], gone["reported"]) == ("gone", True)
+    assert failed == Failed(node=1, host="n2", local_rank=0, rank=4, type="ValueError", message="x" * 599 + "…")
+    assert isinstance(gone, Gone)
+    assert gone.reported
     assert ranks.news() == []
 
 
@@ -103,4 +106,4 @@ def test_a_rank_that_has_finished_may_go(tmp_path: Path, process: subprocess.Pop
     StatusWriter(tmp_path, 0).tell(replace(status(process.pid), phase=FINISHED))
     process.kill()
     process.wait()
-    assert LocalRanks(tmp_path, 1).news() == []
+    assert LocalRanks(tmp_path, 1, 1, "n2").news() == []

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.node.protocol import ProcessExit
 from pytest_ddpscale.node.torchrun_command import (
     GangNode,
-    RankExit,
     ended_pids,
     interfaces,
     rank_exits,
@@ -56,15 +56,14 @@ Root Cause (first observed failure):
   traceback : Signal 9 (SIGKILL) received by PID 8024
 ============================================================
 """
-WORKER = ["--run-dir", "/run dir", "--studies", "weak/r"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 def test_each_node_has_its_own_which_meets_itself_in_a_file() -> None:
-    assert torchrun_command("g1", 8, Path("/logs/gang-0"), Path("/shm/x/rendezvous"), WORKER) == [
+    assert torchrun_command("g1", 8, Path("/logs/gang-0"), Path("/shm/x/rendezvous")) == [
         *TORCHRUN, "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-conf=store_type=file",
         "--rdzv-endpoint=/shm/x/rendezvous", "--rdzv-id=g1", "--local-addr=127.0.0.1", "--nproc-per-node=8",
-        "--max-restarts=0", "--redirects=3", "--log-dir=/logs/gang-0", "-m", "pytest_ddpscale.worker", *WORKER,
+        "--max-restarts=0", "--redirects=3", "--log-dir=/logs/gang-0", "-m", "pytest_ddpscale.worker",
     ]  # fmt: skip
 
 
@@ -85,8 +84,8 @@ def test_on_several_gloo_listens_on_the_interface_that_leads_to_the_first_and_nc
 
 
 def test_ranks_that_failed_are_told_with_the_first_one_first() -> None:
-    later = [RankExit(0, -15, 8023, False), RankExit(2, 1, 8025, False)]
-    assert rank_exits(SUMMARY) == [RankExit(1, -9, 8024, True), *later]
+    later = [ProcessExit(0, -15, 8023, False), ProcessExit(2, 1, 8025, False)]
+    assert rank_exits(SUMMARY) == [ProcessExit(1, -9, 8024, True), *later]
 
 
 def test_ranks_that_torchrun_ended_itself_are_told_apart() -> None:

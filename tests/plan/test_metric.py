@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.metric import (
-    METRICS,
-    TRAINING_METRICS,
-    Metric,
-    baseline_arm,
-    measured_arm,
-    required_arms,
-)
+from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm, required_arms
+from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.probe import COLLECTIVES, SINGLE_DEVICE, ProbeKind
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.plan.workload import Workload
@@ -81,17 +75,17 @@ def test_thresholds_know_exactly_the_metrics_of_the_catalogue() -> None:
 
 
 def test_costs_and_differences_are_bounded_from_above() -> None:
-    assert {name for name, metric in METRICS.items() if metric.upper_bound} == {
-        "peak_memory_gib", "memory_spread", "rank_uniformity", "exposed_communication", "ddp_overhead",
-        "step_time_p95", "step_time_cv",
-    }  # fmt: skip
+    costs = {"memory_spread", "rank_uniformity", "exposed_communication", "ddp_overhead", "step_time_cv"}
+    for name, metric in METRICS.items():
+        assert metric.upper_bound == (name in costs or metric.unit in ("GiB", "ms")), name
 
 
 def test_what_compares_ranks_needs_at_least_two() -> None:
-    alone = {"throughput_per_gpu", "generation_ratio", "device_utilization", "peak_memory_gib", "ddp_overhead",
-             "step_time_p95", "step_time_cv", "model_flops_utilization", "images_per_joule"}  # fmt: skip
+    differences_of_ranks = {"memory_spread", "replica_agreement"}
     for name, metric in TRAINING_METRICS.items():
-        assert metric.minimum_world_size == (1 if name in alone else 2), name
+        compares = metric.compares_ranks or metric.baseline == "no_sync" or name in differences_of_ranks
+        scales = metric.baseline == "alone" and metric.maximum_world_size != 1
+        assert metric.minimum_world_size == (2 if compares or scales else 1), name
 
 
 def test_only_the_overhead_of_ddp_is_of_one_rank_alone() -> None:

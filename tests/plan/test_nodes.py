@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric import METRICS, TRAINING_METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Arm, Placement, Plan
@@ -99,17 +99,6 @@ def test_one_node_is_planned_as_if_there_were_no_others(questions: list[Question
     assert plan.world_size == max((study.world_size for study in plan.studies), default=0)
 
 
-def test_plans_of_before_there_were_nodes_are_read() -> None:
-    plan = build_plan("a100", "cuda", [question("weak_scaling_efficiency", 4)], PACE)
-    old = plan.as_json()
-    for field in ("nodes", "ranks_per_node", "pairs"):
-        del old[field]
-    for study in old["studies"]:
-        for arm in study["arms"]:
-            del arm["placement"]
-    assert Plan.from_json(json.loads(json.dumps(old))) == plan
-
-
 def test_what_a_further_launch_measures_joins_the_plan() -> None:
     first, more = plan_for(question("throughput_per_gpu", 2)), plan_for(question("throughput_per_gpu", 4, TWO))
     joined = first.joined(more)
@@ -129,11 +118,11 @@ def test_what_a_further_launch_measures_joins_the_plan() -> None:
         ({"nodes": 2, "ranks_per_node": None}, "does not say how many ranks each has"),
         ({"nodes": 2, "ranks_per_node": 1}, "2 x 1 ranks needs 4"),
         ({"nodes": 0, "ranks_per_node": 4}, "expected a whole number from 1 up"),
-        ({"nodes": "2", "ranks_per_node": 4}, "expected a whole number from 1 up"),
+        ({"nodes": "2", "ranks_per_node": 4}, "Expected `int`, got `str`"),
         ({"nodes": 10**12, "ranks_per_node": 8}, "a plan is for 8000000000000 ranks; expected at most 1000000"),
         ({"nodes": 1, "ranks_per_node": 10**12}, "expected at most 1000000"),
-        ({"device_type": "x"}, "device_type of a plan is 'x'; expected cuda or cpu"),
-        ({"device_type": ["cuda"]}, "expected cuda or cpu"),
+        ({"device_type": "x"}, "Invalid enum value 'x'"),
+        ({"device_type": ["cuda"]}, "Expected `str`, got `array`"),
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused(fields: dict[str, object], complaint: str) -> None:

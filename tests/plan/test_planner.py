@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.metric import METRICS, TRAINING_METRICS, required_arms
+from pytest_ddpscale.plan.metric import required_arms
+from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question, build_plan
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.plan.workload import Workload

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from pytest_ddpscale.plan.probe import Probe, ProbeKind, ProbeStudy
@@ -70,7 +71,7 @@ def test_a_study_needs_the_ranks_of_its_largest_probe() -> None:
 def test_a_study_survives_json() -> None:
     data = json.loads(json.dumps(STUDY.as_json()))
     assert data["id"] == "probes"
-    assert ProbeStudy.from_json(data) == STUDY
+    assert msgspec.convert(data, ProbeStudy) == STUDY
 
 
 @pytest.mark.parametrize(
@@ -87,4 +88,4 @@ def test_a_study_survives_json() -> None:
 )
 def test_an_impossible_study_is_refused(key: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ProbeStudy.from_json(STUDY.as_json() | {key: value})
+        msgspec.convert(STUDY.as_json() | {key: value}, ProbeStudy)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.probe_pairs import pair_turns, ring_turns
+from pytest_ddpscale.plan.probe_pairs import expected_ranks, pair_turns, ring_turns
 
 
 @pytest.mark.parametrize("ranks", range(2, 10))
@@ -46,3 +46,24 @@ def test_of_a_node_that_is_not_filled_only_its_ranks_that_take_part() -> None:
 def test_too_few_ranks_are_refused() -> None:
     with pytest.raises(ValueError, match="needs 9 ranks"):
         pair_turns(Probe("send-recv-1mib", 9), Layout(2, 4))
+
+
+def test_a_single_device_is_probed_on_every_rank() -> None:
+    assert expected_ranks(Probe("matmul-fp16"), Layout(2, 3)) == [(rank,) for rank in range(6)]
+
+
+def test_what_fits_a_node_has_a_group_on_each() -> None:
+    assert expected_ranks(Probe("all-reduce-1mib", 2), Layout(3, 4)) == [(0, 1), (4, 5), (8, 9)]
+
+
+def test_what_is_larger_than_a_node_is_one_group() -> None:
+    assert expected_ranks(Probe("all-gather-1mib", 6), Layout(2, 4)) == [(0, 1, 2, 3, 4, 5)]
+
+
+def test_pairs_are_all_of_each_node_and_none_between_nodes() -> None:
+    assert expected_ranks(Probe("send-recv-1mib", 3), Layout(2, 4)) == [(0, 1), (0, 2), (1, 2), (4, 5), (4, 6), (5, 6)]
+
+
+def test_a_probe_that_is_larger_than_the_gang_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs 9 ranks"):
+        expected_ranks(Probe("all-reduce-1mib", 9), Layout(2, 4))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
-from pytest_ddpscale.results.records import parse_strict_json, strict_json
+from pytest_ddpscale.results.strict_json import parse_strict_json, strict_json
 from tests.plan.sample import WORKLOADS
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=16)
@@ -16,21 +17,14 @@ WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=16)
 
 @given(WORKLOADS)
 def test_a_workload_survives_json(workload: Workload) -> None:
-    assert Workload.from_json(parse_strict_json(strict_json(workload.as_json()))) == workload
+    assert msgspec.convert(parse_strict_json(strict_json(workload.as_json())), Workload) == workload
 
 
 @pytest.mark.parametrize("field", ["batch_size", "image_size", "num_classes", "global_batch_size"])
 @pytest.mark.parametrize("number", [0, -1])
 def test_a_size_below_one_is_refused(field: str, number: int) -> None:
-    with pytest.raises(ValueError, match=f"^{field} is {number}; expected at least 1$"):
-        Workload.from_json(WORKLOAD.as_json() | {field: number})
-
-
-def test_an_unknown_or_missing_key_is_refused() -> None:
-    with pytest.raises(TypeError, match="colour"):
-        Workload.from_json(WORKLOAD.as_json() | {"colour": "red"})
-    with pytest.raises(TypeError, match="model"):
-        Workload.from_json({"name": "r", "precision": "fp32", "batch_size": 8})
+    with pytest.raises(ValueError, match=f"^{field} is {number}; expected at least 1"):
+        replace(WORKLOAD, **{field: number})  # type: ignore[arg-type]
 
 
 def test_generations_are_comparable_at_different_batches_and_names() -> None:

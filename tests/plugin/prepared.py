@@ -1,7 +1,8 @@
 """pytest in processes of their own that need not import everything anew: forks of one that has imported what is large.
 
-That process holds libraries only. The package under test, pytest's plugins and the site's own tests are
-imported in each fork, as in a new interpreter. What a test wants to know about imports is no business of forks.
+That process holds libraries and what the package imports when a session begins or ends. The plugin, which pytest loads
+first, pytest's other plugins and the site's own tests are imported in each fork, as in a new interpreter. What a test
+wants to know about imports is no business of forks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ import pytest
 
 # Set where a test looks at plots: drawing them takes half of a session, and tests/report/test_plots.py does it.
 DRAWS = "TESTS_DRAW_PLOTS"
-LIBRARIES = ("pytest", "yaml", "pydantic", "jinja2", "numpy", "matplotlib.figure", "matplotlib.backends.backend_agg")
+MODULES = (
+    "pytest", "numpy", "matplotlib.figure", "matplotlib.backends.backend_agg", "execnet", "xml.etree.ElementTree",
+    "pytest_ddpscale.session.open", "pytest_ddpscale.report.markdown", "pytest_ddpscale.report.plots",
+    "pytest_ddpscale.report.plan_text", "pytest_ddpscale.report.junit", "pytest_ddpscale.report.explain",
+    "pytest_ddpscale.report.files", "pytest_ddpscale.report.terminal", "pytest_ddpscale.report.progress",
+)  # fmt: skip
+# No site has it, and it imports all of hypothesis at the end of a session.
+NOT_OF_A_SITE = ("-p", "no:hypothesispytest")
 POLL_S = 0.005
 
 
@@ -79,7 +87,7 @@ class PreparedPytest:
         stdout, stderr = folder / "stdout", folder / "stderr"
         basetemp = tempfile.mkdtemp(prefix="runpytest-", dir=folder)
         start = Start(
-            arguments=(f"--basetemp={basetemp}", *arguments),
+            arguments=(f"--basetemp={basetemp}", *NOT_OF_A_SITE, *arguments),
             directory=str(Path.cwd()),
             environment=dict(os.environ),
             stdout=str(stdout),
@@ -108,8 +116,9 @@ class PreparedPytest:
 def main() -> None:
     """Fork for each line of standard input, until it ends; answer each with the exit code."""
     del sys.path[0]  # this folder
-    for name in LIBRARIES:
+    for name in MODULES:
         import_module(name)
+    vars(import_module("pytest_ddpscale.report.markdown"))["_template"]()  # compiled, for all forks
     for line in sys.stdin:
         start = Start(**json.loads(line))
         child = os.fork()
@@ -148,7 +157,9 @@ def _become(start: Start) -> None:
     sys.argv = ["pytest", *start.arguments]
     sys.pycache_prefix, sys.dont_write_bytecode = start.byte_code, False
     if DRAWS not in start.environment:
-        vars(import_module("matplotlib.figure"))["Figure"].savefig = _save_blank
+        figure = vars(import_module("matplotlib.figure"))["Figure"]
+        figure.savefig = _save_blank
+        vars(import_module("pytest_ddpscale.report.plots"))["_draw"] = lambda *_: figure()
 
 
 def _save_blank(figure: object, path: Path, **_: object) -> None:

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ import pytest
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.records import Measurement, parse_strict_json
+from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import finish_run, start_run
+from pytest_ddpscale.results.strict_json import parse_strict_json
 from pytest_ddpscale.util.packaged import packaged
+from tests.builders.measurements import Measurement
+from tests.builders.records import blocks_of, gang_of
 from tests.plugin.prepared import PreparedPytest
 
 TIMEOUT_S = 120
@@ -46,7 +50,7 @@ REQUIREMENTS = {
         "{metric: generation_ratio, workload: resnet152-fp16, versus: reference-gpu, at_least: 2.2, source: *paper}",
 }  # fmt: skip
 WEAK_8 = "test_weak_scaling_efficiency[resnet152-fp16-8gpu]"
-WEAK_8_NODE_ID = f"acceptance/test_weak_scaling.py::{WEAK_8}"
+WEAK_8_NODE_ID = f"acceptance/test_scaling.py::{WEAK_8}"
 
 _THRESHOLDS = """\
 schema_version: 1
@@ -130,11 +134,9 @@ def write_run(path: Path, thresholds: Path, series: Sequence[Series] = MEASURED_
     plan = _plan(series, sku)
     run.write_json(run.plan_json, plan.as_json())
     start_run(run, sku, ("pytest", f"--gpu-sku={sku}"), thresholds, "ab" * 32)
-    for one in series:
-        for measurement in _measurements(one):
-            run.append_record(measurement.as_json())
-    for study in plan.studies:
-        run.append_record({"kind": "study_end", "study": study.id, "reason": "rounds", "message": ""})
+    measured = [measurement for one in series for measurement in _measurements(one)]
+    run.append_records([gang_of(measured), *blocks_of(measured)])
+    run.append_records([StudyEnd(study.id, "rounds") for study in plan.studies])
     finish_run(run, "finished")
     return run
 
@@ -147,6 +149,7 @@ def _plan(series: Sequence[Series], sku: str) -> Plan:
     return Plan(sku, "cuda", tuple(studies))
 
 
+@cache
 def _measurements(series: Series) -> list[Measurement]:
     """Every rank in every round; rounds differ by half a thousandth, and rank 0 sets the pace."""
     found = []
@@ -166,8 +169,10 @@ def _measurements(series: Series) -> list[Measurement]:
                     batch_size=series.arm.batch_size,
                     steps=20,
                     block_s=series.arm.batch_size * 20 / rate,
+                    step_s=(series.arm.batch_size / rate,) * 20,
                     started_unix_s=1.7e9 + number,
                     utilization=series.utilization - 0.001 * rank + 0.0005 * (number % 3),
+                    parameters_checksum="c0ffee" if series.arm.kind == "ddp" else None,
                     peak_memory_bytes=47_360_000_000 + 1_000_000 * number,
                 )
             )
@@ -233,6 +238,15 @@ class Site:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         return path
+
+    def judge_weak_scaling_by(self, test: str) -> None:
+        """Have a test of the site's own judge weak scaling, in place of the one it comes with."""
+        scaling = self.path / "acceptance" / "test_scaling.py"
+        text = scaling.read_text(encoding="utf-8")
+        start = text.index('@pytest.mark.requirement("weak_scaling_efficiency")')
+        end = text.index("@pytest.mark", start + 1)
+        scaling.write_text(text[:start] + text[end:], encoding="utf-8")
+        self.write("acceptance/test_own.py", test)
 
     def measured(self, name: str = "measured", series: Sequence[Series] = MEASURED_RUN, sku: str = SKU) -> RunDirectory:
         """A run directory that somebody measured."""

@@ -1,17 +1,28 @@
-"""`requirement` and `run` in tests of one's own, and projects that mean something else by these names."""
+"""`verdict`, `requirement` and `run` in tests of one's own, and projects that mean something else by these names."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.plugin.site import Site, assert_refused, output_of
+from tests.plugin.site import REQUIREMENTS, Site, assert_refused, output_of
 
 OWN = "acceptance/test_own.py"
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "own-tests.md"
 
 
-@pytest.mark.parametrize("mark", ["", "@pytest.mark.requirement", "@pytest.mark.requirement()"])
-def test_asking_for_a_requirement_without_saying_of_what_is_refused(site: Site, mark: str) -> None:
-    site.write(OWN, f"import pytest\n\n{mark}\ndef test_own(requirement, run):\n    pass\n")
+@pytest.mark.parametrize(
+    ("mark", "arguments"),
+    [
+        ("", "requirement, run"),
+        ("", "verdict"),
+        ("@pytest.mark.requirement", "requirement"),
+        ("@pytest.mark.requirement()", "verdict"),
+    ],
+)
+def test_asking_for_a_requirement_without_saying_of_what_is_refused(site: Site, mark: str, arguments: str) -> None:
+    site.write(OWN, f"import pytest\n\n{mark}\ndef test_own({arguments}):\n    pass\n")
     run = site.measured()
     assert_refused(
         site.judge(), f"ERROR: {OWN}::test_own asks for `requirement` and does not say of what; expected ",
@@ -35,14 +46,23 @@ def test_one_test_may_judge_several_metrics(site: Site) -> None:
         '@pytest.mark.requirement("throughput_per_gpu", "peak_memory_gib")\n'
         "class TestOwn:\n"
         "    def test_own(self, requirement, run):\n"
-        "        verdict = requirement.judge(run)\n"
-        "        assert verdict.passed, verdict.explain()\n",
+        "        requirement.judge(run).check()\n",
     )
     site.measured()
     result = site.judge(OWN)
     assert result.ret == pytest.ExitCode.OK
     result.assert_outcomes(passed=2)
     assert site.outcome() == "partial"
+
+
+def test_the_documented_test_of_ones_own_judges_beside_the_others(site: Site) -> None:
+    example = DOCUMENTED.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+    site.write(OWN, example)
+    site.measured()
+    result = site.judge()
+    assert result.ret == pytest.ExitCode.OK
+    result.assert_outcomes(passed=len(REQUIREMENTS) + 3)
+    assert site.outcome() == "accepted"
 
 
 @pytest.mark.parametrize(
@@ -93,8 +113,11 @@ class TestProjectsThatDoNotUseThePlugin:
             "def requirement(request):\n    return request.param\n\n"
             "@pytest.fixture\n"
             "def run():\n    return 'marathon'\n\n"
+            "@pytest.fixture\n"
+            "def verdict():\n    return 'guilty'\n\n"
             "@pytest.mark.requirement('REQ-7')\n"
-            "def test_one(requirement, run):\n    assert requirement in (1, 2) and run == 'marathon'\n"
+            "def test_one(requirement, run, verdict):\n"
+            "    assert requirement in (1, 2) and run == 'marathon' and verdict == 'guilty'\n"
         )
         result = self.run(site, text)
         assert result.ret == pytest.ExitCode.OK

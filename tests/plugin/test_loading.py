@@ -8,7 +8,10 @@ import pytest
 
 from tests.plugin.site import Site
 
-HEAVY = {"torch", "torchvision", "numpy", "pydantic", "yaml", "jinja2", "matplotlib", "rich", "pynvml", "psutil"}
+HEAVY = {
+    *("torch", "torchvision", "numpy", "msgspec", "pydantic", "yaml"),
+    *("jinja2", "matplotlib", "rich", "pynvml", "psutil"),
+}
 HEAVY_FOR_PLANNING = {"torch", "torchvision", "numpy", "matplotlib", "jinja2"}
 
 

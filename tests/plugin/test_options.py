@@ -27,7 +27,7 @@ A_TIME = "a time such as 90s, 10m or 1h"
         ("--ddp-gpus-per-node=1.5", "a whole number from 1 to 4096"),
         ("--ddp-world-sizes=1,two", "world sizes such as 1,2,4"),
         ("--ddp-world-sizes=0", "world sizes such as 1,2,4"),
-        ("--ddp-launcher=mpi", "one of auto, torchrun"),
+        ("--ddp-unfit=maybe", "one of measure, leave-out, stop"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_option(site: Site, argument: str, expected: str) -> None:

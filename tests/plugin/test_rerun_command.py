@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.plugin.active import SESSION, SETTINGS
+from pytest_ddpscale.launch.launcher import Cluster
+from pytest_ddpscale.plugin.active import SETTINGS, SOURCE
 from pytest_ddpscale.plugin.selection import rerun_command
-from pytest_ddpscale.session.cluster import THIS_MACHINE, Cluster
+from pytest_ddpscale.session.cluster import THIS_MACHINE
+from pytest_ddpscale.session.sources import Machine
 from pytest_ddpscale.settings import settings_from
 
-ITEM = "'acceptance/test_weak_scaling.py::test_it[r-2rank]'"
+ITEM = "'acceptance/test_scaling.py::test_it[r-2rank]'"
 
 
 def command(cluster: Cluster = THIS_MACHINE, devices: int | None = None, **options: Any) -> str:
@@ -22,12 +24,12 @@ def command(cluster: Cluster = THIS_MACHINE, devices: int | None = None, **optio
     config: Any = SimpleNamespace(
         stash={
             SETTINGS: settings_from(options, {}, {}),
-            SESSION: SimpleNamespace(sku="b200", cluster=cluster, devices=devices),
+            SOURCE: SimpleNamespace(subject=SimpleNamespace(sku="b200"), machine=Machine(cluster, devices)),
         },
         option=SimpleNamespace(**options),
         invocation_params=SimpleNamespace(dir=here),
     )
-    path = here / "acceptance" / "test_weak_scaling.py"
+    path = here / "acceptance" / "test_scaling.py"
     item: Any = SimpleNamespace(config=config, path=path, name="test_it[r-2rank]")
     return rerun_command(item)
 
@@ -41,14 +43,14 @@ def test_launcher_nodes_and_options_are_carried_along() -> None:
         "ddp_nodes": "2", "ddp_gpus_per_node": "8", "ddp_slurm_args": "--partition=gpu --exclusive",
         "ddp_block": "3s", "ddp_isolate": False, "ddp_allow_incomplete": True, "ddp_run_dir": "mine",
     }  # fmt: skip
-    assert command(Cluster(2, uses_slurm=True, is_elsewhere=True), 16, **options) == (
+    assert command(Cluster(2, launcher="slurm", is_elsewhere=True), 16, **options) == (
         "pytest --gpu-sku=b200 --ddp-launcher=slurm --ddp-nodes=2 --ddp-gpus-per-node=8 "
         "'--ddp-slurm-args=--partition=gpu --exclusive' --ddp-block=3s --ddp-allow-incomplete " + ITEM
     )
 
 
 def test_the_nodes_of_an_allocation_are_named_for_who_types_it_outside_of_it() -> None:
-    found = command(Cluster(2, ("n1", "n2"), uses_slurm=True), 16)
+    found = command(Cluster(2, ("n1", "n2"), launcher="slurm"), 16)
     assert found == f"pytest --gpu-sku=b200 --ddp-launcher=slurm --ddp-nodes=2 --ddp-gpus-per-node=8 {ITEM}"
 
 
@@ -58,4 +60,4 @@ def test_of_a_run_that_was_judged_only_only_what_was_asked_is_known() -> None:
 
 @pytest.mark.parametrize("secret", ["--comment=password=hunter2"])
 def test_secrets_are_masked(secret: str) -> None:
-    assert "hunter2" not in command(Cluster(2, uses_slurm=True), 16, ddp_slurm_args=secret)
+    assert "hunter2" not in command(Cluster(2, launcher="slurm"), 16, ddp_slurm_args=secret)

@@ -272,7 +272,7 @@ class TestRefused:
     def test_a_broken_run(self, site: Site, begun: RunDirectory) -> None:
         with begun.measurements_jsonl.open("a", encoding="utf-8") as file:
             file.write("{\n")
-        self.refused_untouched(site, begun, RESUME, "measurements.jsonl: line ", "is not a JSON object")
+        self.refused_untouched(site, begun, RESUME, "measurements.jsonl: line ", "is no record")
 
     def test_several_pytest_processes(self, site: Site, begun: RunDirectory) -> None:
         pytest.importorskip("xdist")

@@ -34,7 +34,7 @@ def test_one_node_id(site: Site) -> None:
 def test_one_node_id_from_inside_the_folder(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     run = site.measured()
     monkeypatch.chdir(site.path / "acceptance")
-    assert_partial(site, site.run(f"--ddp-judge={run.path}", f"test_weak_scaling.py::{WEAK_8}"), 1)
+    assert_partial(site, site.run(f"--ddp-judge={run.path}", f"test_scaling.py::{WEAK_8}"), 1)
 
 
 def test_a_keyword(site: Site) -> None:

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpscale.results.records import Block, GangRecord
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.verdicts import Culprit, Judgement, RunOutcome, Verdict
 
@@ -73,7 +74,7 @@ def write_judged_run(
     run = RunDirectory.create(path)
     devices = [{"index": 0, "uuid": "GPU-00000000", "name": "Tested GPU"}]
     content = {
-        "schema_version": 1,
+        "schema_version": 2,
         "sku": "tested-gpu",
         "status": "finished",
         "started_at": datetime.fromtimestamp(started_unix_s, timezone.utc).isoformat(timespec="seconds"),
@@ -81,9 +82,17 @@ def write_judged_run(
         "hosts": [{"host": host, "devices": devices} for host in hosts],
     }
     run.write_json(run.run_json, content | dict(record or {}))
-    for host in hosts if measured is None else measured:
+    there = hosts if measured is None else measured
+    if there:
+        ranks = range(len(there))
+        run.append_record(
+            GangRecord(gang=0, hosts=tuple(there), local_ranks=(0,) * len(ranks), devices=tuple(map(str, ranks)))
+        )
         for arm in arms:
-            run.append_record({"kind": "measurement", "host": host, "study": "weak/resnet152-fp16", "arm": arm})
+            run.append_record(
+                Block(study="weak/resnet152-fp16", arm=arm, round=0, gang=0, batch_size=1, steps=1, ranks=tuple(ranks),
+                      started_unix_s=1.0, block_s=1.0)
+            )  # fmt: skip
     judgement = Judgement("tested-gpu", outcome, f"why it is {outcome}", tuple(verdicts))
     run.write_json(run.verdicts_json, judgement.as_json())
     return path

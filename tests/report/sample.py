@@ -8,8 +8,8 @@ from typing import Any
 
 from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
+from tests.builders.measurements import Measurement
 
 HOSTILE = "evil|name`<script>alert(1)</script>`\n# heading\x1b[31m\x00[a](javascript:b)​ $x_1$ _y_ &amp; \ud800"
 REFERENCE = "willgpaik/pytorch-ddp-scaling-benchmark@dc0b8a8, 8x A100-SXM4-80GB, torch 2.12+cu130"
@@ -133,7 +133,7 @@ JUDGEMENT = Judgement(
 ACCEPTED = Judgement("a100-sxm4-80gb", "accepted", "all 3 requirements are kept", (PASSED, MEMORY, RATIO))
 
 RUN: dict[str, Any] = {
-    "schema_version": 1,
+    "schema_version": 2,
     "sku": "a100-sxm4-80gb",
     "status": "finished",
     "started_at": "2026-03-01T10:00:05+00:00",

@@ -8,7 +8,8 @@ from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.breakdown import HEADINGS, breakdown
 from pytest_ddpscale.report.text import ABSENT
-from pytest_ddpscale.results.records import Measurement
+from tests.builders.measurements import Measurement
+from tests.builders.rounds import columns_of
 
 WORKLOAD = Workload("r", "resnet18", "fp16", 4)
 ARMS = (Arm("alone", 1, 4), Arm("each", 2, 4), Arm("ddp", 2, 4))
@@ -24,7 +25,7 @@ def measured(arm: Arm, rank: int, step_ms: float, memory_gib: float = 1.0, skipp
 
 
 def row(*measurements: Measurement) -> dict[str, str]:
-    (found,) = breakdown(measurements, PLAN)
+    (found,) = breakdown(columns_of(measurements), PLAN)
     return dict(zip(HEADINGS, found.cells, strict=True))
 
 
@@ -38,7 +39,7 @@ def test_throughput_is_that_of_the_slowest_rank() -> None:
 
 
 def test_achieved_tflops_are_throughput_times_what_an_image_costs() -> None:
-    (found,) = breakdown([measured(ARMS[0], 0, 10.0)], PLAN, {"weak/r": 25e9})
+    (found,) = breakdown(columns_of([measured(ARMS[0], 0, 10.0)]), PLAN, {"weak/r": 25e9})
     assert found.cells[HEADINGS.index("TFLOPS per rank")] == "10"  # 400 img/s of 25 GFLOP
     assert row(measured(ARMS[0], 0, 10.0))["TFLOPS per rank"] == ABSENT
 
@@ -49,11 +50,12 @@ def test_memory_and_skipped_steps_are_shown() -> None:
 
 
 def test_an_arm_with_a_rank_missing_has_no_row() -> None:
-    assert breakdown([measured(ARMS[2], 0, 10.0)], PLAN) == []
+    assert breakdown(columns_of([measured(ARMS[2], 0, 10.0)]), PLAN) == []
 
 
 def test_arms_come_in_the_order_of_the_plan() -> None:
-    found = breakdown([measured(arm, rank, 5.0) for arm in reversed(ARMS) for rank in range(arm.world_size)], PLAN)
+    blocks = [measured(arm, rank, 5.0) for arm in reversed(ARMS) for rank in range(arm.world_size)]
+    found = breakdown(columns_of(blocks), PLAN)
     assert [found_row.cells[1] for found_row in found] == ["alone", "each@2", "ddp@2"]
     assert all(found_row.cells[-1] == ABSENT for found_row in found)
 
@@ -61,5 +63,5 @@ def test_arms_come_in_the_order_of_the_plan() -> None:
 def test_all_nodes_that_trained_an_arm_at_the_same_time_are_in_its_row() -> None:
     on_second = [replace(measured(ARMS[1], rank, 40.0), rank=rank + 2, local_rank=rank, host="m") for rank in range(2)]
     blocks = [*(measured(ARMS[1], rank, 10.0) for rank in range(2)), *on_second]
-    (found,) = breakdown(blocks, replace(PLAN, nodes=2, ranks_per_node=2))
+    (found,) = breakdown(columns_of(blocks), replace(PLAN, nodes=2, ranks_per_node=2))
     assert found.cells[HEADINGS.index("img/s per rank")] == "100.0"

@@ -21,6 +21,7 @@ from pytest_ddpscale.report.culprits_text import (
     text_lines,
     tsv_lines,
 )
+from pytest_ddpscale.results.records import Lost
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import RunOutcome, Verdict
@@ -86,7 +87,7 @@ def test_a_rejected_run_on_one_node_drains_it_with_nobody_named(tmp_path: Path) 
 def test_the_only_node_is_drained_although_no_rank_came_up_on_it(tmp_path: Path) -> None:
     of_a_check = failed(replace(node("n2"), is_certain=False), metric="node_check", bound={"at_least": 1})
     run = write_judged_run(tmp_path / "r", "rejected", [], [of_a_check])
-    RunDirectory.open(run).append_record(Survey("n2", 1.0).as_json())
+    RunDirectory.open(run).append_record(Survey("n2", 1.0))
     assert said(run) == [("drain", "n2"), ("look", "n2")]
 
 
@@ -94,7 +95,7 @@ def test_what_one_of_two_nodes_was_looked_at_for_does_not_drain_the_one_that_was
     of_a_check = failed(replace(node("n2"), is_certain=False), metric="node_check", bound={"at_least": 1})
     run = write_judged_run(tmp_path / "r", "rejected", ["n1"], [of_a_check])
     for host in ("n1", "n2"):
-        RunDirectory.open(run).append_record(Survey(host, 1.0).as_json())
+        RunDirectory.open(run).append_record(Survey(host, 1.0))
     assert said(run) == [("look", "-"), ("look", "n2")]
 
 
@@ -142,9 +143,7 @@ def test_an_unfinished_run_has_whom_it_names_looked_at_and_rejects_nobody(
 )
 def test_nodes_that_were_lost_are_named_for_a_person(tmp_path: Path, outcome: RunOutcome, status: str) -> None:
     path = write_judged_run(tmp_path / "r", outcome, NODES, [failed()], record={"status": status})
-    RunDirectory(path).append_record(
-        {"kind": "lost", "hosts": ["n3"], "message": "n3 was given up by Slurm: it is down"}
-    )
+    RunDirectory(path).append_record(Lost(hosts=("n3",), message="n3 was given up by Slurm: it is down"))
     assert said(path) == [("look", "-"), ("look", "n3")]
     lines = list(text_lines(read_findings(path).findings))
     assert lines[1].startswith("n3: look at it: lost: n3 was given up by Slurm: it is down [")

@@ -7,16 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as altered
 
 from pytest_ddpscale.report.culprits_text import read_findings, settled
+from pytest_ddpscale.results.probe_record import ProbeBlock
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import GangRecord
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import RunOutcome, Verdict
 from tests.report.judged import STARTED_UNIX_S, failed, gpu, write_judged_run
 
 LATER = STARTED_UNIX_S + 3600
 TRAINED = ("alone", "ddp@8")
-SURVEY = {"kind": "survey", "study": "survey", "host": "n1"}
-PROBE = {"kind": "probe", "study": "probes", "host": "n1", "probe": "all-reduce-32mib", "world_size": 8}
+SURVEY = Survey("n1", 1.0)
+GANG = GangRecord(gang=1, hosts=("n1",), local_ranks=(0,), devices=("GPU-0",))
+PROBE = ProbeBlock(
+    study="probes", probe="all-reduce-32mib", world_size=8, round=0, gang=1, iterations=1, ranks=(0,), work=1.0,
+    seconds=1.0, started_unix_s=1.0, is_correct=True,
+)  # fmt: skip
 
 
 def checked(*culprits: Any, **changes: Any) -> Verdict:
@@ -43,14 +52,14 @@ def said(
     tmp_path: Path,
     before: Verdict,
     now: Verdict,
-    records: Sequence[dict[str, Any]],
+    records: Sequence[AnyRecord],
     arms: Sequence[str] = (),
     outcome: RunOutcome = "partial",
 ) -> list[tuple[str, str]]:
     """Of a rejection, and a later run of the same node."""
     old = write_judged_run(tmp_path / "old", "rejected", ["n1", "n2"], [before])
     later = write_judged_run(tmp_path / "new", outcome, ["n1"], [now], started_unix_s=LATER, arms=arms)
-    RunDirectory.open(later).append_records(list(records))
+    RunDirectory.open(later).append_records([GANG, *records])
     return [(one.use, one.host) for one in settled([read_findings(old), read_findings(later)])]
 
 
@@ -70,7 +79,7 @@ def test_who_fails_it_is_drained(tmp_path: Path, verdict: Any) -> None:
     ],
 )
 def test_a_later_run_that_keeps_it_leaves_the_node_to_a_person(
-    tmp_path: Path, verdict: Any, records: list[dict[str, Any]], arms: Sequence[str]
+    tmp_path: Path, verdict: Any, records: list[AnyRecord], arms: Sequence[str]
 ) -> None:
     assert said(tmp_path, verdict(gpu("n1")), kept(verdict), records, arms)[0] == ("look", "n1")
 
@@ -79,14 +88,14 @@ def test_a_later_run_that_keeps_it_leaves_the_node_to_a_person(
     ("verdict", "records", "arms"),
     [
         (checked, [PROBE], TRAINED),
-        (checked, [SURVEY | {"host": "n3"}], TRAINED),
-        (probed, [SURVEY, PROBE | {"world_size": 4}], TRAINED),
-        (probed, [PROBE | {"probe": "all-reduce-1gib"}], ()),
+        (checked, [Survey("n3", 1.0)], TRAINED),
+        (probed, [SURVEY, altered(PROBE, world_size=4)], TRAINED),
+        (probed, [altered(PROBE, probe="all-reduce-1gib")], ()),
         (regressed, [SURVEY], ()),
     ],
 )
 def test_one_that_did_something_else_on_it_does_not(
-    tmp_path: Path, verdict: Any, records: list[dict[str, Any]], arms: Sequence[str]
+    tmp_path: Path, verdict: Any, records: list[AnyRecord], arms: Sequence[str]
 ) -> None:
     assert said(tmp_path, verdict(gpu("n1")), kept(verdict), records, arms)[0] == ("drain", "n1")
 
@@ -94,5 +103,5 @@ def test_one_that_did_something_else_on_it_does_not(
 def test_a_node_that_was_only_looked_at_and_probed_is_not_accepted(tmp_path: Path) -> None:
     for arms, expected in ((TRAINED, [("accepted", "n1")]), ((), [])):
         run = write_judged_run(tmp_path / f"r{len(arms)}", "accepted", ["n1"], [kept(checked)], arms=arms)
-        RunDirectory.open(run).append_records([SURVEY, PROBE])
+        RunDirectory.open(run).append_records([GANG, SURVEY, PROBE])
         assert [(one.use, one.host) for one in read_findings(run).findings] == expected

@@ -11,7 +11,7 @@ from pytest_ddpscale.results.verdicts import Verdict
 from tests.report.sample import ALL, ERROR, FAILED, INCONCLUSIVE, NOT_MEASURED, PASSED, UUID, WARNED, hostile_judgement
 
 WHERE = "thresholds.yaml:42"
-RERUN = "pytest --gpu-sku=a100-sxm4-80gb 'test_throughput.py::test_throughput[r-8gpu]'"
+RERUN = "pytest --gpu-sku=a100-sxm4-80gb 'test_scaling.py::test_throughput[r-8gpu]'"
 
 
 def lines(verdict: Verdict) -> list[str]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale.evidence.columns import Columns
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.verdicts import Judgement
@@ -25,7 +27,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def write(run: RunDirectory) -> list[str]:
     # Plots are tested on their own: without measurements there are none to draw.
-    return write_reports(run, JUDGEMENT, RUN, PLAN, [], {})
+    return write_reports(run, JUDGEMENT, RUN, Evidence(PLAN, Columns(), {}))
 
 
 def full_disk(*_: Any) -> None:

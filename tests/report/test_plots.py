@@ -14,7 +14,8 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import plots
 from pytest_ddpscale.report.plots import write_plots
 from pytest_ddpscale.report.plotted_series import throughput_series
-from pytest_ddpscale.results.records import Measurement
+from tests.builders.measurements import Measurement
+from tests.builders.rounds import columns_of
 from tests.report.sample import (
     ACCEPTED,
     FAILED,
@@ -39,7 +40,7 @@ def _names(paths: list[Path]) -> list[str]:
 
 
 def test_all_quantities_of_both_scalings_are_drawn(tmp_path: Path) -> None:
-    assert _names(write_plots(MEASUREMENTS, PLAN, JUDGEMENT, tmp_path / "new" / "plots")) == [
+    assert _names(write_plots(columns_of(MEASUREMENTS), PLAN, JUDGEMENT, tmp_path / "new" / "plots")) == [
         "weak-throughput.png",
         "weak-efficiency.png",
         "strong-throughput.png",
@@ -49,8 +50,8 @@ def test_all_quantities_of_both_scalings_are_drawn(tmp_path: Path) -> None:
 
 
 def test_nothing_measured_leaves_no_file_and_no_directory(tmp_path: Path) -> None:
-    assert write_plots([], PLAN, JUDGEMENT, tmp_path / "plots") == []
-    assert write_plots(MEASUREMENTS, make_plan(), JUDGEMENT, tmp_path / "plots") == []
+    assert write_plots(columns_of([]), PLAN, JUDGEMENT, tmp_path / "plots") == []
+    assert write_plots(columns_of(MEASUREMENTS), make_plan(), JUDGEMENT, tmp_path / "plots") == []
     assert not (tmp_path / "plots").exists()
 
 
@@ -69,7 +70,7 @@ def test_few_or_odd_world_sizes_draw_what_they_can(
 ) -> None:
     study = make_study("weak", RESNET, world_sizes)
     measurements = make_measurements(study, 1000.0, 0.05, rounds)
-    assert _names(write_plots(measurements, make_plan(study), ACCEPTED, tmp_path)) == expected
+    assert _names(write_plots(columns_of(measurements), make_plan(study), ACCEPTED, tmp_path)) == expected
 
 
 def test_many_workloads_with_hostile_names_fit(tmp_path: Path) -> None:
@@ -81,18 +82,18 @@ def test_many_workloads_with_hostile_names_fit(tmp_path: Path) -> None:
     for study in studies:
         measurements += make_measurements(study, 1000.0, 0.05, rounds=2)
     judgement = replace(judgement_with(replace(FAILED, workload=studies[0].workload.name)), sku=HOSTILE)
-    assert len(write_plots(measurements, make_plan(*studies), judgement, tmp_path)) == 2
+    assert len(write_plots(columns_of(measurements), make_plan(*studies), judgement, tmp_path)) == 2
 
 
 def test_efficiency_far_above_or_below_one_stays_inside_the_axes(tmp_path: Path) -> None:
     study = make_study("strong", RESNET, (1, 2, 4))
     for loss in (-0.9, 0.95):
         measurements = make_measurements(study, 1000.0, loss, rounds=2)
-        assert len(write_plots(measurements, make_plan(study), ACCEPTED, tmp_path)) == 3
+        assert len(write_plots(columns_of(measurements), make_plan(study), ACCEPTED, tmp_path)) == 3
 
 
 def _weak_axes(plan: Plan) -> tuple[list[str], str, str, list[float]]:
-    series = [s for s in throughput_series(MEASUREMENTS, plan) if s.scaling == "weak"]
+    series = [s for s in throughput_series(columns_of(MEASUREMENTS), plan) if s.scaling == "weak"]
     figure = plots._draw("weak", plots._EFFICIENCY, series, JUDGEMENT, "GPU")
     (axes,) = figure.axes
     ticks = [label.get_text() for label in axes.get_xticklabels()]
@@ -110,7 +111,7 @@ def test_axes_have_units_integer_ticks_and_the_bounds() -> None:
 
 
 def test_legend_covers_no_data() -> None:
-    series = [s for s in throughput_series(MEASUREMENTS, PLAN) if s.scaling == "weak"]
+    series = [s for s in throughput_series(columns_of(MEASUREMENTS), PLAN) if s.scaling == "weak"]
     figure = plots._draw("weak", plots._THROUGHPUT, series, JUDGEMENT, "GPU")
     figure.draw_without_rendering()
     (legend,) = figure.legends
@@ -135,8 +136,9 @@ def test_reports_that_draw_nothing_import_no_library() -> None:
 def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
     modules = _modules_after(
         "from pathlib import Path; from pytest_ddpscale.report.plots import write_plots; "
+        "from tests.builders.rounds import columns_of; "
         "from tests.report.sample import MEASUREMENTS, PLAN, JUDGEMENT; "
-        f"write_plots(MEASUREMENTS, PLAN, JUDGEMENT, Path({str(tmp_path)!r}))"
+        f"write_plots(columns_of(MEASUREMENTS), PLAN, JUDGEMENT, Path({str(tmp_path)!r}))"
     )
     assert "matplotlib.figure" in modules
     assert "matplotlib.pyplot" not in modules

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -12,25 +11,30 @@ from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.progress import Progress
-from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.results.notices import Idle, Notice, Queued, Unfit
+from pytest_ddpscale.results.pair_record import PairRound
+from pytest_ddpscale.results.probe_record import ProbeBlock
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import Block, GangRecord, StudyEnd, StudyStart
+from pytest_ddpscale.results.survey_record import Survey
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=8)
 WEAK = Study("weak", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 2, 8)), rounds=6, block_s=5.0, warmup_s=10.0)
 STRONG = Study("strong", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 2, 4)), rounds=6, block_s=5.0, warmup_s=10.0)
 PLAN = Plan("cpu", "cpu", (WEAK, STRONG))
-STARTUP = {"kind": "startup", "rank": 0, "world_size": 2, "versions": {"torch": "2.9.0"}}
-BEGIN = {"kind": "study_start", "study": "weak/r", "unix_s": 1.7e9}
+STARTUP = GangRecord(gang=0, hosts=("a", "a"), local_ranks=(0, 1), devices=("cpu", "cpu"), versions={"torch": "2.9.0"})
+BEGIN = StudyStart(study="weak/r", unix_s=1.7e9)
 
 
 def clock(seconds: float) -> str:
     return f"{round(seconds) // 60}:{round(seconds) % 60:02d}"
 
 
-def block(arm: str, round_: int, rank: int = 0, block_s: float = 4.0) -> dict[str, Any]:
-    return {
-        "kind": "measurement", "study": "weak/r", "arm": arm, "round": round_, "rank": rank, "batch_size": 8,
-        "steps": 10, "block_s": block_s,
-    }  # fmt: skip
+def block(arm: str, round_: int, rank: int = 0, block_s: float = 4.0, study: str = "weak/r") -> Block:
+    return Block(
+        study=study, arm=arm, round=round_, gang=0, batch_size=8, steps=10, ranks=(rank,), started_unix_s=1.7e9,
+        block_s=block_s,
+    )  # fmt: skip
 
 
 class Terminal:
@@ -41,7 +45,7 @@ class Terminal:
         self.seconds = 100.0
         self.progress = Progress(plan, lambda line, passing: self.shown.append((line, passing)), lambda: self.seconds)
 
-    def feed(self, *records: dict[str, Any]) -> tuple[str, bool]:
+    def feed(self, *records: AnyRecord | Notice) -> tuple[str, bool]:
         """The last line shown after these records, and whether it may be overwritten."""
         for record in records:
             self.progress(record)
@@ -54,24 +58,24 @@ def terminal() -> Terminal:
 
 
 def test_waiting_for_ranks_says_how_long_it_all_will_take(terminal: Terminal) -> None:
-    assert terminal.feed({}) == (f"starting ranks, {clock(estimate(PLAN).seconds)} estimated", True)
+    assert terminal.feed(Idle()) == (f"starting ranks, {clock(estimate(PLAN).seconds)} estimated", True)
 
 
 def test_the_wait_for_slurms_nodes_is_shown_with_its_time_so_far(terminal: Terminal) -> None:
-    waiting = {"kind": "waiting", "for": "job 17 queued and waiting for resources"}
-    assert terminal.feed({}, waiting) == ("waiting for nodes: job 17 queued and waiting for resources", False)
+    waiting = Queued("job 17 queued and waiting for resources")
+    assert terminal.feed(Idle(), waiting) == ("waiting for nodes: job 17 queued and waiting for resources", False)
     terminal.seconds += 65
     assert terminal.feed(waiting) == ("waiting for nodes: 1:05", True)
     assert len(terminal.shown) == 3
 
 
 def test_a_line_is_not_repeated(terminal: Terminal) -> None:
-    terminal.feed({}, {}, {})
+    terminal.feed(Idle(), Idle(), Idle())
     assert len(terminal.shown) == 1
 
 
 def test_ranks_that_are_up_are_announced_once_and_stay(terminal: Terminal) -> None:
-    terminal.feed(STARTUP, STARTUP | {"rank": 1})
+    terminal.feed(STARTUP, STARTUP)
     assert terminal.shown == [("ranks are up: 2 on torch 2.9.0", False)]
 
 
@@ -100,9 +104,9 @@ def test_the_time_left_follows_the_pace_of_what_was_timed(terminal: Terminal) ->
     terminal.seconds += 3 * (WARM_UP_S + BLOCK_S)
     line, _ = terminal.feed(block("alone", 0))
     assert line.endswith(f"  {clock(3 * (WHOLE_S - WARM_UP_S - BLOCK_S))} left")
-    terminal.feed(StudyEnd("weak/r", "decided").as_json(), BEGIN | {"study": "strong/r"})
+    terminal.feed(StudyEnd("weak/r", "decided"), StudyStart(study="strong/r", unix_s=1.7e9))
     terminal.seconds += 3 * (WARM_UP_S + BLOCK_S)
-    line, _ = terminal.feed(block("alone", 0) | {"study": "strong/r"})
+    line, _ = terminal.feed(block("alone", 0, study="strong/r"))
     assert line.endswith(f"  {clock(3 * (study_seconds(STRONG) - WARM_UP_S - BLOCK_S))} left")
 
 
@@ -126,57 +130,57 @@ def test_time_left_is_never_negative(terminal: Terminal) -> None:
 def test_a_measured_study_stays_with_its_rounds_and_time(terminal: Terminal) -> None:
     terminal.feed(BEGIN, block("alone", 0), block("alone", 5))
     terminal.seconds += 65
-    assert terminal.feed(StudyEnd("weak/r", "rounds").as_json()) == ("weak/r: 6 rounds in 1:05", False)
+    assert terminal.feed(StudyEnd("weak/r", "rounds")) == ("weak/r: 6 rounds in 1:05", False)
 
 
 def test_a_decided_study_says_so(terminal: Terminal) -> None:
     terminal.feed(BEGIN, block("alone", 0), block("alone", 4))
-    assert terminal.feed(StudyEnd("weak/r", "decided").as_json()) == ("weak/r: decided after 5 rounds in 0:00", False)
+    assert terminal.feed(StudyEnd("weak/r", "decided")) == ("weak/r: decided after 5 rounds in 0:00", False)
 
 
 def test_a_study_without_time_left_says_so(terminal: Terminal) -> None:
     terminal.feed(BEGIN)
-    line = terminal.feed(StudyEnd("weak/r", "budget").as_json())
+    line = terminal.feed(StudyEnd("weak/r", "budget"))
     assert line == ("weak/r: time is up after 0 rounds in 0:00", False)
 
 
 def test_a_study_that_was_interrupted_says_so_and_is_no_error(terminal: Terminal) -> None:
     terminal.feed(BEGIN, block("alone", 0), block("alone", 2))
-    line = terminal.feed(StudyEnd("weak/r", "interrupted", "the job was preempted").as_json())
+    line = terminal.feed(StudyEnd("weak/r", "interrupted", "the job was preempted"))
     assert line == ("weak/r: interrupted after 3 rounds: the job was preempted", False)
-    line = terminal.feed(StudyEnd("strong/r", "interrupted", "the job was preempted").as_json())
+    line = terminal.feed(StudyEnd("strong/r", "interrupted", "the job was preempted"))
     assert line == ("strong/r: not begun: the job was preempted", False)
 
 
 def test_a_study_that_broke_stays_with_its_message(terminal: Terminal) -> None:
     terminal.feed(BEGIN)
-    line = terminal.feed(StudyEnd("weak/r", "error", "rank 1 on node7 failed in warm-up: no memory").as_json())
+    line = terminal.feed(StudyEnd("weak/r", "error", "rank 1 on node7 failed in warm-up: no memory"))
     assert line == ("weak/r: ERROR: rank 1 on node7 failed in warm-up: no memory", False)
 
 
 def test_a_settled_study_takes_no_more_time(terminal: Terminal) -> None:
-    terminal.feed(BEGIN, StudyEnd("weak/r", "error", "x").as_json(), BEGIN | {"study": "strong/r"})
+    terminal.feed(BEGIN, StudyEnd("weak/r", "error", "x"), StudyStart(study="strong/r", unix_s=1.7e9))
     terminal.seconds += WARM_UP_S + BLOCK_S
-    line, _ = terminal.feed(block("alone", 0) | {"study": "strong/r"})
+    line, _ = terminal.feed(block("alone", 0, study="strong/r"))
     assert line.endswith(f"  {clock(study_seconds(STRONG) - WARM_UP_S - BLOCK_S)} left")
 
 
 def test_after_the_first_study_waiting_is_silent(terminal: Terminal) -> None:
-    terminal.feed(BEGIN, StudyEnd("weak/r", "rounds").as_json())
+    terminal.feed(BEGIN, StudyEnd("weak/r", "rounds"))
     shown = len(terminal.shown)
-    terminal.progress({})
+    terminal.progress(Idle())
     assert len(terminal.shown) == shown
 
 
 def test_unknown_records_and_studies_do_no_harm(terminal: Terminal) -> None:
-    terminal.progress({"kind": "weather"})
-    terminal.progress(BEGIN | {"study": "weak/unknown"})
+    terminal.progress(Survey("n", 1.0))
+    terminal.progress(StudyStart(study="weak/unknown", unix_s=1.7e9))
     terminal.progress(block("alone", 0))
     assert terminal.shown == [("weak/unknown: warming up", True)]
 
 
 def test_unfit_nodes_are_told_each_and_stay(terminal: Terminal) -> None:
-    terminal.feed({"kind": "unfit", "nodes": {"n2": "gpus: GPU 3: lost", "n4": "disk: 0.1 GiB are free"}})
+    terminal.feed(Unfit({"n2": "gpus: GPU 3: lost", "n4": "disk: 0.1 GiB are free"}))
     assert terminal.shown == [
         ("n2 is not as it should be: gpus: GPU 3: lost", False),
         ("n4 is not as it should be: disk: 0.1 GiB are free", False),
@@ -185,33 +189,37 @@ def test_unfit_nodes_are_told_each_and_stay(terminal: Terminal) -> None:
 
 class TestProbes:
     PLAN = replace(PLAN, probes=ProbeStudy((Probe("matmul-fp32"), Probe("all-reduce-1mib", 2)), 6, 0.5), survey=True)
-    BEGIN = BEGIN | {"study": "probes"}
+    BEGIN = StudyStart(study="probes", unix_s=1.7e9)
 
     @pytest.fixture
     def terminal(self) -> Terminal:
         return Terminal(self.PLAN)
 
-    def probe(self, name: str, round_: int, rank: int = 0) -> dict[str, Any]:
-        return {"kind": "probe", "study": "probes", "probe": name, "round": round_, "rank": rank}
+    def probe(self, name: str, round_: int) -> ProbeBlock:
+        size = 1 if name == "matmul-fp32" else 2
+        return ProbeBlock(
+            study="probes", probe=name, world_size=size, round=round_, gang=0, iterations=1, ranks=(0,), work=1.0,
+            seconds=1.0, started_unix_s=1.0, is_correct=True,
+        )  # fmt: skip
 
     def test_take_their_time_of_the_whole(self, terminal: Terminal) -> None:
-        assert terminal.feed({}) == (f"starting ranks, {clock(estimate(self.PLAN).seconds)} estimated", True)
+        assert terminal.feed(Idle()) == (f"starting ranks, {clock(estimate(self.PLAN).seconds)} estimated", True)
 
-    def test_show_their_round_of_the_first_rank_which_never_goes_back(self, terminal: Terminal) -> None:
+    def test_show_their_round_which_never_goes_back(self, terminal: Terminal) -> None:
         assert terminal.feed(self.BEGIN) == ("probes: warming up", True)
         assert terminal.feed(self.probe("matmul-fp32", 0)) == ("probes: round 1/6  matmul-fp32", True)
         line = ("probes: round 3/6  all-reduce-1mib", True)
-        assert terminal.feed(self.probe("all-reduce-1mib", 2), self.probe("matmul-fp32", 5, rank=1)) == line
+        assert terminal.feed(self.probe("all-reduce-1mib", 2)) == line
         assert terminal.feed(self.probe("all-reduce-1mib", 0)) == line
 
     def test_are_no_start_while_nothing_is_recorded(self, terminal: Terminal) -> None:
         line = terminal.feed(self.BEGIN, self.probe("matmul-fp32", 0))
-        assert terminal.feed({}) == line
+        assert terminal.feed(Idle()) == line
 
     def test_end_with_their_rounds_and_are_followed_by_the_studies(self, terminal: Terminal) -> None:
         terminal.feed(self.BEGIN, self.probe("matmul-fp32", 4))
         terminal.seconds += 65
-        assert terminal.feed(StudyEnd("probes", "decided").as_json()) == (
+        assert terminal.feed(StudyEnd("probes", "decided")) == (
             "probes: decided after 5 rounds in 1:05",
             False,
         )
@@ -219,7 +227,7 @@ class TestProbes:
 
     def test_that_were_interrupted_say_how_far_they_came(self, terminal: Terminal) -> None:
         terminal.feed(self.BEGIN, self.probe("matmul-fp32", 1))
-        line = terminal.feed(StudyEnd("probes", "interrupted", "the job was preempted").as_json())
+        line = terminal.feed(StudyEnd("probes", "interrupted", "the job was preempted"))
         assert line == ("probes: interrupted after 2 rounds: the job was preempted", False)
 
     def test_of_no_plan_do_no_harm(self) -> None:
@@ -229,9 +237,12 @@ class TestProbes:
 
 
 def test_pairs_of_nodes_show_and_keep_their_rounds(terminal: Terminal) -> None:
-    pair = {"kind": "pair", "study": "pairs"}
-    terminal.feed(STARTUP, BEGIN | {"study": "pairs"}, pair | {"round": 0})
-    assert terminal.feed(pair | {"round": 1}, pair | {"round": 1}) == ("pairs of nodes: round 2", True)
+    first, second = (
+        PairRound(study="pairs", round=number, gang=0, message_bytes=1, iterations=1, ranks=((0, 1),), busbw_gbps=1.0)
+        for number in (0, 1)
+    )
+    terminal.feed(STARTUP, StudyStart(study="pairs", unix_s=1.7e9), first)
+    assert terminal.feed(second, second) == ("pairs of nodes: round 2", True)
     terminal.seconds += 3
-    ended = StudyEnd("pairs", "decided").as_json()
+    ended = StudyEnd("pairs", "decided")
     assert terminal.feed(ended) == ("pairs: decided after 2 rounds in 0:03", False)

@@ -109,7 +109,7 @@ def test_provisional_bounds_are_marked_and_the_mark_is_explained() -> None:
 
 @pytest.mark.parametrize(
     ("outcome", "style"),
-    [("accepted", "passed"), ("rejected", "failed"), ("incomplete", "undecided"), ("partial", "undecided")],
+    [("accepted", "passed"), ("rejected", "failed"), ("incomplete", "failed"), ("partial", "undecided")],
 )
 def test_outcome_is_the_last_line(outcome: RunOutcome, style: str) -> None:
     last = table_lines(replace(JUDGEMENT, outcome=outcome, reason="because"), 80)[-1]

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.metric import METRICS, Unit
+from pytest_ddpscale.plan.metric import Unit
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.results.verdicts import Culprit, Verdict, VerdictOutcome
 from tests.report.sample import ALL, FAILED, HOSTILE, MEMORY, NOT_MEASURED, PASSED, UUID, WARNED

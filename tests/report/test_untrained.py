@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pytest_ddpscale.plan.estimate import estimate, probes_seconds
-from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import text
@@ -20,8 +20,12 @@ from pytest_ddpscale.report.plan_text import plan_lines
 from pytest_ddpscale.report.plots import write_plots
 from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.report.terminal import table_lines
-from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.results.notices import Idle, Notice, Unfit
+from pytest_ddpscale.results.probe_record import ProbeBlock
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import EndReason, StudyEnd, StudyStart
 from pytest_ddpscale.results.verdicts import Verdict
+from tests.builders.rounds import columns_of
 from tests.report.sample import JUDGEMENT as TRAINED
 from tests.report.sample import MEASUREMENTS, RUN, UUID
 from tests.report.sample import PLAN as TRAINED_PLAN
@@ -38,7 +42,7 @@ from tests.report.untrained import (
     PLAN,
 )
 
-BEGIN = {"kind": "study_start", "study": "probes", "unix_s": 1.7e9}
+BEGIN = StudyStart(study="probes", unix_s=1.7e9)
 MEANING = "a node passes if memory errors are corrected, and no GPU has any that could not be"
 
 
@@ -191,8 +195,8 @@ class TestExplanation:
 
 def test_plots_of_what_was_trained_ignore_the_others(tmp_path: Any) -> None:
     both = replace(TRAINED, verdicts=(*TRAINED.verdicts, *JUDGEMENT.verdicts))
-    assert len(write_plots(MEASUREMENTS, TRAINED_PLAN, both, tmp_path / "both")) > 0
-    assert write_plots([], PLAN, JUDGEMENT, tmp_path / "none") == []
+    assert len(write_plots(columns_of(MEASUREMENTS), TRAINED_PLAN, both, tmp_path / "both")) > 0
+    assert write_plots(columns_of([]), PLAN, JUDGEMENT, tmp_path / "none") == []
 
 
 class TestPlan:
@@ -217,22 +221,31 @@ class TestPlan:
 
 
 class TestProgress:
-    def shown(self, *records: dict[str, Any], plan: Plan = PLAN) -> list[str]:
+    def shown(self, *records: AnyRecord | Notice, plan: Plan = PLAN) -> list[str]:
         lines: list[str] = []
         progress = Progress(plan, lambda line, passing: lines.append(line), lambda: 100.0)
         for record in records:
             progress(record)
         return lines
 
-    def probed(self, name: str, number: int, rank: int = 0) -> dict[str, Any]:
-        return {"kind": "probe", "study": "probes", "probe": name, "round": number, "rank": rank}
+    def probed(self, name: str, number: int) -> ProbeBlock:
+        return ProbeBlock(
+            study="probes", probe=name, world_size=1, round=number, gang=0, iterations=1, ranks=(0,), work=1.0,
+            seconds=1.0, started_unix_s=1.0, is_correct=True,
+        )  # fmt: skip
 
     def test_the_wait_for_ranks_counts_survey_and_probes(self) -> None:
         seconds = round(estimate(PLAN).seconds)
-        assert self.shown({}) == [f"starting ranks, {seconds // 60}:{seconds % 60:02d} estimated"]
+        assert self.shown(Idle()) == [f"starting ranks, {seconds // 60}:{seconds % 60:02d} estimated"]
 
     def test_the_round_and_the_probe_are_shown_and_nobody_is_starting_meanwhile(self) -> None:
-        records = [BEGIN, {}, self.probed("matmul-bf16", 0), self.probed("matmul-bf16", 0, rank=1), {}]
+        records: list[AnyRecord | Notice] = [
+            BEGIN,
+            Idle(),
+            self.probed("matmul-bf16", 0),
+            self.probed("matmul-bf16", 0),
+            Idle(),
+        ]
         assert self.shown(*records) == ["probes: warming up", "probes: round 1/16  matmul-bf16"]
 
     @pytest.mark.parametrize(
@@ -243,15 +256,15 @@ class TestProgress:
             ("error", "probes: ERROR: Ctrl-C"),
         ],
     )
-    def test_their_end_stays(self, reason: str, expected: str) -> None:
-        end = StudyEnd("probes", reason, "Ctrl-C").as_json()
+    def test_their_end_stays(self, reason: EndReason, expected: str) -> None:
+        end = StudyEnd("probes", reason, "Ctrl-C")
         assert self.shown(BEGIN, self.probed("matmul-bf16", 2), end)[-1] == expected
 
     def test_what_was_never_begun_says_so(self) -> None:
-        assert self.shown(StudyEnd("probes", "interrupted", "Ctrl-C").as_json()) == ["probes: not begun: Ctrl-C"]
+        assert self.shown(StudyEnd("probes", "interrupted", "Ctrl-C")) == ["probes: not begun: Ctrl-C"]
 
     def test_an_unfit_node_is_told_at_once(self) -> None:
-        unfit = {"kind": "unfit", "nodes": {"n3": "ecc: GPU 2: 2 memory errors"}}
+        unfit = Unfit({"n3": "ecc: GPU 2: 2 memory errors"})
         assert self.shown(unfit) == ["n3 is not as it should be: ecc: GPU 2: 2 memory errors"]
 
 

@@ -14,6 +14,7 @@ from pytest_ddpscale.report.plots import write_plots
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.report.watermark import WATERMARK, is_simulated, other_notes
 from pytest_ddpscale.results.verdicts import Judgement
+from tests.builders.rounds import columns_of
 from tests.report.sample import ACCEPTED, JUDGEMENT, MEASUREMENTS, PLAN, RUN
 
 SIMULATED = replace(ACCEPTED, notes=("a note", WATERMARK))
@@ -51,8 +52,8 @@ def test_markdown_of_a_real_run_says_nothing_of_it_and_is_signed() -> None:
 
 
 def test_every_plot_is_marked_across(tmp_path: Path) -> None:
-    marked = write_plots(MEASUREMENTS, PLAN, SIMULATED, tmp_path / "simulated")
-    plain = write_plots(MEASUREMENTS, PLAN, ACCEPTED, tmp_path / "real")
+    marked = write_plots(columns_of(MEASUREMENTS), PLAN, SIMULATED, tmp_path / "simulated")
+    plain = write_plots(columns_of(MEASUREMENTS), PLAN, ACCEPTED, tmp_path / "real")
     assert len(marked) == len(plain) == 5
     for one, other in zip(marked, plain, strict=True):
         simulated, real = (matplotlib.image.imread(path)[..., :3] for path in (one, other))

@@ -18,7 +18,7 @@ from pytest_ddpscale.results.verdicts import Judgement, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.covering import coverage_of
 from pytest_ddpscale.verdict.judge import judge
-from pytest_ddpscale.verdict.outcome import Caveats, conclude, lacks_only_measurements, qualified
+from pytest_ddpscale.verdict.outcome import Caveats, conclude, other_blockers, qualified
 from tests.verdict.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
 from tests.verdict.sample import ALONE_IMG_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 
@@ -133,15 +133,17 @@ class TestBetweenNodes:
     def test_what_is_unmeasured_may_be_allowed_where_each_node_keeps_a_published_bound(self) -> None:
         found = concluded([ON_EACH, PROVISIONAL], evidence_of([ON_EACH, PROVISIONAL]))
         missing = replace(found.verdicts[0], id="m[not measured]", outcome="not_measured")
-        assert lacks_only_measurements(
-            [*found.verdicts, missing], 3, False, found.coverage, Caveats(coverage=found.coverage)
-        )
+        caveats = Caveats(coverage=found.coverage, allows_unmeasured=True)
+        assert other_blockers([*found.verdicts, missing], 3, False, found.coverage, caveats) == ()
 
     def test_not_if_that_is_all_there_was_between_nodes(self) -> None:
         found = concluded([ON_EACH, PROVISIONAL], evidence_of([ON_EACH, PROVISIONAL]))
         missing = [found.verdicts[0], replace(found.verdicts[1], outcome="not_measured")]
         coverage = replace(found.coverage, over_all_nodes=())
-        assert not lacks_only_measurements(missing, 2, False, coverage, Caveats(coverage=coverage))
+        caveats = Caveats(coverage=coverage, allows_unmeasured=True)
+        (blocker,) = other_blockers(missing, 2, False, coverage, caveats)
+        assert (blocker.kind, blocker.name) == ("run", "acceptance")
+        assert "nothing between nodes" in blocker.reason
 
     def test_a_provisional_bound_that_is_undecided_stands_in_the_way(self) -> None:
         close = make_case("throughput_per_gpu", ALONE_IMG_PER_S * 1.001, world_size=4, provisional=True)

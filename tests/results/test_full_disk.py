@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
-from pytest_ddpscale.results.records import strict_json
+from pytest_ddpscale.results.record_lines import line_of
+from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory, append_whole
 from pytest_ddpscale.results.run_lock import RunLock
 from pytest_ddpscale.results.run_opening import new_run_directory
 from tests.small_disk import SmallDisk, small_disk
 
-RECORD = {"kind": "measurement", "host": "x" * 900}
+RECORD = StudyEnd("weak/r", "error", "so many words that a small disk is soon full of them")
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 @pytest.fixture
 def run(disk: SmallDisk) -> RunDirectory:
     run = RunDirectory.create(disk.path / "run")
-    run.write_json(run.run_json, {"schema_version": 1, "sku": "cpu"})
+    run.write_json(run.run_json, {"schema_version": 2, "sku": "cpu"})
     return run
 
 
@@ -61,7 +62,7 @@ def test_a_full_disk_keeps_every_record_and_no_part_of_the_last(disk: SmallDisk,
     assert f"--ddp-resume={run.path} then measures what is missing." in error.action
     kept = len(run.read_records())
     assert kept > 10
-    assert run.measurements_jsonl.read_bytes() == (strict_json(RECORD) + "\n").encode() * kept
+    assert run.measurements_jsonl.read_bytes() == line_of(RECORD) * kept
 
 
 def test_writing_goes_on_when_there_is_room_again(disk: SmallDisk, run: RunDirectory) -> None:
@@ -69,14 +70,14 @@ def test_writing_goes_on_when_there_is_room_again(disk: SmallDisk, run: RunDirec
     append_until_full(run)
     kept = len(run.read_records())
     disk.make_room()
-    run.append_record({"kind": "b"})
-    assert [record["kind"] for record in run.read_records()] == ["measurement"] * kept + ["b"]
+    run.append_record(StudyEnd("b", "rounds"))
+    assert run.read_records() == [RECORD] * kept + [StudyEnd("b", "rounds")]
 
 
 def test_a_file_that_cannot_be_replaced_keeps_its_content(disk: SmallDisk, run: RunDirectory) -> None:
     disk.fill()
     with pytest.raises(WritingError, match=r"run\.json: cannot be written \(No space left on device\)"):
-        run.write_json(run.run_json, {"schema_version": 1, "sku": "x" * 10_000})
+        run.write_json(run.run_json, {"schema_version": 2, "sku": "x" * 10_000})
     assert run.read_run()["sku"] == "cpu"
     disk.make_room()
     assert sorted(path.name for path in run.path.iterdir()) == ["logs", "run.json"]
@@ -92,10 +93,10 @@ def test_a_full_disk_lets_a_run_be_locked_and_released(disk: SmallDisk, run: Run
 
 
 def test_a_read_only_disk_is_refused_and_keeps_what_is_there(disk: SmallDisk, run: RunDirectory) -> None:
-    run.append_record({"kind": "a"})
+    run.append_record(RECORD)
     disk.make_read_only()
     for write in (
-        lambda: run.append_record({"kind": "b"}),
+        lambda: run.append_record(RECORD),
         lambda: run.write_json(run.run_json, {}),
         run.cut_torn_line,
         lambda: new_run_directory(disk.path / "new", "cpu"),
@@ -103,7 +104,7 @@ def test_a_read_only_disk_is_refused_and_keeps_what_is_there(disk: SmallDisk, ru
     ):
         with pytest.raises(RunDirectoryError, match=r"cannot be written \(Read-only file system\)"):
             write()
-    assert run.read_records() == [{"kind": "a"}]
+    assert run.read_records() == [RECORD]
 
 
 @pytest.mark.parametrize("limit", [100, 101, 150, 199])

@@ -17,6 +17,7 @@ from pytest_ddpscale.results.paik import import_paik
 from pytest_ddpscale.results.paik_files import read_result_file
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.thresholds.model import Thresholds
+from tests.builders.measurements import measurements_in
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "paik_a100_80gb"
 ONE_GPU = "1gpu_weak_resnet152_fp16_132-145-197-242.json"
@@ -80,7 +81,7 @@ def study_of(run: RunDirectory, study_id: str) -> Study:
 
 
 def throughput_per_gpu(run: RunDirectory, study: str, arm: str) -> float:
-    values = [m.throughput_img_per_s for m in run.read_measurements() if (m.study, m.arm) == (study, arm)]
+    values = [m.throughput_img_per_s for m in measurements_in(run) if (m.study, m.arm) == (study, arm)]
     assert values
     return mean(values)
 
@@ -125,7 +126,7 @@ def test_published_strong_speedup_at_8_gpus_is_reproduced(a100: RunDirectory, wo
 
 
 def test_every_rank_of_every_file_becomes_one_measurement(a100: RunDirectory) -> None:
-    measurements = a100.read_measurements()
+    measurements = measurements_in(a100)
     ranks = sum(json.loads(path.read_text())["world_size"] for path in PUBLISHED.glob("*.json"))
     assert ranks == 4 * (1 + 2 + 4 + 8) + 4 * (1 + 8)
     assert len({(m.study, m.arm, m.rank) for m in measurements}) == len(measurements) == ranks
@@ -134,7 +135,7 @@ def test_every_rank_of_every_file_becomes_one_measurement(a100: RunDirectory) ->
 
 def test_a_measurement_carries_what_its_rank_saw(a100: RunDirectory) -> None:
     source = published(TWO_GPUS)["per_rank"][1]
-    (found,) = (m for m in a100.read_measurements() if (m.study, m.arm, m.rank) == ("weak/resnet152-fp16", "ddp@2", 1))
+    (found,) = (m for m in measurements_in(a100) if (m.study, m.arm, m.rank) == ("weak/resnet152-fp16", "ddp@2", 1))
     assert (found.steps, found.batch_size, found.local_rank, found.device) == (1384, 512, 1, "unknown-1")
     assert found.block_s == pytest.approx(1384 * source["mean_step_sec"])
     assert found.throughput_img_per_s == pytest.approx(source["images_per_sec"])
@@ -144,7 +145,7 @@ def test_a_measurement_carries_what_its_rank_saw(a100: RunDirectory) -> None:
 
 def test_the_gb_of_the_source_are_gib(a100: RunDirectory) -> None:
     """66.84 of them and CUDA's own share make the 71.5 thousand MiB that nvidia-smi saw."""
-    peaks = [m.peak_memory_bytes for m in a100.read_measurements() if m.study == "weak/vit-b-16-bf16"]
+    peaks = [m.peak_memory_bytes for m in measurements_in(a100) if m.study == "weak/vit-b-16-bf16"]
     assert all(peak is not None and peak / 2**30 == pytest.approx(66.84, abs=0.01) for peak in peaks)
 
 
@@ -165,7 +166,7 @@ def test_plan_has_one_study_per_scaling_and_workload(a100: RunDirectory) -> None
 
 
 def test_every_measurement_belongs_to_an_arm_of_the_plan(a100: RunDirectory) -> None:
-    for measurement in a100.read_measurements():
+    for measurement in measurements_in(a100):
         arm = study_of(a100, measurement.study).arm(measurement.arm)
         assert arm is not None
         assert (arm.batch_size, measurement.rank < arm.world_size) == (measurement.batch_size, True)
@@ -173,7 +174,7 @@ def test_every_measurement_belongs_to_an_arm_of_the_plan(a100: RunDirectory) -> 
 
 def test_run_json_says_where_it_comes_from_and_what_is_unknown(a100: RunDirectory) -> None:
     run = a100.read_run()
-    assert (run["sku"], run["status"], run["schema_version"]) == ("a100-sxm4-80gb", "imported", 1)
+    assert (run["sku"], run["status"], run["schema_version"]) == ("a100-sxm4-80gb", "imported", 2)
     assert (run["source"], run["imported_from"]) == ("willgpaik/pytorch-ddp-scaling-benchmark", "paik_a100_80gb")
     assert run["versions"] == {"torch": "2.12.0+cu130", "cuda": "13.0"}
     (host,) = run["hosts"]
@@ -204,7 +205,7 @@ def test_subdirectories_are_searched(tmp_path: Path) -> None:
 
 def test_several_nodes_get_hosts_of_their_own(tmp_path: Path) -> None:
     run = import_results(tmp_path, edited(TWO_GPUS, nodes=2))
-    assert [(m.host, m.rank, m.local_rank) for m in run.read_measurements()] == [
+    assert [(m.host, m.rank, m.local_rank) for m in measurements_in(run)] == [
         ("imported", 0, 0), ("imported-1", 1, 0)
     ]  # fmt: skip
     assert [host["host"] for host in run.read_run()["hosts"]] == ["imported", "imported-1"]
@@ -215,7 +216,7 @@ def test_what_was_not_sampled_is_none(tmp_path: Path) -> None:
     result["per_rank"][0]["gpu_sampling"] = None
     result["per_rank"][1]["gpu_sampling"]["gpu_activity_pct"] = {"min": None, "mean": None, "max": None}
     run = import_results(tmp_path, result | {"nccl_topology": None, "cuda_version": None})
-    assert [m.utilization for m in run.read_measurements()] == [None, None]
+    assert [m.utilization for m in measurements_in(run)] == [None, None]
     assert run.read_run()["nccl_topology"] is None
     assert run.read_run()["versions"]["cuda"] == "unknown"
 
@@ -223,7 +224,7 @@ def test_what_was_not_sampled_is_none(tmp_path: Path) -> None:
 def test_one_step_has_no_standard_deviation(tmp_path: Path) -> None:
     result = published()
     result["per_rank"][0] |= {"n_steps": 1, "stdev_step_sec": 0.0}
-    (measurement,) = import_results(tmp_path, result).read_measurements()
+    (measurement,) = measurements_in(import_results(tmp_path, result))
     assert measurement.step_stdev_s is None
 
 
@@ -264,7 +265,7 @@ class TestWorkloadNames:
     def test_two_settings_of_one_batch_are_told_apart(self, tmp_path: Path, change: dict[str, Any]) -> None:
         run = import_results(tmp_path, published(), edited(**change))
         assert len(study_ids(run)) == len(run.read_plan().studies) == 2
-        assert len({m.study for m in run.read_measurements()}) == 2
+        assert len({m.study for m in measurements_in(run)}) == 2
 
     def test_one_batch_may_be_both_weak_and_strong(self, tmp_path: Path) -> None:
         run = import_results(tmp_path, published(), edited(scaling_mode="strong"))

@@ -31,7 +31,7 @@ held = []
 for number in range({races}):
     try:
         run, lock = new_run_directory(Path(f"run-{{number}}"), "cpu")
-        run.write_json(run.run_json, {{"schema_version": 1, "sku": "cpu"}})
+        run.write_json(run.run_json, {{"schema_version": 2, "sku": "cpu"}})
         held.append(lock)
         print(number, "won")
     except RunDirectoryError as error:
@@ -45,7 +45,7 @@ sys.stdin.readline()
 def run(tmp_path: Path) -> RunDirectory:
     """A run that somebody measured."""
     run = RunDirectory.create(tmp_path / "run")
-    run.write_json(run.run_json, {"schema_version": 1, "sku": "cpu"})
+    run.write_json(run.run_json, {"schema_version": 2, "sku": "cpu"})
     return run
 
 
@@ -112,7 +112,7 @@ class TestNewRunDirectory:
     def test_a_run_killed_before_it_had_a_plan_is_begun_anew(self, tmp_path: Path, left: list[str]) -> None:
         run = RunDirectory.create(tmp_path / "killed")
         for name in left:
-            (run.path / name).write_text('{"schema_version":1,"status":"running"}', encoding="utf-8")
+            (run.path / name).write_text('{"schema_version":2,"status":"running"}', encoding="utf-8")
         assert run.is_only_begun == ("run.json" in left)
         assert new_run_directory(run.path, "cpu")[0] == run
 
@@ -120,7 +120,7 @@ class TestNewRunDirectory:
     def test_a_run_that_has_come_further_is_not(self, tmp_path: Path, also: str) -> None:
         run = RunDirectory.create(tmp_path / "killed")
         for name in ("run.json", also):
-            (run.path / name).write_text('{"schema_version":1,"status":"running"}', encoding="utf-8")
+            (run.path / name).write_text('{"schema_version":2,"status":"running"}', encoding="utf-8")
         with pytest.raises(RunDirectoryError, match=r"already holds|is not empty"):
             new_run_directory(run.path, "cpu")
 

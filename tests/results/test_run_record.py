@@ -7,10 +7,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.results.records import EndReason, GangRecord, StudyEnd, StudyStart, WarmUp
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import (
     binding_notes,
@@ -36,12 +37,15 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def startup(host: str, local_rank: int, **changes: Any) -> dict[str, Any]:
-    return {
-        "kind": "startup", "host": host, "local_rank": local_rank, "device": f"GPU-{host}-{local_rank}",
-        "device_name": "NVIDIA A100", "import_s": 4.0, "rendezvous_s": 1.0,
+def gang(*ranks: tuple[str, int], number: int = 0, **changes: Any) -> GangRecord:
+    """A gang with one rank per host and local rank."""
+    fields: dict[str, Any] = {
+        "device_names": "NVIDIA A100", "import_s": 4.0, "rendezvous_s": 1.0,
         "versions": {"torch": "2.9.0", "cuda": "12.8", "nccl": None}, "environment": {"NCCL_DEBUG": "WARN"},
     } | changes  # fmt: skip
+    hosts, local_ranks = zip(*ranks, strict=True)
+    devices = tuple(f"GPU-{host}-{local_rank}" for host, local_rank in ranks)
+    return GangRecord(gang=number, hosts=hosts, local_ranks=local_ranks, devices=devices, **fields)
 
 
 class TestRunJson:
@@ -72,15 +76,15 @@ class TestRunJson:
         }
 
     def test_hosts_are_listed_once_with_their_devices_in_order(self, run: RunDirectory) -> None:
-        for host, local_rank in (("node2", 0), ("node1", 1), ("node1", 0), ("node1", 1)):
-            run.append_record(startup(host, local_rank))
+        run.append_record(gang(("node2", 0), ("node1", 1), ("node1", 0)))
+        run.append_record(gang(("node1", 1), number=1))
         finish_run(run, "finished")
         hosts = run.read_run()["hosts"]
         assert [(h["host"], [d["index"] for d in h["devices"]]) for h in hosts] == [("node1", [0, 1]), ("node2", [0])]
         assert hosts[0]["devices"][1] == {"index": 1, "uuid": "GPU-node1-1", "name": "NVIDIA A100"}
 
     def test_versions_and_environment_are_what_the_ranks_say(self, run: RunDirectory) -> None:
-        run.append_record(startup("node1", 0))
+        run.append_record(gang(("node1", 0)))
         finish_run(run, "finished")
         record = run.read_run()
         assert (record["versions"]["torch"], record["versions"]["cuda"]) == ("2.9.0", "12.8")
@@ -89,12 +93,11 @@ class TestRunJson:
         assert record["environment"] == {"NCCL_DEBUG": "WARN"}
 
     def test_start_up_is_the_slowest_ranks(self, run: RunDirectory) -> None:
-        run.append_record(startup("node1", 0, import_s=4.0, rendezvous_s=9.0))
-        run.append_record(startup("node1", 1, import_s=7.0, rendezvous_s=1.0))
+        run.append_record(gang(("node1", 0), ("node1", 1), import_s=(4.0, 7.0), rendezvous_s=(9.0, 1.0)))
         finish_run(run, "finished")
         assert run.read_run()["startup"] == {"import_s": 7.0, "rendezvous_s": 9.0}
         for first_block_s in (2.5, 0.5):
-            run.append_record({"kind": "warm_up", "study": "weak/r", "arm": "alone", "first_block_s": first_block_s})
+            run.append_record(WarmUp(study="weak/r", arm="a", first_block_s=first_block_s, steps_per_block=9))
         finish_run(run, "finished")
         assert run.read_run()["startup"]["first_step_s"] == 2.5
 
@@ -114,16 +117,16 @@ class TestRunJson:
 class TestErrorsOf:
     def test_only_studies_that_broke_have_a_message(self) -> None:
         ends = [StudyEnd("a", "rounds"), StudyEnd("b", "error", "no memory"), StudyEnd("c", "budget")]
-        assert errors_of([end.as_json() for end in ends]) == {"b": "no memory"}
+        assert errors_of(ends) == {"b": "no memory"}
 
     def test_a_study_that_was_measured_again_is_no_error(self) -> None:
         ends = [StudyEnd("a", "error", "no memory"), StudyEnd("a", "rounds")]
-        assert errors_of([end.as_json() for end in ends]) == {}
-        assert errors_of([end.as_json() for end in reversed(ends)]) == {"a": "no memory"}
+        assert errors_of(ends) == {}
+        assert errors_of(ends[::-1]) == {"a": "no memory"}
 
     def test_other_records_and_no_records_break_nothing(self) -> None:
         assert errors_of([]) == {}
-        assert errors_of([{"kind": "study_start", "study": "a", "reason": "error"}, {"reason": "error"}]) == {}
+        assert errors_of([StudyStart(study="a", unix_s=1.0)]) == {}
 
 
 class TestEnds:
@@ -136,16 +139,16 @@ class TestEnds:
     )
 
     def test_only_a_study_that_came_to_its_own_end_was_measured(self) -> None:
-        assert studies_measured([end.as_json() for end in self.ENDS]) == {"decided", "rounds"}
+        assert studies_measured(self.ENDS) == {"decided", "rounds"}
 
     @pytest.mark.parametrize("last", ["budget", "error", "interrupted"])
-    def test_the_last_end_of_a_study_counts(self, last: str) -> None:
-        ends = [StudyEnd("a", "decided").as_json(), StudyEnd("a", last).as_json()]
+    def test_the_last_end_of_a_study_counts(self, last: EndReason) -> None:
+        ends = [StudyEnd("a", "decided"), StudyEnd("a", last)]
         assert studies_measured(ends) == set()
         assert studies_measured(ends[::-1]) == {"a"}
 
     def test_an_interruption_is_no_error(self) -> None:
-        records = [end.as_json() for end in self.ENDS]
+        records = self.ENDS
         assert interruptions_of(records) == {"interrupted": "the job reached its time limit"}
         assert errors_of(records) == {"error": "no memory"}
         assert studies_out_of_time(records) == {"budget"}
@@ -198,9 +201,6 @@ def test_now_is_utc_to_the_second() -> None:
 
 def test_ranks_that_could_not_be_bound_are_told_once_for_each_reason() -> None:
     refused, absent = "memory of NUMA node 0 is not preferred: Operation not permitted", "not bound: no cores"
-    startups = [
-        {"kind": "startup", "host": host, "rank": rank, "numa": {"node": 0, "note": note}}
-        for host, rank, note in (("n1", 0, refused), ("n1", 1, ""), ("n2", 2, refused), ("n2", 3, absent))
-    ]
-    again = [*startups, *startups, {"kind": "startup", "host": "n1", "rank": 0}]  # another gang; an older version
+    who = gang(("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1), numa_notes=(refused, "", refused, absent))
+    again = [who, msgspec.structs.replace(who, gang=1)]
     assert binding_notes(again) == [f"rank 0 on n1 and 1 more rank: {refused}", f"rank 3 on n2: {absent}"]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
-from pytest_ddpscale.results.records import parse_strict_json, strict_json
+from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, line_of
+from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.survey_record import (
     ClockSkew,
     GpuProcess,
     InfiniBandPort,
+    PostMortem,
     RemappedRows,
     Survey,
     SurveyedGpu,
     post_mortems_of,
+    read_survey,
     surveys_of,
 )
 
@@ -34,13 +39,8 @@ SURVEY = Survey(
 
 @pytest.mark.parametrize("survey", [SURVEY, Survey("n1", 1.0, "the survey was not done within 60 s")])
 def test_what_is_written_is_read(survey: Survey) -> None:
-    line = strict_json(survey.as_json())
-    assert Survey.from_json(parse_strict_json(line)) == survey
-    assert parse_strict_json(line)["kind"] == "survey"
-
-
-def without(key: str) -> dict[str, Any]:
-    return {name: value for name, value in SURVEY.as_json().items() if name != key}
+    assert read_survey(line_of(survey)) == RecordReader().read(line_of(survey)) == survey
+    assert RecordReader().read(line_of(PostMortem(survey))) == PostMortem(survey)
 
 
 @pytest.mark.parametrize(
@@ -49,31 +49,27 @@ def without(key: str) -> dict[str, Any]:
         {"host": 3}, {"unix_s": "now"}, {"problem": None}, {"has_driver": 1}, {"cores": "8"}, {"mood": "good"},
         {"versions": {"driver": 570}}, {"versions": []}, {"free_bytes": {"temporary": None}}, {"gpus": [{"index": 1}]},
         {"gpus": 3}, {"clock": {"earliest_skew_s": 1.0}}, {"clock": {"earliest_skew_s": "0", "latest_skew_s": 0.0}},
-        {"clock": 3.0}, {"infiniband": [{"device": "mlx5_0"}]},
-        {"gpus": [GPU.__dict__ | {"ecc_uncorrected": "0", "remapped_rows": None, "processes": None}]},
-        {"gpus": [GPU.__dict__ | {"ecc_enabled": 1, "remapped_rows": None, "processes": None}]},
+        {"clock": 3.0}, {"infiniband": [{"device": "mlx5_0"}]}, {"kind": "post_mortem"},
+        {"gpus": [to_builtins(GPU) | {"ecc_uncorrected": "0"}]}, {"gpus": [to_builtins(GPU) | {"ecc_enabled": 1}]},
     ],
 )  # fmt: skip
 def test_a_value_of_another_type_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(TypeError):
-        Survey.from_json({**SURVEY.as_json(), **changes})
+    with pytest.raises(ValueError):
+        read_survey(json.dumps({**to_builtins(SURVEY), **changes}).encode())
 
 
 @pytest.mark.parametrize("key", ["host", "unix_s"])
 def test_one_without_a_name_or_a_time_is_refused(key: str) -> None:
-    with pytest.raises(TypeError):
-        Survey.from_json(without(key))
+    with pytest.raises(ValueError, match=f"missing required field `{key}`"):
+        read_survey(json.dumps({name: value for name, value in to_builtins(SURVEY).items() if name != key}).encode())
 
 
 def test_what_gpus_are_after_a_failure_is_no_survey() -> None:
-    line = strict_json(SURVEY.as_post_mortem())
-    records = [parse_strict_json(line), Survey("n1", 1.0).as_json()]
+    records: list[AnyRecord] = [PostMortem(SURVEY), Survey("n1", 1.0)]
     assert post_mortems_of(records) == [SURVEY]
     assert surveys_of(records) == {"n1": Survey("n1", 1.0)}
 
 
 def test_a_nodes_last_survey_counts() -> None:
-    early, late = Survey("n1", 1.0).as_json(), Survey("n1", 2.0).as_json()
-    other = Survey("n2", 1.0).as_json()
-    found = surveys_of([early, {"kind": "study_end", "study": "survey"}, other, late])
+    found = surveys_of([Survey("n1", 1.0), StudyEnd("survey", "error"), Survey("n2", 1.0), Survey("n1", 2.0)])
     assert {host: survey.unix_s for host, survey in found.items()} == {"n1": 2.0, "n2": 1.0}

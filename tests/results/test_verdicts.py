@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.metric import METRICS
-from pytest_ddpscale.results.records import parse_strict_json, strict_json
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.results.strict_json import parse_strict_json, strict_json
 from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict, VerdictOutcome
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -70,7 +70,7 @@ def test_json_says_unit_and_margin_beside_the_value() -> None:
 
 
 def test_json_has_a_schema_version() -> None:
-    assert Judgement("cpu", "partial", "", ()).as_json()["schema_version"] == 1
+    assert Judgement("cpu", "partial", "", ()).as_json()["schema_version"] == 2
 
 
 @pytest.mark.parametrize(

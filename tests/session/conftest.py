@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale.launch.slurm import SlurmLauncher
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.session import devices
-from pytest_ddpscale.session import session as session_module
-from pytest_ddpscale.session.open import open_session
-from pytest_ddpscale.session.session import AcceptanceSession, Site
+from pytest_ddpscale.session import devices, measure
+from pytest_ddpscale.session.open import find_source
+from pytest_ddpscale.session.session import AcceptanceSession
+from pytest_ddpscale.session.sources import Site
 from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.sku.detection import Gpu
 from tests.session.sample import THRESHOLDS, InstantGang, Open
@@ -23,14 +24,14 @@ def gangs(monkeypatch: pytest.MonkeyPatch) -> list[InstantGang]:
     """Every launch of the test."""
     launches: list[InstantGang] = []
     monkeypatch.setattr(InstantGang, "launches", launches)
-    monkeypatch.setattr(session_module, "Supervisor", InstantGang)
+    monkeypatch.setattr(measure, "Supervisor", InstantGang)
     return launches
 
 
 @pytest.fixture(autouse=True)
 def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """What nothing is started with, srun need not look at."""
-    monkeypatch.setattr(session_module, "refuse_wrong_arguments", lambda place, nodes: None)
+    monkeypatch.setattr(SlurmLauncher, "refuse_wrong_arguments", lambda self, launch: None)
 
 
 @pytest.fixture
@@ -58,9 +59,8 @@ def opened(tmp_path: Path, machine: Callable[..., None]) -> Open:
             options = {"ddp_gpus_per_node": "2", "ddp_rounds": str(FEWEST_ROUNDS), **options}
         options.setdefault("gpu_sku", "cpu")
         options.setdefault("ddp_run_dir", str(tmp_path / "run"))
-        return open_session(
-            Site(settings_from(options, {}, {}), tmp_path, tmp_path, ("pytest",), collect_only=collect_only)
-        )
+        site = Site(settings_from(options, {}, {}), tmp_path, tmp_path, ("pytest",), collect_only=collect_only)
+        return AcceptanceSession(find_source(site))
 
     return open_it
 
@@ -69,6 +69,6 @@ def opened(tmp_path: Path, machine: Callable[..., None]) -> Open:
 def measuring(opened: Open, gangs: list[InstantGang]) -> AcceptanceSession:
     """A session about to measure everything, on two ranks."""
     session = opened()
-    session.select(session.cases)
-    session.open_run()
+    session.source.select(session.source.cases)
+    session.source.open_run()
     return session

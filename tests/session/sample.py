@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.records import Measurement, StudyEnd
+from pytest_ddpscale.results.records import EndReason, StudyEnd, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.sku.detection import Gpu
+from tests.builders.records import gang_on, steady_block
 
 THRESHOLDS = """\
 schema_version: 1
@@ -38,7 +39,7 @@ IDS = ["throughput_per_gpu[r-1rank]", "weak_scaling_efficiency[r-2rank]", "stron
 IMG_PER_S = 100.0
 
 
-def nothing(record: dict[str, Any]) -> None:
+def nothing(record: object) -> None:
     """A listener that shows no progress."""
 
 
@@ -59,26 +60,24 @@ class InstantGang:
         *,
         isolate: bool,
         judge: object,
-        admit: Callable[[list[dict[str, Any]]], str],
+        admit: Callable[[Sequence[Survey]], str],
     ) -> None:
         self.run, self.limits, self.isolate, self.judge, self.admit = run, limits, isolate, judge, admit
         self.launches.append(self)
 
     def measure(self, plan: Plan) -> None:
         self.plan, layout = plan, Layout(1, max(plan.world_size, 1))
+        device = "cpu" if plan.device_type == "cpu" else "GPU-{}"
+        number = len(gangs_by_number(self.run.read_records()))
+        self.run.append_record(gang_on(["here"], layout.world_size, device, number))
         for study in plan.studies:
-            for number in range(study.rounds if self.rounds is None else self.rounds):
+            for round_ in range(study.rounds if self.rounds is None else self.rounds):
                 for arm in study.arms:
-                    for rank in layout.groups(arm, study.turn(plan.seed, number))[0]:
-                        block_s = arm.batch_size * 10 / IMG_PER_S
-                        device = "cpu" if plan.device_type == "cpu" else f"GPU-{rank}"
-                        one = Measurement(
-                            study.id, arm.name, number, rank, rank, "here", device, arm.batch_size, 10, block_s, 1.7e9
-                        )
-                        self.run.append_record(one.as_json())
+                    ranks = layout.ranks([arm], study.turn(plan.seed, round_))
+                    self.run.append_record(steady_block(study.id, arm, round_, ranks, IMG_PER_S, number))
             if self.ends:
-                reason = "error" if self.breaks else "rounds"
-                self.run.append_record(StudyEnd(study.id, reason, self.breaks).as_json())
+                reason: EndReason = "error" if self.breaks else "rounds"
+                self.run.append_record(StudyEnd(study.id, reason, self.breaks))
 
 
 Open = Callable[..., AcceptanceSession]
@@ -91,6 +90,6 @@ def gpu(index: int, name: str = "G") -> Gpu:
 def measured_run(path: Path, sku: str = "cpu") -> Path:
     """A run directory without any measurement."""
     run = RunDirectory.create(path)
-    run.write_json(run.run_json, {"schema_version": 1, "sku": sku, "notes": ["imported"]})
+    run.write_json(run.run_json, {"schema_version": 2, "sku": sku, "notes": ["imported"]})
     run.write_json(run.plan_json, Plan("cpu", "cpu", ()).as_json())
     return path

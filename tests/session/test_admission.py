@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.notices import Unfit
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.session.admission import Admission
-from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, STOP
+from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, UNFIT
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import Requirement, Sku
 
@@ -24,27 +25,27 @@ def check_case(name: str, severity: str = "fail") -> NodeCase:
     return NodeCase(requirement, name, "t.yaml:7", sku=CPU)
 
 
-def survey(host: str, **fields: Any) -> dict[str, Any]:
-    return Survey(host, 1.7e9, **{"cores": 2, "free_bytes": {"run_directory": 2**40}, **fields}).as_json()
+def survey(host: str, **fields: Any) -> Survey:
+    return Survey(host, 1.7e9, **{"cores": 2, "free_bytes": {"run_directory": 2**40}, **fields})
 
 
-def asked(unfit_nodes_are: str, *surveys: dict[str, Any], cases: tuple[NodeCase, ...] = ()) -> tuple[str, Admission]:
+def asked(unfit_nodes_are: str, *surveys: Survey, cases: tuple[NodeCase, ...] = ()) -> tuple[str, Admission]:
     """What is said of nodes that all have to have two cores, and who said it."""
-    heard: list[dict[str, Any]] = []
+    heard: list[object] = []
     admission = Admission(cases or (check_case("gpus"),), PLAN, unfit_nodes_are, heard.append)
     reason = admission(list(surveys))
-    assert heard == ([{"kind": "unfit", "nodes": admission.unfit}] if admission.unfit else [])
+    assert heard == ([Unfit(admission.unfit)] if admission.unfit else [])
     return reason, admission
 
 
-@pytest.mark.parametrize("unfit_nodes_are", [MEASURE, LEAVE_OUT, STOP])
+@pytest.mark.parametrize("unfit_nodes_are", UNFIT)
 def test_nodes_that_are_as_they_should_be_are_admitted(unfit_nodes_are: str) -> None:
     reason, admission = asked(unfit_nodes_are, survey("n1"), survey("n2"), survey("n3"))
     assert (reason, admission.unfit, admission.in_words) == ("", {}, "")
 
 
 @pytest.mark.parametrize(
-    ("unfit_nodes_are", "reason"), [(MEASURE, ""), (LEAVE_OUT, f"n2: {TOO_SMALL}"), (STOP, f"n2: {TOO_SMALL}")]
+    ("unfit_nodes_are", "reason"), [(MEASURE, ""), (LEAVE_OUT, f"n2: {TOO_SMALL}"), ("stop", f"n2: {TOO_SMALL}")]
 )
 def test_an_unfit_node_is_told_whatever_becomes_of_it(unfit_nodes_are: str, reason: str) -> None:
     said, admission = asked(unfit_nodes_are, survey("n1"), survey("n2", cores=1), survey("n3"))
@@ -53,16 +54,16 @@ def test_an_unfit_node_is_told_whatever_becomes_of_it(unfit_nodes_are: str, reas
 
 
 def test_all_unfit_nodes_are_in_the_reason() -> None:
-    reason, _ = asked(STOP, survey("n1"), survey("n2", cores=1), survey("n3", problem="nvmlInit did not return"))
+    reason, _ = asked("stop", survey("n1"), survey("n2", cores=1), survey("n3", problem="nvmlInit did not return"))
     assert reason == f"n2: {TOO_SMALL}; n3: it could not be looked at: nvmlInit did not return"
 
 
 def test_only_a_check_of_severity_fail_makes_a_node_unfit() -> None:
-    assert asked(STOP, survey("n1", cores=1), cases=(check_case("gpus", "warn"),))[0] == ""
-    assert asked(STOP, survey("n1", cores=1), cases=(check_case("disk"),))[0] == "", "that was not asked"
+    assert asked("stop", survey("n1", cores=1), cases=(check_case("gpus", "warn"),))[0] == ""
+    assert asked("stop", survey("n1", cores=1), cases=(check_case("disk"),))[0] == "", "that was not asked"
 
 
 def test_a_node_that_may_as_well_be_right_is_admitted() -> None:
     """Most nodes have one core: then it is the plan that expects too much."""
-    reason, _ = asked(STOP, survey("n1", cores=1), survey("n2", cores=1), survey("n3"))
+    reason, _ = asked("stop", survey("n1", cores=1), survey("n2", cores=1), survey("n3"))
     assert reason == ""

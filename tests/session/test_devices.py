@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import OptionError, SkuError
-from pytest_ddpscale.session.cluster import THIS_MACHINE, Cluster
+from pytest_ddpscale.launch.launcher import Cluster
+from pytest_ddpscale.session.cluster import THIS_MACHINE
 from pytest_ddpscale.session.devices import devices_per_node, refuse_hanging_driver
 from pytest_ddpscale.settings import settings_from
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.machine import A100, HANG, UNKNOWN_ERROR, PlayedMachine
 
 __all__ = ["machine", "nvml_library_directory"]
-ELSEWHERE = Cluster(2, uses_slurm=True, is_elsewhere=True)
-ALLOCATED = Cluster(2, ("n1", "n2"), uses_slurm=True)
+ELSEWHERE = Cluster(2, launcher="slurm", is_elsewhere=True)
+ALLOCATED = Cluster(2, ("n1", "n2"), launcher="slurm")
 
 
 def found(

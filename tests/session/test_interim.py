@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.results.records import StudyEnd, parse_strict_json
+from pytest_ddpscale.results.notices import Idle, Interrupted, Notice
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import EndReason, StudyEnd, StudyStart
+from pytest_ddpscale.results.strict_json import parse_strict_json
 from pytest_ddpscale.results.verdicts import Judgement
 from pytest_ddpscale.results.verdicts_json import read_judgement
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.session import AcceptanceSession
 from tests.session.sample import IMG_PER_S, InstantGang, nothing
 
-CANCELLED = {"kind": "interrupted", "message": "the job was cancelled"}
+CANCELLED = Interrupted("the job was cancelled")
 
 
-def end(study: str, reason: str = "rounds") -> dict[str, Any]:
-    return StudyEnd(study, reason).as_json()
+def end(study: str, reason: EndReason = "rounds") -> StudyEnd:
+    return StudyEnd(study, reason)
 
 
 @pytest.fixture
 def half(measuring: AcceptanceSession, gangs: list[InstantGang]) -> AcceptanceSession:
     """A session whose study has ended, and whose process is about to be killed."""
-    assert measuring.plan is not None
+    assert measuring.source.plan is not None
     assert measuring.run is not None
     InstantGang(None, measuring.run, Limits(), None, isolate=False, judge=None, admit=lambda _: "").measure(
-        measuring.plan
+        measuring.source.plan
     )
     return measuring
 
@@ -39,13 +41,13 @@ def written(session: AcceptanceSession) -> Judgement:
 
 
 def test_after_a_study_what_it_says_is_written_and_the_run_is_incomplete(half: AcceptanceSession) -> None:
-    assert half.plan is not None
+    assert half.source.plan is not None
     assert half.run is not None
-    Interim(half, nothing)(end(half.plan.studies[0].id))
+    Interim(half, nothing)(end(half.source.plan.studies[0].id))
     judgement = written(half)
     assert judgement.outcome == "incomplete"
     assert "measuring went on at 20" in judgement.reason
-    assert f"1 of {len(half.plan.study_ids)} studies had ended; --ddp-resume={half.run.path}" in judgement.reason
+    assert f"1 of {len(half.source.plan.study_ids)} studies had ended; --ddp-resume={half.run.path}" in judgement.reason
     outcomes = {verdict.outcome for verdict in judgement.verdicts}
     assert "passed" in outcomes
     assert "INCOMPLETE" in (half.run.path / "report.md").read_text("utf-8")
@@ -93,8 +95,8 @@ def test_judging_takes_a_twentieth_of_the_time_at_most(
 
 def test_other_records_and_ends_by_an_interruption_are_passed_on_only(half: AcceptanceSession) -> None:
     assert half.run is not None
-    heard: list[dict[str, Any]] = []
-    records = [{}, {"kind": "measurement"}, end("weak/r", "interrupted")]
+    heard: list[object] = []
+    records: list[AnyRecord | Notice] = [Idle(), StudyStart(study="weak/r", unix_s=1.0), end("weak/r", "interrupted")]
     for record in records:
         Interim(half, heard.append)(record)
     assert heard == records

@@ -20,23 +20,23 @@ class TestJudging:
     @pytest.fixture
     def old(self, measuring: AcceptanceSession) -> RunDirectory:
         """A run that was measured in full."""
-        measuring.judge(measuring.cases[0], nothing)
-        measuring.close_run("finished")
-        measuring.release_run()
+        measuring.judge(measuring.source.cases[0], nothing)
+        measuring.source.close("finished")
+        measuring.source.release()
         assert measuring.run is not None
         return measuring.run
 
     def judged(self, opened: Open, old: RunDirectory, **options: Any) -> AcceptanceSession:
         session = opened(gpu_sku="auto", ddp_judge=str(old.path), ddp_run_dir=None, **options)
-        session.select(session.cases)
-        session.open_run()
+        session.source.select(session.source.cases)
+        session.source.open_run()
         return session
 
     def test_verdicts_come_from_what_is_there_and_nothing_is_launched(
         self, opened: Open, old: RunDirectory, gangs: list[InstantGang]
     ) -> None:
         session = self.judged(opened, old)
-        verdicts = [session.judge(case, nothing) for case in session.cases]
+        verdicts = [session.judge(case, nothing) for case in session.source.cases]
         assert [verdict.outcome for verdict in verdicts] == ["passed", "passed", "not_measured"]
         assert verdicts[2].reason == "strong scaling of r was not measured in this run"
         assert session.samples("strong_scaling_speedup", "r", 2, nothing) == []
@@ -45,10 +45,22 @@ class TestJudging:
     def test_the_old_record_stays_and_the_judgement_says_what_it_is(self, opened: Open, old: RunDirectory) -> None:
         record = old.run_json.read_bytes()
         session = self.judged(opened, old)
-        session.close_run("finished")
+        session.source.close("finished")
         assert old.run_json.read_bytes() == record
         notes = session.conclude(interrupted=False, spoiled=()).notes
         assert notes == (f"judged from {old.path}, nothing was measured",)
+
+    @pytest.mark.parametrize("goes_on", [False, True])
+    def test_a_broken_baseline_is_refused_before_anything_is_judged_or_measured(
+        self, opened: Open, old: RunDirectory, goes_on: bool
+    ) -> None:
+        old.baseline_json.write_text("{}")
+        source = opened(**{"ddp_resume" if goes_on else "ddp_judge": str(old.path), "ddp_run_dir": None}).source
+        begin = source.open_run if goes_on else lambda: source.select(source.cases)
+        if goes_on:
+            source.select(source.cases)
+        with pytest.raises(RunDirectoryError, match=r"baseline\.json.*is no baseline"):
+            begin()
 
     def test_notes_of_the_old_run_are_kept(self, opened: Open, tmp_path: Path) -> None:
         session = self.judged(opened, RunDirectory(measured_run(tmp_path / "imported")))
@@ -65,10 +77,10 @@ class TestJudging:
         for mark, expected in (({}, "accepted"), *((mark, "incomplete") for mark in marks)):
             old.write_json(old.run_json, record | mark)
             session = self.judged(opened, old)
-            session.cases = session.cases[:2]
-            for case in session.cases:
+            session.source.cases = session.source.cases[:2]
+            for case in session.source.cases:
                 session.judge(case, nothing)
-            session.selected = session.cases
+            session.source.selected = session.source.cases
             judgement = session.conclude(interrupted=False, spoiled=())
             assert judgement.outcome == expected, judgement.reason
         assert judgement.reason.startswith("simulated: no machine was measured")
@@ -79,7 +91,7 @@ class TestJudging:
     ) -> None:
         first = self.judged(opened, old)
         assert first.run == old, "no verdicts are there yet"
-        first.release_run()
+        first.source.release()
         old.write_json(old.verdicts_json, {})
         names = []
         for _ in range(2):
@@ -91,21 +103,21 @@ class TestJudging:
 
     def test_verdicts_go_where_they_are_asked_to(self, opened: Open, old: RunDirectory, tmp_path: Path) -> None:
         session = opened(gpu_sku="auto", ddp_judge=str(old.path), ddp_run_dir=str(tmp_path / "verdicts"))
-        session.select(session.cases)
-        session.open_run()
+        session.source.select(session.source.cases)
+        session.source.open_run()
         assert session.run == RunDirectory(tmp_path / "verdicts")
 
     def test_other_thresholds_give_other_verdicts(self, opened: Open, old: RunDirectory, tmp_path: Path) -> None:
         strict = tmp_path / "strict.yaml"
         strict.write_text(THRESHOLDS.replace("at_least: 50", "at_least: 500"), encoding="utf-8")
         session = self.judged(opened, old, thresholds=str(strict))
-        assert session.judge(session.cases[0], nothing).outcome == "failed"
+        assert session.judge(session.source.cases[0], nothing).outcome == "failed"
 
     def test_a_broken_line_is_refused_before_any_item_runs(self, opened: Open, old: RunDirectory) -> None:
         lines = old.measurements_jsonl.read_text(encoding="utf-8").splitlines(keepends=True)
         lines[2] = json.dumps({"kind": "measurement"}) + "\n"
         old.measurements_jsonl.write_text("".join(lines), encoding="utf-8")
-        with pytest.raises(RunDirectoryError, match="line 3 is no measurement"):
+        with pytest.raises(RunDirectoryError, match="line 3 is no record"):
             self.judged(opened, old)
 
 
@@ -115,9 +127,9 @@ def test_gpus_that_took_no_part_are_not_accepted(
     """Sixteen GPUs, requirements for eight: nothing is known of the other eight."""
     machine(*[Gpu(i, f"GPU-{i}", "G", "20b2", 80.0) for i in range(16)], driver=True)
     session = opened(gpu_sku="gpu")
-    session.select(session.cases)
-    session.open_run()
-    assert all(session.judge(case, nothing).passed for case in session.cases)
+    session.source.select(session.source.cases)
+    session.source.open_run()
+    assert all(session.judge(case, nothing).passed for case in session.source.cases)
     judgement = session.conclude(interrupted=False, spoiled=())
     assert judgement.outcome == "partial"
     assert "8 of 16 GPUs took no part in any of them: GPU 8 on here" in judgement.reason

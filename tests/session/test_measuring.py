@@ -5,37 +5,40 @@ from __future__ import annotations
 import pytest
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.results.pair_record import PairMeasurement
-from pytest_ddpscale.session.cluster import Cluster
+from pytest_ddpscale.results.pair_record import PairRound
+from pytest_ddpscale.results.records import gangs_by_number
+from pytest_ddpscale.session.measure import further_name
 from pytest_ddpscale.session.session import AcceptanceSession
+from pytest_ddpscale.session.sources import Machine
 from tests.session.sample import IMG_PER_S, InstantGang, Open, nothing
 
 
 class TestMeasuring:
     def test_what_is_about_to_happen_is_on_disk_first(self, measuring: AcceptanceSession) -> None:
         assert measuring.run is not None
-        assert measuring.run.read_plan() == measuring.plan
+        assert measuring.run.read_plan() == measuring.source.plan
         assert measuring.run.read_run()["status"] == "running"
-        assert measuring.needs_measuring()
+        assert measuring.source.evidence is None
 
     def test_one_launch_answers_everything_planned(
         self, measuring: AcceptanceSession, gangs: list[InstantGang]
     ) -> None:
-        verdicts = [measuring.judge(case, nothing) for case in measuring.cases[:2]]
+        verdicts = [measuring.judge(case, nothing) for case in measuring.source.cases[:2]]
         assert [verdict.outcome for verdict in verdicts] == ["passed", "passed"]
         assert [verdict.value for verdict in verdicts] == pytest.approx([IMG_PER_S, 1.0])
         assert len(gangs) == 1
-        assert not measuring.needs_measuring()
+        assert measuring.source.evidence is not None
 
     def test_a_verdict_once_given_stays(self, measuring: AcceptanceSession) -> None:
-        first = measuring.judge(measuring.cases[0], nothing)
-        assert measuring.judge(measuring.cases[0], nothing) is first
+        first = measuring.judge(measuring.source.cases[0], nothing)
+        assert measuring.judge(measuring.source.cases[0], nothing) is first
 
     def test_what_needs_more_ranks_than_there_are_is_not_measured_nor_launched(
         self, measuring: AcceptanceSession, gangs: list[InstantGang]
     ) -> None:
-        verdict = measuring.judge(measuring.cases[2], nothing)
+        verdict = measuring.judge(measuring.source.cases[2], nothing)
         assert (verdict.outcome, verdict.reason) == ("not_measured", "needs 8 ranks; 2 can be used here")
         assert gangs == []
 
@@ -43,14 +46,14 @@ class TestMeasuring:
         self, measuring: AcceptanceSession, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(InstantGang, "breaks", "rank 1 on here failed in warm-up: no memory")
-        verdict = measuring.judge(measuring.cases[0], nothing)
+        verdict = measuring.judge(measuring.source.cases[0], nothing)
         assert (verdict.outcome, verdict.reason) == ("error", "rank 1 on here failed in warm-up: no memory")
 
     def test_limits_and_isolation_are_passed_on(self, opened: Open, gangs: list[InstantGang]) -> None:
         session = opened(ddp_budget="10m", ddp_inactivity_limit="90s", ddp_isolate=True)
-        session.select(session.cases)
-        session.open_run()
-        session.judge(session.cases[0], nothing)
+        session.source.select(session.source.cases)
+        session.source.open_run()
+        session.judge(session.source.cases[0], nothing)
         limits = gangs[0].limits
         assert (limits.budget_s, limits.inactivity_s, limits.startup_s, gangs[0].isolate) == (600.0, 90.0, 90.0, True)
         assert limits.total_s is not None, "the plan gives one"
@@ -59,26 +62,29 @@ class TestMeasuring:
     def test_a_question_outside_the_plan_is_measured_by_a_further_launch(
         self, measuring: AcceptanceSession, gangs: list[InstantGang]
     ) -> None:
-        measuring.judge(measuring.cases[0], nothing)
+        measuring.judge(measuring.source.cases[0], nothing)
         for _ in range(2):
             samples = measuring.samples("strong_scaling_speedup", "r", 2, nothing)
             assert samples == pytest.approx([2.0] * FEWEST_ROUNDS)
         assert [study.id for gang in gangs for study in gang.plan.studies] == ["weak/r", "strong/r-extra1"]
         assert measuring.run is not None
         assert [study.id for study in measuring.run.read_plan().studies] == ["weak/r", "strong/r-extra1"]
-        assert measuring.judge(measuring.cases[1], nothing).passed
+        assert measuring.judge(measuring.source.cases[1], nothing).passed
 
     def test_a_further_launch_searches_for_slow_links_unless_they_were_measured(
         self, measuring: AcceptanceSession, gangs: list[InstantGang]
     ) -> None:
-        measuring.judge(measuring.cases[0], nothing)
+        measuring.judge(measuring.source.cases[0], nothing)
         assert measuring.run is not None
-        measuring.cluster, measuring.devices = Cluster(nodes=3), 6
+        measuring.source.machine = Machine(Cluster(nodes=3), 6)
         measuring.samples("weak_scaling_efficiency", "r", 6, nothing)
         assert gangs[-1].plan.pairs is not None
         assert measuring.run.read_plan().pairs == gangs[-1].plan.pairs, "ranks read it there"
-        found = PairMeasurement("pairs", 0, (0, 2), ("a", "b"), (0, 0), ("cpu", "cpu"), 4, 1, 1.0)
-        measuring.run.append_record(found.as_json())
+        number = max(gangs_by_number(measuring.run.read_records()))
+        found = PairRound(
+            study="pairs", round=0, gang=number, message_bytes=4, iterations=1, ranks=((0, 2),), busbw_gbps=1.0
+        )
+        measuring.run.append_record(found)
         measuring.samples("weak_scaling_efficiency", "r", 5, nothing)
         measuring.samples("weak_scaling_efficiency", "r", 3, nothing)
         assert [gang.plan.pairs is None for gang in gangs] == [True, False, False, True]
@@ -92,3 +98,11 @@ class TestMeasuring:
         }.items():
             with pytest.raises(OptionError, match=complaint):
                 measuring.samples(*question, nothing)
+
+
+@pytest.mark.parametrize(
+    ("taken", "name"),
+    [((), "r-extra1"), (("r-extra1", "r-extra2"), "r-extra3"), (("r-extra2", "s-extra1"), "r-extra1")],
+)
+def test_what_is_trained_once_more_has_a_name_of_its_own(taken: tuple[str, ...], name: str) -> None:
+    assert further_name("r", taken) == name

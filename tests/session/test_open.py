@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_ddpscale.errors import OptionError, RunDirectoryError, SkuError
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.records import parse_strict_json
+from pytest_ddpscale.results.strict_json import parse_strict_json
 from pytest_ddpscale.session import devices
+from pytest_ddpscale.session.cluster import THIS_MACHINE
+from pytest_ddpscale.session.sources import Machine
 from pytest_ddpscale.sku.detection import Gpu
 from pytest_ddpscale.util.packaged import packaged
 from tests.session.sample import THRESHOLDS, Open, gpu, measured_run
@@ -20,16 +23,16 @@ from tests.session.sample import THRESHOLDS, Open, gpu, measured_run
 
 class TestDevices:
     def test_on_cpu_as_many_ranks_as_asked_for_may_share_the_cores(self, opened: Open) -> None:
-        assert opened(ddp_gpus_per_node="64").devices == 64
+        assert opened(ddp_gpus_per_node="64").source.machine.devices == 64
 
     def test_on_cpu_there_is_a_rank_for_each_core(self, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 5})
-        assert opened(ddp_gpus_per_node=None).devices == 3
+        assert opened(ddp_gpus_per_node=None).source.machine.devices == 3
 
     def test_on_gpu_all_are_used_or_as_many_as_asked_for(self, opened: Open, machine: Callable[..., None]) -> None:
         machine(gpu(0), gpu(1), gpu(2), driver=True)
-        assert opened(gpu_sku="gpu").devices == 3
-        assert opened(gpu_sku="auto", ddp_gpus_per_node="2").devices == 2
+        assert opened(gpu_sku="gpu").source.machine.devices == 3
+        assert opened(gpu_sku="auto", ddp_gpus_per_node="2").source.machine.devices == 2
 
     def test_more_gpus_than_there_are_is_refused(self, opened: Open, machine: Callable[..., None]) -> None:
         machine(gpu(0), gpu(1), driver=True)
@@ -42,20 +45,20 @@ class TestDevices:
         with pytest.raises(OptionError) as raised:
             opened(gpu_sku="gpu", ddp_world_sizes="1,2,4,8")
         assert str(raised.value) == "--ddp-world-sizes: found 8, but 2 GPUs are visible; expected at most 2."
-        assert opened(gpu_sku="gpu", ddp_world_sizes="1,2").devices == 2
+        assert opened(gpu_sku="gpu", ddp_world_sizes="1,2").source.machine.devices == 2
 
     def test_on_cpu_the_way_out_is_said(self, opened: Open) -> None:
         with pytest.raises(OptionError, match=r"On CPU, --ddp-gpus-per-node=8 lets ranks share cores\.$"):
             opened(ddp_world_sizes="2,8")
 
     def test_a_laptop_that_only_plans_knows_no_gpus_but_may_be_told(self, opened: Open) -> None:
-        assert opened(gpu_sku="gpu", collect_only=True).devices is None
-        assert opened(gpu_sku="gpu", collect_only=True, ddp_gpus_per_node="8").devices == 8
-        assert opened(gpu_sku="gpu", collect_only=True, ddp_world_sizes="1024").devices is None
+        assert opened(gpu_sku="gpu", collect_only=True).source.machine.devices is None
+        assert opened(gpu_sku="gpu", collect_only=True, ddp_gpus_per_node="8").source.machine.devices == 8
+        assert opened(gpu_sku="gpu", collect_only=True, ddp_world_sizes="1024").source.machine.devices is None
 
     def test_a_judged_run_needs_no_device(self, opened: Open, tmp_path: Path) -> None:
         judge = str(measured_run(tmp_path / "old"))
-        assert opened(gpu_sku="auto", ddp_judge=judge, ddp_world_sizes="1024").devices is None
+        assert opened(gpu_sku="auto", ddp_judge=judge, ddp_world_sizes="1024").source.machine.devices is None
 
 
 class TestWorldSizesInWords:
@@ -74,7 +77,7 @@ class TestWorldSizesInWords:
         (tmp_path / "thresholds.yaml").write_text(text, encoding="utf-8")
 
         def of(**options: Any) -> dict[str, int]:
-            return {case.name: case.world_size for case in opened(**options).cases if "-" in case.name[1:]}
+            return {case.name: case.world_size for case in opened(**options).source.cases if "-" in case.name[1:]}
 
         return of
 
@@ -102,10 +105,10 @@ class TestWorldSizesInWords:
         )
         (tmp_path / "thresholds.yaml").write_text(said, encoding="utf-8")
         session = opened(**planned)
-        assert {case.name: case.world_size for case in session.cases}["r-all"] == 64
-        session.select(session.cases)
-        assert session.plan is not None
-        assert (session.plan.nodes, session.plan.layout.world_size) == (16, 64)
+        assert {case.name: case.world_size for case in session.source.cases}["r-all"] == 64
+        session.source.select(session.source.cases)
+        assert session.source.plan is not None
+        assert (session.source.plan.nodes, session.source.plan.layout.world_size) == (16, 64)
 
     def test_an_earlier_run_says_how_many_devices_its_nodes_had(
         self, tmp_path: Path, in_words: Callable[..., dict[str, int]]
@@ -128,7 +131,7 @@ class TestSku:
     def test_auto_finds_the_gpus(self, opened: Open, machine: Callable[..., None]) -> None:
         machine(gpu(0), driver=True)
         session = opened(gpu_sku="auto")
-        assert (session.sku, session.device_type, session.devices) == ("gpu", "cuda", 1)
+        assert (session.sku, session.subject.device_type, session.source.machine.devices) == ("gpu", "cuda", 1)
 
     def test_a_driver_without_a_gpu_is_no_reason_to_accept_the_cpu(
         self, opened: Open, machine: Callable[..., None]
@@ -157,7 +160,7 @@ class TestSku:
             assert THRESHOLDS.count(detect) == 1
             checked = THRESHOLDS.replace(detect, f"{detect}    checks: {{gpus: fail}}\n")
             (tmp_path / "thresholds.yaml").write_text(checked, encoding="utf-8")
-            assert opened(gpu_sku="gpu").devices == 1
+            assert opened(gpu_sku="gpu").source.machine.devices == 1
         else:
             with pytest.raises(SkuError, match=r"^GPU 1 of here: does not answer"):
                 opened(gpu_sku="gpu")
@@ -236,11 +239,11 @@ class TestSilentGpus:
         with_check.write_text(THRESHOLDS.replace(detect, f"{detect}    checks: {{gpus: fail}}\n"), encoding="utf-8")
         silent(gpu(0), gpu(2))
         session = opened(gpu_sku=sku, thresholds=str(with_check))
-        assert session.devices == 2
-        assert session.cases[0].id == "node_check[gpus]"
-        session.select(session.cases[:1])
-        assert session.plan is not None
-        assert session.plan.survey
+        assert session.source.machine.devices == 2
+        assert session.source.cases[0].id == "node_check[gpus]"
+        session.source.select(session.source.cases[:1])
+        assert session.source.plan is not None
+        assert session.source.plan.survey
 
     def test_end_the_session_where_no_other_gpu_answers(
         self, opened: Open, silent: Callable[..., SkuError], tmp_path: Path
@@ -267,12 +270,13 @@ class TestFewerGpusThanAsked:
         machine(gpu(0), gpu(1), driver=True)
         (tmp_path / "with_check.yaml").write_text(self.WITH_CHECK, encoding="utf-8")
         session = opened(gpu_sku="gpu", thresholds=str(tmp_path / "with_check.yaml"), **asked)
-        assert (session.devices, session.gpus_asked) == (2, 8)
-        assert session.silent == ("2 GPUs are visible here, 8 were asked for",), "so that the run cannot be accepted"
-        session.select(session.cases[:1])
-        assert session.plan is not None
-        assert session.plan.gpus_asked == 8
-        assert Plan.from_json(session.plan.as_json()) == session.plan
+        assert (session.source.machine.devices, session.source.machine.gpus_asked) == (2, 8)
+        told = ("2 GPUs are visible here, 8 were asked for",)
+        assert session.source.machine.silent == told, "so that the run cannot be accepted"
+        session.source.select(session.source.cases[:1])
+        assert session.source.plan is not None
+        assert session.source.plan.gpus_asked == 8
+        assert Plan.from_json(msgspec.to_builtins(session.source.plan.as_json())) == session.source.plan
 
     def test_are_a_slip_where_no_check_would_tell(self, opened: Open, machine: Callable[..., None]) -> None:
         machine(gpu(0), gpu(1), driver=True)
@@ -285,7 +289,7 @@ class TestFewerGpusThanAsked:
         machine(gpu(0), gpu(1), driver=True)
         (tmp_path / "with_check.yaml").write_text(self.WITH_CHECK, encoding="utf-8")
         session = opened(gpu_sku="gpu", thresholds=str(tmp_path / "with_check.yaml"), ddp_gpus_per_node="1")
-        assert (session.devices, session.gpus_asked, session.silent) == (1, None, ())
+        assert session.source.machine == Machine(THIS_MACHINE, 1)
 
 
 class TestThresholds:
@@ -294,7 +298,7 @@ class TestThresholds:
     ) -> None:
         other = tmp_path / "other.yaml"
         other.write_text(THRESHOLDS, encoding="utf-8")
-        assert opened(thresholds=str(other)).thresholds.path == other
-        assert opened().thresholds.path == tmp_path / "thresholds.yaml"
+        assert opened(thresholds=str(other)).subject.thresholds.path == other
+        assert opened().subject.thresholds.path == tmp_path / "thresholds.yaml"
         (tmp_path / "thresholds.yaml").unlink()
-        assert opened().thresholds.path == packaged("thresholds.yaml")
+        assert opened().subject.thresholds.path == packaged("thresholds.yaml")

@@ -1,4 +1,4 @@
-"""A session's history: which file it is, what is read of it, and that it never costs a run."""
+"""A session's history: what is read of it, and that it never costs a run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.reading import host_runs
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_opening import RUNS_FOLDER
 from pytest_ddpscale.results.verdicts_json import read_judgement
-from pytest_ddpscale.session.past_runs import HISTORY_NAME, baseline_of, history_file_of, keep_baseline, remember
+from pytest_ddpscale.session.past_runs import baseline_of, keep_baseline, remember
 from tests.history.sample import SKU, at, judged_run
 
 NIGHTS = 3
@@ -25,7 +24,7 @@ NIGHTS = 3
 @pytest.fixture
 def history(tmp_path: Path) -> Path:
     """Of a node with a few good nights."""
-    file = tmp_path / HISTORY_NAME
+    file = tmp_path / "history.sqlite"
     for night in range(NIGHTS):
         add_run(file, judged_run(tmp_path / f"night{night}", night).path)
     return file
@@ -39,23 +38,6 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def baseline(run: RunDirectory, history: Path | None) -> Baseline | None:
     return baseline_of(run, history, SKU, read_evidence(run))
-
-
-class TestHistoryFile:
-    def test_is_the_one_that_was_asked_for(self, tmp_path: Path) -> None:
-        asked = tmp_path / "site.sqlite"
-        assert history_file_of(asked, RunDirectory(RUNS_FOLDER / "run")) == asked
-
-    def test_lies_beside_the_runs_of_a_site(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-        assert history_file_of(None, RunDirectory(RUNS_FOLDER / "run")) == RUNS_FOLDER / HISTORY_NAME
-        absolute = tmp_path / RUNS_FOLDER / "run"
-        assert history_file_of(None, RunDirectory(absolute)) == absolute.parent / HISTORY_NAME
-
-    @pytest.mark.parametrize("path", ["run", "elsewhere/run", f"{RUNS_FOLDER}/run/judged-1"])
-    def test_is_none_of_a_run_elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-        monkeypatch.chdir(tmp_path)
-        assert history_file_of(None, RunDirectory(Path(path))) is None
 
 
 class TestBaseline:

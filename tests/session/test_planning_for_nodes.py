@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.session.cluster import THIS_MACHINE, Cluster
+from pytest_ddpscale.session.cluster import THIS_MACHINE
 from pytest_ddpscale.session.planning import Planning
+from pytest_ddpscale.session.sources import Machine, Site, Subject
 from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
+from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.util.packaged import packaged
 from tests.session.test_admission import check_case
 from tests.verdict.probed import ALL_REDUCE, MATMUL, probe_case
 from tests.verdict.sample import WORKLOAD, make_case
@@ -22,9 +27,19 @@ GPUS, UNDER_LOAD, TRANSPORT = check_case("gpus"), check_case("ecc_under_load"), 
 LOAD, LINKS = "matmul-fp16", "all-reduce-32mib@8"
 
 
-def planning(devices: int | None = 8, cluster: Cluster = THIS_MACHINE, **changes: Any) -> Planning:
-    fields = {"sku": "a100", "device_type": "cuda", "settings": settings_from({}, {}, {}), "gpus_asked": None}
-    return Planning(**{**fields, "plans_only": False, "cluster": cluster, "devices": devices, **changes})
+THRESHOLDS = load_thresholds(packaged("thresholds.yaml"))
+
+
+def planning(
+    devices: int | None = 8,
+    cluster: Cluster = THIS_MACHINE,
+    *,
+    sku: str = "a100",
+    plans_only: bool = False,
+    **options: str,
+) -> Planning:
+    site = Site(settings_from(options, {}, {}), Path(), Path(), collect_only=plans_only)
+    return Planning(Subject(site, THRESHOLDS, THRESHOLDS.sku_name(sku)), Machine(cluster, devices))
 
 
 def training(world_size: int, **keys: Any) -> Case:
@@ -47,7 +62,7 @@ def planned(cases: Sequence[AnyCase], devices: int | None = 8, cluster: Cluster 
 class TestWhatIsLacking:
     def test_is_more_devices_than_there_are(self) -> None:
         assert planning(4).why_not(training(8)) == "needs 8 GPUs; 4 can be used here"
-        assert planning(4, device_type="cpu").why_not(training(8)) == "needs 8 ranks; 4 can be used here"
+        assert planning(4, sku="cpu").why_not(training(8)) == "needs 8 ranks; 4 can be used here"
         assert planning(4).why_not(probe_case(ALL_REDUCE, 10.0)) == "needs 8 GPUs; 4 can be used here"
 
     def test_is_nothing_of_a_check(self) -> None:
@@ -95,8 +110,7 @@ class TestPlan:
         assert plan.nodes == 1
 
     def test_goes_at_the_pace_that_the_user_sets(self) -> None:
-        settings = settings_from({"ddp_rounds": "9", "ddp_block": "7s"}, {}, {})
-        (study,) = planning(settings=settings).plan_for([training(8)]).studies
+        (study,) = planning(ddp_rounds="9", ddp_block="7s").plan_for([training(8)]).studies
         assert (study.rounds, study.block_s) == (9, 7.0)
 
 

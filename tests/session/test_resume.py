@@ -13,14 +13,16 @@ from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.records import Measurement, StudyEnd
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import EndReason, StudyEnd, StudyStart
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import errors_of, note_left_out, start_run
 from pytest_ddpscale.results.survey_record import Survey, surveys_of
-from pytest_ddpscale.results.telemetry_record import Telemetry
+from pytest_ddpscale.results.telemetry_record import GpuReadings, joined_telemetry
 from pytest_ddpscale.results.transport_record import Transport, transports_of
 from pytest_ddpscale.session import resume as resuming
-from pytest_ddpscale.session.resume import extra_launches, read_resumption, refuse_other_devices
+from pytest_ddpscale.session.resume import read_resumption, refuse_other_devices
+from tests.builders.records import gang_on, steady_block, transport_line
 
 NAMES = ("decided", "rounds", "budget", "error", "interrupted", "unended", "unbegun")
 MISSING = NAMES[2:]
@@ -30,11 +32,13 @@ def study(name: str) -> Study:
     return Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("alone", 1, 4), Arm("ddp", 2, 4)), 7, 1.0, 1.0)
 
 
-def records_of(name: str) -> list[dict[str, Any]]:
+def records_of(name: str) -> list[AnyRecord]:
     """What a study left behind that ended as it is named."""
-    one = Measurement(f"weak/{name}", "alone", 0, 0, 0, "nöde", "cpu", 4, 10, 1.0, 1.7e9)
-    records = [{"kind": "study_start", "study": one.study}, one.as_json()]
-    return records if name == "unended" else [*records, StudyEnd(one.study, name).as_json()]
+    id_ = f"weak/{name}"
+    records: list[AnyRecord] = [
+        StudyStart(study=id_, unix_s=1.0), steady_block(id_, Arm("alone", 1, 4), 0, (0,), 100.0)
+    ]  # fmt: skip
+    return records if name == "unended" else [*records, StudyEnd(id_, name)]  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -43,7 +47,7 @@ def run(tmp_path: Path) -> RunDirectory:
     run = RunDirectory.create(tmp_path / "run")
     run.write_json(run.plan_json, Plan("cpu", "cpu", tuple(map(study, NAMES)), ranks_per_node=2).as_json())
     start_run(run, "cpu", (), tmp_path, "ab" * 32, devices_present=2)
-    run.append_record({"kind": "startup", "rank": 0, "host": "nöde"})
+    run.append_record(gang_on(["nöde"], 1))
     for name in NAMES[:-1]:
         run.append_records(records_of(name))
     return run
@@ -66,25 +70,25 @@ def test_what_did_not_come_to_its_own_end_is_missing(run: RunDirectory) -> None:
 
 def test_a_study_that_broke_after_a_good_end_is_missing(run: RunDirectory) -> None:
     """As a further launch of the same study leaves it."""
-    run.append_record(StudyEnd("weak/rounds", "error", "broke").as_json())
+    run.append_record(StudyEnd("weak/rounds", "error", "broke"))
     assert read_resumption(run).missing["weak/rounds"] == "error"
 
 
 @pytest.mark.parametrize("end", ["decided", "interrupted"])
-def test_the_search_for_a_slow_link_is_a_study_too(run: RunDirectory, end: str) -> None:
+def test_the_search_for_a_slow_link_is_a_study_too(run: RunDirectory, end: EndReason) -> None:
     pairs = PairStudy(message_bytes=4096, iterations=5)
     run.write_json(run.plan_json, replace(run.read_plan(), nodes=2, ranks_per_node=1, pairs=pairs).as_json())
-    run.append_record(StudyEnd(pairs.id, end).as_json())
+    run.append_record(StudyEnd(pairs.id, end))
     resumption = read_resumption(run)
     assert (pairs.id in resumption.missing) == (end == "interrupted")
     assert resumption.missing_plan.pairs == (pairs if end == "interrupted" else None)
 
 
 @pytest.mark.parametrize("end", ["decided", "interrupted"])
-def test_probes_are_a_study_too(run: RunDirectory, end: str) -> None:
+def test_probes_are_a_study_too(run: RunDirectory, end: EndReason) -> None:
     probes = ProbeStudy((Probe("matmul-fp32"), Probe("all-reduce-32mib", 2)), 16, 0.1)
     run.write_json(run.plan_json, replace(run.read_plan(), probes=probes, survey=True).as_json())
-    run.append_record(StudyEnd(probes.id, end).as_json())
+    run.append_record(StudyEnd(probes.id, end))
     resumption = read_resumption(run)
     assert (probes.id in resumption.missing) == (end == "interrupted")
     assert resumption.missing_plan.probes == (probes if end == "interrupted" else None)
@@ -99,7 +103,11 @@ class TestSetAside:
         assert sorted(kept + aside) == sorted(before)
         assert [line for line in before if line in kept] == kept, "in their order"
         assert [line for line in before if line in aside] == aside
-        assert {record.get("study") for record in run.read_records()} == {None, "weak/decided", "weak/rounds"}
+        assert {getattr(record, "study", None) for record in run.read_records()} == {
+            None,
+            "weak/decided",
+            "weak/rounds",
+        }
 
     def test_leaves_what_was_set_aside_before(self, run: RunDirectory) -> None:
         read_resumption(run).set_aside()
@@ -133,51 +141,45 @@ class TestSetAside:
             file.write('{"kind": "to')
         resumption = read_resumption(run)
         resumption.set_aside()
-        run.append_record({"kind": "startup", "rank": 0})
-        assert run.read_records()[-1] == {"kind": "startup", "rank": 0}
+        run.append_record(gang_on(["new"], 1, number=1))
+        assert run.read_records()[-1] == gang_on(["new"], 1, number=1)
 
     def test_moves_the_telemetry_of_what_is_missing_too(self, run: RunDirectory) -> None:
-        one = Telemetry("weak/decided", "ddp@2", 0, 0, 0, "nöde", "GPU-a", 1000.0, 1002.0)
-        told = [replace(one, study=f"weak/{name}", round=number) for name in NAMES for number in range(2)]
-        run.append_telemetry([window.as_json() for window in told])
+        readings = [GpuReadings(started_unix_s=1000.0, ended_unix_s=1002.0)]
+        told = [joined_telemetry([0], readings, f"weak/{name}", "ddp@2", n, 0) for name in NAMES for n in range(2)]
+        run.append_telemetry(told)
         before = texts(run.telemetry_jsonl)
         with run.telemetry_jsonl.open("a", encoding="utf-8") as file:
-            file.write('{"kind": "tele')
+            file.write('{"study": "tele')
         read_resumption(run).set_aside()
-        assert run.read_telemetry() == [one for one in told if one.study in ("weak/decided", "weak/rounds")]
-        aside = [line for line in texts(run.superseded_jsonl) if '"telemetry"' in line]
+        assert {window.study for window in run.read_telemetry()} == {"weak/decided", "weak/rounds"}
+        aside = [line for line in texts(run.superseded_jsonl) if '"ended_unix_s"' in line]
         assert sorted(texts(run.telemetry_jsonl) + aside) == sorted(before)
 
     def test_moves_what_nodes_were_and_how_ranks_were_connected(self, run: RunDirectory) -> None:
         """An old survey may be another node's: it would fail a good run, or stand in for a node nobody looked at."""
-        told = [Survey("old", 1.0).as_json(), Transport("old", 0, 0, "cpu").as_json()]
-        run.append_records([*told, StudyEnd("survey", "error", "no answer").as_json()])
+        told: list[AnyRecord] = [Survey("old", 1.0), transport_line([Transport("nöde", 0, 0, "cpu", problem="old")])]
+        run.append_records([*told, StudyEnd("survey", "error", "no answer")])
         read_resumption(run).set_aside()
         assert surveys_of(run.read_records()) == {}
         assert transports_of(run.read_records()) == []
         assert "survey" not in errors_of(run.read_records())
         assert sum('"old"' in line for line in texts(run.superseded_jsonl)) == len(told)
-        run.append_record(Survey("new", 2.0).as_json())
+        run.append_record(Survey("new", 2.0))
         assert list(surveys_of(run.read_records())) == ["new"]
 
     def test_leaves_what_a_node_was_that_was_left_out(self, run: RunDirectory) -> None:
         """Nobody will look at it anew, and what was asked for had it."""
         note_left_out(run, 2, {"n3": "ecc: GPU 2: it was left out: twice"})
-        run.append_records([Survey(host, 1.0).as_json() for host in ("n2", "n3", "n30")])
+        run.append_records([Survey(host, 1.0) for host in ("n2", "n3", "n30")])
         read_resumption(run).set_aside()
         assert list(surveys_of(run.read_records())) == ["n3"]
 
     def test_leaves_all_where_nothing_is_measured_anew(self, run: RunDirectory) -> None:
-        run.append_records([Survey("n1", 1.0).as_json(), Transport("n1", 0, 0, "cpu").as_json()])
+        run.append_records([Survey("n1", 1.0), transport_line([Transport("n1", 0, 0, "cpu")])])
         before = texts(run.measurements_jsonl)
         replace(read_resumption(run), missing={}).set_aside()
         assert texts(run.measurements_jsonl) == before
-
-    def test_takes_back_the_supervisors_last_word(self, run: RunDirectory) -> None:
-        """Else the study measured anew would end in the round in which the earlier attempt had told enough."""
-        run.write_json(run.steering_json, {"study": "weak/unended", "round": 6, "arms": []})
-        read_resumption(run).set_aside()
-        assert not run.steering_json.exists()
 
 
 class TestBegin:
@@ -215,8 +217,7 @@ class TestBegin:
 
 class TestRefused:
     def test_a_run_whose_devices_were_simulated(self, run: RunDirectory) -> None:
-        one = Measurement("weak/rounds", "alone", 1, 0, 0, "node", "SIM-0", 4, 10, 1.0, 1.7e9)
-        run.append_record(one.as_json())
+        run.append_record(gang_on(["node"], 1, "SIM-{}", number=1))
         with pytest.raises(RunDirectoryError, match=r"was simulated.*--ddp-judge="):
             read_resumption(run)
 
@@ -241,11 +242,3 @@ class TestRefused:
     @pytest.mark.parametrize("devices", [None, 2])
     def test_not_the_same_devices_nor_a_laptop_that_only_plans(self, run: RunDirectory, devices: int | None) -> None:
         refuse_other_devices(run, devices, Plan("cpu", "cpu", (), ranks_per_node=devices))
-
-
-@pytest.mark.parametrize(
-    ("names", "launches"),
-    [((), 0), (("r",), 0), (("r-extra1", "r-extra3", "s-extra2"), 3), (("r-extra", "extra-large", "r-extraX"), 0)],
-)
-def test_further_launches_are_counted_on(names: tuple[str, ...], launches: int) -> None:
-    assert extra_launches(Plan("cpu", "cpu", tuple(map(study, names)))) == launches

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.launch.gang_setup import GangSetup
+from pytest_ddpscale.launch.launcher import Cluster, Launch
 from pytest_ddpscale.launch.supervisor import NotAdmitted
-from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.results.records import Measurement, StudyEnd
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.notices import Unfit
+from pytest_ddpscale.results.records import StudyEnd, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import Survey, surveys_of
 from pytest_ddpscale.results.verdicts import Judgement
-from pytest_ddpscale.session import session as session_module
-from pytest_ddpscale.session.cluster import THIS_MACHINE, Cluster
+from pytest_ddpscale.session import measure
+from pytest_ddpscale.session.cluster import THIS_MACHINE
 from pytest_ddpscale.session.session import AcceptanceSession
+from pytest_ddpscale.session.sources import Machine
+from tests.builders.records import gang_on, steady_block
 from tests.session.sample import IMG_PER_S, THRESHOLDS, Open
 
 PER_NODE = 2
 THREE = ("n1", "n2", "n3")
-THREE_NODES = Cluster(3, THREE, uses_slurm=True)
+THREE_NODES = Cluster(3, THREE, launcher="slurm")
 TOO_SMALL = "gpus: 1 CPU cores for 2 ranks"
 CHECK, PACE, TOGETHER = "node_check[gpus]", "throughput_per_gpu[r-1rank]", "throughput_per_gpu[r-6rank]"
 WEAK = "weak_scaling_efficiency[r-2rank]"
@@ -44,43 +47,34 @@ class SurveyedGang:
     breaks = ""
 
     def __init__(
-        self, place: GangSetup, run: RunDirectory, limits: object, listener: object, *, isolate: bool, judge: object,
-        admit: Callable[[list[dict[str, Any]]], str],
+        self, launch: Launch, run: RunDirectory, limits: object, listener: object, *, isolate: bool, judge: object,
+        admit: Callable[[Sequence[Survey]], str],
     ) -> None:  # fmt: skip
-        self.place, self.run, self.admit = place, run, admit
+        self.launch, self.run, self.admit = launch, run, admit
         self.measured: tuple[str, ...] = ()
 
     def measure(self, plan: Plan) -> None:
         self.plan = plan
         self.launches.append(self)
-        hosts = self.place.hosts or THREE[: plan.nodes]
+        hosts = self.launch.hosts or THREE[: plan.nodes]
         if plan.survey:
-            found = [
-                Survey(host, 1.7e9, self.problem, cores=self.cores.get(host, PER_NODE)).as_json() for host in hosts
-            ]
+            found = [Survey(host, 1.7e9, self.problem, cores=self.cores.get(host, PER_NODE)) for host in hosts]
             self.run.append_records(found)
             refused = self.admit(found)
             if refused and plan.study_ids:
                 raise NotAdmitted(refused)
+        number = len(gangs_by_number(self.run.read_records()))
+        if plan.study_ids:
+            self.run.append_record(gang_on(hosts, PER_NODE, number=number))
         for study in plan.studies:
-            self.run.append_records([block for arm in study.arms for block in _blocks(plan, study, arm, hosts)])
-            self.run.append_record(StudyEnd(study.id, "error" if self.breaks else "rounds", self.breaks).as_json())
+            for arm in study.arms:
+                for round_ in range(study.rounds):
+                    ranks = plan.layout.ranks([arm], study.turn(plan.seed, round_))
+                    self.run.append_record(steady_block(study.id, arm, round_, ranks, IMG_PER_S, number))
+            self.run.append_record(StudyEnd(study.id, "error" if self.breaks else "rounds", self.breaks))
         if plan.pairs is not None:
-            self.run.append_record(StudyEnd(plan.pairs.id, "decided").as_json())
+            self.run.append_record(StudyEnd(plan.pairs.id, "decided"))
         self.measured = hosts
-
-
-def _blocks(plan: Plan, study: Study, arm: Arm, hosts: tuple[str, ...]) -> list[dict[str, Any]]:
-    block_s = arm.batch_size * 10 / IMG_PER_S
-    return [
-        Measurement(
-            study.id, arm.name, number, rank, rank % PER_NODE, hosts[rank // PER_NODE], "cpu", arm.batch_size, 10,
-            block_s, 1.7e9 + number,
-        ).as_json()
-        for number in range(study.rounds)
-        for group in plan.layout.groups(arm, study.turn(plan.seed, number))
-        for rank in group
-    ]  # fmt: skip
 
 
 class Stage:
@@ -94,23 +88,23 @@ class Stage:
     def __init__(self, opened: Open, gangs: list[SurveyedGang]) -> None:
         self._opened = opened
         self.gangs = gangs
-        self.heard: list[dict[str, Any]] = []
+        self.heard: list[Any] = []
 
     def session(self, unfit: str | None, cluster: Cluster = THREE_NODES, **options: str | None) -> AcceptanceSession:
         """A session about to measure everything."""
         session = self._opened(ddp_unfit=unfit, **options)
-        session.cluster, session.devices = cluster, PER_NODE * cluster.nodes
-        session.select(session.cases)
-        session.open_run()
+        session.source.machine = Machine(cluster, PER_NODE * cluster.nodes)
+        session.source.select(session.source.cases)
+        session.source.open_run()
         return session
 
     def judged(self, session: AcceptanceSession) -> Judgement:
         """What a session comes to in which every test asks."""
-        for case in session.selected:
+        for case in session.source.selected:
             session.judge(case, self.heard.append)
-        session.close_run("finished")
+        session.source.close("finished")
         judgement = session.conclude(interrupted=False, spoiled=())
-        session.release_run()
+        session.source.release()
         return judgement
 
     def run(self, unfit: str | None, cluster: Cluster = THREE_NODES) -> Judgement:
@@ -119,7 +113,7 @@ class Stage:
 
     @property
     def told_unfit(self) -> list[dict[str, str]]:
-        return [record["nodes"] for record in self.heard if record["kind"] == "unfit"]
+        return [dict(record.nodes) for record in self.heard if isinstance(record, Unfit)]
 
 
 @pytest.fixture
@@ -128,7 +122,7 @@ def stage(opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stag
     gangs: list[SurveyedGang] = []
     monkeypatch.setattr(SurveyedGang, "launches", gangs)
     monkeypatch.setattr(SurveyedGang, "cores", {"n2": 1})
-    monkeypatch.setattr(session_module, "Supervisor", SurveyedGang)
+    monkeypatch.setattr(measure, "Supervisor", SurveyedGang)
     return Stage(opened, gangs)
 
 
@@ -196,17 +190,20 @@ class TestLeaveOut:
         judgement = stage.judged(session)
         first, second = stage.gangs
         assert (first.measured, second.measured) == ((), ("n1", "n3"))
-        assert second.place.hosts == ("n1", "n3")
+        assert second.launch.hosts == ("n1", "n3")
         assert (first.plan.nodes, second.plan.nodes, second.plan.survey) == (3, 2, False)
         assert outcomes(judgement) == {CHECK: "failed", PACE: "passed", WEAK: "passed", TOGETHER: "not_measured"}
         assert reason(judgement, TOGETHER) == "needs 6 ranks; 4 can be used here"
 
-    def test_asks_the_ranks_that_are_left_for_what_all_are_asked(self, stage: Stage, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("first", [0, -1])
+    def test_asks_the_ranks_that_are_left_for_what_all_are_asked_whichever_test_comes_first(
+        self, stage: Stage, tmp_path: Path, first: int
+    ) -> None:
         in_words = CHECKED.replace("workload: r, world_size: 6", "workload: r, world_size: all")
         (tmp_path / "thresholds.yaml").write_text(in_words, encoding="utf-8")
         session = stage.session("leave-out", ddp_nodes="3")
-        assert [case.world_size for case in session.selected if case.name == "r-all"] == [6]
-        session.judge(session.selected[-1], stage.heard.append)
+        assert [case.world_size for case in session.source.selected if case.name == "r-all"] == [6]
+        session.judge(session.source.selected[first], stage.heard.append)
         judgement = stage.judged(session)
         assert [study.world_size for study in stage.gangs[-1].plan.studies] == [4]
         (verdict,) = (one for one in judgement.verdicts if one.id == "throughput_per_gpu[r-all]")
@@ -227,15 +224,15 @@ class TestLeaveOut:
     def test_is_judged_alike_again(self, stage: Stage, opened: Open, tmp_path: Path) -> None:
         first = stage.run("leave-out")
         again = opened(gpu_sku="auto", ddp_judge=str(tmp_path / "run"), ddp_run_dir=None)
-        again.select(again.cases)
-        again.open_run()
+        again.source.select(again.source.cases)
+        again.source.open_run()
         second = stage.judged(again)
         assert second.notes[1:] == first.notes
         assert outcomes(second) == outcomes(first)
         assert_check_names_n2(second, 2 / 3)
 
     def test_leaves_one_node_that_is_measured_alone(self, stage: Stage) -> None:
-        judgement = stage.run("leave-out", Cluster(2, ("n1", "n2"), uses_slurm=True))
+        judgement = stage.run("leave-out", Cluster(2, ("n1", "n2"), launcher="slurm"))
         assert stage.gangs[-1].measured == ("n1",)
         assert outcomes(judgement) == {CHECK: "failed", PACE: "passed", WEAK: "passed", TOGETHER: "not_measured"}
         assert_check_names_n2(judgement, 1 / 2)
@@ -247,7 +244,7 @@ class TestLeaveOut:
         assert_check_names_n2(judgement, 2 / 3)
 
     def test_that_cannot_be_is_a_reason_to_stop_where_slurm_chooses_nodes(self, stage: Stage) -> None:
-        judgement = stage.run("leave-out", Cluster(3, (), uses_slurm=True, is_elsewhere=True))
+        judgement = stage.run("leave-out", Cluster(3, (), launcher="slurm", is_elsewhere=True))
         assert [gang.measured for gang in stage.gangs] == [()]
         assert reason(judgement, PACE) == f"nothing was measured: n2: {TOO_SMALL}"
         assert_check_names_n2(judgement, 2 / 3)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.simulate.allreduce import Link, Topology
 from pytest_ddpscale.simulate.faults import Faults, parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.performance import Noise, Performance
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
+from pytest_ddpscale.simulate.simulated_nodes import gang_of
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.util.packaged import packaged
+from tests.builders.measurements import Measurement, of_ranks
 
 RESNET = "resnet152-fp16"
 QUIET = Noise(0.0, 0.0, 0.0, 0.0)
@@ -40,9 +42,14 @@ def quiet(cluster: SimulatedCluster) -> Performance:
     return Performance(performance.device_type, performance.topology, performance.expectations, QUIET)
 
 
-def faults(*texts: str, gpus: int = 8, topology: Topology = TOPOLOGY) -> Faults:
+def layout_of(gpus: int) -> Layout:
+    """So many GPUs on nodes of eight."""
+    return Layout(-(-gpus // 8), min(gpus, 8))
+
+
+def faults(*texts: str, gpus: int = 8) -> Faults:
     """What is wrong, as it is typed."""
-    return parse_faults(texts, gpus, topology)
+    return parse_faults(texts, layout_of(gpus))
 
 
 def weak_study(arm: Arm, rounds: int = FEWEST_ROUNDS, workload: Workload | None = None) -> Study:
@@ -51,14 +58,19 @@ def weak_study(arm: Arm, rounds: int = FEWEST_ROUNDS, workload: Workload | None 
     return Study("weak", chosen, (arm,), rounds, 0.0, 0.0)
 
 
+def plan_of(study: Study) -> Plan:
+    """That study alone, on as many nodes of eight as it needs."""
+    layout = layout_of(study.world_size)
+    return Plan("a100-sxm4-80gb", "cuda", (study,), nodes=layout.nodes, ranks_per_node=layout.ranks_per_node)
+
+
 def measured(performance: Performance, study: Study, *texts: str, seed: int = 1) -> dict[str, list[list[Measurement]]]:
     """Measurements of one study with faults: by arm, then by round, in the order of the ranks."""
-    plan = Plan("a100-sxm4-80gb", "cuda", (study,))
-    wrong = faults(*texts, gpus=study.world_size, topology=performance.topology)
-    run = SimulatedRun(plan, performance, wrong, seed)
+    plan = plan_of(study)
+    run = SimulatedRun(plan, performance, parse_faults(texts, plan.layout), seed)
     found: dict[str, list[list[Measurement]]] = {arm.name: [] for arm in study.arms}
     for number in range(study.rounds):
-        told = list(run.measure_round(study, number))
+        told = [one for block in run.measure_round(study, number) for one in of_ranks(block, gang_of(plan))]
         for name, rounds in found.items():
             rounds.append([measurement for measurement in told if measurement.arm == name])
     return found

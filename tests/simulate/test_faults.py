@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.simulate.faults import FORMS, Moment, fault_help, parse_fault
-from tests.simulate.sample import TOPOLOGY, faults
+from tests.simulate.sample import faults, layout_of
 
 START, LATER, END = Moment(0, 0, 20), Moment(3, 9, 20), Moment(9, 19, 20)
 
@@ -16,9 +16,9 @@ START, LATER, END = Moment(0, 0, 20), Moment(3, 9, 20), Moment(9, 19, 20)
 @pytest.mark.parametrize("kind", FORMS)
 def test_the_example_of_every_kind_is_read_and_written_back(kind: str) -> None:
     example = FORMS[kind].example
-    fault = parse_fault(example, 8, TOPOLOGY)
+    fault = parse_fault(example, layout_of(8))
     assert fault.kind == kind
-    assert parse_fault(str(fault), 8, TOPOLOGY) == fault
+    assert parse_fault(str(fault), layout_of(8)) == fault
     assert FORMS[kind].written(kind) in fault_help()
 
 
@@ -47,66 +47,71 @@ def test_the_example_of_every_kind_is_read_and_written_back(kind: str) -> None:
         ("missing-rank:3:-1", "missing-rank:RANK[:ROUND]"),
         ("missing-rank:3:x", "missing-rank:RANK[:ROUND]"),
         ("corrupt-rank:3:1", "corrupt-rank:RANK"),
+        ("bad-gpu:3", "bad-gpu:RANK:ecc|lanes|nvlink|clock"),
+        ("bad-gpu:3:heat", "for example bad-gpu:3:ecc"),
+        ("slow-probe:3:0.5", "slow-probe:RANK:PROBE:SHARE"),
+        ("slow-probe:3:copy:0.5", "for example slow-probe:3:memory-copy:0.7"),
+        ("slow-probe:3:memory-copy:2", "SHARE (above 0, to 1)"),
     ],
 )
 def test_what_is_no_fault_is_refused_with_what_was_expected(text: str, expected: str) -> None:
     with pytest.raises(OptionError) as refused:
-        parse_fault(text, 8, TOPOLOGY)
+        parse_fault(text, layout_of(8))
     assert f"found {text!r}" in str(refused.value)
     assert expected in str(refused.value)
     assert str(refused.value).startswith("--fault")
 
 
 def test_a_slow_gpu_is_the_only_slow_one() -> None:
-    assert faults("slow-gpu:3:1.1").slowdowns(8, START) == {3: 1.1}
-    assert faults("slow-gpu:3:1.1").slowdowns(2, START) == {}
+    assert faults("slow-gpu:3:1.1").slowdowns(START) == {3: 1.1}
 
 
 def test_two_faults_of_one_gpu_add_up() -> None:
-    assert faults("slow-gpu:3:1.5", "slow-gpu:3:2").slowdowns(8, START) == {3: 3.0}
+    assert faults("slow-gpu:3:1.5", "slow-gpu:3:2").slowdowns(START) == {3: 3.0}
 
 
 def test_a_throttling_node_slows_down_as_it_heats_up() -> None:
     wrong = faults("throttle:1:1.2", gpus=16)
-    by_time = [wrong.slowdowns(16, when) for when in (START, LATER, END)]
-    assert all(set(found) == set(range(8, 16)) for found in by_time)
-    first, later, last = (found[8] for found in by_time)
-    assert first == 1.0 < later < last
-    assert last == pytest.approx(1.2, abs=0.001)
-    assert wrong.slowdowns(8, END) == {}
+    assert wrong.slowdowns(START) == {}
+    later, last = wrong.slowdowns(LATER), wrong.slowdowns(END)
+    assert set(later) == set(last) == set(range(8, 16))
+    assert 1.0 < later[8] < last[8]
+    assert last[8] == pytest.approx(1.2, abs=0.001)
 
 
 def test_drift_grows_over_the_whole_run_and_strikes_all() -> None:
     wrong = faults("drift:4")
     assert wrong.drift(START) == 1.0
     assert wrong.drift(END) == pytest.approx(1.04)
-    assert wrong.slowdowns(8, END) == {}
+    assert wrong.slowdowns(END) == {}
     assert faults("drift:4").drift(Moment(0, 0, 1)) == 1.0
 
 
-def test_a_slow_link_counts_for_those_who_use_it() -> None:
+def test_of_two_slow_links_of_a_node_the_slower_counts() -> None:
     wrong = faults("slow-link:1:0.25", "slow-link:1:0.5", gpus=16)
-    assert (wrong.link_share(8), wrong.link_share(16)) == (1.0, 0.25)
+    assert wrong.link_shares == {1: 0.25}
 
 
 def test_a_rank_is_missing_from_its_round_on() -> None:
     wrong = faults("missing-rank:3:2")
-    assert wrong.missing(Moment(1, 1, 20)) == set()
-    assert wrong.missing(Moment(2, 2, 20)) == {3}
+    assert wrong.missing(1) == set()
+    assert wrong.missing(2) == {3}
 
 
 def test_a_sound_cluster_has_nothing_wrong() -> None:
     sound = faults()
-    assert (sound.slowdowns(8, END), sound.drift(END), sound.link_share(8)) == ({}, 1.0, 1.0)
-    assert not sound.missing(END)
+    assert (sound.slowdowns(END), sound.drift(END), sound.link_shares) == ({}, 1.0, {})
+    assert not sound.missing(9)
     assert not sound.corrupt
 
 
 @given(rank=st.integers(0, 15), kind=st.sampled_from(sorted(FORMS)))
 def test_a_fault_strikes_its_rank_or_its_whole_node(rank: int, kind: str) -> None:
     place = rank // 8 if kind in ("slow-link", "throttle") else rank
-    size = {"slow-gpu": ":2", "throttle": ":2", "slow-link": ":0.5"}.get(kind, "")
-    fault = parse_fault("drift:2" if kind == "drift" else f"{kind}:{place}{size}", 16, TOPOLOGY)
-    struck = fault.ranks(TOPOLOGY, 16)
+    size = {
+        "slow-gpu": ":2", "throttle": ":2", "slow-link": ":0.5", "bad-gpu": ":ecc", "slow-probe": ":matmul-fp16:0.5",
+    }.get(kind, "")  # fmt: skip
+    fault = parse_fault("drift:2" if kind == "drift" else f"{kind}:{place}{size}", layout_of(16))
+    struck = fault.ranks(layout_of(16))
     assert len(struck) == (0 if kind == "drift" else 8 if kind in ("slow-link", "throttle") else 1)
     assert kind == "drift" or rank in struck

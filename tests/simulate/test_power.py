@@ -26,6 +26,7 @@ def found() -> Power:
     return power("slow-gpu:1.3", "corrupt-rank", "missing-rank", "drift:0")
 
 
+@pytest.mark.slow
 def test_a_sound_machine_raises_no_alarm(found: Power) -> None:
     none = found.catches[0]
     assert none.fault == "none"
@@ -89,7 +90,7 @@ def test_no_trials_are_refused() -> None:
 
 @pytest.mark.parametrize("text", DEFAULT_FAULTS)
 def test_every_default_fault_finds_places(text: str) -> None:
-    faults = [place_fault(text, PLAN, CLUSTER.topology, random.Random(seed)) for seed in range(20)]
+    faults = [place_fault(text, PLAN.layout, random.Random(seed)) for seed in range(20)]
     places = {fault.place for fault in faults}
     assert len(places) > 3 or text.startswith(("slow-link", "throttle", "drift"))
 

@@ -9,6 +9,7 @@ import pytest
 from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
+from pytest_ddpscale.thresholds.cases import training_cases
 from tests.simulate.sample import RESNET, a100, thresholds
 
 
@@ -30,8 +31,8 @@ def test_of_several_nodes_it_is_asked_what_they_do_together() -> None:
 
 
 def test_only_the_workloads_asked_for_are_trained() -> None:
-    assert {case.workload.name for case in a100(workloads=(RESNET,)).cases} == {RESNET}
-    assert len({case.workload.name for case in a100(workloads=None).cases}) > 4
+    assert {case.workload.name for case in training_cases(a100(workloads=(RESNET,)).cases)} == {RESNET}
+    assert len({case.workload.name for case in training_cases(a100(workloads=None).cases)}) > 4
 
 
 def test_the_plan_is_that_of_a_real_session() -> None:
@@ -56,7 +57,7 @@ def test_a_very_large_cluster_is_measured_briefly() -> None:
 
 
 def test_what_it_is_connected_by_comes_from_the_sku_and_the_options() -> None:
-    topology = a100(gpus_per_node=4, nic_gbps=50.0).topology
+    topology = a100(gpus_per_node=4, nic_gbps=50.0).performance.topology
     assert topology.gpus_per_node == 4
     assert topology.inside.bytes_per_s == pytest.approx(0.8 * 300e9)
     assert topology.between.bytes_per_s == pytest.approx(0.8 * 50e9)
@@ -75,6 +76,7 @@ def test_noise_is_that_of_the_kind_of_device_unless_said_otherwise() -> None:
         ({"gpus": 0}, "--gpus", "found 0"),
         ({"gpus": 10**7}, "--gpus", "found 10000000"),
         ({"gpus_per_node": 0}, "--gpus-per-node", "found 0"),
+        ({"gpus": 12}, "--gpus", "found 12"),
         ({"nic_gbps": 0.0}, "--nic-gbps", "found 0"),
         ({"nic_gbps": float("nan")}, "--nic-gbps", "found nan"),
         ({"round_noise": -0.1}, "--noise", "found -0.1"),

@@ -6,6 +6,7 @@ import itertools
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.simulate.simulated_session import DecidedStudy, decide
+from pytest_ddpscale.thresholds.cases import training_cases
 from tests.simulate.sample import a100, faults
 
 CLUSTER = a100()
@@ -13,7 +14,7 @@ CLUSTER = a100()
 
 def decided(*texts: str, rounds: int = 32, seed: int = 1) -> dict[str, DecidedStudy]:
     plan = CLUSTER.plan(rounds=rounds, short_blocks=True)
-    wrong = faults(*texts, topology=CLUSTER.topology)
+    wrong = faults(*texts)
     studies = decide(plan, CLUSTER.performance, wrong, CLUSTER.cases, 0.95, seed)
     return {study.study.scaling: study for study in studies}
 
@@ -23,7 +24,7 @@ def test_a_sound_machine_passes_all_that_its_thresholds_can_ask() -> None:
     assert {verdict.outcome for verdict in studies["weak"].verdicts} == {"passed"}
     assert {"host-bound" in verdict.notes for verdict in studies["strong"].verdicts} == {True}
     asked = sorted(verdict.id for study in studies.values() for verdict in study.verdicts)
-    assert asked == sorted(case.id for case in CLUSTER.cases)
+    assert asked == sorted(case.id for case in training_cases(CLUSTER.cases))
 
 
 def test_a_study_ends_once_all_is_decided_and_never_before_the_fewest_rounds() -> None:

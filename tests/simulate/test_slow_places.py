@@ -17,7 +17,7 @@ PLAN = replace(CLUSTER, cases=tuple(CASES)).plan(short_blocks=True)
 
 
 def outcomes(*texts: str) -> set[str]:
-    wrong = faults(*texts, gpus=GPUS, topology=CLUSTER.topology)
+    wrong = faults(*texts, gpus=GPUS)
     studies = decide(PLAN, CLUSTER.performance, wrong, CASES, CONFIDENCE, seed=3)
     return {verdict.outcome for study in studies for verdict in study.verdicts}
 

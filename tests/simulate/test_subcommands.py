@@ -64,7 +64,7 @@ def test_the_cluster_is_as_large_as_asked(arguments: tuple[str, ...], arms: set[
 def test_a_sound_simulated_machine_keeps_everything_and_is_never_accepted(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert simulate(run, workloads=None) == 0
-    told = judged(run, "-k", "not test_node_checks and not test_probes and not test_history")  # it trains, and no more
+    told = judged(run, "-k", "not test_nodes and not test_probes")  # it trains, and no more
     assert told.returncode == 1
     assert "SIMULATED: no machine was measured" in told.stdout
     verdicts = json.loads((run / "verdicts.json").read_text())
@@ -133,8 +133,8 @@ def test_power_prints_shares_with_intervals(capsys: pytest.CaptureFixture[str]) 
         (("--trials", "0"), "--trials: found 0"),
         (("--faults", "slow-gpu"), "slow-gpu:RANK:FACTOR"),
         (("--faults", "what:1"), "found 'what:1'"),
-        (("--confidence", "95"), "--confidence: found 95"),
-        (("--rounds", "1"), "--rounds: found 1"),
+        (("--confidence", "95"), "--confidence: found '95'"),
+        (("--rounds", "1"), "--rounds: found '1'"),
     ],
 )
 def test_mistakes_in_asking_for_power_are_sentences(

@@ -9,8 +9,10 @@ import pytest
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.simulate.measuring import SimulatedRun
+from pytest_ddpscale.simulate.simulated_nodes import gang_of
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.judge import judge
+from tests.builders.measurements import of_ranks
 from tests.simulate.sample import a100, faults, weak_study
 from tests.verdict.sample import CONFIDENCE, evidence_of_plan, make_case
 
@@ -31,9 +33,10 @@ def slower(ranks: Sequence[int], factor: float) -> list[str]:
 @pytest.mark.parametrize("factor", [1.06, 1.1, 1.2])
 @pytest.mark.parametrize("case", [EFFICIENCY, UNIFORMITY], ids=["weak scaling", "uniformity"])
 def test_both_groups_are_named_and_nobody_is_drained(case: Case, factor: float) -> None:
-    wrong = faults(*slower(range(16, 32), factor), gpus=GPUS, topology=CLUSTER.topology)
+    wrong = faults(*slower(range(16, 32), factor), gpus=GPUS)
     run = SimulatedRun(PLAN, CLUSTER.performance, wrong, seed=3)
-    measured = [one for number in range(STUDY.rounds) for one in run.measure_round(STUDY, number)]
+    blocks = [block for number in range(STUDY.rounds) for block in run.measure_round(STUDY, number)]
+    measured = [one for block in blocks for one in of_ranks(block, gang_of(PLAN))]
     verdict = judge(case, evidence_of_plan(PLAN, measured), CONFIDENCE)
     assert verdict.outcome == "failed"
     assert {(c.kind, c.host, c.is_certain) for c in verdict.culprits} == {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from msgspec import structs
 
 from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.telemetry.link import Sampler
@@ -24,10 +25,10 @@ def sampler_on(machine: PlayedMachine, uuids: Sequence[str] = (uuid_of(0),), pol
 
 def cut(sampler: Sampler, windows: Sequence[tuple[str, float, float]]) -> list[Telemetry]:
     """The answer to a question, read as strictly as a run's telemetry is."""
-    about = {"kind": "telemetry", "study": "weak/r", "arm": "ddp@8", "round": 0, "rank": 0, "local_rank": 0}
-    found: list[dict[str, Any]] = sampler.cut(windows, GENEROUS_S)
+    found = sampler.cut(windows, GENEROUS_S)
     assert len(found) == len(windows), sampler.problem
-    return [Telemetry.from_json({**about, "host": "n", **one}) for one in found]
+    whose = [("weak/r", "ddp@8", 0, 0, 0, "n", uuid) for uuid, _, _ in windows]
+    return [Telemetry(*place, **structs.asdict(one)) for place, one in zip(whose, found, strict=True)]
 
 
 def wait_until(unix_s: float) -> None:

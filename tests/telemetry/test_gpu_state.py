@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_ddpscale.results.survey_record import GpuProcess, RemappedRows, SurveyedGpu
@@ -40,9 +41,9 @@ from tests.nvml_stand_in.machine import (
 )
 
 READ = """
-import dataclasses, json
+import json, msgspec
 from pytest_ddpscale.telemetry.gpu_state import read_gpus
-print(json.dumps(dataclasses.asdict(read_gpus())))
+print(json.dumps(msgspec.to_builtins(read_gpus())))
 """
 MIB = 2**20
 NOT_HERE = "Not Supported"
@@ -51,7 +52,7 @@ NOT_HERE = "Not Supported"
 def read(machine: PlayedMachine, **environ: str) -> tuple[dict[str, Any], list[SurveyedGpu]]:
     """The driver's state, and the GPUs in it."""
     state = json.loads(machine.run_python(READ, **environ))
-    return state, [SurveyedGpu.from_json(gpu) for gpu in state.pop("gpus")]
+    return state, msgspec.convert(state.pop("gpus"), list[SurveyedGpu])
 
 
 def test_healthy_gpus_of_four_kinds_are_read_as_they_are(machine: PlayedMachine) -> None:

@@ -88,7 +88,7 @@ def test_an_answer_that_was_late_is_not_taken_for_the_next(machine: PlayedMachin
         while not found and time.monotonic() < deadline_s:
             time.sleep(0.02)
             found = sampler.cut([(uuid_of(0), now - 2, now)])
-    assert [one["started_unix_s"] for one in found] == [now - 2]
+    assert [one.started_unix_s for one in found] == [now - 2]
 
 
 def test_a_sampler_that_was_killed_answers_nothing_and_says_so(machine: PlayedMachine) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.results.telemetry_record import Telemetry
+from pytest_ddpscale.results.telemetry_record import GpuReadings
 from pytest_ddpscale.telemetry.log import GpuLog
 from pytest_ddpscale.telemetry.timed_values import TimedValues
 from pytest_ddpscale.telemetry.windows import cut, integral, shares_of_reasons, weighted_spread
@@ -19,9 +20,8 @@ def fill(series: TimedValues, *items: tuple[float, float]) -> None:
         series.append(time_s, value)
 
 
-def record_of(cut_: dict[str, Any]) -> Telemetry:
-    about = {"study": "weak/r", "arm": "ddp@8", "round": 0, "rank": 0, "local_rank": 0, "host": "n"}
-    return Telemetry.from_json({"kind": "telemetry", **about, **cut_})
+def record_of(cut_: dict[str, Any]) -> GpuReadings:
+    return msgspec.convert(cut_, GpuReadings)
 
 
 def test_nothing_read_is_a_record_of_nothing_with_reasons() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import PACES, build_plan
 from pytest_ddpscale.thresholds.cases import cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Detect, MetricName, Requirement
 from tests.thresholds.conftest import RATIO_LINE, VALID, WEAK, WEAK_LINE, Refusal, changed, weak_changed

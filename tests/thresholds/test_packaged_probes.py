@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.metrics.probes import expected_ranks
 from pytest_ddpscale.plan.estimate import TimeEstimate, estimate
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import PACES, build_plan
 from pytest_ddpscale.plan.probe import COLLECTIVES, Probe
+from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import load_thresholds

@@ -9,8 +9,10 @@ from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
 from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.results.records import Measurement, SeededStep
+from pytest_ddpscale.results.records import SeededStep
 from pytest_ddpscale.thresholds.cases import Case
+from tests.builders.measurements import Measurement
+from tests.builders.rounds import columns_of
 from tests.verdict.sample import ALONE_IMG_PER_S, CHECKSUM, FLOPS_PER_IMAGE, make_measurement
 
 ROUNDS = FEWEST_ROUNDS + 1
@@ -85,7 +87,7 @@ def nodes_evidence(
         for study in plan.studies
     }
     flops = {study.id: FLOPS_PER_IMAGE for study in plan.studies}
-    return Evidence(plan, measurements, {}, flops, seeded, hosts=hosts)
+    return Evidence(plan, columns_of(measurements), {}, flops, seeded, hosts=hosts)
 
 
 def on_host(measurements: Sequence[Measurement], name: str, /, **changes: object) -> list[Measurement]:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.probes import expected_ranks, value_of
+from pytest_ddpscale.metrics.probes import value_of
 from pytest_ddpscale.plan.probe import STUDY_ID, Probe, ProbeStudy
+from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from pytest_ddpscale.results.verdicts import Verdict
@@ -16,6 +18,7 @@ from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import Requirement, Sku
 from pytest_ddpscale.verdict.bounds import blank_verdict
 from pytest_ddpscale.verdict.probing import judge_probe
+from tests.builders.probes import probe_columns_of
 
 CONFIDENCE = 0.95
 ROUNDS = 8
@@ -85,7 +88,7 @@ def _report(plan: Plan, probe: Probe, value: Value, number: int, ranks: tuple[in
 
 
 def probe_evidence(plan: Plan, measurements: list[ProbeMeasurement], **keys: Any) -> Evidence:
-    return Evidence(plan, (), keys.pop("errors", {}), probes=measurements, **keys)
+    return Evidence(plan, Columns(), keys.pop("errors", {}), probes=probe_columns_of(measurements), **keys)
 
 
 def judge_evidence(case: NodeCase, evidence: Evidence, confidence: float = CONFIDENCE) -> Verdict:

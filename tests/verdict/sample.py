@@ -8,17 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.plan.metric import METRICS, TRAINING_METRICS, measured_arm, required_arms
+from pytest_ddpscale.plan.metric import measured_arm, required_arms
+from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
 from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.records import Measurement, SeededStep
+from pytest_ddpscale.results.records import SeededStep
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.stats.intervals import Estimate
 from pytest_ddpscale.stats.sequential import EProcess
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.verdict.judge import judge
+from tests.builders.measurements import Measurement
+from tests.builders.rounds import columns_of
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 4, image_size=32, global_batch_size=8)
 ALONE_IMG_PER_S = 100.0
@@ -44,7 +47,8 @@ READINGS = ("device_utilization", "peak_memory_gib", "memory_spread", "images_pe
 FACTORS = tuple(name for name in VALUED if METRICS[name].scale == "factors")
 DIFFERENCES = tuple(name for name in VALUED if METRICS[name].scale == "differences")
 # Those of a pace alone: batch, steps and duration of a block.
-OF_A_PACE = tuple(name for name in VALUED if name not in (*READINGS, "step_time_p95", "step_time_cv"))
+OF_STEPS = tuple(name for name in VALUED if METRICS[name].unit == "ms" or name == "step_time_cv")
+OF_A_PACE = tuple(name for name in VALUED if name not in (*READINGS, *OF_STEPS))
 
 Change = Callable[[Measurement], Measurement | None]
 
@@ -156,7 +160,7 @@ def _with_value(one: Measurement, case: Case, value: float) -> Measurement:
         return replace(one, peak_memory_bytes=GIB if first else round((1 - value) * GIB))
     if metric == "images_per_joule":
         return replace(one, energy_j=one.batch_size * one.steps / (value if first else 1.25 * value))
-    if metric == "step_time_p95":
+    if METRICS[metric].unit == "ms":
         return with_steps(one, [value / 1000 * (1.0 if first else 0.8)] * STEPS)
     if metric == "step_time_cv":
         # Sample standard deviation of steps that alternate about their mean.
@@ -247,7 +251,7 @@ def evidence_of_plan(
     """A whole run; `odd_seeded` has checksums of seeded steps that are unlike the others', by rank."""
     return Evidence(
         plan,
-        measurements,
+        columns_of(measurements),
         errors or {},
         {study.id: FLOPS_PER_IMAGE for study in plan.studies},
         {study.id: seeded_steps(study, odd_seeded) for study in plan.studies},

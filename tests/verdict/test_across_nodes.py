@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from pytest_ddpscale.blame.culprits import peers_of
-from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.evidence.validate import refuse_contradictions
-from pytest_ddpscale.plan.study import Arm, Plan
-from pytest_ddpscale.results.records import Measurement
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.deciding import arms_needed
@@ -23,7 +18,6 @@ from tests.verdict.nodes import (
     equal,
     measure_nodes,
     nodes_evidence,
-    on_host,
     plan_of_nodes,
     slow_node,
     slow_rank,
@@ -92,13 +86,13 @@ def test_a_slow_node_fails_an_efficiency_of_all_wherever_it_is(which: int) -> No
 def test_all_ranks_of_all_nodes_are_peers() -> None:
     plan = plan_of_nodes([EFFICIENCY], 3, 2)
     peers = peers_of(plan.studies[0], nodes_evidence(plan, measure_nodes(plan)))
-    assert [len(arm_round.ranks) for arm_round in peers.rounds.values()] == [6] * ROUNDS
+    assert peers.rounds.present.sum(axis=1).tolist() == [6] * ROUNDS
 
 
 def test_peers_are_those_of_the_nodes_that_are_left() -> None:
     plan = plan_of_nodes([make_case("throughput_per_gpu", 90.0, world_size=2)], 3, 2)
     peers = peers_of(plan.studies[0], nodes_evidence(plan, measure_nodes(plan, without=[1])))
-    assert [len(arm_round.ranks) for arm_round in peers.rounds.values()] == [4] * ROUNDS
+    assert peers.rounds.present.sum(axis=1).tolist() == [4] * ROUNDS
 
 
 @pytest.mark.parametrize("rank", [0, 2, 4])
@@ -144,31 +138,6 @@ def test_arms_for_the_report_alone_are_dropped_as_soon_as_nobody_needs_them() ->
     ]
     evidence = nodes_evidence(plan, open_still)
     assert arms_needed(plan.studies[0], [EFFICIENCY], evidence, CONFIDENCE) == ["alone", "ddp@4"]
-
-
-class TestNodesThatCannotBeToldApart:
-    def refuse(self, plan: Plan, found: list[Measurement], tmp_path: Path) -> None:
-        run = RunDirectory(tmp_path)
-        refuse_contradictions(run, plan, [one.as_json() for one in found], found, is_imported=False)
-
-    def test_sound_nodes_are_told_apart(self, tmp_path: Path) -> None:
-        plan = plan_of_nodes([EFFICIENCY], 3, 2)
-        self.refuse(plan, measure_nodes(plan), tmp_path)
-
-    def test_two_nodes_of_one_name_are_refused(self, tmp_path: Path) -> None:
-        plan = plan_of_nodes([EFFICIENCY], 3, 2)
-        with pytest.raises(RunDirectoryError, match="a name of its own for every node"):
-            self.refuse(plan, on_host(measure_nodes(plan), "n2", host="n0"), tmp_path)
-
-    def test_a_node_of_two_names_is_refused(self, tmp_path: Path) -> None:
-        plan = plan_of_nodes([EFFICIENCY], 3, 2)
-        found = [replace(one, host="n7") if one.rank == 3 else one for one in measure_nodes(plan)]
-        with pytest.raises(RunDirectoryError, match="another node's"):
-            self.refuse(plan, found, tmp_path)
-
-    def test_one_node_may_have_ranks_of_one_host_as_ever(self, tmp_path: Path) -> None:
-        plan = plan_of([EFFICIENCY])
-        self.refuse(plan, [one for study in plan.studies for one in measure(study, ROUNDS)], tmp_path)
 
 
 def test_arms_are_named_by_their_placement() -> None:

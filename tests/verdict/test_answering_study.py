@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.plan.metric import METRICS, TRAINING_METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Question
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.verdict.answering_study import arms_of, covers, matching_study, why_no_study
 from pytest_ddpscale.verdict.judge import judge
+from tests.builders.rounds import columns_of
 from tests.verdict.sample import (
     CONFIDENCE,
     WORKLOAD,
@@ -41,7 +42,7 @@ def judge_against(metric: str, **trained: Any) -> Verdict:
     """The verdict when another workload than the one required was trained."""
     case = make_case(metric, 0.5)
     study = replace(make_study(case), workload=replace(WORKLOAD, **trained))
-    evidence = Evidence(Plan("a100", "cuda", (study,)), make_measurements(case, STEADY), {})
+    evidence = Evidence(Plan("a100", "cuda", (study,)), columns_of(make_measurements(case, STEADY)), {})
     return judge(case, evidence, CONFIDENCE)
 
 
@@ -79,7 +80,7 @@ class TestWhatWasTrained:
         case = make_case("weak_scaling_efficiency", 0.5)
         study = replace(make_study(case), workload=replace(WORKLOAD, name="imported"))
         found = [replace(one, study=study.id) for one in make_measurements(case, STEADY)]
-        assert judge(case, Evidence(Plan("a100", "cuda", (study,)), found, {}), CONFIDENCE).passed
+        assert judge(case, Evidence(Plan("a100", "cuda", (study,)), columns_of(found), {}), CONFIDENCE).passed
 
     def test_if_nothing_like_it_is_not_measured(self) -> None:
         verdict = judge_against("weak_scaling_efficiency", name="other", model="vit_b_16")

@@ -63,6 +63,18 @@ def named(verdict: Verdict) -> Named:
     return [(culprit.kind, culprit.host, culprit.is_certain) for culprit in verdict.culprits]
 
 
+def test_a_slow_link_is_named_by_both_its_ends() -> None:
+    case = scaling()
+    plan = plan_of_nodes([case], 4, 2)
+    found = [
+        at_pace(one, one.throughput_img_per_s * 0.5) if one.arm == "ddp@8" else one
+        for one in measure_nodes(plan, equal)
+    ]
+    pairs = [replace(one, busbw_gbps=1.0) if one.hosts == ("n1", "n2") else one for one in _pairs(4, ())]
+    verdict = judge(case, replace(nodes_evidence(plan, found), pairs=pairs), CONFIDENCE)
+    assert [(c.kind, c.host, c.peer_host) for c in verdict.culprits] == [("link", "n1", "n2")]
+
+
 class TestSlownessOfSeveralNodes:
     def test_that_explains_the_miss_is_to_blame(self) -> None:
         verdict = judge_all(scaling(), slow_node(1))

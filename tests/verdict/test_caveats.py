@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.plan.metric import METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.results.verdicts import Verdict
-from pytest_ddpscale.verdict.caveats import HOST_BOUND
 from pytest_ddpscale.verdict.judge import judge
 from tests.verdict.sample import (
     CONFIDENCE,
@@ -130,7 +129,8 @@ class TestHostBound:
             "host-bound: devices were 60% busy (below 90%), so 8 images are too few for 2 GPUs to say anything"
         )
         assert verdict.value == pytest.approx(0.9)
-        assert HOST_BOUND in verdict.notes
+        assert "host-bound" in verdict.notes
+        assert "host-bound" in verdict.flags
 
     @pytest.mark.parametrize("metric", STRONG)
     def test_on_cpu_there_is_no_host_to_wait_for(self, metric: str) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as altered
 
+from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
-from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.telemetry_record import Telemetry
@@ -22,6 +22,9 @@ from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.verdict.checking import unfit_nodes
 from pytest_ddpscale.verdict.judge import judge
+from tests.builders.measurements import Measurement
+from tests.builders.probes import probe_columns_of
+from tests.builders.rounds import columns_of
 from tests.checks.sample import by_host, cpu_survey, gpus, survey, unread, windows, with_gpu
 from tests.verdict.probed import probe_case
 
@@ -48,7 +51,7 @@ def plan_of(nodes: int = 1, device_type: DeviceType = "cuda", ranks_per_node: in
 def judged(name: str, *surveys: Survey, nodes: int | None = None, **known: Any) -> Verdict:
     plan = plan_of(len(surveys) if nodes is None else nodes)
     measurements = known.pop("measurements", ())
-    evidence = Evidence(plan, measurements, known.pop("errors", {}), surveys=by_host(surveys), **known)
+    evidence = Evidence(plan, columns_of(measurements), known.pop("errors", {}), surveys=by_host(surveys), **known)
     return judge(check_case(name), evidence, 0.95)
 
 
@@ -121,16 +124,16 @@ class TestVerdict:
         telemetry = windows("n1")
         training: dict[str, Any] = {"measurements": [measured(one) for one in telemetry]}
         assert judged("ecc_under_load", survey("n1"), telemetry=telemetry, **training).outcome == "passed"
-        both: dict[str, Any] = training | {"probes": [probed(one) for one in telemetry]}
+        both: dict[str, Any] = training | {"probes": probe_columns_of(probed(one) for one in telemetry)}
         verdict = judged("ecc_under_load", survey("n1"), telemetry=telemetry, **both)
         assert verdict.outcome == "not_measured"
         assert "it was watched in 4 of 8 blocks" in verdict.reason
-        all_of_it = [*telemetry, *(replace(one, study=PROBES, arm="all-reduce-1mib@8") for one in telemetry)]
+        all_of_it = [*telemetry, *(altered(one, study=PROBES, arm="all-reduce-1mib@8") for one in telemetry)]
         assert judged("ecc_under_load", survey("n1"), telemetry=all_of_it, **both).outcome == "passed"
 
     def test_a_check_of_gpus_means_nothing_on_a_cpu(self) -> None:
         plan = plan_of(1, "cpu", ranks_per_node=2)
-        evidence = Evidence(plan, (), {}, surveys=by_host([cpu_survey()]))
+        evidence = Evidence(plan, Columns(), {}, surveys=by_host([cpu_survey()]))
         outcomes = {name: judge(check_case(name, sku=CPU), evidence, 0.95).outcome for name in ("gpus", "disk", "ecc")}
         assert outcomes == {"gpus": "passed", "disk": "passed", "ecc": "not_measured"}
 
@@ -173,5 +176,5 @@ class TestUnfitNodes:
 def test_a_check_reads_only_its_own_records() -> None:
     """A broken probe says nothing about what a node is."""
     plan = Plan("a100", "cuda", (), ranks_per_node=8, probes=ProbeStudy((Probe("matmul-bf16"),), 16, 0.5), survey=True)
-    evidence = Evidence(plan, (), {PROBES: "rank 3 died"}, surveys=by_host([survey()]))
+    evidence = Evidence(plan, Columns(), {PROBES: "rank 3 died"}, surveys=by_host([survey()]))
     assert judge(check_case("gpus"), evidence, 0.95).outcome == "passed"

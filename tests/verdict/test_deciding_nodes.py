@@ -16,6 +16,7 @@ from pytest_ddpscale.verdict import probing
 from pytest_ddpscale.verdict.deciding import Decider
 from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.probing import judge_probe
+from tests.builders.records import lines_of
 from tests.verdict.nodes import measure_nodes, nodes_evidence, plan_of_nodes
 from tests.verdict.probed import CONFIDENCE, MATMUL, measure_probe, probe_case, steady
 from tests.verdict.sample import make_case
@@ -40,8 +41,8 @@ def probed(value: float, *cases: NodeCase, rounds: int = 8) -> Decider:
     assert plan.pairs is not None
     decider = Decider(plan, cases, CONFIDENCE)
     for probe in plan.probes.probes:
-        for one in measure_probe(plan, probe, steady(value), rounds):
-            decider.hear(one.as_json())
+        for record in lines_of(probed=measure_probe(plan, probe, steady(value), rounds)):
+            decider.hear(record)
     return decider
 
 
@@ -74,9 +75,9 @@ class TestProbesThatHaveToldEnough:
         decider.needed_arms("probes")
         judged.clear()
         plan = plan_of(self.BOUNDS)
-        for one in measure_probe(plan, WIDE, lambda number, ranks: FAST if number < 8 else 5 * SLOW, 16):
-            if one.round >= 8:
-                decider.hear(one.as_json())
+        anew = measure_probe(plan, WIDE, lambda number, ranks: FAST if number < 8 else 5 * SLOW, 16)
+        for record in lines_of(probed=[one for one in anew if one.round >= 8]):
+            decider.hear(record)
         assert decider.needed_arms("probes") == [WIDE.id]
         assert judged == [wide.id]
 
@@ -98,6 +99,6 @@ class TestWhatNeedsMoreRanksThanThereAre:
     def test_keeps_the_study_from_nothing(self) -> None:
         plan = plan_of_nodes(self.CASES[1:], nodes=2, ranks_per_node=2)
         decider = Decider(plan, self.CASES, CONFIDENCE)
-        for one in measure_nodes(plan):
-            decider.hear(one.as_json())
+        for record in lines_of(measure_nodes(plan)):
+            decider.hear(record)
         assert decider.needed_arms("weak/r") == []

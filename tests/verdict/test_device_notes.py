@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as altered
 
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.results.records import Measurement
 from pytest_ddpscale.results.telemetry_record import Spread, Telemetry
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.verdict.device_notes import device_notes
 from pytest_ddpscale.verdict.judge import judge
+from tests.builders.measurements import Measurement
 from tests.verdict.nodes import measure_nodes, nodes_evidence, plan_of_nodes
 from tests.verdict.sample import CONFIDENCE, make_case, make_evidence, make_measurements
 
@@ -37,13 +38,14 @@ def telemetry_of(measured: Sequence[Measurement], change: Change = lambda one: {
     """What healthy GPUs would say in each of these blocks, changed."""
     healthy = [
         Telemetry(
-            one.study, one.arm, one.round, one.rank, one.local_rank, one.host, one.device, one.started_unix_s,
-            one.started_unix_s + one.block_s, 10, utilization=spread(0.99), power_w=spread(600.0), power_limit_w=700.0,
+            one.study, one.arm, one.round, one.rank, one.local_rank, one.host, one.device,
+            started_unix_s=one.started_unix_s, ended_unix_s=one.started_unix_s + one.block_s, polls=10,
+            utilization=spread(0.99), power_w=spread(600.0), power_limit_w=700.0,
             idle_power_w=75.0, sm_clock_mhz=spread(1700.0), sm_clock_max_mhz=1980.0, throttle_reasons={},
         )
         for one in measured
     ]  # fmt: skip
-    return [replace(one, **change(one)) for one in healthy]
+    return [altered(one, **change(one)) for one in healthy]
 
 
 def rank_1(changes: dict[str, Any], rounds: int = ROUNDS) -> Change:
@@ -173,9 +175,10 @@ class TestOnSeveralNodes:
     def test_a_stalled_device_of_one_keeps_all_from_passing(self) -> None:
         case = make_case("device_utilization", 0.9, world_size=2)
         plan = plan_of_nodes([case], nodes=3, ranks_per_node=2)
-        told = nodes_evidence(plan, measure_nodes(plan))
+        measured = measure_nodes(plan)
+        told = nodes_evidence(plan, measured)
         assert judge(case, told, CONFIDENCE).outcome == "passed"
-        stalled = telemetry_of(told.measurements, lambda one: STALLED if one.rank == 5 else {})
+        stalled = telemetry_of(measured, lambda one: STALLED if one.rank == 5 else {})
         verdict = judge(case, replace(told, telemetry=stalled), CONFIDENCE)
         assert verdict.outcome == "inconclusive"
         assert "GPU 1 on n2 is busy at nearly idle power" in verdict.reason

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pytest_ddpscale.metrics.samples import Sample
+from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.stats.sequential import EProcess
 from pytest_ddpscale.verdict.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE, estimate_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.blame.replicas import METRIC
+from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.verdict.judge import judge
 from tests.blame.test_culprits import judge_slowed, slow
@@ -110,8 +110,8 @@ class TestReplicas:
         evidence = run_of_four(odd_seeded=[3])
         (study,) = evidence.plan.studies
         smaller = replace(study, arms=tuple(arm for arm in study.arms if arm.kind != "ddp" or arm.world_size < 4))
-        found = [one for one in evidence.measurements if one.arm != "ddp@4"]
+        found = Columns({key: arm for key, arm in evidence.columns.arms.items() if arm.arm != "ddp@4"})
         plan = replace(evidence.plan, studies=(smaller,))
-        verdict = judge(ask("rank_uniformity"), replace(evidence, plan=plan, measurements=found), CONFIDENCE)
+        verdict = judge(ask("rank_uniformity"), replace(evidence, plan=plan, columns=found), CONFIDENCE)
         assert verdict.outcome == "error"
-        assert METRIC in verdict.reason
+        assert "replica_agreement" in verdict.reason

@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.metric import METRICS, TRAINING_METRICS, baseline_arm
+from pytest_ddpscale.plan.metric import baseline_arm
+from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Question
-from pytest_ddpscale.results.records import Measurement, strict_json
+from pytest_ddpscale.results.strict_json import strict_json
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.verdict.judge import judge, samples_of
+from tests.builders.measurements import Measurement
+from tests.builders.rounds import columns_of
 from tests.verdict.sample import (
     CHECKSUM,
     CONFIDENCE,
@@ -241,7 +244,7 @@ class TestOrder:
         ordered = evidence_of_plan(plan, measurements, odd_seeded=odd_seeded)
         shuffled = replace(
             ordered,
-            measurements=shuffler.sample(measurements, len(measurements)),
+            columns=columns_of(shuffler.sample(measurements, len(measurements))),
             seeded_steps={study.id: shuffler.sample(list(ordered.seeded_steps[study.id]), 4)},
         )
         verdicts = [[judge(case, evidence, CONFIDENCE) for case in cases] for evidence in (ordered, shuffled)]
@@ -351,9 +354,10 @@ class TestValues:
 
     def test_agreement_is_the_share_of_ranks_in_the_largest_group(self) -> None:
         case = make_case("replica_agreement", 1.0, world_size=4)
-        evidence = make_evidence(case, make_measurements(case, [1.0, 1.0, 0.75, 1.0, 1.0]))
+        measurements = make_measurements(case, [1.0, 1.0, 0.75, 1.0, 1.0])
+        evidence = make_evidence(case, measurements)
         assert [s.value for s in samples_of(case.question, evidence)] == [1.0, 1.0, 0.75, 1.0, 1.0]
-        assert {one.parameters_checksum for one in evidence.measurements} == {CHECKSUM, OTHER_CHECKSUM}
+        assert {one.parameters_checksum for one in measurements} == {CHECKSUM, OTHER_CHECKSUM}
 
     def test_a_verdict_carries_what_its_requirement_says(self) -> None:
         case = make_case(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.results.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
-from pytest_ddpscale.verdict.outcome import ONE_NODE, Caveats, conclude, lacks_only_measurements, qualified
+from pytest_ddpscale.verdict.outcome import ONE_NODE, Caveats, conclude, other_blockers, qualified
 
 PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 2.0, (1.5, 2.5), rounds=5)
 UNDECIDED: tuple[VerdictOutcome, ...] = ("inconclusive", "not_measured", "error")
@@ -222,4 +222,6 @@ def may_be_allowed(
     coverage: Coverage = ONE_NODE,
     caveats: Caveats = Caveats(),  # noqa: B008 (frozen)
 ) -> bool:
-    return lacks_only_measurements(verdicts, len(verdicts), interrupted, coverage, caveats)
+    allowing = replace(caveats, allows_unmeasured=True)
+    others = other_blockers(verdicts, len(verdicts), interrupted, coverage, allowing)
+    return not others and not any(one.blocks(allows_unmeasured=True) for one in verdicts)

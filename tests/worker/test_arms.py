@@ -16,12 +16,13 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import arms as arms_module
 from pytest_ddpscale.worker.arms import StudyArms, steps_for_block
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.order import arm_order
+from pytest_ddpscale.worker.training import Trainer
 
 from .ranks import on_two_ranks
 from .sample import TIMEOUT, study
@@ -65,6 +66,28 @@ def test_blocks_time_each_step_and_their_sum_is_the_block(gloo_of_one: None) -> 
         assert timing.utilization > 0.1
         assert timing.peak_memory_bytes is not None
         assert timing.peak_memory_bytes > 50 * 2**20
+    arms.close()
+
+
+def test_a_block_is_timed_once_the_arm_is_warm(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[int] = []
+    step, time_steps = Trainer.__call__, CpuDevice.time_steps
+
+    def count(trainer: Trainer) -> None:
+        trained[-1] += 1
+        step(trainer)
+
+    def begin(device: CpuDevice, trainer: Callable[[], None], steps: int) -> Timing:
+        trained.append(0)
+        return time_steps(device, trainer, steps)
+
+    monkeypatch.setattr(Trainer, "__call__", count)
+    monkeypatch.setattr(CpuDevice, "time_steps", begin)
+    arms = StudyArms(study(*ARMS), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)
+    for arm in ARMS:
+        trained[:] = [0]
+        arms.time_block(arm, 4)
+        assert trained == [STEPS_BEFORE_TIMING, 4]
     arms.close()
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from pytest_ddpscale.worker.device import CpuDevice, open_device
 
@@ -41,8 +44,46 @@ def test_fp16_is_refused_on_cpu_in_words() -> None:
     CpuDevice().check("bf16")
 
 
-def test_a_rank_without_a_gpu_is_refused_in_words() -> None:
-    import torch
+class TestGpus:
+    """Without one: in which order a block asks torch.cuda for what. How it times a real GPU is tests/integration's."""
 
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        asked: list[str] = []
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                self.at = -1
+
+            def record(self) -> None:
+                asked.append("record")
+                self.at = asked.count("step")
+
+            def elapsed_time(self, end: Event) -> float:
+                return 1000.0 * (end.at - self.at)
+
+        def answer(name: str) -> Callable[..., int]:
+            def remember(*_: object) -> int:
+                asked.append(name)
+                return 0
+
+            return remember
+
+        for name in ("set_device", "reset_peak_memory_stats", "synchronize", "max_memory_allocated"):
+            monkeypatch.setattr(torch.cuda, name, answer(name))
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        properties = SimpleNamespace(name="Tested GPU", uuid="0", major=8, minor=0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        return asked
+
+    def test_start_their_clock_when_they_are_idle_and_stop_it_when_they_are_done(self, asked: list[str]) -> None:
+        timing = open_device("cuda", 0).time_steps(lambda: asked.append("step"), 2)
+        timed = ["record", "step", "record", "step", "record"]
+        assert asked[1:] == ["reset_peak_memory_stats", "synchronize", *timed, "synchronize", "max_memory_allocated"]
+        assert (timing.step_s, timing.block_s) == ((1.0, 1.0), 2.0)
+
+
+def test_a_rank_without_a_gpu_is_refused_in_words() -> None:
     with pytest.raises(RuntimeError, match="has no GPU: torch sees"):
         open_device("cuda", torch.cuda.device_count())

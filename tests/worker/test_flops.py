@@ -71,18 +71,5 @@ def test_counting_leaves_the_model_where_it_was_and_without_gradients() -> None:
 def test_the_record_says_what_counted() -> None:
     record = workload_flops_record(study(), build_model(TINY, CPU))
     assert record is not None
-    assert record.pop("flops_per_image") == pytest.approx(3 * 2 * 0.037e9, rel=0.03)
-    assert record == {
-        "kind": "workload_flops",
-        "study": "weak/tiny",
-        "counter": f"torch.utils.flop_counter {torch.__version__}",
-    }
-
-
-def test_a_model_that_cannot_be_counted_costs_the_record_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
-    class LooksAtItsData(nn.Module):
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            return images * float(images.sum())
-
-    assert workload_flops_record(study(), LooksAtItsData()) is None
-    assert "weak/tiny: FLOPs of resnet18 not counted" in capfd.readouterr().err
+    assert record.flops_per_image == pytest.approx(3 * 2 * 0.037e9, rel=0.03)
+    assert (record.study, record.counter) == ("weak/tiny", f"torch.utils.flop_counter {torch.__version__}")

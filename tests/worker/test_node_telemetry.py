@@ -12,10 +12,11 @@ import pytest
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from pytest_ddpscale.plan.study import DeviceType
-from pytest_ddpscale.results.telemetry_record import Telemetry
+from pytest_ddpscale.results.records import GangRecord, RankBlock
+from pytest_ddpscale.results.telemetry_record import GpuReadings, Spread, Telemetry, TelemetryBlock, telemetry_of
 from pytest_ddpscale.telemetry.link import Sampler
 from pytest_ddpscale.worker.control import Control
-from pytest_ddpscale.worker.node_telemetry import GangTelemetry, Record, with_telemetry
+from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow, with_telemetry
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.machine import A100, PlayedMachine, at_work, uuid_of
 from tests.telemetry.sampled import GENEROUS_S
@@ -43,12 +44,14 @@ class ToldSampler(Sampler):
     def mark(self) -> None:
         self.marks += 1
 
-    def cut(self, windows: Sequence[Window], timeout_s: float = 5.0) -> list[dict[str, Any]]:
+    def cut(self, windows: Sequence[Window], timeout_s: float = 5.0) -> list[GpuReadings]:
         self.asked.append(list(windows))
-        half = {"mean": 0.5, "minimum": 0.5, "maximum": 0.5, "samples": 3}
+        half = Spread(0.5, 0.5, 0.5, 3)
         return [] if self.is_dead else [
-            {"device": uuid, "started_unix_s": begin, "ended_unix_s": end, "polls": 3, "utilization": half,
-             "energy_j": float(uuid.removeprefix("GPU-"))}
+            GpuReadings(
+                started_unix_s=begin, ended_unix_s=end, polls=3, utilization=half,
+                energy_j=float(uuid.removeprefix("GPU-")),
+            )
             for uuid, begin, end in windows
         ]  # fmt: skip
 
@@ -64,30 +67,27 @@ class Rank:
     ) -> None:
         self.rank = rank
         self.control = Control(store, rank, rank % PER_NODE, len(RANKS), NODES)
-        self.written: list[Record] = []
+        self.written: list[TelemetryBlock] = []
         self.samplers: list[Sampler] = []
 
         def started(uuids: Sequence[str]) -> Sampler:
             self.samplers.append(sampler(uuids))
             return self.samplers[-1]
 
-        self.telemetry = GangTelemetry(self.control, device_type, self.written.extend, started)
+        self.telemetry = GangTelemetry(self.control, device_type, self.written.extend, 0, started)
 
     def begin(self, device: str) -> None:
-        self.control.say(f"startup/{self.rank}", {"kind": "startup", "device": device})
-        self.telemetry.start("startup")
+        self.control.say(f"startup/{self.rank}", device)
+        self.telemetry.start(lambda ranks: self.control.hear_all([f"startup/{rank}" for rank in ranks]))
 
-    def block(self, key: str, ranks: Sequence[int], said: Record | list[Record]) -> list[Record]:
-        """As ranks do it around a timed block. Returns what rank 0 writes of it, telemetry first."""
+    def block(self, key: str, ranks: Sequence[int], said: Windows) -> list[TelemetryBlock]:
+        """As ranks do it around a timed block. Returns what rank 0 writes."""
         self.telemetry.mark()
         if self.rank in ranks:
-            self.control.say(f"{key}/{self.rank}", said)
-        self.telemetry.tell(key, ranks)
+            self.control.say(f"{key}/{self.rank}", [list(window) for window in said])
+        self.telemetry.tell(key, ranks, self.windows)
         if self.rank == 0:
-            heard = self.control.hear_all([f"{key}/{rank}" for rank in ranks])
-            found = self.telemetry.collect(key, ranks)
-            assert self.written[-len(found) :] == found or not found, "written before the measurements are"
-            self.written += with_telemetry(heard, found) if isinstance(heard[0], dict) else []
+            self.telemetry.collect(key, ranks, "weak/r", "ddp@4", 0)
             self.control.say(f"{key}/done", True)
         else:
             self.control.wait_for(f"{key}/done")
@@ -96,19 +96,16 @@ class Rank:
         self.telemetry.forget(key, ranks)
         return self.written
 
-
-def measured(rank: int, began_unix_s: float = BEGAN_UNIX_S, **changes: Any) -> Record:
-    return {
-        "kind": "measurement", "study": "weak/r", "arm": "ddp@4", "round": 0, "rank": rank,
-        "local_rank": rank % PER_NODE, "host": f"n{rank // PER_NODE + 1}", "device": f"GPU-{rank}", "block_s": 2.0,
-        "started_unix_s": began_unix_s + rank, "utilization": None, "energy_j": None,
-    } | changes  # fmt: skip
+    def windows(self, keys: Sequence[str]) -> list[TimedWindow]:
+        return [TimedWindow(*window) for said in self.control.hear_all(keys) for window in said]
 
 
-def probed(rank: int, began_unix_s: float = BEGAN_UNIX_S, **changes: Any) -> Record:
-    what = {"study": "probes", "kind": "probe", "probe": "send-recv-1mib", "world_size": 4, "seconds": 0.5}
-    one = measured(rank, began_unix_s, **what) | changes
-    return {key: value for key, value in one.items() if key not in ("arm", "block_s", "utilization", "energy_j")}
+Windows = Sequence[TimedWindow]
+
+
+def measured(rank: int, began_unix_s: float = BEGAN_UNIX_S, seconds: float = 2.0) -> Windows:
+    """One block; of a probe there may be several, or none."""
+    return [TimedWindow(rank, began_unix_s + rank, seconds)]
 
 
 class Gang:
@@ -130,8 +127,8 @@ class Gang:
         return self
 
     def block(
-        self, said: Callable[[int], Record | list[Record]] = measured, ranks: Sequence[int] = RANKS, key: str = KEY
-    ) -> list[Record]:
+        self, said: Callable[[int], Windows] = measured, ranks: Sequence[int] = RANKS, key: str = KEY
+    ) -> list[TelemetryBlock]:
         """What rank 0 has written after a block."""
         self.all(lambda rank: rank.block(key, ranks, said(rank.rank)))
         assert [rank.written for rank in self.ranks[1:]] == [[]] * len(RANKS[1:]), "only rank 0 writes"
@@ -161,8 +158,18 @@ def stores(connected: list[TCPStore], request: pytest.FixtureRequest) -> list[St
     return [PrefixStore(request.node.name, store) for store in connected]
 
 
-def who(records: Sequence[Record], kind: str) -> list[tuple[str, int, int]]:
-    return [(one["host"], one["local_rank"], one["rank"]) for one in records if one["kind"] == kind]
+def gpus_of(written: Sequence[TelemetryBlock], devices: Sequence[str] = UUIDS) -> list[Telemetry]:
+    """What was written, GPU by GPU."""
+    hosts, local_ranks = tuple(f"n{rank // PER_NODE + 1}" for rank in RANKS), tuple(rank % PER_NODE for rank in RANKS)
+    return telemetry_of(written, {0: GangRecord(gang=0, hosts=hosts, local_ranks=local_ranks, devices=tuple(devices))})
+
+
+def part(rank: int, **changes: Any) -> RankBlock:
+    fields: dict[str, Any] = {
+        "rank": rank, "started_unix_s": 1.0, "block_s": 2.0, "step_s": b"", "utilization": None,
+        "peak_memory_bytes": None, "skipped_steps": 0, "parameters_checksum": None,
+    }  # fmt: skip
+    return RankBlock(**(fields | changes))
 
 
 def test_each_node_has_one_sampler_for_its_gpus(stores: list[Store]) -> None:
@@ -173,17 +180,21 @@ def test_each_node_has_one_sampler_for_its_gpus(stores: list[Store]) -> None:
     assert [sampler.is_closed for sampler in gang.samplers] == [True, True]
 
 
-def test_all_of_a_block_is_written_before_its_measurements_which_have_the_essence(stores: list[Store]) -> None:
-    records = Gang(stores).begin().block()
-    assert [one["kind"] for one in records] == ["telemetry"] * 4 + ["measurement"] * 4
-    places = [("n1", 0, 0), ("n1", 1, 1), ("n2", 0, 2), ("n2", 1, 3)]
-    assert who(records, "telemetry") == who(records, "measurement") == places
-    found = [Telemetry.from_json(one) for one in records[:4]]
+def test_all_of_a_block_is_written_and_its_ranks_have_the_essence(stores: list[Store]) -> None:
+    written = Gang(stores).begin().block()
+    found = gpus_of(written)
+    assert [(one.host, one.local_rank, one.rank) for one in found] == [
+        ("n1", 0, 0),
+        ("n1", 1, 1),
+        ("n2", 0, 2),
+        ("n2", 1, 3),
+    ]
     assert {(one.study, one.arm, one.round) for one in found} == {("weak/r", "ddp@4", 0)}
     assert [(one.device, one.started_unix_s, one.ended_unix_s) for one in found] == [
         (f"GPU-{rank}", BEGAN_UNIX_S + rank, BEGAN_UNIX_S + rank + 2.0) for rank in RANKS
     ]
-    assert [(one["utilization"], one["energy_j"]) for one in records[4:]] == [(0.5, float(rank)) for rank in RANKS]
+    parts = with_telemetry([part(rank) for rank in (*RANKS, 9)], written[0])
+    assert [(one.utilization, one.energy_j) for one in parts] == [*((0.5, float(rank)) for rank in RANKS), (None, None)]
 
 
 def test_a_blocks_beginning_is_marked_on_every_node(stores: list[Store]) -> None:
@@ -196,7 +207,7 @@ def test_a_blocks_beginning_is_marked_on_every_node(stores: list[Store]) -> None
 @pytest.mark.parametrize("ranks", [(0,), (0, 1), (0, 2), (1, 2, 3)])
 def test_only_ranks_that_timed_a_block_are_told_of(stores: list[Store], ranks: tuple[int, ...]) -> None:
     gang = Gang(stores).begin()
-    assert [rank for _, _, rank in who(gang.block(ranks=ranks), "telemetry")] == list(ranks)
+    assert [one.rank for one in gpus_of(gang.block(ranks=ranks))] == list(ranks)
     windows = [[uuid for asked in sampler.asked for uuid, _, _ in asked] for sampler in gang.samplers]
     assert windows == [[f"GPU-{rank}" for rank in ranks if rank // PER_NODE == node] for node in range(NODES)]
 
@@ -207,14 +218,14 @@ def test_a_dead_sampler_leaves_measurements_without_says_so_and_keeps_nobody_wai
 
     gang = Gang(stores, sampler=dies_on_n2).begin()
     began_s = time.monotonic()
-    records = gang.block()
+    written = gang.block()
     assert time.monotonic() - began_s < 10
-    found = [Telemetry.from_json(one) for one in records if one["kind"] == "telemetry"]
+    found = gpus_of(written)
     assert [(one.rank, one.polls, dict(one.unreadable)) for one in found] == [
         (0, 3, {}), (1, 3, {}), (2, 0, {"device": "the sampler ended"}), (3, 0, {"device": "the sampler ended"}),
     ]  # fmt: skip
-    measurements = [(one["utilization"], one["energy_j"]) for one in records if one["kind"] == "measurement"]
-    assert measurements == [(0.5, 0.0), (0.5, 1.0), (None, None), (None, None)]
+    parts = with_telemetry([part(rank) for rank in RANKS], written[0])
+    assert [(one.utilization, one.energy_j) for one in parts] == [(0.5, 0.0), (0.5, 1.0), (None, None), (None, None)]
 
 
 def test_what_was_told_is_forgotten(stores: list[Store]) -> None:
@@ -223,45 +234,37 @@ def test_what_was_told_is_forgotten(stores: list[Store]) -> None:
     before = gang.keys
     for number in (1, 2):
         gang.block(key=f"weak/r/{number}/ddp@4")
-        gang.block(lambda rank: [probed(rank)], ranks=(0, 2), key=f"probes/{number}")
+        gang.block(ranks=(0, 2), key=f"probes/{number}")
     assert gang.keys - before == 4, "of each block, that it is done"
 
 
 def test_a_probe_has_a_window_for_each_of_its_turns(stores: list[Store]) -> None:
     gang = Gang(stores).begin()
 
-    def turns(rank: int) -> list[Record]:
-        return [probed(rank), probed(rank, BEGAN_UNIX_S + 10)] if rank else [probed(rank)]
+    def turns(rank: int) -> Windows:
+        again = measured(rank, BEGAN_UNIX_S + 10, 0.5) if rank else []
+        return [*measured(rank, seconds=0.5), *again]
 
-    found = [Telemetry.from_json(one) for one in gang.block(turns, ranks=(0, 3), key="probes/0/send-recv")]
-    assert [(one.rank, one.arm, one.started_unix_s, one.ended_unix_s) for one in found] == [
-        (0, "send-recv-1mib@4", BEGAN_UNIX_S, BEGAN_UNIX_S + 0.5),
-        (3, "send-recv-1mib@4", BEGAN_UNIX_S + 3, BEGAN_UNIX_S + 3.5),
-        (3, "send-recv-1mib@4", BEGAN_UNIX_S + 13, BEGAN_UNIX_S + 13.5),
+    found = gpus_of(gang.block(turns, ranks=(0, 3), key="probes/0/send-recv"))
+    assert [(one.rank, one.started_unix_s, one.ended_unix_s) for one in found] == [
+        (0, BEGAN_UNIX_S, BEGAN_UNIX_S + 0.5),
+        (3, BEGAN_UNIX_S + 3, BEGAN_UNIX_S + 3.5),
+        (3, BEGAN_UNIX_S + 13, BEGAN_UNIX_S + 13.5),
     ]
 
 
 def test_a_probe_that_could_not_be_done_has_none(stores: list[Store]) -> None:
-    unsupported = {"kind": "probe_unsupported", "study": "probes", "probe": "matmul-fp8", "reason": "no such cores"}
     gang = Gang(stores).begin()
-    records = gang.block(lambda rank: [unsupported] if rank else [probed(rank), unsupported], key="probes/0/matmul-fp8")
-    assert who(records, "telemetry") == [("n1", 0, 0)]
+    written = gang.block(lambda rank: [] if rank else measured(rank), key="probes/0/matmul-fp8")
+    assert [one.rank for one in gpus_of(written)] == [0]
     gang.block(lambda rank: [], key="probes/1/matmul-fp8")
-    assert len(records) == 1
+    assert len(written) == 1
 
 
 def test_cpus_are_not_sampled(stores: list[Store]) -> None:
     gang = Gang(stores, "cpu").begin()
-    records = gang.block(lambda rank: measured(rank, utilization=0.9))
-    assert (gang.samplers, who(records, "telemetry")) == ([], [])
-    assert [one["utilization"] for one in records] == [0.9] * 4
-
-
-def test_records_that_are_no_measurements_stay_as_they_are() -> None:
-    step = {"kind": "seeded_step", "rank": 0}
-    assert with_telemetry([step], [{"rank": 0, "utilization": None, "energy_j": 3.0}]) == [step]
-    (found,) = with_telemetry([measured(0)], [{"rank": 0, "utilization": None, "energy_j": 3.0}])
-    assert (found["utilization"], found["energy_j"]) == (None, 3.0)
+    assert gang.block() == []
+    assert gang.samplers == []
 
 
 def test_the_real_sampler_finds_the_gpus_of_its_ranks(stores: list[Store], machine: PlayedMachine) -> None:
@@ -276,10 +279,10 @@ def test_the_real_sampler_finds_the_gpus_of_its_ranks(stores: list[Store], machi
     now = time.time()
     for rank in (0, 2):  # the first answer takes an interpreter's start
         assert gang.ranks[rank].samplers[0].cut([(uuids[rank], now - 1, now)], GENEROUS_S)
-    records = gang.block(lambda rank: measured(rank, time.time() - 3 - rank, device=uuids[rank], block_s=1.0))
+    written = gang.block(lambda rank: measured(rank, time.time() - 3 - rank, 1.0))
     gang.all(lambda rank: rank.telemetry.close())
-    found = [Telemetry.from_json(one) for one in records if one["kind"] == "telemetry"]
-    assert [one.device for one in found] == uuids
+    found = gpus_of(written, uuids)
     assert list(found[3].unreadable) == ["device"]
     busy = A100.work.utilization_pct / 100
-    assert [one["utilization"] for one in records[4:]] == [0.0, 0.0, pytest.approx(busy), None]
+    parts = with_telemetry([part(rank) for rank in RANKS], written[0])
+    assert [one.utilization for one in parts] == [0.0, 0.0, pytest.approx(busy), None]

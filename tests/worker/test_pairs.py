@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from pytest_ddpscale.blame.link_faults import find_link_faults
 from pytest_ddpscale.plan.pairing import PairStudy
-from pytest_ddpscale.results.pair_record import PairMeasurement, pairs_of
+from pytest_ddpscale.results.pair_record import PairMeasurement, PairRound, pairs_of
+from pytest_ddpscale.results.records import GangRecord
 from pytest_ddpscale.worker import pairs
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
@@ -53,14 +53,14 @@ class Rank:
         self.control = Control(store, rank, rank % per_node, nodes * per_node, nodes)
         self.device = ScriptedCpu(step_s, f"cpu-{rank}")
         self.progress = RankProgress()
-        self.records: list[dict[str, Any]] = []
+        self.records: list[PairRound] = []
         self.deadline_unix_s: float | None = None
         self.timeout = TIMEOUT
 
     def run(self) -> str:
         OF_THIS_RANK.host = self.host
         search = PairSearch(
-            STUDY, self.device, self.control, self.records.extend, self.progress, self.timeout, self.deadline_unix_s
+            STUDY, self.device, self.control, self.records.append, 0, self.progress, self.timeout, self.deadline_unix_s
         )
         return search.run()
 
@@ -93,7 +93,12 @@ def measured(ranks: list[Rank]) -> tuple[list[str], list[PairMeasurement]]:
     """What each rank returned, and what the first one wrote."""
     ended = [future.result(timeout=60) for future in started(ranks)]
     assert all(not rank.records for rank in ranks[1:]), "only rank 0 writes"
-    return ended, pairs_of(ranks[0].records)
+    hosts = tuple(rank.host for rank in ranks)
+    who = GangRecord(
+        gang=0, hosts=hosts, local_ranks=tuple(rank.control.local_rank for rank in ranks),
+        devices=tuple(rank.device.id for rank in ranks),
+    )  # fmt: skip
+    return ended, pairs_of([who, *ranks[0].records])
 
 
 def test_a_slow_node_is_isolated_by_measuring_it_again() -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from torch.distributed import HashStore
 
 from pytest_ddpscale.plan.study import Arm, Plan
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.rank_folder import RecordSink, lines_by_file
+from pytest_ddpscale.results.record_lines import RecordReader
+from pytest_ddpscale.results.records import StudyEnd, StudyStart
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.rank import GangMember
@@ -28,10 +30,12 @@ class NeverUsed(CpuDevice):
 def test_a_study_is_not_prepared_once_the_budget_is_spent(tmp_path: Path) -> None:
     """Preparing one and warming it up may take minutes."""
     weak = study(Arm("alone", 1, 2))
-    run = RunDirectory.create(tmp_path / "run")
     control = Control(HashStore(), rank=0, local_rank=0, world_size=1)
-    gang = GangMember(Plan("cpu", "cpu", (weak,)), control, NeverUsed(), run, RankProgress(), time.time() - 1)
+    gang = GangMember(
+        Plan("cpu", "cpu", (weak,)), control, NeverUsed(), RecordSink(tmp_path), RankProgress(), time.time() - 1
+    )
     gang.run_study(weak, TIMEOUT)
-    began, ended = run.read_records()
-    assert (began["kind"], began["study"]) == ("study_start", weak.id)
-    assert (ended["kind"], ended["study"], ended["reason"]) == ("study_end", weak.id, "budget")
+    lines = lines_by_file((tmp_path / "records").read_bytes())["measurements.jsonl"]
+    began, ended = map(RecordReader().read, lines.splitlines())
+    assert isinstance(began, StudyStart)
+    assert (began.study, ended) == (weak.id, StudyEnd(weak.id, "budget"))

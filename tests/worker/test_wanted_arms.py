@@ -3,49 +3,41 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.rank_folder import WantedArms, leave_wanted_arms
 from pytest_ddpscale.worker.wanted_arms import needed_arms
 
 
-@pytest.mark.parametrize("arms", [[], ["alone", "ddp@2"]])
-def test_the_word_is_followed(tmp_path: Path, arms: list[str]) -> None:
-    run = RunDirectory(tmp_path)
-    run.write_json(run.steering_json, {"study": "weak/r", "round": 4, "arms": arms})
-    assert needed_arms(run, "weak/r", 4, patience_s=30.0) == arms
+@pytest.mark.parametrize("arms", [(), ("alone", "ddp@2")])
+def test_the_word_is_followed(tmp_path: Path, arms: tuple[str, ...]) -> None:
+    leave_wanted_arms(tmp_path, WantedArms("weak/r", 4, arms))
+    assert needed_arms(tmp_path, "weak/r", 4, patience_s=30.0) == list(arms)
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        {"study": "weak/r", "round": 3, "arms": []},
-        {"study": "strong/r", "round": 4, "arms": []},
-        {"study": "weak/r", "round": 4, "arms": "none"},
-        ["weak/r", 4, True],
-    ],
-)
-def test_another_word_ends_nothing(tmp_path: Path, word: Any) -> None:
-    run = RunDirectory(tmp_path)
-    run.write_json(run.steering_json, word)
-    assert needed_arms(run, "weak/r", 4, patience_s=0.1) is None
+@pytest.mark.parametrize("word", [WantedArms("weak/r", 3, ()), WantedArms("strong/r", 4, ())])
+def test_a_word_about_something_else_is_none(tmp_path: Path, word: WantedArms) -> None:
+    leave_wanted_arms(tmp_path, word)
+    assert needed_arms(tmp_path, "weak/r", 4, patience_s=0.2) is None
 
 
-def test_without_a_word_measuring_goes_on(tmp_path: Path) -> None:
-    began = time.monotonic()
-    assert needed_arms(RunDirectory(tmp_path), "weak/r", 4, patience_s=0.2) is None
-    assert time.monotonic() - began >= 0.2
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"say":"wanted","study":"weak/r","round":4,"arms":"none"}'])
+def test_garbage_is_none_either(tmp_path: Path, content: str) -> None:
+    leave_wanted_arms(tmp_path, WantedArms("weak/r", 4, ()))
+    [file] = tmp_path.iterdir()
+    file.write_text(content)
+    assert needed_arms(tmp_path, "weak/r", 4, patience_s=0.2) is None
 
 
-def test_a_word_that_comes_late_is_waited_for(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    run.write_json(run.steering_json, {"study": "weak/r", "round": 3, "arms": ["alone"]})
-    word = {"study": "weak/r", "round": 4, "arms": []}
-    speaker = threading.Timer(0.1, run.write_json, (run.steering_json, word))
+def test_without_a_supervisor_nobody_waits_for_ever(tmp_path: Path) -> None:
+    assert needed_arms(tmp_path, "weak/r", 4, patience_s=0.2) is None
+
+
+def test_a_word_that_comes_late_is_heard(tmp_path: Path) -> None:
+    leave_wanted_arms(tmp_path, WantedArms("weak/r", 3, ("alone",)))
+    speaker = threading.Timer(0.1, leave_wanted_arms, (tmp_path, WantedArms("weak/r", 4, ())))
     speaker.start()
-    assert needed_arms(run, "weak/r", 4, patience_s=30.0) == []
+    assert needed_arms(tmp_path, "weak/r", 4, patience_s=30.0) == []
     speaker.join()

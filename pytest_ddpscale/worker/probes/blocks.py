@@ -2,65 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
-from pytest_ddpscale.results.probe_record import ProbeMeasurement
+from pytest_ddpscale.results.probe_record import RankProbe
+from pytest_ddpscale.results.strict_json import Count, Record
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device, Timing
-from pytest_ddpscale.worker.host_name import host_name
 from pytest_ddpscale.worker.probes.groups import ProbeGroups, Ranks
 from pytest_ddpscale.worker.probes.open_work import open_work, turns
 from pytest_ddpscale.worker.probes.work import CannotProbeError, Work, memory_permitting
 from pytest_ddpscale.worker.rank_progress import RankProgress
 
-Record = dict[str, Any]
 # Share of a block that is done before it, untimed: clocks and caches are then where they are in the middle of it.
 _BEFORE_TIMING = 0.1
 
 
-@dataclass(frozen=True)
-class Block:
+class RankProbed(Record, frozen=True, kw_only=True):
     """What one rank has to say of one probe in one round.
 
     Attributes:
+        rank: global rank in the gang.
         measured: one for each turn in which it took part.
-        unsupported: why it could not, as a record of kind ``probe_unsupported``; None if it could, or has said so.
+        unsupported: why it could not; empty if it could, or has said so.
     """
 
-    measured: tuple[ProbeMeasurement, ...]
-    unsupported: Record | None
+    rank: Count
+    measured: tuple[RankProbe, ...] = ()
+    unsupported: str = ""
 
     @property
     def seconds(self) -> float | None:
         """That all turns took together; None if there was none."""
         return sum(one.seconds for one in self.measured) if self.measured else None
 
-    @property
-    def records(self) -> list[Record]:
-        """All of it as JSON types."""
-        return [one.as_json() for one in self.measured] + ([self.unsupported] if self.unsupported else [])
-
 
 class ProbeBlocks:
     """Does probes on this rank. Between two blocks all ranks of the gang have to wait for each other.
 
     Args:
-        study_id: that records carry.
         device: what is probed.
         control: how ranks tell each other things.
         progress: kept up to date.
         timeout: limit for one collective.
     """
 
-    def __init__(
-        self, study_id: str, device: Device, control: Control, progress: RankProgress, timeout: timedelta
-    ) -> None:
-        self._study_id = study_id
+    def __init__(self, device: Device, control: Control, progress: RankProgress, timeout: timedelta) -> None:
         self._device = device
         self._control = control
         self._progress = progress
@@ -68,21 +57,20 @@ class ProbeBlocks:
         self._said: list[str] = []
         self._told: set[str] = set()
 
-    def block(self, probe: Probe, key: str, iterations: int, round_number: int = 0, *, verify: bool = True) -> Block:
+    def block(self, probe: Probe, key: str, iterations: int, *, verify: bool = True) -> RankProbed:
         """Do a probe so often in each of its turns. All ranks of the gang call this, also those without a part.
 
         Args:
             probe: what to do.
             key: of what ranks say to each other meanwhile: another one for each call.
             iterations: the same on all ranks.
-            round_number: that records carry.
             verify: whether results are looked at; not where nobody keeps the measurements.
         """
         here = self._progress
         here.arm, here.phase = probe.id, "preparation"
         self._forget_what_was_said()
         group, crew = self._groups.group(probe), self._groups.crew(probe)
-        measured: list[ProbeMeasurement] = []
+        measured: list[RankProbe] = []
         why_not = ""
         for turn in range(turns(probe, self._control.layout)):
             here.phase = "preparation"  # all ranks enter as many phases, so that none seems to be behind
@@ -92,7 +80,7 @@ class ProbeBlocks:
             here.phase = "timed block"
             if work is not None and (all_can or probe.kind in SINGLE_DEVICE):
                 try:
-                    measured.append(self._measured(probe, work, iterations, round_number, verify=verify))
+                    measured.append(self._measured(probe, work, iterations, verify=verify))
                 except CannotProbeError as error:
                     if probe.kind not in SINGLE_DEVICE:
                         raise  # the others wait for this rank already
@@ -100,7 +88,8 @@ class ProbeBlocks:
             del work
             self._device.release()
             why_not = why_not or reason
-        return Block(tuple(measured), self._unsupported(probe, why_not) if why_not else None)
+        unsupported = self._said_once(probe, why_not) if why_not else ""
+        return RankProbed(rank=self._control.rank, measured=tuple(measured), unsupported=unsupported)
 
     def close(self) -> None:
         """Give memory and communicators back."""
@@ -134,27 +123,17 @@ class ProbeBlocks:
         except CannotProbeError as error:
             return None, str(error)
 
-    def _measured(
-        self, probe: Probe, work: Work, iterations: int, round_number: int, *, verify: bool
-    ) -> ProbeMeasurement:
+    def _measured(self, probe: Probe, work: Work, iterations: int, *, verify: bool) -> RankProbe:
         with memory_permitting(f"{probe.id} and its verification"):
             timing = self._timed(work, iterations)
             is_correct = work.is_correct() if verify else True
-        return ProbeMeasurement(
-            study=self._study_id,
-            probe=probe.name,
-            world_size=probe.world_size,
-            round=round_number,
+        return RankProbe(
             rank=self._control.rank,
-            local_rank=self._control.local_rank,
-            host=host_name(),
-            device=self._device.id,
+            peer=work.peer_rank,
             work=work.work,
-            iterations=iterations,
             seconds=timing.block_s,
             started_unix_s=timing.started_unix_s,
             is_correct=is_correct,
-            peer_rank=work.peer_rank,
         )
 
     def _timed(self, work: Work, iterations: int) -> Timing:
@@ -169,18 +148,9 @@ class ProbeBlocks:
         # As one step: events between iterations would take some of a short one's time.
         return self._device.time_steps(repeat, 1)
 
-    def _unsupported(self, probe: Probe, reason: str) -> Record | None:
-        """Why this rank cannot do a probe; once is enough."""
+    def _said_once(self, probe: Probe, reason: str) -> str:
+        """Why this rank cannot do a probe; nothing once that has been said."""
         if probe.id in self._told:
-            return None
+            return ""
         self._told.add(probe.id)
-        return {
-            "kind": "probe_unsupported",
-            "study": self._study_id,
-            "probe": probe.id,
-            "rank": self._control.rank,
-            "local_rank": self._control.local_rank,
-            "host": host_name(),
-            "device": self._device.id,
-            "reason": reason,
-        }
+        return reason

@@ -10,11 +10,15 @@ from typing import Any
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
+from pytest_ddpscale.results.probe_record import ProbeUnsupported, joined_probe_block
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import EndReason, RoundEnd
+from pytest_ddpscale.results.strict_json import column
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device
-from pytest_ddpscale.worker.node_telemetry import GangTelemetry
+from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow
 from pytest_ddpscale.worker.order import arm_order
-from pytest_ddpscale.worker.probes.blocks import ProbeBlocks, Record
+from pytest_ddpscale.worker.probes.blocks import ProbeBlocks, RankProbed
 from pytest_ddpscale.worker.probes.groups import rank_groups
 from pytest_ddpscale.worker.rank_progress import RankProgress
 
@@ -37,6 +41,7 @@ class ProbeRounds:
             rounds are wanted; None if nobody knows.
         progress: kept up to date.
         timeout: limit for one collective.
+        gang: its number.
         seed: of the order of the probes in each round.
         deadline_unix_s: no round starts after it; None for no limit.
     """
@@ -46,26 +51,28 @@ class ProbeRounds:
         study: ProbeStudy,
         device: Device,
         control: Control,
-        write: Callable[[list[Record]], None],
+        write: Callable[[list[AnyRecord]], None],
         telemetry: GangTelemetry,
         needed: _NeededProbes,
         progress: RankProgress,
         timeout: timedelta,
         *,
+        gang: int = 0,
         seed: int = 0,
         deadline_unix_s: float | None = None,
     ) -> None:
         self._study = study
         self._control = control
         self._write = write
+        self._gang = gang
         self._telemetry = telemetry
         self._needed = needed
         self._progress = progress
         self._seed = seed
         self._deadline_unix_s = deadline_unix_s
-        self._blocks = ProbeBlocks(study.id, device, control, progress, timeout)
+        self._blocks = ProbeBlocks(device, control, progress, timeout)
 
-    def run(self) -> str:
+    def run(self) -> EndReason:
         """Probe until all rounds are done, time is up or all is known; all ranks of the gang call this.
 
         Returns:
@@ -80,7 +87,7 @@ class ProbeRounds:
         self._blocks.close()
         return reason
 
-    def _run_rounds(self) -> str:
+    def _run_rounds(self) -> EndReason:
         study, here = self._study, self._progress
         timed = study.probes
         iterations: dict[str, int] = {}
@@ -97,11 +104,10 @@ class ProbeRounds:
             for probe in arm_order(timed, self._seed, study.id, number):
                 self._measure(probe, number, iterations[probe.id])
             if self._control.rank == 0:
-                ids = [probe.id for probe in timed]
-                self._write([{"kind": "round_end", "study": study.id, "round": number, "arms": ids}])
+                self._write([RoundEnd(study=study.id, round=number, arms=tuple(probe.id for probe in timed))])
         return "rounds"
 
-    def _next_round(self, number: int, timed: Sequence[Probe]) -> tuple[str, list[str]]:
+    def _next_round(self, number: int, timed: Sequence[Probe]) -> tuple[EndReason | None, list[str]]:
         """Why round `number` is not begun, or else which probes it has: rank 0's word, which all ranks follow."""
         key = f"{self._study.id}/{number}/next"
         if self._control.rank == 0:
@@ -109,13 +115,13 @@ class ProbeRounds:
         ended, names = self._control.hear(key)
         return ended, names
 
-    def _next_by_rank_0(self, number: int, timed: Sequence[Probe]) -> tuple[str, list[str]]:
+    def _next_by_rank_0(self, number: int, timed: Sequence[Probe]) -> tuple[EndReason | None, list[str]]:
         names = [probe.id for probe in timed]
         if self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s:
             return "budget", []
         needed = self._needed(number - 1) if number >= FEWEST_ROUNDS else None
         names = names if needed is None else [name for name in names if name in needed]
-        return ("", names) if names else ("decided", [])
+        return (None, names) if names else ("decided", [])
 
     def _calibrated(self, probe: Probe) -> int:
         """How many iterations fill a block on the slowest rank, the same on all of them; 0 if no rank can do it.
@@ -126,34 +132,55 @@ class ProbeRounds:
         iterations = _FIRST_ITERATIONS
         for attempt, share in enumerate((_CALIBRATED_SHARE, 1.0)):
             key = f"{self._study.id}/calibration-{attempt}/{probe.id}"
-            block = self._blocks.block(probe, key, iterations, verify=False)
             goal_s = share * self._study.block_s
-            said = [block.seconds, block.unsupported]
-            iterations = int(self._answered(key, probe, said, partial(self._iterations, iterations, goal_s)))
+            said = self._blocks.block(probe, key, iterations, verify=False)
+            iterations = int(self._answered(key, probe, said, partial(self._iterations, probe, iterations, goal_s)))
             if not iterations:
                 return 0
         return iterations
 
-    def _iterations(self, before: int, goal_s: float, said: Sequence[tuple[float | None, Record | None]]) -> int:
+    def _iterations(self, probe: Probe, before: int, goal_s: float, said: Sequence[RankProbed]) -> int:
         """Rank 0's word on how many iterations take `goal_s` seconds, after so many were done by each rank."""
-        self._write([unsupported for _, unsupported in said if unsupported is not None])
-        slowest_s = max((seconds for seconds, _ in said if seconds is not None), default=None)
+        self._write(self._unsupported(probe, said))
+        slowest_s = max((one.seconds for one in said if one.seconds is not None), default=None)
         return 0 if slowest_s is None else max(1, int(before * goal_s / slowest_s))
 
     def _measure(self, probe: Probe, number: int, iterations: int) -> None:
         key = f"{self._study.id}/{number}/{probe.id}"
         self._telemetry.mark()
-        block = self._blocks.block(probe, key, iterations, number)
-        self._answered(key, probe, block.records, self._write_all, is_timed=True)
+        said = self._blocks.block(probe, key, iterations)
+        self._answered(key, probe, said, partial(self._write_block, probe, number, iterations), number)
 
-    def _write_all(self, said: Sequence[list[Record]]) -> bool:
-        self._write([record for records in said for record in records])
+    def _write_block(self, probe: Probe, number: int, iterations: int, said: Sequence[RankProbed]) -> bool:
+        measured = [one for rank in said for one in rank.measured]
+        records: list[AnyRecord] = [*self._unsupported(probe, said)]
+        if measured:
+            records.append(joined_probe_block(measured, probe, self._study.id, number, self._gang, iterations))
+        self._write(records)
         return True
 
+    def _unsupported(self, probe: Probe, said: Sequence[RankProbed]) -> list[AnyRecord]:
+        """Which ranks could not do a probe, and why, as a record; nothing if all could."""
+        unable = [one for one in said if one.unsupported]
+        if not unable:
+            return []
+        ranks, reasons = tuple(one.rank for one in unable), column(one.unsupported for one in unable)
+        study, gang = self._study.id, self._gang
+        return [ProbeUnsupported(study=study, probe=probe.id, gang=gang, ranks=ranks, reasons=reasons)]
+
     def _answered(
-        self, key: str, probe: Probe, said: Any, answer: Callable[[list[Any]], Any], *, is_timed: bool = False
-    ) -> Any:
-        """What rank 0 answers to what the ranks of a probe say; nobody goes on before."""
+        self, key: str, probe: Probe, said: RankProbed, answer: Callable[[list[RankProbed]], Any],
+        number: int | None = None,
+    ) -> Any:  # fmt: skip
+        """What rank 0 answers to what the ranks of a probe say; nobody goes on before.
+
+        Args:
+            key: another one for each call.
+            probe: whose ranks say something.
+            said: by this one, if it is among them.
+            answer: called on rank 0.
+            number: of the round, where GPUs are asked what they saw of it; None elsewhere.
+        """
         self._progress.phase = "gathering"
         control = self._control
         ranks = [rank for crew in rank_groups(probe, control.layout) for rank in crew]
@@ -161,16 +188,20 @@ class ProbeRounds:
         key = f"{key}/said"
         if takes_part:
             control.say(f"{key}/{control.rank}", said)
-        if is_timed:
-            self._telemetry.tell(key, ranks)
+        if number is not None:
+            self._telemetry.tell(key, ranks, self._windows)
         if control.rank == 0:
-            heard = control.hear_all([f"{key}/{rank}" for rank in ranks])
-            if is_timed:
-                self._telemetry.collect(key, ranks)
+            heard = control.hear_records([f"{key}/{rank}" for rank in ranks], RankProbed)
+            if number is not None:
+                self._telemetry.collect(key, ranks, self._study.id, probe.id, number)
             control.say(f"{key}/answer", answer(heard))
         answered = control.hear(f"{key}/answer")
         if takes_part:
             control.forget(f"{key}/{control.rank}")
-        if is_timed:
+        if number is not None:
             self._telemetry.forget(key, ranks)
         return answered
+
+    def _windows(self, keys: Sequence[str]) -> list[TimedWindow]:
+        said = self._control.hear_records(keys, RankProbed)
+        return [TimedWindow(one.rank, one.started_unix_s, one.seconds) for rank in said for one in rank.measured]

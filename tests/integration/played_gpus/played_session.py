@@ -15,6 +15,11 @@ from typing import Any
 
 import psutil
 
+from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.results.probe_record import probes_of
+from pytest_ddpscale.results.records import Block, gangs_by_number
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.telemetry_record import Telemetry, telemetry_of
 from tests.node.fake_torch import CUDA_BUILD, write_torch
 from tests.nvml_stand_in.machine import PlayedMachine
 
@@ -120,6 +125,21 @@ class EndedSession:
     def lines(self, name: str, kind: str) -> list[dict[str, Any]]:
         """Records of a kind."""
         return [one for one in lines_of(self.run / name) if one["kind"] == kind]
+
+    @property
+    def timed_blocks(self) -> list[tuple[str, str, int, int]]:
+        """Study, arm or probe, round and rank of each block of each rank, in order."""
+        records = RunDirectory(self.run).read_records()
+        blocks = [one for one in records if isinstance(one, Block)]
+        trained = [(one.study, one.arm, one.round, rank) for one in blocks for rank in one.ranks]
+        probed = [(one.study, Probe(one.probe, one.world_size).id, one.round, one.rank) for one in probes_of(records)]
+        return sorted(trained + probed)
+
+    @property
+    def telemetry(self) -> list[Telemetry]:
+        """What each GPU said of itself in each block."""
+        run = RunDirectory(self.run)
+        return telemetry_of(run.read_telemetry(), gangs_by_number(run.read_records()))
 
 
 def begin(

@@ -13,7 +13,7 @@ import pytest
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.results.telemetry_record import Spread
 from tests.integration.played_gpus.played_session import HOST, EndedSession, PlayedSession, begin, has_begun
 from tests.nvml_stand_in.gpus import (
     ANY_FUNCTION,
@@ -58,17 +58,7 @@ def _working(*gpus: PlayedGpu) -> list[PlayedGpu]:
 def _trained(session: PlayedSession, round_number: int) -> bool:
     """Whether a block of that round is over."""
     measured = session.lines("measurements.jsonl")
-    return any(one["kind"] == "measurement" and one["round"] == round_number for one in measured)
-
-
-def _timed_blocks(session: EndedSession) -> list[tuple[str, str, int, int]]:
-    """Study, arm or probe, round and rank of each."""
-    measured = session.lines("measurements.jsonl", "measurement")
-    probed = session.lines("measurements.jsonl", "probe")
-    return sorted(
-        [(one["study"], one["arm"], one["round"], one["rank"]) for one in measured]
-        + [(one["study"], Probe(one["probe"], one["world_size"]).id, one["round"], one["rank"]) for one in probed]
-    )
+    return any(one["kind"] == "block" and one["round"] == round_number for one in measured)
 
 
 @pytest.fixture(scope="module")
@@ -103,22 +93,27 @@ def test_the_run_is_of_the_played_gpus_and_leaves_nothing_behind(healthy: EndedS
 
 
 def test_each_gpu_has_a_line_of_telemetry_for_every_block(healthy: EndedSession) -> None:
-    telemetry = healthy.lines("telemetry.jsonl", "telemetry")
-    assert sorted((one["study"], one["arm"], one["round"], one["rank"]) for one in telemetry) == _timed_blocks(healthy)
-    assert all(one["device"] == uuid_of(one["rank"]) for one in telemetry)
+    telemetry = healthy.telemetry
+    assert sorted((one.study, one.arm, one.round, one.rank) for one in telemetry) == healthy.timed_blocks
+    assert all(one.device == uuid_of(one.rank) for one in telemetry)
+
+
+def mean(spread: Spread | None) -> float:
+    assert spread is not None
+    return spread.mean
 
 
 def test_telemetry_is_what_the_driver_says_of_working_gpus(healthy: EndedSession) -> None:
-    blocks = [one for one in healthy.lines("telemetry.jsonl", "telemetry") if one["study"] == "weak/tiny"]
+    blocks = [one for one in healthy.telemetry if one.study == "weak/tiny"]
     assert len(blocks) == 2 * 2 * FEWEST_ROUNDS  # GPUs, arms, rounds
     for one in blocks:
-        seconds = one["ended_unix_s"] - one["started_unix_s"]
-        assert one["energy_j"] == pytest.approx(A100.work.power_w * seconds, rel=ENERGY_ERROR)
-        assert one["power_w"]["mean"] == pytest.approx(A100.work.power_w)
-        assert one["sm_clock_mhz"]["mean"] == A100.work.sm_clock_mhz
-        assert one["idle_power_w"] == A100.power_w
-        assert one["utilization"]["mean"] == pytest.approx(0.99)
-        assert one["ecc_uncorrected"] == 0
+        seconds = one.ended_unix_s - one.started_unix_s
+        assert one.energy_j == pytest.approx(A100.work.power_w * seconds, rel=ENERGY_ERROR)
+        assert mean(one.power_w) == pytest.approx(A100.work.power_w)
+        assert mean(one.sm_clock_mhz) == A100.work.sm_clock_mhz
+        assert one.idle_power_w == A100.power_w
+        assert mean(one.utilization) == pytest.approx(0.99)
+        assert one.ecc_uncorrected == 0
 
 
 def test_utilization_and_energy_are_judged_by_telemetry(healthy: EndedSession) -> None:
@@ -275,7 +270,7 @@ def dying(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_a_driver_that_dies_costs_no_training(dying: EndedSession) -> None:
-    rounds = {(one["arm"], one["round"], one["rank"]) for one in dying.lines("measurements.jsonl", "measurement")}
+    rounds = {(arm, number, rank) for study, arm, number, rank in dying.timed_blocks if study.startswith("weak/")}
     assert rounds == {
         (arm, number, rank) for arm in ("ddp@2", "each@2") for number in range(FEWEST_ROUNDS) for rank in (0, 1)
     }
@@ -285,13 +280,13 @@ def test_a_driver_that_dies_costs_no_training(dying: EndedSession) -> None:
 
 
 def test_blocks_that_nobody_watched_say_why(dying: EndedSession) -> None:
-    telemetry = dying.lines("telemetry.jsonl", "telemetry")
-    assert sorted((one["study"], one["arm"], one["round"], one["rank"]) for one in telemetry) == _timed_blocks(dying)
-    lost = [one for one in telemetry if "GPU is lost" in one["unreadable"].get("utilization", "")]
-    assert {one["device"] for one in lost} == {uuid_of(1)}
-    silent = [one for one in telemetry if "does not answer in time" in one["unreadable"].get("device", "")]
-    assert {one["device"] for one in silent} == {uuid_of(0), uuid_of(1)}
-    assert 4 in {one["round"] for one in silent}
+    telemetry = dying.telemetry
+    assert sorted((one.study, one.arm, one.round, one.rank) for one in telemetry) == dying.timed_blocks
+    lost = [one for one in telemetry if "GPU is lost" in one.unreadable.get("utilization", "")]
+    assert {one.device for one in lost} == {uuid_of(1)}
+    silent = [one for one in telemetry if "does not answer in time" in one.unreadable.get("device", "")]
+    assert {one.device for one in silent} == {uuid_of(0), uuid_of(1)}
+    assert 4 in {one.round for one in silent}
 
 
 def test_a_gpu_that_was_lost_is_named_although_ranks_went_on(dying: EndedSession) -> None:
@@ -326,5 +321,5 @@ def test_a_gpu_that_ends_its_rank_is_named(crashed: EndedSession) -> None:
     assert crashed.verdict("gpus")["culprits"][0]["evidence"] == "lost when ranks had failed: GPU is lost"
     assert f"blame     GPU 1 ({uuid_of(1)}) on {HOST}" in crashed.terminal
     assert "CUDA error: unspecified launch failure" in crashed.terminal
-    assert [one["host"] for one in crashed.lines("measurements.jsonl", "post_mortem")] == [HOST]
+    assert [one["survey"]["host"] for one in crashed.lines("measurements.jsonl", "post_mortem")] == [HOST]
     assert crashed.left_behind == []

@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.results.probe_record import ProbeMeasurement, probes_of
+from pytest_ddpscale.results.probe_record import ProbeMeasurement, ProbeUnsupported, probes_of
+from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, line_of
+from pytest_ddpscale.results.records import GangRecord, RoundEnd
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry
@@ -64,33 +66,38 @@ def _open_work(probe: Probe, turn: int, *rest: Any) -> Any:
     return open_work(probe, turn, *rest)
 
 
-def _probe(rank: int) -> tuple[str, list[dict[str, Any]]]:
+def _probe(rank: int) -> tuple[str, list[bytes]]:
     memory.SIZES_BYTES["cpu"].update({"memory-copy": 24 * KIB, "host-to-device": 24 * KIB})
     collectives._KINDS["all-gather"] = SpoiledGather
     send_recv.SendReceive = SpoiledReceive  # type: ignore[misc]
     setattr(blocks, "open_work", _open_work)  # noqa: B010 (which mypy lets pass)
     store = PrefixStore("gang", dist.distributed_c10d._get_default_store())
     control = Control(store, rank, rank, RANKS)
-    records: list[dict[str, Any]] = []
+    records: list[AnyRecord] = []
     study = ProbeStudy(PROBES, rounds=2, block_s=0.01)
-    telemetry = GangTelemetry(control, "cpu", records.extend)
+    telemetry = GangTelemetry(control, "cpu", lambda told: None, 0)
     here, limit = RankProgress(), timedelta(seconds=30)
     rounds = ProbeRounds(study, CpuDevice(), control, records.extend, telemetry, lambda number: None, here, limit)
-    return rounds.run(), records
+    return rounds.run(), [line_of(record) for record in records]
 
 
-Told = tuple[list[str], list[list[dict[str, Any]]]]
+Told = tuple[list[str], list[list[AnyRecord]]]
+WHO = GangRecord(gang=0, hosts=("n1",) * RANKS, local_ranks=tuple(range(RANKS)), devices=("cpu",) * RANKS)
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """Why each rank ended, and what it wrote."""
     answers = on_ranks(_probe, tmp_path_factory.mktemp("probes"), RANKS)
-    return [ended for ended, _ in answers], [records for _, records in answers]
+    reader = RecordReader()
+    reader.know([WHO])
+    return [ended for ended, _ in answers], [[reader.read(line) for line in lines] for _, lines in answers]
 
 
 def of(told: Told, probe: Probe) -> list[ProbeMeasurement]:
-    found = [one for one in probes_of(told[1][0]) if (one.probe, one.world_size) == (probe.name, probe.world_size)]
+    found = [
+        one for one in probes_of([WHO, *told[1][0]]) if (one.probe, one.world_size) == (probe.name, probe.world_size)
+    ]
     return sorted(found, key=lambda one: (one.round, one.rank, one.peer_rank or 0))
 
 
@@ -148,11 +155,11 @@ def test_a_wrong_number_is_told_by_the_rank_that_has_it(told: Told) -> None:
 
 def test_ranks_do_not_wait_for_one_that_cannot_take_part(told: Told) -> None:
     assert of(told, REFUSED) == []
-    unsupported = [record for record in told[1][0] if record["kind"] == "probe_unsupported"]
-    assert [(record["probe"], record["rank"], record["reason"]) for record in unsupported] == [
-        (probe.id, 2, "not enough memory") for probe in (REFUSED, REFUSED_COPY)
+    unsupported = [record for record in told[1][0] if isinstance(record, ProbeUnsupported)]
+    assert [(record.probe, record.ranks, record.reasons) for record in unsupported] == [
+        (probe.id, (2,), "not enough memory") for probe in (REFUSED, REFUSED_COPY)
     ], "each once"
-    assert all(REFUSED.id not in record["arms"] for record in told[1][0] if record["kind"] == "round_end")
+    assert all(REFUSED.id not in record.arms for record in told[1][0] if isinstance(record, RoundEnd))
 
 
 def test_a_device_that_cannot_keeps_no_other_from_being_measured(told: Told) -> None:

@@ -6,14 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.results.probe_record import ProbeMeasurement, probes_of
+from pytest_ddpscale.results.probe_record import ProbeMeasurement, ProbeUnsupported, probes_of
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import GangRecord, RoundEnd
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry
@@ -59,7 +60,7 @@ class Session:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
         self.control = Control(store, rank=0, local_rank=0, world_size=1)
         self.device = SteadyCpu(iteration_s)
-        self.records: list[dict[str, Any]] = []
+        self.records: list[AnyRecord] = []
         self.progress = RankProgress()
 
     def run(
@@ -71,17 +72,17 @@ class Session:
     ) -> str:
         study = ProbeStudy(probes, rounds, block_s=0.2)
         write, here = self.records.extend, self.progress
-        telemetry = GangTelemetry(self.control, "cpu", write)
+        telemetry = GangTelemetry(self.control, "cpu", lambda told: None, 0)
         return ProbeRounds(
             study, self.device, self.control, write, telemetry, needed, here, TIMEOUT, seed=1, deadline_unix_s=deadline
         ).run()
 
     @property
     def measured(self) -> list[ProbeMeasurement]:
-        return probes_of(self.records)
+        return probes_of([GangRecord(gang=0, hosts=("n1",), local_ranks=(0,), devices=("cpu",)), *self.records])
 
     def round_ends(self) -> list[tuple[int, list[str]]]:
-        return [(record["round"], record["arms"]) for record in self.records if record["kind"] == "round_end"]
+        return [(record.round, list(record.arms)) for record in self.records if isinstance(record, RoundEnd)]
 
 
 def test_each_round_has_each_probe_once_and_says_so() -> None:
@@ -155,16 +156,16 @@ def test_no_round_starts_after_the_deadline() -> None:
 def test_a_probe_that_no_rank_can_do_is_told_and_left_out() -> None:
     session = Session()
     assert session.run((Probe("matmul-fp8"), COPIES[0]), rounds=2) == "rounds"
-    (told,) = [record for record in session.records if record["kind"] == "probe_unsupported"]
-    assert (told["study"], told["probe"], told["rank"], told["device"]) == ("probes", "matmul-fp8", 0, "cpu")
-    assert "fp8 needs a GPU" in told["reason"]
+    (told,) = [record for record in session.records if isinstance(record, ProbeUnsupported)]
+    assert (told.study, told.probe, told.ranks) == ("probes", "matmul-fp8", (0,))
+    assert "fp8 needs a GPU" in str(told.reasons)
     assert session.round_ends() == [(0, ["memory-copy"]), (1, ["memory-copy"])]
 
 
 def test_without_any_probe_that_can_be_done_there_are_no_rounds() -> None:
     session = Session()
     assert session.run((Probe("matmul-fp8"),), rounds=3) == "rounds"
-    assert [record["kind"] for record in session.records] == ["probe_unsupported"]
+    assert [type(record) for record in session.records] == [ProbeUnsupported]
 
 
 def test_steps_are_counted_and_the_last_word_is_that_of_the_study() -> None:

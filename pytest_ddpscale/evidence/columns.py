@@ -1,0 +1,290 @@
+"""What ranks measured, in columns: one array a quantity for each arm of each study, rounds down and ranks across.
+
+A cluster of thousands of ranks makes millions of measurements: whoever asks for those of a node or of a group of ranks
+takes some columns, and metrics are arithmetic on whole arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, reduce
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_ddpscale.results.records import Block, GangRecord
+from pytest_ddpscale.results.strict_json import each
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+StepArray: TypeAlias = npt.NDArray[np.float32]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+TextArray: TypeAlias = npt.NDArray[np.object_]
+Index: TypeAlias = slice | IntArray | BoolArray
+
+
+@dataclass(frozen=True, eq=False)
+class RankColumns:
+    """Who the columns are.
+
+    Attributes:
+        numbers: global ranks, ascending, (ranks,).
+        hosts: host names, (ranks,).
+        local_ranks: ranks on their hosts, (ranks,).
+        devices: GPU UUIDs, or ``cpu``, (ranks,).
+    """
+
+    numbers: IntArray
+    hosts: TextArray
+    local_ranks: IntArray
+    devices: TextArray
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.numbers)
+
+    def of(self, columns: Index) -> RankColumns:
+        """Some of them."""
+        return RankColumns(self.numbers[columns], self.hosts[columns], self.local_ranks[columns], self.devices[columns])
+
+    @cached_property
+    def by_host(self) -> Mapping[str, IntArray]:
+        """Columns of each host, by its name."""
+        names, hosts = np.unique(self.hosts.astype(str), return_inverse=True)
+        order = np.argsort(hosts, kind="stable")
+        ends = np.cumsum(np.bincount(hosts, minlength=len(names)))
+        return dict(zip(map(str, names), np.split(order, ends[:-1]), strict=True)) if len(names) else {}
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """Host and local rank of each: what stays of a rank whose number is another one after a relaunch."""
+        return list(zip(self.hosts.tolist(), self.local_ranks.tolist(), strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class ArmColumns:
+    """What the ranks of one arm of one study measured. Where nobody did, times are NaN and counts 0.
+
+    Attributes:
+        study: its id.
+        arm: its name.
+        numbers: of the rounds, ascending, (rounds,).
+        batch_size: per-GPU batch, in images, (rounds,).
+        single_sample: the one long sample of an imported result: its spread is that of its steps, (rounds,).
+        ranks: who the columns are.
+        present: who took part, (rounds, ranks).
+        steps: optimizer steps in the block, (rounds, ranks).
+        block_s: duration of the block, in seconds, (rounds, ranks).
+        started_unix_s: when it began, seconds since 1970 UTC, (rounds, ranks).
+        step_stdev_s: sample standard deviation of the step time in seconds, NaN if unknown, (rounds, ranks).
+        utilization: share of the block the device was busy, NaN if unknown, (rounds, ranks).
+        energy_j: that the GPU took in the block, NaN if unknown, (rounds, ranks).
+        peak_memory_bytes: most memory held, NaN if unknown, (rounds, ranks).
+        skipped_steps: optimizer steps that fp16's loss scaler left out, (rounds, ranks).
+        checksum: of the parameters' bits: equal numbers are equal bits, 0 is none, (rounds, ranks).
+        step_s: duration of each step in seconds, NaN beyond a block's last one, (rounds, ranks, most steps).
+    """
+
+    study: str
+    arm: str
+    numbers: IntArray
+    batch_size: IntArray
+    single_sample: BoolArray
+    ranks: RankColumns
+    present: BoolArray
+    steps: IntArray
+    block_s: FloatArray
+    started_unix_s: FloatArray
+    step_stdev_s: FloatArray
+    utilization: FloatArray
+    energy_j: FloatArray
+    peak_memory_bytes: FloatArray
+    skipped_steps: IntArray
+    checksum: IntArray
+    step_s: StepArray
+
+    def of(self, rounds: Index, columns: Index = slice(None)) -> ArmColumns:
+        """Some rounds of some ranks."""
+        by_round = {name: getattr(self, name)[rounds] for name in OF_A_ROUND}
+        cells = {name: getattr(self, name)[rounds][:, columns] for name in OF_A_CELL}
+        return replace(self, ranks=self.ranks.of(columns), **by_round, **cells)
+
+
+OF_A_ROUND = ("numbers", "batch_size", "single_sample")
+OF_A_CELL = tuple(one.name for one in fields(ArmColumns) if one.name not in ("study", "arm", "ranks", *OF_A_ROUND))
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Everything that was measured by training.
+
+    Attributes:
+        arms: by study and name of the arm, in the order of their first measurements.
+        kept: what was made of them and is asked for again and again, by whatever tells it apart.
+    """
+
+    arms: Mapping[tuple[str, str], ArmColumns] = field(default_factory=lambda: MappingProxyType({}))
+    kept: dict[Any, Any] = field(default_factory=dict)
+
+    def of_study(self, study_id: str) -> Iterator[ArmColumns]:
+        """All arms of a study."""
+        return (arm for (study, _), arm in self.arms.items() if study == study_id)
+
+    @cached_property
+    def hosts(self) -> frozenset[str]:
+        """Names of all hosts that measured anything."""
+        return frozenset(host for arm in self.arms.values() for host in arm.ranks.by_host)
+
+    @cached_property
+    def devices(self) -> frozenset[str]:
+        """All devices that measured anything."""
+        return frozenset(device for arm in self.arms.values() for device in arm.ranks.devices.tolist())
+
+
+class GrowingColumns:
+    """Columns to which blocks are added as they are measured: what came before is not read again."""
+
+    def __init__(self) -> None:
+        self._gangs: dict[int, RankColumns] = {}
+        self._rows: dict[tuple[str, str], list[_BlockArrays]] = {}
+        self._checksums: dict[str | None, int] = {None: 0, "": 0}
+
+    def add_gang(self, gang: GangRecord) -> None:
+        """Take note of who the ranks of a launch are, before anything that they measured."""
+        self._gangs[gang.gang] = ranks_of_gang(gang)
+
+    def add(self, block: Block) -> None:
+        """Add a block. Of one that was measured twice the earlier one counts."""
+        rows = self._rows.setdefault((block.study, block.arm), [])
+        row = _BlockArrays.of(block, self._checksums)
+        twin = next((i for i, other in enumerate(rows) if other.number == row.number), None)
+        if twin is None:
+            rows.append(row)
+        elif row.age < rows[twin].age:
+            rows[twin] = row
+
+    def columns(self, arms: Container[tuple[str, str]] | None = None) -> Columns:
+        """All that was added, or some arms of it, by study and name.
+
+        Raises:
+            ValueError: a rank of an arm was measured in two places.
+        """
+        wanted = [key for key in self._rows if arms is None or key in arms]
+        return Columns({key: self._arm(*key) for key in wanted})
+
+    def _arm(self, study: str, arm: str) -> ArmColumns:
+        rows = sorted(self._rows[study, arm], key=lambda row: row.number)
+        numbers = reduce(np.union1d, (row.ranks for row in rows)) if len(rows) > 1 else np.sort(rows[0].ranks)
+        shape, most = (len(rows), len(numbers)), max(row.step_s.shape[1] for row in rows)
+        cells: dict[str, Any] = {name: np.full(shape, np.nan) for name in _NUMBERS}
+        cells |= {name: np.zeros(shape, np.int64) for name in _COUNTS}
+        present, step_s = np.zeros(shape, np.bool_), np.full((*shape, most), np.nan, np.float32)
+        for i, row in enumerate(rows):
+            at = np.searchsorted(numbers, row.ranks)
+            present[i, at] = True
+            step_s[i, at, : row.step_s.shape[1]] = row.step_s
+            for name, values in row.cells.items():
+                cells[name][i, at] = values
+        return ArmColumns(
+            study=study,
+            arm=arm,
+            numbers=np.array([row.number for row in rows], np.int64),
+            batch_size=np.array([row.batch_size for row in rows], np.int64),
+            single_sample=np.array([row.single_sample for row in rows], np.bool_),
+            ranks=ranks_in_one_place({row.gang: self._gangs[row.gang] for row in rows}, numbers),
+            present=present,
+            step_s=step_s,
+            **cells,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _BlockArrays:
+    """A block as arrays, in the order of its ranks."""
+
+    number: int
+    batch_size: int
+    single_sample: bool
+    gang: int
+    ranks: IntArray
+    cells: Mapping[str, IntArray | FloatArray]
+    step_s: StepArray
+
+    @property
+    def age(self) -> tuple[float, float]:
+        """So that the order of records does not matter, not even of two that began at once."""
+        return float(self.cells["started_unix_s"].min()), float(self.cells["block_s"].max())
+
+    @staticmethod
+    def of(block: Block, checksums: dict[str | None, int]) -> _BlockArrays:
+        """Of a block; `checksums` has a number for each that was ever seen."""
+        count = len(block.ranks)
+        # None becomes NaN.
+        cells: dict[str, Any] = {name: np.array(getattr(block, name), np.float64) for name in _NUMBERS}
+        cells |= {name: np.array(getattr(block, name), np.int64) for name in ("steps", "skipped_steps")}
+        texts = each(block.parameters_checksum, 1)
+        cells["checksum"] = np.array([checksums.setdefault(text, len(checksums)) for text in texts], np.int64)
+        step_s = np.frombuffer(block.step_s, "<f4").reshape(count, -1).astype(np.float32, copy=False)
+        ranks = np.array(block.ranks, np.int64)
+        return _BlockArrays(block.round, block.batch_size, block.single_sample, block.gang, ranks, cells, step_s)
+
+
+_NUMBERS = ("block_s", "started_unix_s", "step_stdev_s", "utilization", "energy_j", "peak_memory_bytes")
+_COUNTS = ("steps", "skipped_steps", "checksum")
+
+
+def ranks_of_gang(gang: GangRecord) -> RankColumns:
+    """All ranks of a launch."""
+    return RankColumns(
+        np.arange(gang.world_size),
+        np.array(gang.hosts, np.object_),
+        np.array(gang.local_ranks, np.int64),
+        np.array(gang.devices, np.object_),
+    )
+
+
+def ranks_in_one_place(gangs: Mapping[int, RankColumns], numbers: IntArray) -> RankColumns:
+    """Ranks, by their numbers, of which several launches measured something.
+
+    Raises:
+        ValueError: one of them was not in the same place each time.
+    """
+    first, *others = (gang if np.array_equal(gang.numbers, numbers) else gang.of(numbers) for gang in gangs.values())
+    for other in others:
+        moved = (other.hosts != first.hosts) | (other.devices != first.devices)
+        moved |= other.local_ranks != first.local_ranks
+        if moved.any():
+            rank = int(numbers[np.argmax(moved)])
+            raise ValueError(f"rank {rank} was measured in two places by gangs {', '.join(map(str, gangs))}")
+    return first
+
+
+def columns_of(blocks: Iterable[Block], gangs: Iterable[GangRecord]) -> Columns:
+    """What blocks hold, in any order.
+
+    Args:
+        blocks: one for each arm and round.
+        gangs: those that measured them.
+
+    Raises:
+        ValueError: a rank of an arm was measured in two places.
+    """
+    growing = GrowingColumns()
+    for gang in gangs:
+        growing.add_gang(gang)
+    for block in blocks:
+        growing.add(block)
+    return growing.columns()
+
+
+NOBODY = RankColumns(np.zeros(0, np.int64), np.zeros(0, np.object_), np.zeros(0, np.int64), np.zeros(0, np.object_))
+
+
+def joined(ranks: Sequence[RankColumns]) -> RankColumns:
+    """Ranks side by side."""
+    return RankColumns(
+        *(np.concatenate([getattr(one, column.name) for one in ranks]) for column in fields(RankColumns))
+    )

@@ -1,0 +1,176 @@
+"""What probes measured, in columns: one array a quantity for each probe, rounds down and ranks across."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from pytest_ddpscale.evidence.columns import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    RankColumns,
+    ranks_in_one_place,
+    ranks_of_gang,
+)
+from pytest_ddpscale.results.probe_record import ProbeBlock, ProbeMeasurement
+from pytest_ddpscale.results.records import GangRecord
+from pytest_ddpscale.results.strict_json import each
+
+ProbeName: TypeAlias = tuple[str, int]  # name of the probe and world size
+NO_PEER = -1
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeColumns:
+    """What ranks measured of one probe. Where nobody did, numbers are NaN.
+
+    Attributes:
+        study: ``probes``.
+        probe: its name.
+        world_size: ranks that take part in it together.
+        numbers: of the rounds, ascending, (rounds,).
+        iterations: how often each did it, (rounds,).
+        ranks: who the columns are; of a send-recv once for each of its peers.
+        peers: global rank at the other end of a send-recv, `NO_PEER` of all others, (ranks,).
+        present: who took part, (rounds, ranks).
+        work: of one iteration: floating-point operations or bytes, (rounds, ranks).
+        seconds: that all iterations took, (rounds, ranks).
+        started_unix_s: when they began, seconds since 1970 UTC, (rounds, ranks).
+        is_correct: whether what came out is what has to come out, (rounds, ranks).
+    """
+
+    study: str
+    probe: str
+    world_size: int
+    numbers: IntArray
+    iterations: IntArray
+    ranks: RankColumns
+    peers: IntArray
+    present: BoolArray
+    work: FloatArray
+    seconds: FloatArray
+    started_unix_s: FloatArray
+    is_correct: BoolArray
+
+    @property
+    def per_second(self) -> FloatArray:
+        """Work done per second, in its unit, (rounds, ranks)."""
+        return self.work * self.iterations[:, np.newaxis] / self.seconds
+
+    @property
+    def wrong(self) -> BoolArray:
+        """Where something else came out, (rounds, ranks)."""
+        return self.present & ~self.is_correct
+
+    def only(self, cells: BoolArray) -> ProbeColumns:
+        """As if nobody had measured anything else."""
+        return replace(self, present=self.present & cells)
+
+    def rank_by_rank(self) -> list[ProbeMeasurement]:
+        """The same as one measurement after the other, round by round: to look closely at few of them."""
+        rows, columns = np.nonzero(self.present)
+        who = self.ranks
+        return [
+            ProbeMeasurement(
+                self.study, self.probe, self.world_size, int(self.numbers[row]), int(who.numbers[i]),
+                int(who.local_ranks[i]), who.hosts[i], who.devices[i], float(self.work[row, i]),
+                int(self.iterations[row]), float(self.seconds[row, i]), float(self.started_unix_s[row, i]),
+                bool(self.is_correct[row, i]), None if self.peers[i] == NO_PEER else int(self.peers[i]),
+            )
+            for row, i in zip(rows.tolist(), columns.tolist(), strict=True)
+        ]  # fmt: skip
+
+
+class GrowingProbes:
+    """Columns of probes to which blocks are added as they are measured."""
+
+    def __init__(self) -> None:
+        self._gangs: dict[int, RankColumns] = {}
+        self._blocks: dict[ProbeName, list[ProbeBlock]] = {}
+        self._columns: dict[ProbeName, ProbeColumns] = {}
+
+    def add_gang(self, gang: GangRecord) -> None:
+        """Take note of who the ranks of a launch are, before anything that they measured."""
+        self._gangs[gang.gang] = ranks_of_gang(gang)
+
+    def add(self, block: ProbeBlock) -> None:
+        """Add a block. Of one that was measured twice the earlier one counts."""
+        key = block.probe, block.world_size
+        self._blocks.setdefault(key, []).append(block)
+        self._columns.pop(key, None)
+
+    def columns(self) -> Mapping[ProbeName, ProbeColumns]:
+        """All that was added, by probe. Raises ValueError if a rank was probed in two places."""
+        for key, blocks in self._blocks.items():
+            if key not in self._columns:
+                self._columns[key] = _columns(blocks, self._gangs)
+        return dict(self._columns)
+
+
+def probe_columns_of(blocks: Iterable[ProbeBlock], gangs: Iterable[GangRecord]) -> Mapping[ProbeName, ProbeColumns]:
+    """What blocks of probes hold, in any order.
+
+    Args:
+        blocks: one for each probe and round.
+        gangs: those that measured them.
+
+    Raises:
+        ValueError: a rank was probed in two places.
+    """
+    growing = GrowingProbes()
+    for gang in gangs:
+        growing.add_gang(gang)
+    for block in blocks:
+        growing.add(block)
+    return growing.columns()
+
+
+def _columns(blocks: Sequence[ProbeBlock], gangs: Mapping[int, RankColumns]) -> ProbeColumns:
+    earliest: dict[int, ProbeBlock] = {}
+    for block in sorted(blocks, key=_age, reverse=True):
+        earliest[block.round] = block
+    numbers = sorted(earliest)
+    ends = {number: _ends(earliest[number]) for number in numbers}
+    first = ends[numbers[0]]
+    is_steady = all(np.array_equal(theirs, first) for theirs in ends.values())
+    everybody = np.unique(first if is_steady else np.concatenate(list(ends.values())), axis=0)
+    place = {end: i for i, end in enumerate(map(tuple, everybody.tolist()))}
+    shape = len(numbers), len(everybody)
+    present, is_correct = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+    cells = {name: np.full(shape, np.nan) for name in ("work", "seconds", "started_unix_s")}
+    at = np.zeros(0, np.int64)
+    for row, number in enumerate(numbers):
+        block = earliest[number]
+        if not row or not is_steady:
+            at = np.array([place[end] for end in map(tuple, ends[number].tolist())], np.int64)
+        present[row, at], is_correct[row, at] = True, block.is_correct
+        for name, values in cells.items():
+            values[row, at] = getattr(block, name)
+    last = earliest[numbers[-1]]
+    return ProbeColumns(
+        study=last.study,
+        probe=last.probe,
+        world_size=last.world_size,
+        numbers=np.array(numbers, np.int64),
+        iterations=np.array([earliest[number].iterations for number in numbers], np.int64),
+        ranks=ranks_in_one_place({block.gang: gangs[block.gang] for block in earliest.values()}, everybody[:, 0]),
+        peers=everybody[:, 1],
+        present=present,
+        is_correct=is_correct,
+        **cells,
+    )
+
+
+def _ends(block: ProbeBlock) -> IntArray:
+    """Rank and peer of each entry of a block, (ranks, 2)."""
+    peers = each(NO_PEER if block.peers is None else block.peers, len(block.ranks))
+    return np.stack([np.array(block.ranks, np.int64), np.array(peers, np.int64)], axis=1)
+
+
+def _age(block: ProbeBlock) -> tuple[float, float]:
+    """So that the order of records does not matter, not even of two that began at once."""
+    return min(each(block.started_unix_s, 1)), max(each(block.seconds, 1))

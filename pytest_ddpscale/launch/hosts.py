@@ -1,0 +1,165 @@
+"""Hosts by name: lists as pdsh has them, host files as OpenMPI and MPICH do, and what launchers do with them."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from pytest_ddpscale import __version__
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher
+from pytest_ddpscale.settings import MOST_NODES
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # so that none is taken for an option
+_BETWEEN_HOSTS = re.compile(r",(?![^\[]*\])")
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_MPICH = re.compile(r"(.*):(\d+)")
+_SLOTS = re.compile(r"slots=(\d+)")
+_NO_PACKAGE = re.compile(r"No module named '?pytest_ddpscale")
+_NO_PROGRAM = (126, 127)  # exit codes of shells, and of what does as they do
+
+
+class PerHostLauncher(Launcher):
+    """One process of this machine for each node, which carries the standard input and output of its agent."""
+
+    shares_environment = False
+    options: ClassVar[tuple[str, ...]] = ("hosts", "hostfile", "remote_python")
+    calls_itself = "this machine"
+
+    @abstractmethod
+    def command(self, host: str, agent: Sequence[str]) -> list[str]:
+        """What starts an agent's command on a host."""
+
+    def cluster(self, *, plans_only: bool) -> Cluster:
+        """The hosts that are named, or the first of them. Raises OptionError if they make no sense."""
+        settings = self.settings
+        hosts, slots = self.named_hosts()
+        nodes = settings.nodes or len(hosts)
+        if nodes > len(hosts):
+            found = f"found {nodes}, but {len(hosts)} hosts are named"
+            raise OptionError("--ddp-nodes", found, f"at most {len(hosts)}")
+        if slots is not None and (settings.gpus_per_node or 0) > slots:
+            found = f"found {settings.gpus_per_node}, but the host file has {slots} slots for each host"
+            raise OptionError("--ddp-gpus-per-node", found, f"at most {slots}")
+        here = socket.gethostname().partition(".")[0]
+        is_elsewhere = here not in {host.partition(".")[0] for host in hosts}
+        return Cluster(nodes, hosts[:nodes], self.name, is_elsewhere, slots)
+
+    def processes(self, launch: Launch) -> list[AgentProcess]:
+        """One for each host."""
+        return [
+            AgentProcess(
+                self.command(host, launch.agent(f"--node={index}", f"--host={host}", python=self._python)), host
+            )
+            for index, host in enumerate(launch.hosts)
+        ]
+
+    def why_not_up(self, host: str, exit_code: int, lines: Sequence[str]) -> str:
+        """Which Python is not there, or has not this package."""
+        if any(map(_NO_PACKAGE.search, lines)):
+            return (
+                f"{host}: {self._python} has no pytest-ddpscale there: install version {__version__}, or name another "
+                "Python with --ddp-remote-python"
+            )
+        if exit_code in _NO_PROGRAM:
+            return f"{host}: {self._python} cannot be started there: name its Python with --ddp-remote-python"
+        return super().why_not_up(host, exit_code, lines)
+
+    @property
+    def _python(self) -> str:
+        return self.settings.remote_python or sys.executable
+
+    def named_hosts(self) -> tuple[tuple[str, ...], int | None]:
+        """The hosts that are asked for, and how many ranks each is to have; None if nobody says. Raises OptionError."""
+        settings = self.settings
+        if settings.hosts and settings.hostfile:
+            raise OptionError("--ddp-hosts", f"found {settings.hosts} beside --ddp-hostfile", "one of them")
+        if settings.hostfile:
+            return read_hostfile(settings.hostfile)
+        hosts = expanded("--ddp-hosts", settings.hosts or "")
+        twice = next((host for number, host in enumerate(hosts) if host in hosts[:number]), None)
+        if twice:
+            raise OptionError("--ddp-hosts", f"found {twice} twice", "each host once")
+        if not hosts:
+            raise OptionError("--ddp-hosts", f"found no host for --ddp-launcher={self.name}", "such as n1,n2 or n[1-8]")
+        return hosts, None
+
+
+def read_hostfile(path: Path) -> tuple[tuple[str, ...], int | None]:
+    """Hosts in the order of a host file, and how many slots each has; None if it does not say.
+
+    A line has a name or a list of names, and its slots as ``slots=4`` (OpenMPI) or ``:4`` (MPICH). A name that comes
+    again without slots is one slot each time, as OpenMPI has it. Other words, as ``max_slots=8``, are passed over.
+
+    Raises:
+        OptionError: it cannot be read, a line is no host, or hosts have different numbers of slots.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OptionError("--ddp-hostfile", f"{path} cannot be read ({reason})", "a file with a host a line") from None
+    slots: dict[str, int | None] = {}
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        name, counted = (match[1], match[2]) if (match := _MPICH.fullmatch(words[0])) else (words[0], None)
+        said = next((found[1] for word in words[1:] if (found := _SLOTS.fullmatch(word))), counted)
+        for host in expanded(f"{path}, line {number}", name):
+            before = slots.get(host)
+            again = host in slots
+            slots[host] = (before or 1) + int(said or 1) if again else int(said) if said else None
+    if not slots:
+        raise OptionError("--ddp-hostfile", f"found no host in {path}", "a host a line")
+    (first, of_first), *others = slots.items()
+    other = next(((host, count) for host, count in others if (count or 1) != (of_first or 1)), None)
+    if other is not None or of_first == 0:
+        host, count = other or (first, of_first)
+        raise OptionError(
+            str(path), f"{first} has {of_first or 1} slots, {host} has {count or 1}", "as many on every host",
+            "As many ranks start on each: name hosts that differ in runs of their own.",
+        )  # fmt: skip
+    return tuple(slots), of_first
+
+
+def expanded(where: str, text: str) -> tuple[str, ...]:
+    """The hosts of a list: ``n1,n[2-4,7],r[01-12]n1``.
+
+    Args:
+        where: it is from, for errors.
+        text: the list.
+
+    Raises:
+        OptionError: it is none.
+    """
+    found: list[str] = []
+    for part in _BETWEEN_HOSTS.split(text):
+        if part.strip():
+            found += _expanded(where, part.strip())
+    if len(found) > MOST_NODES:
+        raise OptionError(where, f"found {len(found)} hosts", f"at most {MOST_NODES}")
+    return tuple(found)
+
+
+def _expanded(where: str, part: str) -> list[str]:
+    brackets = _BRACKETS.search(part)
+    if brackets is None:
+        if not _NAME.fullmatch(part):
+            raise OptionError(where, f"found {part!r}", "names of hosts such as n1,n2 or n[1-8]")
+        return [part]
+    found: list[str] = []
+    for piece in brackets[1].split(","):
+        match = _RANGE.fullmatch(piece.strip())
+        first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
+        if not 0 <= int(last) - int(first) < MOST_NODES:
+            raise OptionError(where, f"found {part!r}", "names of hosts such as n1,n2 or n[1-8]")
+        for number in range(int(first), int(last) + 1):
+            found += _expanded(where, part[: brackets.start()] + str(number).zfill(len(first)) + part[brackets.end() :])
+    return found

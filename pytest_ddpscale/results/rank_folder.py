@@ -1,0 +1,135 @@
+"""What a node's agent and its ranks leave each other in a folder of the node's own, see also rank_status.py.
+
+The agent leaves what is to be measured, and the supervisor's word on whether a study goes on; rank 0 hands over the
+lines that it has measured, which the agent sends to the supervisor. So no file system has to be shared by nodes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from pytest_ddpscale.results.record_lines import AnyRecord, checked_line
+from pytest_ddpscale.results.telemetry_record import TelemetryBlock
+
+MEASUREMENTS, TELEMETRY = "measurements.jsonl", "telemetry.jsonl"
+LOGS = "logs"  # a folder of that, with `gang` for the logs of this launch and `run` for those of the run
+_ASSIGNMENT, _RECORDS, _WANTED = "assignment.json", "records", "wanted_arms.json"
+_F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)  # Python has the name since 3.10 on Linux
+_PIPE_BYTES = 2**20  # what an ordinary user may ask for: a round of thousands of ranks
+
+
+class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the ranks of a gang are to do.
+
+    Attributes:
+        plan: all studies of the run, as in plan.json.
+        studies: ids of those to measure, in order.
+        gang: its number in the run.
+        timeout_s: limit for one wait or collective.
+        steered: whether rank 0 waits after each round for the supervisor's word.
+        deadline_unix_s: no round starts after it; None for no limit.
+    """
+
+    plan: msgspec.Raw
+    studies: tuple[str, ...]
+    gang: int = 0
+    timeout_s: float = 600.0
+    steered: bool = False
+    deadline_unix_s: float | None = None
+
+
+class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="wanted"):
+    """The supervisor's word after a round: which arms are timed further; none once the study has told enough."""
+
+    study: str
+    round: int
+    arms: tuple[str, ...]
+
+
+def leave_assignment(folder: Path, assignment: Assignment) -> None:
+    """Tell the ranks what to do. Raises OSError."""
+    _replace(folder / _ASSIGNMENT, msgspec.json.encode(assignment))
+
+
+def read_assignment(folder: Path) -> Assignment:
+    """What this rank is to do. Raises OSError."""
+    return msgspec.json.decode((folder / _ASSIGNMENT).read_bytes(), type=Assignment)
+
+
+def leave_wanted_arms(folder: Path, wanted: WantedArms) -> None:
+    """Tell rank 0 whether a study goes on. Raises OSError."""
+    _replace(folder / _WANTED, msgspec.json.encode(wanted))
+
+
+def read_wanted_arms(folder: Path) -> WantedArms | None:
+    """The supervisor's last word; None before the first."""
+    try:
+        return msgspec.json.decode((folder / _WANTED).read_bytes(), type=WantedArms)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def open_records(folder: Path) -> int:
+    """The agent's end of the pipe for rank 0's records, a descriptor that is never waited for. Raises OSError."""
+    os.mkfifo(folder / _RECORDS)
+    # Also for writing, so that the pipe has no end while no rank has it open.
+    descriptor = os.open(folder / _RECORDS, os.O_RDWR | os.O_NONBLOCK)
+    fcntl.fcntl(descriptor, _F_SETPIPE_SZ, _PIPE_BYTES)
+    return descriptor
+
+
+class RecordSink:
+    """Rank 0's end: what it appends is sent on as it is, and is there as a whole or not at all.
+
+    Args:
+        folder: of the node's agent.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _RECORDS
+        self.folder = folder
+
+    def append_record(self, record: AnyRecord) -> None:
+        """Hand over one record. Raises as `append_records`."""
+        self.append_records([record])
+
+    def append_records(self, records: Sequence[AnyRecord]) -> None:
+        """Hand over records of measurements.jsonl; waits where the agent has not sent on what came before.
+
+        Raises:
+            OSError: there is no agent any more.
+        """
+        self._append(MEASUREMENTS, records)
+
+    def append_telemetry(self, records: Sequence[TelemetryBlock]) -> None:
+        """Hand over records of what GPUs said of themselves. Raises as `append_records`."""
+        self._append(TELEMETRY, records)
+
+    def _append(self, file: str, records: Sequence[AnyRecord | TelemetryBlock]) -> None:
+        lines = b"".join(file.encode() + b" " + checked_line(record) for record in records)
+        with self._path.open("ab", buffering=0) as pipe:
+            rest = memoryview(lines)
+            while rest:
+                rest = rest[pipe.write(rest) :]
+
+
+def lines_by_file(data: bytes) -> dict[str, bytes]:
+    """What a `RecordSink` was given, by the file that it is for."""
+    found: dict[str, bytes] = {}
+    for line in data.splitlines(keepends=True):
+        file, _, record = line.partition(b" ")
+        name = file.decode("ascii", errors="replace")
+        if name in (MEASUREMENTS, TELEMETRY):
+            found[name] = found.get(name, b"") + record
+    return found
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_bytes(data)
+    temporary.replace(path)

@@ -1,0 +1,89 @@
+"""Reading the lines of measurements.jsonl: which kinds there are, and that each refers to what was said before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from pytest_ddpscale.results.pair_record import PairRound
+from pytest_ddpscale.results.probe_record import ProbeBlock, ProbeUnsupported
+from pytest_ddpscale.results.records import (
+    Block,
+    GangRecord,
+    Lost,
+    RoundEnd,
+    SeededSteps,
+    StudyEnd,
+    StudyStart,
+    WarmUp,
+    WorkloadFlops,
+    gangs_by_number,
+)
+from pytest_ddpscale.results.strict_json import Record, decode
+from pytest_ddpscale.results.survey_record import PostMortem, Survey
+from pytest_ddpscale.results.telemetry_record import TelemetryBlock
+from pytest_ddpscale.results.transport_record import GangTransport
+
+OfRanks = Block | SeededSteps | ProbeBlock | ProbeUnsupported | PairRound | GangTransport
+AnyRecord = (
+    GangRecord | StudyStart | WarmUp | WorkloadFlops | RoundEnd | StudyEnd | Lost | Survey | PostMortem | OfRanks
+)
+_RECORDS: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+_TELEMETRY = msgspec.json.Decoder(TelemetryBlock)
+_encode = msgspec.json.Encoder().encode
+
+
+class RecordReader:
+    """Reads line after line: a line names ranks of a gang that announced itself on an earlier one."""
+
+    def __init__(self) -> None:
+        self._world_sizes: dict[int, int] = {}
+
+    def read(self, line: bytes) -> AnyRecord:
+        """The record of one line.
+
+        Raises:
+            ValueError: the line holds none, or names a gang or a rank that is not there.
+        """
+        record = decode(_RECORDS, line)
+        if isinstance(record, GangRecord):
+            if record.gang in self._world_sizes:
+                raise ValueError(f"another gang {record.gang}")
+            self._world_sizes[record.gang] = record.world_size
+        elif isinstance(record, OfRanks):
+            self._refuse_unannounced(record)
+        return record
+
+    def know(self, records: Iterable[AnyRecord]) -> None:
+        """Take note of the gangs among records that were read by another reader."""
+        self._world_sizes |= {number: gang.world_size for number, gang in gangs_by_number(records).items()}
+
+    def read_telemetry(self, line: bytes) -> TelemetryBlock:
+        """As `read`, of telemetry.jsonl, once all gangs are known."""
+        record = decode(_TELEMETRY, line)
+        self._refuse_unannounced(record)
+        return record
+
+    def _refuse_unannounced(self, record: OfRanks | TelemetryBlock) -> None:
+        size = self._world_sizes.get(record.gang)
+        if size is None:
+            raise ValueError(f"gang {record.gang} never announced itself")
+        ranks = record.all_ranks if isinstance(record, ProbeBlock | PairRound) else record.ranks
+        if max(ranks) >= size:
+            raise ValueError(f"rank {max(ranks)} is named, but gang {record.gang} has {size} ranks")
+
+
+def checked_line(record: AnyRecord | TelemetryBlock) -> bytes:
+    """As `line_of`; raises ValueError if nobody could read it: a number that is none would be written as null."""
+    line = line_of(record)
+    if isinstance(record, TelemetryBlock):
+        decode(_TELEMETRY, line)
+    else:
+        decode(_RECORDS, line)
+    return line
+
+
+def line_of(record: Record) -> bytes:
+    """A record as a line of its file, with the line's end."""
+    return _encode(record) + b"\n"

@@ -1,0 +1,181 @@
+"""A session that measures: plans what is selected, launches it, and measures beyond the plan where a test asks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.launch.launcher import Launch
+from pytest_ddpscale.launch.supervisor import NotAdmitted, Supervisor
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.notices import Listener
+from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.results.run_opening import new_run_directory
+from pytest_ddpscale.results.run_record import finish_run, note_left_out, start_run
+from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.session.cluster import launch_on
+from pytest_ddpscale.session.planning import Planning, expected_img_per_s, limits_of
+from pytest_ddpscale.session.sources import EvidenceSource, Machine, Subject
+from pytest_ddpscale.settings import LEAVE_OUT
+from pytest_ddpscale.thresholds.cases import AnyCase
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.evidence.evidence import Evidence
+    from pytest_ddpscale.session.admission import Admission
+
+
+class MeasureSource(EvidenceSource):
+    """A run that this session measures.
+
+    Args:
+        subject: what is judged, and by what.
+        machine: what there is to measure.
+        layout: its nodes and GPUs, or what is usual where nobody can look at them.
+    """
+
+    def __init__(self, subject: Subject, machine: Machine, layout: Layout) -> None:
+        super().__init__(subject, machine, layout)
+        self._was_launched = False
+        self._was_refused = False  # its nodes are unfit: nothing is to run on them
+
+    def select(self, cases: Sequence[AnyCase]) -> None:
+        """Plan what can be measured here."""
+        self.selected = list(cases)
+        self.plan = self.plan_to_measure = self._fresh_plan()
+
+    def _fresh_plan(self) -> Plan:
+        return self._planning.plan_for(self._planning.measurable(self.selected))
+
+    @property
+    def _planning(self) -> Planning:
+        return Planning(self.subject, self.machine)
+
+    def _open(self) -> None:
+        self._refuse_wrong_arguments()
+        assert self.plan is not None  # select comes first
+        run, self._lock = new_run_directory(self.subject.settings.run_dir, self.subject.sku)
+        thresholds = self.subject.thresholds
+        # First, so that a run killed on the way is known for one, and begun anew in its directory.
+        begun = (self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256, self.machine.devices)
+        start_run(run, *begun)
+        run.write_json(run.plan_json, self.plan.as_json())
+        self.run = self.measured_run = run
+
+    def _refuse_wrong_arguments(self) -> None:
+        """What cannot be started leaves no run behind."""
+        launch = self._launch_on_nodes()
+        launch.launcher.refuse_wrong_arguments(launch)
+
+    def why_not(self, case: AnyCase) -> str | None:
+        """What this machine lacks."""
+        return self._planning.why_not(case)
+
+    def measure(self, listener: Listener) -> None:
+        """Measure what is planned, once.
+
+        Raises:
+            RunDirectoryError: it could not be read after measuring.
+        """
+        if self.evidence is not None:
+            return
+        assert self.plan_to_measure is not None
+        if self._was_launched:
+            path = str(self.measured_run.path)
+            raise RunDirectoryError(path, "could not be read after measuring", "", "See the first error.")
+        self._was_launched = True
+        with self._writing(self.measured_run):
+            self._make_room()
+            self._launch(self.plan_to_measure, listener)
+        self.evidence = self._read(self.measured_run)
+
+    def _make_room(self) -> None:
+        """Before anything is launched; there is nothing in the way of a new run."""
+
+    def covering(self, question: Question | None, listener: Listener) -> Evidence:
+        """Measured by a further launch where the plan did not foresee it."""
+        from pytest_ddpscale.verdict.answering_study import covers
+
+        self.measure(listener)
+        assert self.evidence is not None
+        may_measure = not self.writing_problem and not self._was_refused
+        if may_measure and question is not None and not covers(self.evidence.plan, question):
+            self.evidence = self._measured_beyond_the_plan(question, self.evidence, listener)
+        return self.evidence
+
+    def _measured_beyond_the_plan(self, question: Question, evidence: Evidence, listener: Listener) -> Evidence:
+        extra = self._planning.plan_of(question)
+        taken = {study.workload.name for study in evidence.plan.studies}
+        named = tuple(
+            replace(s, workload=replace(s.workload, name=further_name(s.workload.name, taken))) for s in extra.studies
+        )
+        # A second search would number its rounds as the first one did.
+        extra = replace(extra, studies=named, pairs=None if evidence.pairs else extra.pairs)
+        run = self.measured_run
+        with self._writing(run):
+            run.write_json(run.plan_json, evidence.plan.joined(extra).as_json())
+            self._launch(extra, listener)
+        return self._read(run)
+
+    def close(self, status: str) -> None:
+        """Record how the session ended, and what ranks said of themselves."""
+        finish_run(self.measured_run, status)
+
+    def remember(self, judgement: Judgement, history_file: Path | None) -> str:
+        """What nodes reached in this run, later runs are compared with."""
+        from pytest_ddpscale.session.past_runs import remember
+
+        return remember(history_file, self.measured_run, judgement, self.evidence) if history_file else ""
+
+    def _launch(self, plan: Plan, listener: Listener) -> None:
+        from pytest_ddpscale.session.admission import Admission
+        from pytest_ddpscale.verdict.deciding import Decider
+
+        settings, run = self.subject.settings, self.measured_run
+        limits = limits_of(plan, settings, expected_img_per_s(self.cases))
+        judge = Decider(plan, self.selected, settings.confidence)
+        admission = Admission(self.selected, plan, settings.unfit, listener)
+        setup, isolate = self._launch_on_nodes(), settings.isolate
+        supervisor = Supervisor(setup, run, limits, listener, isolate=isolate, judge=judge, admit=admission)
+        try:
+            supervisor.measure(plan)
+        except NotAdmitted:
+            self._without_unfit_nodes(plan, admission, listener)
+
+    def _launch_on_nodes(self) -> Launch:
+        return launch_on(self.machine.cluster, self.subject.settings, self.subject.device_type, os.environ)
+
+    def _without_unfit_nodes(self, plan: Plan, admission: Admission, listener: Listener) -> None:
+        """Measure on the other nodes, if that was asked and is possible; else nothing."""
+        others, run = self.machine.without(admission.unfit), self.measured_run
+        # What goes beyond the plan, or what an earlier run lacks, is compared with what was measured on all nodes.
+        may_choose = self.subject.settings.unfit == LEAVE_OUT and plan is self.plan
+        if others is None or others.devices is None or not may_choose:
+            self._was_refused = True
+            why = f"nothing was measured: {admission.in_words}"
+            run.append_records([StudyEnd(study, "error", why) for study in plan.study_ids])
+            return
+        self.machine = others
+        note_left_out(run, others.devices, admission.unfit)
+        self._ask_anew(Layout(others.cluster.nodes, others.devices // others.cluster.nodes))
+        self.plan = self._fresh_plan()
+        run.write_json(run.plan_json, self.plan.as_json())
+        # What the nodes are is known.
+        self._launch(replace(self.plan, survey=False), listener)
+
+    def _ask_anew(self, layout: Layout) -> None:
+        """Of fewer nodes: `all` is fewer ranks. What is about more nodes than are left stays, and is not measured."""
+        now = {case.id: case for case in self.subject.cases(layout)}
+        self.cases = [now.get(case.id, case) for case in self.cases]
+        self.selected = [now.get(case.id, case) for case in self.selected]
+
+
+def further_name(workload: str, taken: Collection[str]) -> str:
+    """What a workload is called when it is trained once more: ``NAME-extra1``, or the next that is not taken."""
+    return next(name for number in count(1) if (name := f"{workload}-extra{number}") not in taken)

@@ -1,0 +1,301 @@
+"""Where a session's evidence is from: a run that it measures, one that it goes on with, or an earlier one as it is.
+
+`EvidenceSource` is what the session asks of all three. `MeasureSource` and `ResumeSource` have modules of their own.
+What reads and judges evidence is loaded where it is used: `pytest --collect-only` needs none of it, nor its numpy.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_ddpscale.errors import WritingError
+from pytest_ddpscale.launch.launcher import Cluster
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.study import DeviceType, Plan
+from pytest_ddpscale.results.notices import Listener
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_lock import RunLock
+from pytest_ddpscale.results.run_opening import judging_directory
+from pytest_ddpscale.results.run_record import (
+    SIMULATED_NOTE,
+    binding_notes,
+    is_simulated,
+    left_out_notes,
+    resumption_notes,
+)
+from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.session.cluster import THIS_MACHINE
+from pytest_ddpscale.settings import Settings
+from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, device_type
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.evidence.evidence import Evidence
+    from pytest_ddpscale.history.baseline import Baseline
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the session runs and what it was asked.
+
+    Attributes:
+        settings: what the user asked for.
+        rootdir: pytest's root directory.
+        invocation_dir: where pytest was started.
+        argv: the command line, for the record.
+        collect_only: nothing will be measured, so no device is needed.
+    """
+
+    settings: Settings
+    rootdir: Path
+    invocation_dir: Path
+    argv: tuple[str, ...] = ()
+    collect_only: bool = False
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is judged, and by what.
+
+    Attributes:
+        site: where the session runs.
+        thresholds: the file judged by.
+        sku: canonical SKU name.
+    """
+
+    site: Site
+    thresholds: ThresholdsFile
+    sku: str
+
+    @property
+    def settings(self) -> Settings:
+        """What the user asked for."""
+        return self.site.settings
+
+    @property
+    def device_type(self) -> DeviceType:
+        """``cpu`` or ``cuda``."""
+        return device_type(self.thresholds.thresholds.skus[self.sku])
+
+    def cases(self, layout: Layout) -> list[AnyCase]:
+        """Every requirement of the SKU, as asked of that many nodes and GPUs."""
+        return cases_for(self.thresholds, self.sku, layout)
+
+    def evidence_of_nothing(self, plan: Plan | None = None) -> Evidence:
+        """What a run says of which nothing was measured, though it may have been planned."""
+        from pytest_ddpscale.evidence.columns import Columns
+        from pytest_ddpscale.evidence.evidence import Evidence
+
+        return Evidence(plan or Plan(self.sku, self.device_type, ()), Columns(), {})
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is to measure.
+
+    Attributes:
+        cluster: the nodes.
+        devices: GPUs (CPU: ranks) that may be used, on all nodes; None if unknown, as on a laptop that only plans.
+        gpus_asked: that each node should have, if that is more than this one has.
+        silent: what is known of GPUs that are missing here, or do not answer.
+    """
+
+    cluster: Cluster = THIS_MACHINE
+    devices: int | None = None
+    gpus_asked: int | None = None
+    silent: tuple[str, ...] = ()
+
+    @property
+    def per_node(self) -> int | None:
+        """Devices of each node; None if unknown."""
+        return None if self.devices is None else self.devices // self.cluster.nodes
+
+    def without(self, unfit: Mapping[str, str]) -> Machine | None:
+        """The nodes that are fit; None if there are none, or if they cannot be chosen."""
+        others = self.cluster.without(unfit)
+        if others is None or self.per_node is None:
+            return None
+        return replace(self, cluster=others, devices=self.per_node * others.nodes)
+
+
+class EvidenceSource(ABC):
+    """Where a session's evidence is from; by itself it measures nothing, and leaves no trace but verdicts and reports.
+
+    Attributes:
+        subject: what is judged, and by what.
+        machine: what there is to measure; nothing is known of it where nothing is measured.
+        cases: every requirement of the SKU.
+        selected: those that are asked; fewer nodes may be left to ask them of once nodes were looked at.
+        announcement: what follows "ddpscale judges by FILE" on the terminal.
+        plan: all that is or was to be measured; None before anything is selected.
+        plan_to_measure: what of it this session measures; None for nothing.
+        run: where verdicts and reports go; None before it is opened.
+        measured_run: the run that holds the measurements; that of a session that measures is there once it is opened.
+        evidence: what was measured; None before it is.
+        writing_problem: why not all could be written; empty if it was.
+    """
+
+    announcement = ""
+    measured_run: RunDirectory
+
+    def __init__(self, subject: Subject, machine: Machine, layout: Layout) -> None:
+        self.subject = subject
+        self.machine = machine
+        self.cases = subject.cases(layout)
+        self.selected: list[AnyCase] = []
+        self.plan: Plan | None = None
+        self.plan_to_measure: Plan | None = None
+        self.run: RunDirectory | None = None
+        self.evidence: Evidence | None = None
+        self.writing_problem = ""
+        self._lock: RunLock | None = None
+
+    @abstractmethod
+    def select(self, cases: Sequence[AnyCase]) -> None:
+        """Settle what is asked, and plan exactly that.
+
+        Raises:
+            RunDirectoryError: the run that is to be judged or resumed is broken.
+            OptionError: the run that is to be resumed was begun on other devices.
+        """
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Lock the run directory, make what is not there, and record what is about to happen."""
+
+    @abstractmethod
+    def why_not(self, case: AnyCase) -> str | None:
+        """What is lacking for a requirement; None if nothing is."""
+
+    @abstractmethod
+    def covering(self, question: Question | None, listener: Listener) -> Evidence:
+        """Evidence that covers a question, measured beyond the plan if need and means be; None asks for none."""
+
+    def measure(self, listener: Listener) -> None:  # noqa: B027 (nothing, unless a source measures)
+        """See to it that what is planned was measured, once."""
+
+    def close(self, status: str) -> None:  # noqa: B027 (an earlier run keeps its record)
+        """Record how the session ended."""
+
+    def remember(self, judgement: Judgement, history_file: Path | None) -> str:
+        """Add a new run to the site's history. Returns why that failed; empty if it did not, or if there is none."""
+        return ""
+
+    def open_run(self) -> None:
+        """Make the run directory and record what is about to happen.
+
+        Raises:
+            RunDirectoryError: it cannot be written, another process writes it, or the run that is to be judged or
+                resumed is broken.
+        """
+        try:
+            self._open()
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let other processes write the run directory: the last thing a session does with it."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def measured_so_far(self) -> Evidence | None:
+        """What was measured, also where measuring was cut short; None if it did not begin."""
+        if self.evidence is None and self.run is not None and self.run.measurements_jsonl.exists():
+            return self._read(self.run)
+        return self.evidence
+
+    def _read(self, run: RunDirectory) -> Evidence:
+        """What a run holds. Raises RunDirectoryError."""
+        from pytest_ddpscale.evidence.evidence import DIED, read_evidence
+
+        return read_evidence(run, self.writing_problem or DIED)
+
+    def _read_earlier(self, run: RunDirectory) -> Evidence:
+        """The same of a run of another session, which may be broken in what that one concluded, too."""
+        from pytest_ddpscale.session.past_runs import refuse_broken_baseline
+
+        evidence = self._read(run)
+        refuse_broken_baseline(run)
+        return evidence
+
+    def keep_baseline(self, baseline: Baseline) -> None:
+        """Write down what earlier runs a verdict was made of, beside that verdict."""
+        from pytest_ddpscale.session.past_runs import keep_baseline
+
+        if self.run is not None and not self.writing_problem:
+            with self._writing(self.run):
+                keep_baseline(self.run, baseline)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether no machine was measured."""
+        devices = self.evidence.columns.devices if self.evidence else frozenset[str]()
+        return is_simulated(self.measured_run.read_run(), devices)
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader has to know of how this was measured."""
+        record, records = self.measured_run.read_run(), self.measured_run.read_records()
+        from pytest_ddpscale.verdict.device_notes import device_notes
+
+        of_devices = device_notes(self.evidence) if self.evidence else ()
+        of_run = (*left_out_notes(record), *binding_notes(records), *resumption_notes(record))
+        of_lock = (self._lock.note,) if self._lock and self._lock.note else ()
+        return (*of_devices, *of_run, *of_lock)
+
+    @contextmanager
+    def _writing(self, run: RunDirectory) -> Iterator[None]:
+        """A disk that is full while measuring ends the measuring, not the session: what was measured is judged."""
+        try:
+            yield
+        except WritingError as error:
+            self.writing_problem = str(error)
+        except OSError as error:
+            self.writing_problem = str(run.unwritten(run.path, error))
+
+
+class JudgeSource(EvidenceSource):
+    """An earlier run as it is: nothing is measured.
+
+    Args:
+        subject: what is judged, and by what.
+        earlier: the run.
+        layout: its nodes and GPUs.
+    """
+
+    def __init__(self, subject: Subject, earlier: RunDirectory, layout: Layout) -> None:
+        super().__init__(subject, Machine(), layout)
+        self.measured_run = earlier
+        self.announcement = f" what {earlier.path} holds: nothing is measured"
+
+    def select(self, cases: Sequence[AnyCase]) -> None:
+        """Read what was measured: a broken run is refused before any item runs."""
+        self.selected = list(cases)
+        self.plan = self.measured_run.read_plan()
+        self.evidence = self._read_earlier(self.measured_run)
+
+    def _open(self) -> None:
+        self.run, self._lock = judging_directory(self.measured_run, self.subject.settings.run_dir)
+
+    def why_not(self, case: AnyCase) -> str | None:
+        """What the thresholds say that it lacks: what was measured shows the rest."""
+        return case.missing or None
+
+    def covering(self, question: Question | None, listener: Listener) -> Evidence:
+        """All there is."""
+        assert self.evidence is not None  # read when selected
+        return self.evidence
+
+    def notes(self) -> tuple[str, ...]:
+        """Those of the earlier run as well, and first of all that it is one."""
+        notes = self.measured_run.read_run().get("notes")
+        kept = (*map(str, notes), *super().notes()) if isinstance(notes, list) else super().notes()
+        if self.is_simulated and SIMULATED_NOTE not in kept:
+            kept = (SIMULATED_NOTE, *kept)
+        return (f"judged from {self.measured_run.path}, nothing was measured", *kept)

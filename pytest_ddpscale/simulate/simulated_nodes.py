@@ -1,0 +1,176 @@
+"""What the nodes of a simulated cluster say of themselves: as the SKU has them, but for what is wrong with them."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterator
+
+from pytest_ddpscale import __version__
+from pytest_ddpscale.plan.device_name import is_named
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.node_check import NodeExpectation
+from pytest_ddpscale.plan.study import DeviceType, Plan
+from pytest_ddpscale.plan.torch_versions import NEWEST_TRIED
+from pytest_ddpscale.results.probe_record import ProbeBlock
+from pytest_ddpscale.results.records import Block, GangRecord
+from pytest_ddpscale.results.run_record import SIMULATED_DEVICE
+from pytest_ddpscale.results.strict_json import column, each
+from pytest_ddpscale.results.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
+from pytest_ddpscale.results.telemetry_record import SpreadColumns, TelemetryBlock
+from pytest_ddpscale.results.transport_record import GangTransport
+from pytest_ddpscale.simulate.faults import LANES_LEFT, Faults
+from pytest_ddpscale.simulate.measuring import GANG
+
+_GIB = 2**30
+_PLENTY_BYTES = 2**40
+_CAPABILITY, _ARCHITECTURE = "9.0", "sm_90"  # nobody asks for more than that they go together
+_UNCORRECTABLE = 3
+_SAMPLES = 10  # of the utilization in a block
+HELD_DOWN_BY = "hw_thermal_slowdown"
+_WITHIN_NODE, _BETWEEN_NODES = "P2P/CUMEM", "NET/IB/GDRDMA"
+VERSIONS: dict[str, str | None] = {
+    "driver": "580.0", "cuda_driver": "13.0", "torch": ".".join(map(str, NEWEST_TRIED)), "cuda": "13.0", "nccl": "2.28",
+    "python": platform.python_version(), "pytest_ddpscale": __version__, "kernel": "simulated",
+}  # fmt: skip
+
+
+def host_name(node: int) -> str:
+    """Of a node of a simulated cluster."""
+    return f"simulated-{node}"
+
+
+def device_id(rank: int, device_type: DeviceType) -> str:
+    """What stands for a GPU's UUID."""
+    return f"{SIMULATED_DEVICE}{rank}" if device_type == "cuda" else "cpu"
+
+
+def surveys(expectation: NodeExpectation, faults: Faults) -> Iterator[Survey]:
+    """What each node is before anything is launched on it.
+
+    Args:
+        expectation: what every node has to be.
+        faults: what is wrong with the cluster.
+    """
+    per_node = faults.layout.ranks_per_node
+    name, has_gpus = name_of_pattern(expectation.name_pattern or ""), expectation.device_type == "cuda"
+    for node in range(faults.layout.nodes):
+        ranks = range(node * per_node, (node + 1) * per_node)
+        yield Survey(
+            host=host_name(node),
+            unix_s=0.0,
+            has_driver=has_gpus,
+            gpus=tuple(_gpu(rank, name, expectation, faults) for rank in ranks) if has_gpus else (),
+            cores=8 * per_node,
+            versions=VERSIONS,
+            arch_list=(_ARCHITECTURE,),
+            free_bytes=dict.fromkeys(("run_directory", "shared_memory", "temporary"), _PLENTY_BYTES),
+            infiniband=tuple(InfiniBandPort(f"mlx5_{i}", 1, "4: ACTIVE", "InfiniBand", 400.0) for i in range(per_node)),
+            clock=ClockSkew(-0.01, 0.01),
+        )
+
+
+def _gpu(rank: int, name: str, expected: NodeExpectation, faults: Faults) -> SurveyedGpu:
+    lanes = round((expected.pcie_width or 16) * (LANES_LEFT if rank in faults.bad_gpus("lanes") else 1))
+    generation, nvlinks = expected.pcie_generation or 4, expected.nvlinks or 0
+    index, is_bad = rank % faults.layout.ranks_per_node, rank in faults.bad_gpus("ecc")
+    return SurveyedGpu(
+        index=index,
+        uuid=device_id(rank, expected.device_type),
+        name=name,
+        pci_bus_id=f"00000000:{index:02X}:00.0",
+        pci_device_id=expected.pci_device_ids[0] if expected.pci_device_ids else "",
+        local_rank=index,
+        compute_capability=_CAPABILITY,
+        memory_bytes=round(sum(expected.memory_gib) / 2 * _GIB) if expected.memory_gib else None,
+        memory_used_bytes=0,
+        mig_enabled=False,
+        ecc_enabled=expected.ecc is not False,
+        ecc_corrected=0,
+        ecc_uncorrected=_UNCORRECTABLE if is_bad else 0,
+        ecc_uncorrected_ever=_UNCORRECTABLE if is_bad else 0,
+        remapped_rows=RemappedRows(0, 0, pending=False, failed=False),
+        throttle_reasons=(HELD_DOWN_BY,) if rank in faults.bad_gpus("clock") else (),
+        pcie_generation=generation,
+        pcie_generation_max=generation,
+        pcie_generation_gpu_max=generation,
+        pcie_width=lanes,
+        pcie_width_max=lanes,
+        nvlinks_active=max(0, nvlinks - 1) if rank in faults.bad_gpus("nvlink") else nvlinks,
+        nvlinks=nvlinks,
+        processes=(),
+        unreadable={"retired_pages_pending": "Not Supported"},
+    )
+
+
+def gang_of(plan: Plan, device_name: str = "") -> GangRecord:
+    """Who the ranks are."""
+    per_node, ranks = plan.layout.ranks_per_node, range(plan.layout.world_size)
+    return GangRecord(
+        gang=GANG,
+        hosts=tuple(host_name(rank // per_node) for rank in ranks),
+        local_ranks=tuple(rank % per_node for rank in ranks),
+        devices=tuple(device_id(rank, plan.device_type) for rank in ranks),
+        device_names=device_name,
+        versions=VERSIONS,
+    )
+
+
+def transports(study_id: str, expectation: NodeExpectation, layout: Layout) -> GangTransport:
+    """By which ways NCCL has connected the ranks, once a study is done."""
+    within = {_WITHIN_NODE: 16} if layout.ranks_per_node > 1 else {}
+    between = {_BETWEEN_NODES: 4} if layout.nodes > 1 and expectation.crosses_nodes else {}
+    return GangTransport(
+        study=study_id,
+        gang=GANG,
+        ranks=tuple(range(layout.world_size)),
+        network="IB",
+        channels=within | between,
+        channels_within_node=within,
+        channels_between_nodes=between,
+    )
+
+
+def telemetry_of_block(block: Block | ProbeBlock, expectation: NodeExpectation, faults: Faults) -> TelemetryBlock:
+    """What the GPUs say of themselves while a block is timed."""
+    ranks, count = block.ranks, len(block.ranks)
+    started = each(block.started_unix_s, count)
+    lasted = each(block.block_s if isinstance(block, Block) else block.seconds, count)
+    shares = each(block.utilization, count) if isinstance(block, Block) else (1.0,) * count
+    busy = tuple(1.0 if share is None else share for share in shares)
+    bad = {what: faults.bad_gpus(what) for what in ("lanes", "clock")}
+    lanes, slow = expectation.pcie_width or 16, {HELD_DOWN_BY: 1.0}
+    return TelemetryBlock(
+        study=block.study,
+        arm=block.arm if isinstance(block, Block) else block.probe_id,
+        round=block.round,
+        gang=GANG,
+        ranks=ranks,
+        started_unix_s=block.started_unix_s,
+        ended_unix_s=tuple(round(begin + seconds, 3) for begin, seconds in zip(started, lasted, strict=True)),
+        polls=1,
+        utilization=SpreadColumns(mean=column(busy), minimum=min(busy), maximum=1.0, samples=_SAMPLES),
+        throttle_reasons=column(slow if rank in bad["clock"] else {} for rank in ranks),
+        ecc_corrected=0,
+        ecc_uncorrected=0,
+        pcie_generation=expectation.pcie_generation or 4,
+        pcie_width=column(round(lanes * LANES_LEFT) if rank in bad["lanes"] else lanes for rank in ranks),
+        sources={
+            "utilization": "buffer",
+            "throttle_reasons": "poll",
+            "ecc_uncorrected": "counter",
+            "pcie_width": "poll",
+        },
+        unreadable={"power_w": "not simulated"},
+    )
+
+
+def name_of_pattern(pattern: str) -> str:
+    """A device name that a SKU's pattern describes: of each choice the first. Empty if none is found that simply."""
+    text = re.sub(r"\[(\\?.)[^\]]*\]", r"\1", pattern.removeprefix("^").removesuffix("$"))
+    before = ""
+    while text != before:
+        before, text = text, re.sub(r"\((?:\?:)?([^()|]*)(?:\|[^()]*)?\)\??", r"\1", text)
+    text = re.sub(r"(\\.|[^\\])[?*+]", r"\1", text.partition("|")[0])
+    text = re.sub(r"\\(.)", r"\1", text.replace(r"\d", "0"))
+    return text if is_named(text, pattern) else ""

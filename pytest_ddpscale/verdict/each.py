@@ -1,0 +1,155 @@
+"""A requirement judged at each place that has to keep it by itself: it passes if every place that was planned passes.
+
+A place is a node, a GPU, a group of ranks or a pair of them. Each is judged at the confidence that was asked for. That
+all pass though one should not is then no likelier than with one place. That any fails though none should is, with N
+places, up to N times as likely: a failure counts only if it also holds at 1 - (1 - confidence) / N (Bonferroni).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
+from pytest_ddpscale.util.listing import first_few
+
+
+class NamedPlace(Protocol):
+    """What a requirement is judged at."""
+
+    @property
+    def name(self) -> str:
+        """``GPU 3 of n1``."""
+
+    @property
+    def noun(self) -> str:
+        """What several of its kind are called: ``GPUs``."""
+
+
+P = TypeVar("P", bound=NamedPlace)
+
+
+@dataclass(frozen=True)
+class PlaceVerdict(Generic[P]):
+    """What one place comes to.
+
+    Attributes:
+        place: which.
+        verdict: as if there were no other place.
+    """
+
+    place: P
+    verdict: Verdict
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether it certainly misses the bound."""
+        return self.verdict.outcome == "failed"
+
+
+def judge_each(
+    judge: Callable[[P, float], Verdict], places: Iterable[P], planned: int, confidence: float
+) -> tuple[PlaceVerdict[P], ...]:
+    """Judge each place; what fails, at the confidence that holds for all together.
+
+    Args:
+        judge: judges one at a confidence.
+        places: that were measured.
+        planned: how many there should be.
+        confidence: of the verdict on all of them, 0 … 1.
+    """
+    measured = list(places)
+    of = max(planned, len(measured))
+
+    def judge_twice(place: P) -> Verdict:
+        verdict = judge(place, confidence)
+        if verdict.outcome != "failed" or of == 1:
+            return verdict
+        again = judge(place, 1 - (1 - confidence) / of)
+        if again.outcome == "failed":
+            return again
+        reason = f"{verdict.reason}, though not so clearly that it could not be chance on one of {of} {place.noun}"
+        return replace(again, outcome="inconclusive", reason=reason)
+
+    return tuple(PlaceVerdict(place, judge_twice(place)) for place in measured)
+
+
+def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, missing: str) -> Verdict:
+    """One verdict of those on the places.
+
+    Args:
+        blank: on the same requirement, ``not_measured``.
+        judged: what each place comes to; at least one, unless something is missing.
+        planned: how many there should be.
+        missing: why it cannot pass even if all that was measured does; empty if nothing is missing.
+
+    Returns:
+        ``failed`` if any place fails; else ``error`` if one is that, ``not_measured`` if something is missing,
+        ``inconclusive`` if a place is that; else ``passed``. Value and interval are those of the worst place with that
+        outcome, rounds the fewest of any.
+    """
+    measured = [one for one in judged if one.verdict.outcome != "not_measured"]
+    outcome = _outcome(measured, is_missing=bool(missing))
+    undecided = [one.place for one in measured if one.verdict.is_open]
+    if outcome == "not_measured":
+        return _with_undecided(replace(blank, reason=missing), undecided)
+    deciding = [one for one in measured if one.verdict.outcome == outcome]
+    worst = min(deciding, key=_badness)
+    notes = _notes(measured, deciding)
+    verdict = replace(
+        worst.verdict,
+        rounds=min(one.verdict.rounds for one in measured),
+        reason=_reason(worst, deciding, planned),
+        notes=(*notes, missing) if missing else notes,
+        culprits=tuple(dict.fromkeys(culprit for one in deciding for culprit in one.verdict.culprits)),
+        flags=tuple(flag for flag in worst.verdict.flags if all(flag in one.verdict.flags for one in deciding)),
+    )
+    return _with_undecided(verdict, undecided) if outcome == "failed" else verdict
+
+
+def _outcome(measured: Sequence[PlaceVerdict[P]], *, is_missing: bool) -> VerdictOutcome:
+    found = {one.verdict.outcome for one in measured}
+    if "failed" in found:
+        return "failed"
+    if "error" in found:
+        return "error"
+    if is_missing:
+        return "not_measured"
+    return "passed" if found == {"passed"} else "inconclusive"
+
+
+def _badness(one: PlaceVerdict[P]) -> float:
+    """Margin of the value: the smaller the worse; without a value worst of all."""
+    margin = one.verdict.margin
+    return float("-inf") if margin is None else margin
+
+
+def _reason(worst: PlaceVerdict[P], deciding: Sequence[PlaceVerdict[P]], planned: int) -> str:
+    if planned == 1:
+        return worst.verdict.reason
+    name, noun = worst.place.name, worst.place.noun
+    if worst.verdict.outcome == "passed":
+        return f"{worst.verdict.reason} on each of {planned} {noun}; {name} is nearest to it"
+    others = [one.place.name for one in deciding if one is not worst]
+    more = f" ({worst.verdict.outcome} too: {first_few(others)})" if others else ""
+    return f"{name}, one of {planned} {noun}: {worst.verdict.reason}{more}"
+
+
+def _notes(measured: Sequence[PlaceVerdict[P]], deciding: Sequence[PlaceVerdict[P]]) -> tuple[str, ...]:
+    """What is to be known of all places that decide as it is, of others with their names."""
+    names: dict[str, list[str]] = {}
+    for one in measured:
+        for note in one.verdict.notes:
+            names.setdefault(note, []).append(one.place.name)
+    decide = {one.place.name for one in deciding}
+    return tuple(note if decide.issubset(at) else f"{first_few(at)}: {note}" for note, at in names.items())
+
+
+def _with_undecided(verdict: Verdict, undecided: Sequence[P]) -> Verdict:
+    """What can no longer pass as a whole, with the places that may still fail by themselves, and then are named."""
+    if not undecided:
+        return verdict
+    names = first_few([place.name for place in undecided])
+    note = f"more rounds may fail further {undecided[0].noun}: undecided on {names}"
+    return replace(verdict, notes=(*verdict.notes, note), flags=(*verdict.flags, "undecided"))

@@ -1,0 +1,1 @@
+"""Records and run directories for tests of whatever reads them."""

@@ -1,0 +1,113 @@
+"""Runs over hosts that only ssh, or a command of the user's, reaches: they share no file system with anybody."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pytest_ddpscale
+from pytest_ddpscale import __version__
+from pytest_ddpscale.results.run_directory import RunDirectory
+from tests.builders.measurements import measurements_in
+from tests.integration.lab_runs import QUICK, ROOT, thresholds_for
+from tests.slurm_lab.fixtures import require_lab
+from tests.slurm_lab.polling import wait_until
+from tests.ssh_lab.lab import NOBODY, SshLab, why_not
+
+pytestmark = [pytest.mark.slow, pytest.mark.lab]
+GONE_S = 30
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshLab]:
+    require_lab()
+    if reason := why_not():
+        pytest.skip(reason)
+    with SshLab(tmp_path_factory.mktemp("ssh-lab")) as lab:
+        yield lab
+
+
+def ended(lab: SshLab, folder: Path, **options: str) -> str:
+    """How a tiny study over hosts ended."""
+    command = [sys.executable, "-m", "tests.ssh_lab.start", str(folder / "run")]
+    done = lab.run([*command, *(f"{name}={value}" for name, value in options.items())], ROOT)
+    wait_until(lambda: not lab.processes(), GONE_S, "agents to end", seen=lambda: f"{lab.processes()}")
+    return done.stdout.strip()
+
+
+def test_three_hosts_are_measured_and_judged_and_nothing_is_left_on_them(hosts: SshLab, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("pytest")), "--gpu-sku=cpu", "-p", "no:cacheprovider"]
+    command += [f"--thresholds={thresholds_for(3, tmp_path)}", "--ddp-hosts=n[1-3]", "--ddp-run-dir=run", *QUICK]
+    command += ["--ddp-rounds=8", "--ddp-inactivity-limit=200s"]  # a busy machine imports torch for a minute
+    done = hosts.run([*command, str(ROOT / "acceptance")], tmp_path)
+    run = RunDirectory(tmp_path / "run")
+    measured = measurements_in(run)
+    assert {one.host for one in measured} == {"n1", "n2", "n3"}, done.stdout
+    assert {one.arm for one in measured} >= {"alone", "ddp@3"}
+    assert [host["host"] for host in run.read_run()["hosts"]] == ["n1", "n2", "n3"]
+    assert "[ERROR]" not in done.stdout
+    wait_until(lambda: not hosts.processes(), GONE_S, "agents to end")
+    left = hosts.run(["sh", "-c", "for n in n1 n2 n3; do ssh $n ls /tmp /dev/shm; done"], tmp_path).stdout
+    assert "ddpscale" not in left
+    assert str(tmp_path.name) not in left
+
+
+def test_a_host_that_refuses_is_the_error_and_the_exit_code_says_so(hosts: SshLab, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("pytest")), "--gpu-sku=cpu", "-p", "no:cacheprovider"]
+    command += [f"--thresholds={thresholds_for(2, tmp_path)}", "--ddp-hosts=n1,head", "--ddp-run-dir=run", *QUICK]
+    done = hosts.run([*command, str(ROOT / "acceptance")], tmp_path)
+    sentence = "head cannot be reached by ssh: connect to host head port 22: Connection refused (try `ssh head true`)"
+    assert sentence in done.stdout
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    wait_until(lambda: not hosts.processes(), GONE_S, "agents to end")
+
+
+@pytest.mark.parametrize(
+    ("host", "sentence"),
+    [
+        ("n7", "n7 cannot be reached by ssh: Could not resolve hostname n7: "),
+        (NOBODY, f"{NOBODY} cannot be reached by ssh: connect to host {NOBODY} port 22: "),
+    ],
+)
+def test_a_host_that_is_not_there_is_named(hosts: SshLab, tmp_path: Path, host: str, sentence: str) -> None:
+    assert ended(hosts, tmp_path, hosts=f"n1,{host}").startswith(f"error: {sentence}")
+
+
+def test_a_host_with_another_key_is_not_talked_to(hosts: SshLab, tmp_path: Path) -> None:
+    known = hosts.known_hosts
+    others = hosts.directory / "other_key"
+    hosts.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(others)], tmp_path)
+    [line] = [one for one in known.splitlines() if one.startswith("n2,")]
+    names, _, _ = line.partition(" ")
+    hosts.write("known_hosts", known.replace(line, f"{names} {others.with_suffix('.pub').read_text().strip()}"))
+    try:
+        expected = "error: n2 cannot be reached by ssh: Host key verification failed (try `ssh n2 true`)"
+        assert ended(hosts, tmp_path, hosts="n1,n2") == expected
+    finally:
+        hosts.write("known_hosts", known)
+
+
+def test_a_python_without_the_package_is_told(hosts: SshLab, tmp_path: Path) -> None:
+    python = f"{sys.base_prefix}/bin/python3"
+    found = ended(hosts, tmp_path, hosts="n1,n2", remote_python=python)
+    assert found.startswith(f"error: n1: {python} has no pytest-ddpscale there: install version {__version__}, or name")
+    assert ended(hosts, tmp_path / "2", hosts="n1", remote_python="/no/python").startswith(
+        "error: n1: /no/python cannot be started there: name its Python with --ddp-remote-python"
+    )
+
+
+def test_another_version_is_told(hosts: SshLab, tmp_path: Path) -> None:
+    module = Path(pytest_ddpscale.__file__)
+    with hosts.other_file("n2", module, module.read_text(encoding="utf-8").replace(__version__, "0.0.9")):
+        found = ended(hosts, tmp_path, hosts="n1,n2")
+    assert found == f"error: n2 runs pytest-ddpscale 0.0.9, its supervisor {__version__}: install the same version"
+
+
+def test_any_command_that_reaches_a_host_will_do(hosts: SshLab, tmp_path: Path) -> None:
+    found = ended(hosts, tmp_path, hosts="n[2-3]", exec=f"{hosts.entering()} {{host}}")
+    assert found == "rounds:"
+    measured = measurements_in(RunDirectory(tmp_path / "run"))
+    assert {one.host for one in measured} == {"n2", "n3"}

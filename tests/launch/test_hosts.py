@@ -1,0 +1,189 @@
+"""Hosts as users name them, and what is started for each of them."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale import __version__
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.launch.exec import ExecLauncher
+from pytest_ddpscale.launch.hosts import PerHostLauncher, expanded, read_hostfile
+from pytest_ddpscale.launch.launcher import Cluster, Launch
+from pytest_ddpscale.launch.ssh import SshLauncher
+from tests.launch.sample import settings
+
+AGENT = [sys.executable, "-m", "pytest_ddpscale.node"]
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", ""),
+        ("n1", "n1"),
+        ("n1, n2,", "n1 n2"),
+        ("n[1-3,7]", "n1 n2 n3 n7"),
+        ("n[08-11]", "n08 n09 n10 n11"),
+        ("r[1-2]n[1-2],gpu-a.site.org", "r1n1 r1n2 r2n1 r2n2 gpu-a.site.org"),
+        ("10.0.0.[4-5]", "10.0.0.4 10.0.0.5"),
+    ],
+)
+def test_lists_are_pdshs(text: str, hosts: str) -> None:
+    assert expanded("--ddp-hosts", text) == tuple(hosts.split())
+
+
+@pytest.mark.parametrize(
+    "text", ["n[3-1]", "n[a]", "n[1", "n1]", "-oProxyCommand=x", "n1;reboot", "n 1", "n[1-999999999]"]
+)
+def test_what_is_no_host_is_refused(text: str) -> None:
+    with pytest.raises(
+        OptionError, match=r"^--ddp-hosts: found '.*'; expected names of hosts such as n1,n2 or n\[1-8\]"
+    ):
+        expanded("--ddp-hosts", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts", "slots"),
+    [
+        ("n1\nn2\n", "n1 n2", None),
+        ("# OpenMPI\nn1 slots=4 max_slots=8  # rack 1\n\nn2 slots=4\n", "n1 n2", 4),
+        ("n1:4\nn2:4 binding=user:0\n", "n1 n2", 4),
+        ("n[1-3] slots=8\n", "n1 n2 n3", 8),
+        ("n1\nn1\nn2\nn2\n", "n1 n2", 2),
+        ("n1 slots=2\nn2:2\n", "n1 n2", 2),
+    ],
+)
+def test_host_files_are_openmpis_and_mpichs(tmp_path: Path, text: str, hosts: str, slots: int | None) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    assert read_hostfile(path) == (tuple(hosts.split()), slots)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"^--ddp-hostfile: found no host in "),
+        ("# none\n", r"^--ddp-hostfile: found no host in "),
+        (
+            "n1 slots=4\nn2 slots=2\n",
+            r"hosts: n1 has 4 slots, n2 has 2; expected as many on every host\. As many",
+        ),
+        ("n1 slots=4\nn2\n", r"n1 has 4 slots, n2 has 1; expected as many"),
+        ("n1\n-x slots=4\n", r"hosts, line 2: found '-x'; expected names of hosts"),
+        ("n1 slots=0\n", r"expected as many on every host"),
+    ],
+)
+def test_host_files_that_make_no_sense_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    with pytest.raises(OptionError, match=message):
+        read_hostfile(path)
+
+
+def test_a_host_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"^--ddp-hostfile: .*none cannot be read \(No such file or directory\)"):
+        read_hostfile(tmp_path / "none")
+
+
+def test_the_cluster_is_the_hosts_that_are_named(tmp_path: Path) -> None:
+    ssh = SshLauncher(settings(hosts="n[1-3]"), {})
+    assert ssh.cluster(plans_only=False) == Cluster(3, ("n1", "n2", "n3"), "ssh", is_elsewhere=True)
+    assert SshLauncher(settings(hosts="n[1-3]", nodes="2"), {}).cluster(plans_only=True).hosts == ("n1", "n2")
+    here = SshLauncher(settings(hosts=f"n1,{socket.gethostname()}.cluster"), {})
+    assert not here.cluster(plans_only=False).is_elsewhere
+    (tmp_path / "hosts").write_text("n1:8\nn2:8\n")
+    from_file = SshLauncher(settings(hostfile=str(tmp_path / "hosts")), {})
+    assert from_file.cluster(plans_only=False) == Cluster(2, ("n1", "n2"), "ssh", is_elsewhere=True, slots=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"^--ddp-hosts: found no host for --ddp-launcher=ssh; expected such as n1,n2 or n\[1-8\]"),
+        ({"hosts": "n1,n2,n1"}, r"^--ddp-hosts: found n1 twice; expected each host once"),
+        ({"hosts": "n1", "nodes": "2"}, r"^--ddp-nodes: found 2, but 1 hosts are named; expected at most 1"),
+        ({"hosts": "n1", "hostfile": "x"}, r"^--ddp-hosts: found n1 beside --ddp-hostfile"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        SshLauncher(settings(**options), {}).cluster(plans_only=False)
+
+
+def test_more_ranks_than_a_file_has_slots_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("n1:4\n")
+    asked = settings(hostfile=str(tmp_path / "hosts"), gpus_per_node="8")
+    with pytest.raises(OptionError, match=r"^--ddp-gpus-per-node: found 8, but the host file has 4 slots"):
+        SshLauncher(asked, {}).cluster(plans_only=False)
+
+
+def test_without_ssh_or_the_command_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OptionError, match=r"^--ddp-launcher: ssh is not on PATH; expected OpenSSH's client"):
+        SshLauncher(settings(hosts="n1"), {}).cluster(plans_only=False)
+    with pytest.raises(OptionError, match=r"^--ddp-exec: kubectl is not on PATH"):
+        ExecLauncher(settings(hosts="n1", exec="kubectl exec -i {host} --"), {}).cluster(plans_only=False)
+    SshLauncher(settings(hosts="n1"), {}).cluster(plans_only=True)
+
+
+def commands(launcher: PerHostLauncher, *hosts: str) -> list[tuple[str, list[str]]]:
+    return [(one.host, one.command) for one in launcher.processes(Launch(launcher, {}, hosts))]
+
+
+def test_ssh_starts_an_agent_on_each_host_by_one_word_for_its_shell() -> None:
+    first, second = commands(SshLauncher(settings(), {}), "n1", "n2")
+    host, command = second
+    assert (first[0], host) == ("n1", "n2")
+    assert command[:4] == ["ssh", "-T", "-x", "-a"]
+    assert command[4:-3:2] == ["-o"] * 5
+    assert {"BatchMode=yes", "ConnectTimeout=15", "ControlPath=none"} <= set(command)
+    assert command[-3:-1] == ["--", "n2"]
+    assert shlex.split(command[-1]) == ["exec", *AGENT, "--node=1", "--host=n2"]
+
+
+def test_the_python_of_the_hosts_may_be_another_one() -> None:
+    [(_, command)] = commands(SshLauncher(settings(remote_python="/opt/my python/bin/python3"), {}), "n1")
+    assert shlex.split(command[-1])[1] == "/opt/my python/bin/python3"
+
+
+def test_a_command_of_the_users_is_started_for_each_host_without_a_shell() -> None:
+    launcher = ExecLauncher(
+        settings(exec="kubectl exec -n 'my jobs' -i pod/{host} -c {host}-c --", remote_python="p"), {}
+    )
+    assert commands(launcher, "w-0") == [
+        ("w-0", ["kubectl", "exec", "-n", "my jobs", "-i", "pod/w-0", "-c", "w-0-c", "--", "p", *AGENT[1:], "--node=0",
+                 "--host=w-0"]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["", "kubectl exec -i w-0 --"])
+def test_a_command_that_names_no_host_is_refused(command: str) -> None:
+    with pytest.raises(OptionError, match=r"^--ddp-exec: found no(thing| \{host\} in it); expected a command such as"):
+        ExecLauncher(settings(hosts="n1", **({"exec": command} if command else {})), {}).cluster(plans_only=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "expected"),
+    [
+        (255, ["ssh: connect to host n2 port 22: Connection refused"],
+         "n2 cannot be reached by ssh: connect to host n2 port 22: Connection refused (try `ssh n2 true`)"),
+        (255, ["@@@", "Host key verification failed.", ""],
+         "n2 cannot be reached by ssh: Host key verification failed (try `ssh n2 true`)"),
+        (255, [], "n2 cannot be reached by ssh: no word from ssh (try `ssh n2 true`)"),
+        (1, ["/usr/bin/python3: No module named pytest_ddpscale"],
+         f"n2: {sys.executable} has no pytest-ddpscale there: install version {__version__}, or name another Python "
+         "with --ddp-remote-python"),
+        (1, ["/usr/bin/python3: Error while finding module (ModuleNotFoundError: No module named 'pytest_ddpscale')"],
+         f"n2: {sys.executable} has no pytest-ddpscale there: install version {__version__}, or name another Python "
+         "with --ddp-remote-python"),
+        (127, ["sh: 1: exec: /x/python: not found"],
+         f"n2: {sys.executable} cannot be started there: name its Python with --ddp-remote-python"),
+        (3, ["what", ""], "n2: ssh ended with exit code 3; it said last: what"),
+    ],
+)  # fmt: skip
+def test_why_an_agent_did_not_come_up_is_one_sentence(code: int, lines: list[str], expected: str) -> None:
+    assert SshLauncher(settings(), {}).why_not_up("n2", code, lines) == expected

@@ -1,0 +1,74 @@
+"""Every entry of the catalogue says all that is needed of a metric, and nothing else knows one by its name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
+from pytest_ddpscale.util.packaged import packaged
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "pytest_ddpscale"
+# Keys of records and parameters that are called as a metric is, and mean something else.
+NAMESAKES = {
+    ("results/pair_record.py", "busbw_gbps"),
+    ("simulate/performance.py", "ddp_overhead"),
+}
+
+of_every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+
+
+@of_every_metric
+def test_it_has_words_for_people(metric: Metric) -> None:
+    assert re.fullmatch(r"[a-z][a-z0-9_]+", metric.name)
+    assert metric.title[0].isupper() or metric.title[0].isdigit()
+    assert metric.meaning.endswith(".")
+    assert len(metric.formula) > 5
+    assert len({metric.title, metric.meaning, metric.formula}) == 3
+
+
+def test_no_two_have_the_same_words() -> None:
+    for words in ("title", "meaning", "formula"):
+        assert len({getattr(metric, words) for metric in METRICS.values()}) == len(METRICS), words
+
+
+@of_every_metric
+def test_what_training_tells_has_a_function_that_takes_it_from_rounds(metric: Metric) -> None:
+    assert (metric._samples is not None) == (metric.name in TRAINING_METRICS)
+
+
+@of_every_metric
+def test_what_is_plausible_is_a_range_in_which_bounds_lie(metric: Metric) -> None:
+    least, most = metric.range_at(8)
+    assert 0 <= least < most < float("inf")
+    lowest, highest = metric.credible_at(8)
+    assert lowest <= least
+    assert highest >= most or highest >= 1
+
+
+@of_every_metric
+def test_it_has_arms_and_ranks_for_which_it_means_something(metric: Metric) -> None:
+    assert 1 <= metric.minimum_world_size <= (metric.maximum_world_size or metric.minimum_world_size)
+    assert metric.measured != metric.baseline
+    assert (len(metric.probes) > 0) == (metric.subject == "probe")
+
+
+@of_every_metric
+def test_an_acceptance_test_asks_for_it(metric: Metric) -> None:
+    marks = [path.read_text(encoding="utf-8") for path in packaged("acceptance").glob("test_*.py")]
+    assert sum(len(re.findall(rf'requirement\([^)]*"{metric.name}"', text)) for text in marks) == 1
+
+
+def test_no_other_module_knows_a_metric_by_its_name() -> None:
+    named = {
+        (str(path.relative_to(PACKAGE)), node.value)
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in METRICS and path.name != "metric_catalogue.py"
+    }
+    assert named == NAMESAKES

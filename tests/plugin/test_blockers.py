@@ -1,0 +1,145 @@
+"""Whatever keeps a machine from being accepted is counted alike wherever it is counted, and shown as a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+import pytest
+
+from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.results.records import StudyEnd
+from tests.plugin.site import MEASURED_RUN, REQUIREMENTS, WEAK_8, Series, Site, thresholds_text, thresholds_with
+
+OWN_ITEM = """\
+import pytest
+
+@pytest.mark.requirement("weak_scaling_efficiency")
+{mark}
+def test_weak_scaling_efficiency(requirement, run):
+    {body}
+"""
+PROVISIONAL = [
+    line.replace("source: *paper", "provisional: true, source: {reasoning: nobody published one}")
+    for line in REQUIREMENTS.values()
+]
+WITHOUT_TWO_RANKS = tuple(one for one in MEASURED_RUN if one.arm != Arm("ddp", 2, 512))
+
+
+def bound(text: str) -> str:
+    """Thresholds in which the bound of one requirement, which is kept by 0.97, is another one."""
+    return thresholds_with(WEAK_8, "at_least: 0.96", text)
+
+
+def own_item(body: str, mark: str = "") -> str:
+    """The test of three requirements as a site might have written it."""
+    return OWN_ITEM.format(body=body, mark=mark)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A run and what becomes of it.
+
+    Attributes:
+        blockers: how many things keep the machine from being accepted.
+        thresholds: judged by.
+        series: what was measured.
+        weak_scaling_test: by which three requirements are judged; empty for the packaged one.
+        further_test: of the site's own, beside them; empty without one.
+        broken: a study that ended in an error.
+        is_simulated: whether nothing was measured.
+        arguments: of pytest.
+    """
+
+    blockers: int
+    thresholds: str = thresholds_text()
+    series: Sequence[Series] = MEASURED_RUN
+    weak_scaling_test: str = ""
+    further_test: str = ""
+    broken: str = ""
+    is_simulated: bool = False
+    arguments: Sequence[str] = ()
+
+    def judged(self, site: Site) -> pytest.RunResult:
+        """What pytest makes of it."""
+        site.write("thresholds.yaml", self.thresholds)
+        if self.weak_scaling_test:
+            site.judge_weak_scaling_by(self.weak_scaling_test)
+        if self.further_test:
+            site.write("acceptance/test_link.py", self.further_test)
+        run = site.measured(series=self.series)
+        if self.broken:
+            run.append_record(StudyEnd(self.broken, "error", "it broke"))
+        if self.is_simulated:
+            run.write_json(run.run_json, run.read_run() | {"simulated": True})
+        return site.judge("--junitxml=pytest.xml", *self.arguments)
+
+
+ALLOWING = ("--ddp-allow-incomplete",)
+SITUATIONS = {
+    "all is kept": Situation(0),
+    "a bound is missed": Situation(1, bound("at_least: 1.05")),
+    "a miss only warns": Situation(0, bound("at_least: 1.05, severity: warn")),
+    "one is inconclusive": Situation(1, bound("at_least: 0.9745")),
+    "an inconclusive one only warns": Situation(0, bound("at_least: 0.9745, severity: warn")),
+    "ranks are missing": Situation(1, series=WITHOUT_TWO_RANKS),
+    "what only warns is missing": Situation(
+        1,
+        thresholds_with("test_weak_scaling_efficiency[resnet152-fp16-2gpu]", "0.974", "0.974, severity: warn"),
+        WITHOUT_TWO_RANKS,
+    ),
+    "what is missing is allowed": Situation(0, series=WITHOUT_TWO_RANKS, arguments=ALLOWING),
+    "a miss beside what is allowed": Situation(1, bound("at_least: 1.05"), WITHOUT_TWO_RANKS, arguments=ALLOWING),
+    "a study broke": Situation(1, broken="strong/vit-b-16-fp16"),
+    "no bound is published": Situation(1, thresholds_text(PROVISIONAL)),
+    "a simulated cluster": Situation(1, is_simulated=True),
+    "a simulated one of which something is missing": Situation(
+        1, series=WITHOUT_TWO_RANKS, is_simulated=True, arguments=ALLOWING
+    ),
+    "a test of the site's own fails": Situation(1, further_test="def test_link(): assert 0"),
+    "items are skipped": Situation(3, weak_scaling_test=own_item("pass", "@pytest.mark.skip(reason='not today')")),
+    "items raise": Situation(3, weak_scaling_test=own_item("raise KeyError('rack')")),
+    "a miss that is not asserted": Situation(
+        1, bound("at_least: 1.05"), weak_scaling_test=own_item("requirement.judge(run)")
+    ),
+    "nothing after the first failure": Situation(1, bound("at_least: 1.05"), arguments=("-x",)),
+}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
+def test_all_who_count_agree(site: Site, situation: Situation) -> None:
+    result = situation.judged(site)
+    outcomes = result.parseoutcomes()
+    verdicts = site.verdicts()
+    report = (site.path / "measured" / "report.md").read_text(encoding="utf-8")
+    told = {0: "", 1: "There is 1 reason not to accept it."}
+    assert {
+        "verdicts.json": len(verdicts["blockers"]),
+        "pytest": outcomes.get("failed", 0) + outcomes.get("errors", 0),
+        "pytest's JUnit": failures(site, "pytest.xml"),
+        "JUnit": failures(site, "measured/junit.xml"),
+    } == dict.fromkeys(("verdicts.json", "pytest", "pytest's JUnit", "JUnit"), situation.blockers)
+    assert told.get(situation.blockers, f"There are {situation.blockers} reasons not to accept it.") in report
+    assert ("not to accept it" in report) == (situation.blockers > 0)
+    assert result.ret == (pytest.ExitCode.TESTS_FAILED if situation.blockers else pytest.ExitCode.OK)
+
+
+def test_what_no_item_shows_is_shown_with_its_reason(site: Site) -> None:
+    output = SITUATIONS["no bound is published"].judged(site).stdout.str()
+    assert "FAILED ddpscale::acceptance" in output
+    assert "not accepted: 8 of 8 requirements passed, but none with a published bound" in output
+
+
+def test_an_interrupted_run_is_loud_enough(site: Site) -> None:
+    site.write("acceptance/test_broken.py", "import no_such_module")
+    site.measured()
+    result = site.judge()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert "ddpscale::acceptance" not in result.stdout.str()
+
+
+def failures(site: Site, path: str) -> int:
+    """Test cases of a JUnit file that failed or broke."""
+    root = ElementTree.parse(site.path / path).getroot()
+    return len(root.findall(".//testcase/failure")) + len(root.findall(".//testcase/error"))

@@ -1,0 +1,1 @@
+"""Hosts that only ssh reaches, on one machine, for tests and scripts."""
