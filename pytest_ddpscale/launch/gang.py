@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import GangError, WritingError
 from pytest_ddpscale.launch.blame import blames_nobody, describe, describe_killed, describe_standstill
 from pytest_ddpscale.launch.channel import Channel, EndedProcess
+from pytest_ddpscale.launch.gang_owner import GangEnd, GangOwner
 from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.launch.launcher import AgentProcess, Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
-from pytest_ddpscale.node.protocol import RECORDS, AskClock, Failed, FileBytes, Meet, Start, Stop
+from pytest_ddpscale.node.protocol import RECORDS, AskClock, FileBytes, Meet, Start, Stop
 from pytest_ddpscale.node.task import Task
-from pytest_ddpscale.results.notices import Idle, Notice, Queued
-from pytest_ddpscale.results.rank_folder import WantedArms
+from pytest_ddpscale.results.notices import Idle, Queued
 from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.survey_record import PostMortem, Survey
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.masking import masked_arguments
 
@@ -45,60 +43,6 @@ CLOCK_S = 10.0
 # For the first node to look up another, whose name server may be slow.
 MEET_S = 30.0
 MOST_NAMED = 3  # nodes that did not come up, each with a reason
-
-
-@dataclass(frozen=True)
-class GangEnd:
-    """How a gang ended.
-
-    Attributes:
-        exit_code: of what carried its agents; None if it was stopped.
-        why: what went wrong, in words; empty if nothing did.
-        interrupted: why a scheduler ended it, if one did: no fault of what is measured.
-        lost_hosts: nodes that fell silent.
-        failures: reports that ranks left of themselves.
-        was_started: whether any process of it ran.
-        refused: why its nodes were not admitted, so that no rank was started; empty if they were.
-        post_mortems: what GPUs were after ranks had failed, as records.
-        left: which processes may be left on nodes that another gang would use, in a sentence; empty if none are.
-    """
-
-    exit_code: int | None
-    why: str = ""
-    interrupted: str = ""
-    lost_hosts: tuple[str, ...] = ()
-    failures: tuple[Failed, ...] = ()
-    was_started: bool = True
-    refused: str = ""
-    post_mortems: tuple[PostMortem, ...] = ()
-    left: str = ""
-
-
-class GangOwner(Protocol):
-    """Who has a gang run, and what it does with what comes of it."""
-
-    def keep(self, lines: bytes) -> list[AnyRecord]:
-        """Write down what rank 0 has measured, as `RecordSink` was given it. Returns the records of measurements.jsonl.
-
-        Raises:
-            WritingError: they cannot be written.
-        """
-
-    def hear(self, record: AnyRecord | Notice) -> WantedArms | None:
-        """Take note of a record that was written, and of notices meanwhile.
-
-        Returns:
-            The answer that rank 0 waits for, if it does.
-        """
-
-    def deadline_unix_s(self) -> float | None:
-        """Asked when all nodes are there: after which time no round may start; None for no limit."""
-
-    def admit(self, surveys: Sequence[Survey]) -> str:
-        """Write down what the nodes are, before any rank starts. Returns why none shall, or nothing."""
-
-    def interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        """Somebody ends the session: told at once, while agents end their ranks."""
 
 
 class Gang:

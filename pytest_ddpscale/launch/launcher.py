@@ -3,7 +3,7 @@
 A launcher is one file. It says how an agent is started on each node, and what of that is seen from outside: which nodes
 there are, what a scheduler says of a wait, which nodes are lost, why all of it ended. Agents speak over their standard
 input and output; whatever carries these two is a launcher. A site's own is registered by an entry point of the group
-`ENTRY_POINTS`; see docs/how-to-launcher.md.
+`ENTRY_POINTS`; see docs/how-to/launcher.md.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ import msgspec
 from pytest_ddpscale.errors import WritingError
 from pytest_ddpscale.launch.early_stop import Judge, wanted_arms
 from pytest_ddpscale.launch.environment import travelling
-from pytest_ddpscale.launch.gang import Gang, GangEnd
+from pytest_ddpscale.launch.gang import Gang
+from pytest_ddpscale.launch.gang_owner import GangEnd
 from pytest_ddpscale.launch.interruption import interrupted_by_termination
 from pytest_ddpscale.launch.launcher import Launch, why_signalled
 from pytest_ddpscale.launch.limits import Limits

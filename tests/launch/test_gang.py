@@ -17,7 +17,8 @@ from msgspec import to_builtins
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.launch import gang as gang_module
-from pytest_ddpscale.launch.gang import Gang, GangEnd
+from pytest_ddpscale.launch.gang import Gang
+from pytest_ddpscale.launch.gang_owner import GangEnd
 from pytest_ddpscale.launch.launcher import Launch, Launcher
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.results.notices import Queued

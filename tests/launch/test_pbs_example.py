@@ -1,4 +1,4 @@
-"""The launcher of a site's own in docs/how-to-launcher.md does what the page says."""
+"""The launcher of a site's own in docs/how-to/launcher.md does what the page says."""
 
 from __future__ import annotations
 

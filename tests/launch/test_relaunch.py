@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.launch import supervisor as supervisor_module
-from pytest_ddpscale.launch.gang import GangEnd, GangOwner
+from pytest_ddpscale.launch.gang_owner import GangEnd, GangOwner
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.slurm import SlurmLauncher

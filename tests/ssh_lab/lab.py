@@ -54,7 +54,8 @@ for path in "$@"; do
     number=$((number + 1)); mkdir -p "$path"; mount --bind -o ro "$keep/$number" "$path"
 done
 chmod 1777 /tmp /dev/shm
-umount "$keep"/* && rmdir "$keep"/* "$keep"
+for mount in "$keep"/*; do [ ! -d "$mount" ] || { umount "$mount"; rmdir "$mount"; }; done
+rmdir "$keep"
 """
 
 
