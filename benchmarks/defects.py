@@ -237,8 +237,8 @@ DEFECTS = (
         "launcher",
         "what an outer torchrun or step set reaches ranks",
         "launch/environment.py",
-        "return name not in _SCRUBBED and (name in _PASSED or name.startswith(_PASSED_PREFIXES))",
-        "return name in _PASSED or name.startswith(_PASSED_PREFIXES)",
+        "if False in asked or name in _WITHHELD:",
+        "if False in asked:",
         ("launch",),
     ),
     Defect(

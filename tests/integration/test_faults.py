@@ -83,19 +83,21 @@ class Watch:
     survivors: dict[str, list[str]] = field(default_factory=dict)
 
     def hear(self, record: object) -> None:
-        if isinstance(record, StudyEnd) and record.reason == "error":
+        if isinstance(record, StudyEnd):
             self.ended_unix_s[record.study] = time.time()
-            self.survivors[record.study] = list(_processes_of_any_gang(str(self.run.path)))
+            self.survivors[record.study] = list(_processes_with(self.run.path.with_name("faults.jsonl")))
 
     @property
     def ends(self) -> dict[str, StudyEnd]:
         return ends_of(self.run.read_records())
 
 
-def _processes_of_any_gang(run_path: str) -> Iterator[str]:
+def _processes_with(log: Path) -> Iterator[str]:
+    """Agents, torchrun and ranks of this run, wherever they are: what they were started with is their own."""
     for process in psutil.process_iter():
         try:
-            if GANG_VARIABLE in process.environ() and run_path in " ".join(process.cmdline()):
+            environ = process.environ()
+            if GANG_VARIABLE in environ and environ.get("FAULTS_LOG") == str(log):
                 yield f"{process.pid} {process.status()} {' '.join(process.cmdline())[:100]}"
         except (psutil.Error, OSError):
             continue
@@ -155,6 +157,7 @@ def test_what_was_measured_before_the_fault_stays(broken: Watch, study: str) -> 
 
 def test_the_other_studies_go_on_in_a_new_gang(broken: Watch) -> None:
     assert broken.ends["weak/whole"].reason == "rounds"
+    assert broken.survivors["weak/whole"], "its gang is still to be ended then: the search finds what there is"
     assert len(list(broken.run.logs.glob("gang-*.log"))) == len(HAPPENING) + 1
 
 

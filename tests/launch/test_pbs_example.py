@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / "docs/examples/pbs"
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """The environment within a job of two nodes of four GPUs, where the example is installed."""
-    known = dict(launcher_module._LAUNCHERS)
+    known = dict(launcher_module.launchers())
     monkeypatch.syspath_prepend(EXAMPLE)
     monkeypatch.delitem(sys.modules, "site_pbs", raising=False)  # so that it registers itself again
     project = (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8")
