@@ -11,6 +11,8 @@ import pytest
 
 from tests.benchmarks.scripts import BENCHMARKS
 
+pytestmark = pytest.mark.slow
+
 
 def _run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if name != "RANK"}
@@ -31,7 +33,6 @@ def test_help_shows_the_command(name: str) -> None:
     assert "--json FILE" in done.stdout
 
 
-@pytest.mark.slow
 def test_the_bare_loop_names_torchrun_when_started_without_it() -> None:
     done = _run(sys.executable, BENCHMARKS / "bare_ddp.py", "--device", "cpu")
     assert done.returncode == 1

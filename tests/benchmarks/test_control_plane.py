@@ -13,6 +13,8 @@ from pytest_ddpscale.results.strict_json import parse_strict_json
 from pytest_ddpscale.worker.control import Control
 from tests.benchmarks.scripts import BENCHMARKS, benchmark
 
+pytestmark = pytest.mark.slow
+
 control_plane = benchmark("control_plane")
 ALL_AT_ONCE, ONE_BY_ONE = control_plane.WAYS
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.benchmarks.scripts import benchmark
 
+pytestmark = pytest.mark.slow
+
 script = benchmark("judging")
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.benchmarks.scripts import benchmark
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = benchmark("mutate_runs")
 
 

@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pytest_ddpscale.history.database import reading
 from tests.history.sample import judged_run
+
+pytestmark = pytest.mark.slow
 
 WRITERS, RUNS = 8, 5
 WRITER = """

@@ -12,6 +12,8 @@ from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.report.history_text import TSV_HEADER
 from tests.history.sample import SKU, at, judged_run
 
+pytestmark = pytest.mark.slow
+
 HOSTS = [f"n{number}" for number in range(1, 8)]
 
 

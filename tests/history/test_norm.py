@@ -29,6 +29,8 @@ from tests.builders.rounds import columns_of
 from tests.history.sample import SKU, at, conclude, judged_run, run_json
 from tests.history.test_judging import case
 
+pytestmark = pytest.mark.slow
+
 GOOD = 6
 SOUND, FELL = (100.0, 100.0), (100.0, 90.0)
 

@@ -13,6 +13,8 @@ from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.util.packaged import packaged
 
+pytestmark = pytest.mark.slow
+
 THRESHOLDS = packaged("thresholds.yaml")
 
 SHORT = ("--rounds", str(FEWEST_ROUNDS))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.verdict.probing import probes_needed
@@ -16,6 +18,8 @@ from tests.verdict.probed import (
     probe_evidence,
     probe_plan,
 )
+
+pytestmark = pytest.mark.slow
 
 BOUND, NOISE = 100.0, 0.01
 RUNS, RUNS_AT_THE_BOUND = 200, 60

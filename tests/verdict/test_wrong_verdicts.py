@@ -20,6 +20,8 @@ from pytest_ddpscale.stats.sequential import EProcess
 from pytest_ddpscale.verdict.judge import judge
 from tests.verdict.sample import CONFIDENCE, make_case, make_evidence, make_measurements
 
+pytestmark = pytest.mark.slow
+
 ALPHA = 1 - CONFIDENCE
 LIMIT = PACES["cuda"].rounds
 RUNS = 600

@@ -27,6 +27,8 @@ from pytest_ddpscale.worker.training import Trainer
 from .ranks import on_two_ranks
 from .sample import TIMEOUT, study
 
+pytestmark = pytest.mark.slow
+
 ARMS = (Arm("alone", 1, 2), Arm("ddp", 1, 2))
 ONE_RANK = (*ARMS, Arm("each", 1, 2), Arm("no_sync", 1, 2))
 TWO_RANKS = (*ARMS, Arm("each", 2, 2), Arm("no_sync", 2, 2), Arm("ddp", 2, 2))
@@ -210,7 +212,6 @@ def checksums_of_four_rounds(rank: int) -> list[str | None]:
     return found
 
 
-@pytest.mark.slow
 def test_replicas_agree_in_every_round_and_one_wrong_bit_shows(tmp_path: Path) -> None:
     first, second = on_two_ranks(checksums_of_four_rounds, tmp_path)
     assert [a == b for a, b in zip(first, second, strict=True)] == [True, False, True, True]

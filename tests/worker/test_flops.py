@@ -14,6 +14,8 @@ from pytest_ddpscale.worker.training import build_model
 
 from .sample import CPU, TINY, study
 
+pytestmark = pytest.mark.slow
+
 AT_224 = replace(TINY, image_size=224, num_classes=1000)
 
 

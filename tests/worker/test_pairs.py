@@ -21,6 +21,8 @@ from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.pairs import PairSearch, group_of_two
 from pytest_ddpscale.worker.rank_progress import RankProgress
 
+pytestmark = pytest.mark.slow
+
 STUDY = PairStudy(message_bytes=4096, iterations=3)
 TIMEOUT = timedelta(seconds=20)
 FAST_S, SLOW_S = 1e-5, 1e-3

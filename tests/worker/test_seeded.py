@@ -16,6 +16,8 @@ from pytest_ddpscale.worker.training import Batch, build_model
 from .ranks import on_two_ranks
 from .sample import CPU, TINY
 
+pytestmark = pytest.mark.slow
+
 WORKLOADS = {
     "fp32": TINY,
     "channels-last": replace(TINY, memory_format="channels_last"),
@@ -30,7 +32,6 @@ def one_step_of_each(rank: int) -> dict[str, str]:
     return {name: seeded_checksum(build_model(workload, CPU), workload) for name, workload in WORKLOADS.items()}
 
 
-@pytest.mark.slow
 def test_ranks_that_compute_by_themselves_agree(tmp_path: Path) -> None:
     first, second = on_two_ranks(one_step_of_each, tmp_path)
     assert first == second

@@ -12,6 +12,8 @@ from pytest_ddpscale.worker.training import Batch, Trainer, build_model, new_sca
 
 from .sample import CPU, TINY
 
+pytestmark = pytest.mark.slow
+
 
 def trainer_for(workload: Workload) -> tuple[torch.nn.Module, Trainer, Batch]:
     model = build_model(workload, CPU)

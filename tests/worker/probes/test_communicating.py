@@ -29,6 +29,8 @@ from pytest_ddpscale.worker.rank_progress import RankProgress
 
 from ..ranks import on_ranks
 
+pytestmark = pytest.mark.slow
+
 RANKS, KIB = 3, 2**10
 COPY = Probe("memory-copy")
 REDUCE = Probe("all-reduce-48kib", RANKS)
