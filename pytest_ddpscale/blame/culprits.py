@@ -99,28 +99,6 @@ def with_culprits(
     return verdict
 
 
-def with_slow_node(verdict: Verdict, host: str, compared: RankComparison) -> Verdict:
-    """Relative to its own ranks a node that is slow as a whole scales well: that is no pass.
-
-    Args:
-        verdict: of one node of several.
-        host: its name.
-        compared: who is slow.
-    """
-    if verdict.outcome != "passed" or METRICS[verdict.metric].baseline != "alone":
-        return verdict
-    slow = [straggler for straggler in compared.stragglers if straggler.host == host]
-    if 2 * len(slow) <= compared.evidence.plan.layout.ranks_per_node:
-        return verdict
-    certain = not slow[0].ambiguous
-    nodes = compared.slow_nodes_of(slow)
-    culprits = tuple(Culprit("node", node.host, None, None, node.evidence, is_certain=certain) for node in nodes)
-    one_by_one = (Culprit("gpu", s.host, s.local_rank, s.device, s.evidence, is_certain=certain) for s in slow)
-    found = f"{len(slow)} of its ranks are slow by themselves ({slow[0].evidence})"
-    reason = f"{found}: relative to them alone everything looks good"
-    return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits or tuple(one_by_one))
-
-
 @dataclass(frozen=True)
 class ComparedRanks:
     """Ranks that computed by themselves at the same time.

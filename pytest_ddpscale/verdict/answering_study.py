@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
+from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 
 
 def covers(plan: Plan, question: Question) -> bool:
     """Whether the plan has every arm that the question needs."""
     study = matching_study(plan, question)
-    return study is not None and set(arms_of(question)) <= set(study.arms)
+    return study is not None and set(question.arms) <= set(study.arms)
 
 
 def matching_study(plan: Plan, question: Question) -> Study | None:
@@ -18,7 +18,7 @@ def matching_study(plan: Plan, question: Question) -> Study | None:
 
     Of several, the one with most of the arms that the question needs.
     """
-    scaling, needed = question.metric.scaling, set(arms_of(question))
+    scaling, needed = question.metric.scaling, set(question.arms)
     same = [
         s for s in plan.studies if s.scaling == scaling and not _differences(scaling, s.workload, question.workload)
     ]
@@ -32,11 +32,6 @@ def why_no_study(plan: Plan, question: Question) -> str:
     if near:
         return f"measured differently: {'; '.join(_differences(scaling, near[0].workload, workload))}"
     return f"{scaling} scaling of {workload.name} was not measured in this run"
-
-
-def arms_of(question: Question) -> list[Arm]:
-    """Every arm that the question needs, baseline first."""
-    return question.arms
 
 
 def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[str]:

@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Collection
 from dataclasses import replace
 
+from pytest_ddpscale.blame.culprits import RankComparison
 from pytest_ddpscale.metrics.rounds import ArmRounds
 from pytest_ddpscale.metrics.samples import ArmSamples
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
@@ -77,3 +78,25 @@ def with_host_bound(verdict: Verdict, case: Case, plan: Plan, measured: ArmRound
     return replace(
         verdict, outcome="inconclusive", reason=reason, notes=(*verdict.notes, "host-bound"), flags=("host-bound",)
     )
+
+
+def with_slow_node(verdict: Verdict, host: str, compared: RankComparison) -> Verdict:
+    """Relative to its own ranks a node that is slow as a whole scales well: that is no pass.
+
+    Args:
+        verdict: of one node of several.
+        host: its name.
+        compared: who is slow.
+    """
+    if verdict.outcome != "passed" or METRICS[verdict.metric].baseline != "alone":
+        return verdict
+    slow = [straggler for straggler in compared.stragglers if straggler.host == host]
+    if 2 * len(slow) <= compared.evidence.plan.layout.ranks_per_node:
+        return verdict
+    certain = not slow[0].ambiguous
+    nodes = compared.slow_nodes_of(slow)
+    culprits = tuple(Culprit("node", node.host, None, None, node.evidence, is_certain=certain) for node in nodes)
+    one_by_one = (Culprit("gpu", s.host, s.local_rank, s.device, s.evidence, is_certain=certain) for s in slow)
+    found = f"{len(slow)} of its ranks are slow by themselves ({slow[0].evidence})"
+    reason = f"{found}: relative to them alone everything looks good"
+    return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits or tuple(one_by_one))

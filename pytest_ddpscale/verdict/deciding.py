@@ -19,7 +19,7 @@ from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import Block, GangRecord, Lost
 from pytest_ddpscale.results.survey_record import PostMortem, Survey
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, training_cases
-from pytest_ddpscale.verdict.answering_study import arms_of, matching_study
+from pytest_ddpscale.verdict.answering_study import matching_study
 from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.probing import probes_needed
 
@@ -120,5 +120,5 @@ def arms_needed(study: Study, cases: Sequence[Case], evidence: Evidence, confide
         confidence: of the intervals.
     """
     undecided = [case for case in cases if judge(case, evidence, confidence).is_open]
-    needed = {arm.name for case in undecided for arm in arms_of(case.question)}
+    needed = {arm.name for case in undecided for arm in case.question.arms}
     return [arm.name for arm in study.arms if arm.name in needed]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pytest_ddpscale.blame.culprits import RankComparison, peers_of, with_culprits, with_slow_node
+from pytest_ddpscale.blame.culprits import RankComparison, peers_of, with_culprits
 from pytest_ddpscale.blame.replicas import with_agreement
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.rounds import (
@@ -28,13 +28,14 @@ from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
-from pytest_ddpscale.verdict.answering_study import arms_of, matching_study, why_no_study
+from pytest_ddpscale.verdict.answering_study import matching_study, why_no_study
 from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
 from pytest_ddpscale.verdict.caveats import (
     with_host_bound,
     with_missing_rounds,
     with_plausibility,
     with_skipped_steps,
+    with_slow_node,
     with_spent_budget,
 )
 from pytest_ddpscale.verdict.checking import judge_check
@@ -57,9 +58,9 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
 
     Returns:
         ``passed`` if the whole interval is on the good side of the bound, ``failed`` if the whole
-        interval is on the bad side, ``inconclusive`` if the bound lies inside or there are too few
-        rounds, ``not_measured`` without data, ``error`` if the study broke. What fits one node of several is
-        judged on each of them (`pytest_ddpscale.verdict.each`).
+        interval is on the bad side, ``inconclusive`` if the bound lies inside or there are too few rounds (`bounds`),
+        or if something forbids what the numbers say (`caveats`); ``not_measured`` without data, ``error`` if the study
+        broke. What fits one node of several is judged on each of them (`each`).
     """
     blank = blank_verdict(case, confidence)
     if isinstance(case, NodeCase):
@@ -256,7 +257,7 @@ def _of_arms(
 
 def _rounds_due(question: Question, study: Study, evidence: Evidence) -> int:
     """How many rounds there should be: all that were begun and that timed every arm in question."""
-    arms = {arm.name for arm in arms_of(question)}
+    arms = {arm.name for arm in question.arms}
     timed = evidence.timed_arms.get(study.id, {})
     begun = rounds_begun(evidence.columns, study.id)
     return sum(number not in timed or arms <= set(timed[number]) for number in begun)

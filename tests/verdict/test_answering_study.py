@@ -12,7 +12,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Question
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.verdicts import Verdict
-from pytest_ddpscale.verdict.answering_study import arms_of, covers, matching_study, why_no_study
+from pytest_ddpscale.verdict.answering_study import covers, matching_study, why_no_study
 from pytest_ddpscale.verdict.judge import judge
 from tests.builders.rounds import columns_of
 from tests.verdict.sample import (
@@ -167,4 +167,4 @@ class TestCovers:
 )
 def test_arms_of_a_question_come_with_its_baseline_first(metric: str, names: list[str]) -> None:
     question = Question(METRICS[metric], WORKLOAD, world_size_of(metric))
-    assert [arm.name for arm in arms_of(question)] == names
+    assert [arm.name for arm in question.arms] == names
