@@ -24,6 +24,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.launch.limits import Limits
@@ -117,7 +118,7 @@ def measure(study: Study, directory: Path) -> Cost:
     """
     run = RunDirectory.create(directory)
     plan = Plan(SKU, "cpu", (study,))
-    run.write_json(run.plan_json, plan.as_json())
+    run.write_json(run.plan_json, plan)
     began = time.perf_counter()
     supervisor = Supervisor(launch_here("cpu"), run, LIMITS)
     supervisor.measure(plan)
@@ -144,9 +145,9 @@ def session_cost(run: RunDirectory) -> Cost:
         RunDirectoryError: the directory is broken.
     """
     record = run.read_run()
-    if "finished_at" not in record:
+    if record.finished_at is None:
         raise SystemExit(f"{run.path}: run.json has no finished_at; expected a session that finished")
-    started, finished = (datetime.fromisoformat(record[key]) for key in ("started_at", "finished_at"))
+    started, finished = map(datetime.fromisoformat, (record.started_at, record.finished_at))
     launches = len(gangs_by_number(run.read_records()))
     cost = cost_of(run.read_records(), launches, (finished - started).total_seconds())
     if not cost.timed_s:
@@ -171,7 +172,7 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     print(f"wall time of fresh launches / one gang: {fresh.wall_s / gang.wall_s:.2f}")
     print(f"the same per timed second: {ratio:.2f} (expected at least {EXPECTED_RATIO:g})")
     return {
-        "study": study.as_json(),
+        "study": to_builtins(study),
         "gang": gang.as_json(),
         "fresh": fresh.as_json(),
         "wall_ratio": fresh.wall_s / gang.wall_s,
@@ -186,7 +187,7 @@ def read(directory: Path) -> dict[str, Any]:
     cost = session_cost(run)
     print(cost_table({str(run.path): cost}))
     print(f"yield: {cost.session_yield:.3f} (expected at least {EXPECTED_YIELD:g})")
-    return {"session": cost.as_json(), "argv": run.read_run()["argv"], "expected_yield": EXPECTED_YIELD}
+    return {"session": cost.as_json(), "argv": run.read_run().argv, "expected_yield": EXPECTED_YIELD}
 
 
 def cost_table(costs: dict[str, Cost]) -> str:

@@ -32,6 +32,8 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_json import RunRecord
+from pytest_ddpscale.results.run_record import now_iso
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.model import Requirement
@@ -94,8 +96,8 @@ def uniformity(run_path: Path, launch: Launch) -> Verdict:
     questions = [Question(METRICS[name], WORKLOAD, RANKS) for name in ("rank_uniformity", "weak_scaling_efficiency")]
     plan = build_plan("cpu", "cpu", questions, PACE)
     run = RunDirectory.create(run_path)
-    run.write_json(run.plan_json, plan.as_json())
-    run.write_json(run.run_json, {"schema_version": 2, "sku": "cpu", "status": "finished"})
+    run.write_json(run.plan_json, plan)
+    run.write_json(run.run_json, RunRecord(sku="cpu", status="finished", started_at=now_iso()))
     Supervisor(launch, run, Limits(inactivity_s=120)).measure(plan)
     source = {"measured": 1.0, "margin_pct": 2.0, "reference": "equal ranks"}
     line = {"metric": "rank_uniformity", "workload": WORKLOAD.name, "world_size": RANKS, "at_most": 1.02}

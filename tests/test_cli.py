@@ -132,7 +132,7 @@ def test_culprits_of_a_run_that_was_killed_before_it_had_verdicts_are_of_its_mea
     thresholds = ROOT / "thresholds.yaml"
     run = RunDirectory.create(tmp_path / "run")
     start_run(run, "cpu", (), thresholds, hashlib.sha256(thresholds.read_bytes()).hexdigest())
-    run.write_json(run.plan_json, Plan("cpu", "cpu", ()).as_json())
+    run.write_json(run.plan_json, Plan("cpu", "cpu", ()))
     run.append_record(Lost(hosts=("n3",), message="n3 was given up by Slurm"))
     result = ddpscale("culprits", run.path)
     assert result.returncode == 0, result.stderr

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import msgspec
-
 from pytest_ddpscale.evidence.columns import Columns, columns_of
 from pytest_ddpscale.evidence.probe_columns import ProbeColumns, ProbeName, probe_columns_of
 from pytest_ddpscale.evidence.validate import Recorded, refuse_contradictions, telemetry_of_blocks
@@ -19,13 +17,11 @@ from pytest_ddpscale.results.probe_record import ProbeBlock, unsupported_of
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import Block, SeededStep, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.results.run_json import RunRecord
 from pytest_ddpscale.results.run_record import (
-    IMPORTED,
-    RunHost,
     ends_of,
     errors_of,
     interruptions_of,
-    is_simulated,
     studies_out_of_time,
 )
 from pytest_ddpscale.results.survey_record import Survey, post_mortems_of, surveys_of
@@ -164,14 +160,14 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
             contradict themselves, the plan or each other.
     """
     record, plan, records = run.read_run(), run.read_plan(), run.read_records()
-    if plan.sku != record.get("sku"):
-        raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.get('sku')}")
+    if plan.sku != record.sku:
+        raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.sku}")
     ids = plan.study_ids
     if len(set(ids)) != len(ids):
         raise broken_file(run.plan_json, "has two studies of one id")
-    is_imported, gangs = record.get("status") == IMPORTED, gangs_by_number(records)
-    simulated = is_simulated(record, {device for gang in gangs.values() for device in gang.devices})
-    recorded = Recorded(plan, records, _hosts(run, record), is_imported, simulated)
+    is_imported, gangs = record.is_imported, gangs_by_number(records)
+    simulated = record.is_simulated(device for gang in gangs.values() for device in gang.devices)
+    recorded = Recorded(plan, records, _hosts(record), is_imported, simulated)
     refuse_contradictions(run, recorded)
     telemetry = telemetry_of(telemetry_of_blocks(run, recorded, run.read_telemetry()), gangs)
     try:
@@ -190,12 +186,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     return evidence
 
 
-def _hosts(run: RunDirectory, record: Mapping[str, Any]) -> dict[str, set[str]]:
+def _hosts(record: RunRecord) -> dict[str, set[str]]:
     """UUIDs of the devices of each host, as run.json has them once a run has ended; nothing before."""
-    if "finished_at" not in record:
-        return {}
-    try:
-        hosts = msgspec.convert(record.get("hosts", []), list[RunHost])
-    except ValueError as error:
-        raise broken_file(run.run_json, f"has hosts that are none ({error})") from None
+    hosts = record.hosts if record.finished_at else ()
     return {one.host: {device.uuid for device in one.devices} for one in hosts}

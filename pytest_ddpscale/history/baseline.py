@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.key_values import KeyValueSeries
@@ -14,7 +14,7 @@ from pytest_ddpscale.history.prediction import MOST_VALUES, Reference
 from pytest_ddpscale.history.reading import host_runs, references_of
 from pytest_ddpscale.history.versions import versions_seen
 
-BASELINE_SCHEMA_VERSION = 1
+BASELINE_SCHEMA_VERSION: Literal[1] = 1
 
 
 @dataclass(frozen=True)
@@ -26,48 +26,16 @@ class Baseline:
         before: ISO 8601 in UTC: of runs that began before.
         past: the latest twenty values of each series, summed up.
         versions: of the software in those runs, by host and name, oldest first, each once.
-        places: what each GPU told in the latest of those runs in which most GPUs of its node did.
+        places: what each GPU told in the latest of those runs in which most GPUs of its node did, in order.
+        schema_version: of baseline.json.
     """
 
     sku: str
     before: str
-    past: Mapping[KeyValueSeries, Reference] = field(default_factory=dict)
+    past: tuple[tuple[KeyValueSeries, Reference], ...] = ()
     versions: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
-    places: frozenset[KeyValueSeries] = frozenset()
-
-    def as_json(self) -> dict[str, Any]:
-        """The content of baseline.json."""
-        return {
-            "schema_version": BASELINE_SCHEMA_VERSION,
-            "sku": self.sku,
-            "before": self.before,
-            "past": [asdict(series) | asdict(reference) for series, reference in self.past.items()],
-            "versions": {host: {k: list(v) for k, v in said.items()} for host, said in self.versions.items()},
-            "places": sorted((asdict(series) for series in self.places), key=lambda one: tuple(map(str, one.values()))),
-        }
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Baseline:
-        """Read what `as_json` wrote. Raises KeyError, TypeError, AttributeError or ValueError if it did not."""
-        if data["schema_version"] != BASELINE_SCHEMA_VERSION:
-            raise ValueError(f"schema_version is {data['schema_version']!r}; expected {BASELINE_SCHEMA_VERSION}")
-        past: dict[KeyValueSeries, Reference] = {}
-        for row in data["past"]:
-            series = _series(row)
-            past[series] = Reference(**{name: row[name] for name in Reference.__dataclass_fields__})
-        versions = {
-            host: {name: tuple(map(str, found)) for name, found in said.items()}
-            for host, said in data["versions"].items()
-        }
-        return Baseline(str(data["sku"]), str(data["before"]), past, versions, frozenset(map(_series, data["places"])))
-
-
-def _series(row: Mapping[str, Any]) -> KeyValueSeries:
-    fields = {name: row[name] for name in KeyValueSeries.__dataclass_fields__}
-    wrong = [name for name, value in fields.items() if type(value) is not (int if name == "world_size" else str)]
-    if wrong:
-        raise ValueError(f"{wrong[0]} is {fields[wrong[0]]!r}")
-    return KeyValueSeries(**fields)
+    places: tuple[KeyValueSeries, ...] = ()
+    schema_version: Literal[1] = BASELINE_SCHEMA_VERSION
 
 
 def read_baseline(history_file: Path, sku: str, hosts: Collection[str], before_iso: str) -> Baseline:
@@ -93,4 +61,4 @@ def read_baseline(history_file: Path, sku: str, hosts: Collection[str], before_i
             past |= references_of(runs)
             places |= fullest_places([one.series for one in run.values] for run in runs if run.counts)
             versions[host] = versions_seen(run.versions for run in [run for run in runs if run.counts][-MOST_VALUES:])
-    return Baseline(sku, before_iso, past, versions, frozenset(places))
+    return Baseline(sku, before_iso, tuple(past.items()), versions, tuple(sorted(places)))

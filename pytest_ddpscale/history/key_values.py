@@ -6,7 +6,7 @@ import hashlib
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,7 @@ _CPU = "cpu"
 _DIGEST_DIGITS = 12
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class KeyValueSeries:
     """What has to be equal for two key values to be comparable: the same place, doing the same thing.
 
@@ -206,7 +206,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 def _definition(plan: Plan, study: Study, arm: Arm) -> str:
     """Digest of what one rank trains and for how long at a time; of a CPU also how many ranks share its cores."""
-    workload: dict[str, Any] = study.workload.as_json()
+    workload: dict[str, Any] = asdict(study.workload)
     for name in ("name", "global_batch_size"):
         workload.pop(name)
     workload["batch_size"] = arm.batch_size

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence, Set
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
@@ -18,8 +18,8 @@ from pytest_ddpscale.history.reading import host_runs, references_of
 from pytest_ddpscale.history.regressed import regressed_values
 from pytest_ddpscale.results.record_lines import AnyRecord, line_of
 from pytest_ddpscale.results.records import GangRecord, gangs_by_number
-from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
-from pytest_ddpscale.results.run_record import IMPORTED, SIMULATED, is_simulated
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_json import RunRecord
 from pytest_ddpscale.results.strict_json import each, strict_json
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
 from pytest_ddpscale.results.verdicts_json import read_judgement
@@ -60,14 +60,14 @@ def record_run(
         HistoryError: the history cannot be used; the run is unharmed.
     """
     record, records = run.read_run(), run.read_records()
-    if record.get("status") == IMPORTED:
+    if record.is_imported:
         raise RunDirectoryError(
             str(run.path), "was imported: another tool measured it, elsewhere", "a run that was measured here"
         )
     evidence = evidence or read_evidence(run)
     versions = _versions_by_host(record, records, evidence)
-    sku = f"{SIMULATED} {judgement.sku}" if is_simulated(record, evidence.columns.devices) else judgement.sku
-    started_at = started_at_of(run, record)
+    sku = f"simulated {judgement.sku}" if record.is_simulated(evidence.columns.devices) else judgement.sku
+    started_at = started_at_of(record)
     row = (
         _identity(judgement.sku, started_at, record, records), str(run.path.absolute()), sku, started_at,
         _judged_at(judgement, started_at), judgement.outcome, run.measurements_sha256(),
@@ -78,20 +78,9 @@ def record_run(
         return _write(connection, row, versions, judgement.verdicts, values, fallen)
 
 
-def started_at_of(run: RunDirectory, record: Mapping[str, Any]) -> str:
-    """When a run began, in UTC, as ``2026-01-31T12:00:00+00:00``: such texts sort as the times they mean.
-
-    Args:
-        run: named if its time is none.
-        record: the content of its run.json.
-
-    Raises:
-        RunDirectoryError: run.json does not say.
-    """
-    found = _utc(record.get("started_at"))
-    if found is None:
-        raise broken_file(run.run_json, f"has started_at {record.get('started_at')!r}, which is no time in UTC")
-    return found
+def started_at_of(record: RunRecord) -> str:
+    """When a run began, in UTC, as ``2026-01-31T12:00:00+00:00``: such texts sort as the times they mean."""
+    return record.began.isoformat(timespec="seconds")
 
 
 def _write(
@@ -151,13 +140,13 @@ def _verdict_row(verdict: Verdict) -> tuple[str | int | float | None, ...]:
     )  # fmt: skip
 
 
-def _identity(sku: str, started_at: str, record: Mapping[str, Any], records: Sequence[AnyRecord]) -> str:
+def _identity(sku: str, started_at: str, record: RunRecord, records: Sequence[AnyRecord]) -> str:
     """Digest of what never changes of a run, and differs between two that began in the same second.
 
     That is what its first ranks said when they came up: process, host and seconds it took. A resumed run keeps it.
     """
     first = next((one for one in records if isinstance(one, GangRecord)), records[0] if records else None)
-    said = [sku, started_at, record.get("argv"), record.get("simulation"), first and line_of(first).decode()]
+    said = [sku, started_at, record.argv, record.simulation, first and line_of(first).decode()]
     return hashlib.sha256(strict_json(said).encode()).hexdigest()
 
 
@@ -175,13 +164,9 @@ def _utc(text: object) -> str | None:
     return moment.astimezone(timezone.utc).isoformat(timespec="seconds")
 
 
-def _versions_by_host(
-    record: Mapping[str, Any], records: Sequence[AnyRecord], evidence: Evidence
-) -> dict[str, dict[str, str]]:
+def _versions_by_host(record: RunRecord, records: Sequence[AnyRecord], evidence: Evidence) -> dict[str, dict[str, str]]:
     """What ran on each host that took part: as its ranks say, and the driver as its survey says."""
-    listed = record.get("hosts")
-    named = [str(one.get("host")) for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    everywhere = _texts(record.get("versions"))
+    everywhere, named = record.versions, [one.host for one in record.hosts]
     found = {host: dict(everywhere) for host in (*named, *sorted(evidence.columns.hosts), *evidence.hosts)}
     for gang in gangs_by_number(records).values():
         for host, versions in zip(gang.hosts, each(gang.versions, gang.world_size), strict=True):
@@ -193,7 +178,5 @@ def _versions_by_host(
     return found
 
 
-def _texts(versions: object) -> dict[str, str]:
-    if not isinstance(versions, Mapping):
-        return {}
-    return {str(name): str(version) for name, version in versions.items() if version is not None}
+def _texts(versions: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: version for name, version in versions.items() if version is not None}

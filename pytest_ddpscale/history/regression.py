@@ -88,7 +88,8 @@ def regression_of(
         confidence: that no place is found worse that did not change, 0 … 1.
         versions: of the software in this run, by host and name, where it is known.
     """
-    pasts = [(value, baseline.past.get(value.series)) for value in current]
+    known = dict(baseline.past)
+    pasts = [(value, known.get(value.series)) for value in current]
     enough = [(value, past) for value, past in pasts if past is not None and past.is_enough]
     each = shared_confidence(confidence, len(enough))
     compared = sorted((_compare(value, past, each) for value, past in enough), key=lambda one: one.interval[1])

@@ -185,7 +185,7 @@ class Supervisor:
         launch = replace(self._launch, hosts=hosts, nodes=nodes, gang_id=uuid.uuid4().hex)
         ranks = nodes * plan.layout.ranks_per_node
         assignment = Assignment(
-            plan=msgspec.Raw(strict_json(plan.as_json()).encode()),
+            plan=msgspec.Raw(strict_json(plan).encode()),
             studies=tuple(studies),
             gang=int(log.stem.removeprefix("gang-")),
             # Longer than we wait for any rank: we see all of them, and can say which one keeps the others waiting.

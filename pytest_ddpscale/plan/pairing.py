@@ -24,9 +24,9 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the plan, of which this study is a part, imports this module
     from pytest_ddpscale.plan.study import DeviceType
@@ -48,26 +48,20 @@ class PairStudy:
     Attributes:
         message_bytes: what one all-reduce sums, in bytes of fp32.
         iterations: how many all-reduces are timed, after one that is not.
+        id: ``pairs``: the only one of its kind in a plan.
     """
 
     message_bytes: int
     iterations: int
+    id: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
-        for field in ("message_bytes", "iterations"):
-            if type(getattr(self, field)) is not int or getattr(self, field) < 1:
-                raise ValueError(f"{field} of a pair study is {getattr(self, field)!r}; expected a whole number from 1")
+        for name in ("message_bytes", "iterations"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise ValueError(f"{name} of a pair study is {getattr(self, name)!r}; expected a whole number from 1")
         if self.message_bytes % _FP32_BYTES:
             raise ValueError(f"message_bytes of a pair study is {self.message_bytes}; expected a multiple of 4")
-
-    @property
-    def id(self) -> str:
-        """``pairs``: the only one of its kind in a plan."""
-        return "pairs"
-
-    def as_json(self) -> dict[str, Any]:
-        """The study as JSON types."""
-        return asdict(self) | {"id": self.id}
+        object.__setattr__(self, "id", "pairs")
 
 
 def pair_study(device_type: DeviceType) -> PairStudy:

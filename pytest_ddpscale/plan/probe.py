@@ -9,9 +9,9 @@ Weak scaling at full batch hardly sees a broken link: a step of 430 ms hides an 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 ProbeKind = Literal[
     "matmul",
@@ -107,11 +107,13 @@ class ProbeStudy:
         probes: each timed once in every round, in an order drawn for that round.
         rounds: at most.
         block_s: seconds that one probe in one round aims at.
+        id: ``probes``: the only one of its kind in a plan.
     """
 
     probes: tuple[Probe, ...]
     rounds: int
     block_s: float
+    id: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         if type(self.rounds) is not int or self.rounds < 1:
@@ -120,17 +122,9 @@ class ProbeStudy:
             raise ValueError(f"block_s of the probes is {self.block_s!r}; expected seconds")
         if len({probe.id for probe in self.probes}) != len(self.probes):
             raise ValueError("a probe is there twice")
-
-    @property
-    def id(self) -> str:
-        """``probes``: the only one of its kind in a plan."""
-        return STUDY_ID
+        object.__setattr__(self, "id", STUDY_ID)
 
     @property
     def world_size(self) -> int:
         """The most ranks that any probe needs."""
         return max((probe.world_size for probe in self.probes), default=0)
-
-    def as_json(self) -> dict[str, Any]:
-        """The study as JSON types."""
-        return asdict(self) | {"id": self.id}

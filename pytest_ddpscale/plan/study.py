@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
-
-import msgspec
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import PairStudy
@@ -19,7 +17,7 @@ ArmKind = Literal["alone", "each", "no_sync", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
 Placement = Literal["packed", "spread"]
 
-PLAN_SCHEMA_VERSION = 2
+PLAN_SCHEMA_VERSION: Literal[2] = 2
 # Of each block: it brings caches and queues to where they are in the middle of training. What happens once, such as
 # DDP laying its buckets out anew in its second step, has happened in the warm-up.
 STEPS_BEFORE_TIMING = 1
@@ -48,9 +46,9 @@ class Arm:
     def __post_init__(self) -> None:
         if self.placement not in ("packed", "spread"):
             raise ValueError(f"placement of an arm is {self.placement!r}; expected packed or spread")
-        for field in ("world_size", "batch_size"):
-            if type(getattr(self, field)) is not int or getattr(self, field) < 1:
-                raise ValueError(f"{field} of an arm is {getattr(self, field)!r}; expected a whole number from 1 up")
+        for name in ("world_size", "batch_size"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise ValueError(f"{name} of an arm is {getattr(self, name)!r}; expected a whole number from 1 up")
 
     @property
     def name(self) -> str:
@@ -71,6 +69,7 @@ class Study:
         warmup_s: untimed training before the first round, in seconds.
         turns: how many ranks of each node take turns, round by round, at the arms of one rank: as many as a
             requirement trains at once.
+        id: ``weak/resnet152-fp16``: unique in a plan.
     """
 
     scaling: Scaling
@@ -80,19 +79,16 @@ class Study:
     block_s: float
     warmup_s: float
     turns: int = 1
+    id: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
-        for field in ("rounds", "turns"):
-            if type(getattr(self, field)) is not int or getattr(self, field) < 1:
-                raise ValueError(f"{field} of a study is {getattr(self, field)!r}; expected a whole number from 1 up")
-        for field in ("block_s", "warmup_s"):
-            if type(getattr(self, field)) not in (int, float):
-                raise ValueError(f"{field} of a study is {getattr(self, field)!r}; expected seconds")
-
-    @property
-    def id(self) -> str:
-        """``weak/resnet152-fp16``: unique in a plan."""
-        return f"{self.scaling}/{self.workload.name}"
+        for name in ("rounds", "turns"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise ValueError(f"{name} of a study is {getattr(self, name)!r}; expected a whole number from 1 up")
+        for name in ("block_s", "warmup_s"):
+            if type(getattr(self, name)) not in (int, float):
+                raise ValueError(f"{name} of a study is {getattr(self, name)!r}; expected seconds")
+        object.__setattr__(self, "id", f"{self.scaling}/{self.workload.name}")
 
     @property
     def world_size(self) -> int:
@@ -111,10 +107,6 @@ class Study:
         """The arm of that name, or None."""
         return next((arm for arm in self.arms if arm.name == name), None)
 
-    def as_json(self) -> dict[str, Any]:
-        """The study as JSON types."""
-        return asdict(self) | {"id": self.id}
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -130,6 +122,7 @@ class Plan:
         probes: what is probed without training a model, if anything is. It comes first.
         survey: whether it is found out what each node is before anything is launched on it.
         gpus_asked: that each node should have, where somebody asked for more than there are; None where nobody did.
+        schema_version: of plan.json.
     """
 
     sku: str
@@ -142,6 +135,7 @@ class Plan:
     probes: ProbeStudy | None = None
     survey: bool = False
     gpus_asked: int | None = None
+    schema_version: Literal[2] = PLAN_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         if self.device_type not in ("cuda", "cpu"):
@@ -194,32 +188,3 @@ class Plan:
     def study(self, study_id: str) -> Study | None:
         """The study of that id, or None."""
         return next((study for study in self.studies if study.id == study_id), None)
-
-    def as_json(self) -> dict[str, Any]:
-        """The plan as JSON types, for plan.json."""
-        return {
-            "schema_version": PLAN_SCHEMA_VERSION,
-            "sku": self.sku,
-            "device_type": self.device_type,
-            "seed": self.seed,
-            "nodes": self.nodes,
-            "ranks_per_node": self.ranks_per_node,
-            "pairs": self.pairs.as_json() if self.pairs else None,
-            "probes": self.probes.as_json() if self.probes else None,
-            "survey": self.survey,
-            "gpus_asked": self.gpus_asked,
-            "studies": [study.as_json() for study in self.studies],
-        }
-
-    @staticmethod
-    def from_json(data: object) -> Plan:
-        """Read what `as_json` wrote. Raises ValueError for anything else."""
-        plan = msgspec.convert(data, Plan)
-        if _as_read(plan.as_json()) != _as_read(data):  # dataclasses take any field, and fill in those that lack
-            raise ValueError("it has fields that no plan has, or lacks some")
-        return plan
-
-
-def _as_read(data: object) -> object:
-    """JSON types as a parser gives them: lists for tuples."""
-    return msgspec.json.decode(msgspec.json.encode(data))

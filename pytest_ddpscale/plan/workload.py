@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 Precision = Literal["fp32", "fp16", "bf16"]
 MemoryFormat = Literal["channels_last", "contiguous"]
@@ -52,10 +52,6 @@ class Workload:
             if number is not None and not 1 <= number <= most:
                 expected = "at least 1" if number < 1 else f"at most {most}"
                 raise ValueError(f"{field} is {number}; expected {expected}")
-
-    def as_json(self) -> dict[str, Any]:
-        """The workload as JSON types, for plan.json."""
-        return asdict(self)
 
 
 # Two workloads with the same values here run the same kernels per image. Batch size is left out

@@ -55,12 +55,12 @@ def path_rows(coverage: Coverage) -> list[list[str]]:
     median, hosts = coverage.median_gbps, [node.host for node in coverage.nodes]
     return [
         [
-            f"{hosts[path.nodes[0]]} – {hosts[path.nodes[1]]}",
+            f"{hosts[path.node]} – {hosts[path.other]}",
             f"{path.gbps:.3g} GB/s",
             f"{path.gbps / median:.2f}×",
             str(path.rounds),
         ]
-        for path in sorted(coverage.paths, key=lambda path: (path.gbps, path.nodes))
+        for path in sorted(coverage.paths, key=lambda path: (path.gbps, path.node, path.other))
     ]
 
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
-from pytest_ddpscale.report.watermark import is_simulated
 from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.records import Block, Lost, gangs_by_number
-from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
-from pytest_ddpscale.results.run_record import IMPORTED, SIMULATED
-from pytest_ddpscale.results.run_record import is_simulated as run_is_simulated
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
 from pytest_ddpscale.results.verdicts_json import read_judgement
@@ -106,24 +103,21 @@ def read_findings(
     aside = _set_aside(record, judgement)
     if aside is not None:
         return HostFindings((HostFinding("none", NOBODY, path, 0, aside),))
-    started = _started_unix_s(run, record)
-    if record.get("status") != _FINISHED:
-        unfinished = (
-            f"its status is {record.get('status')!s}, not {_FINISHED}: an unfinished run rejects and accepts nobody"
-        )
+    started = int(record.began.timestamp())
+    if record.status != _FINISHED:
+        unfinished = f"its status is {record.status}, not {_FINISHED}: an unfinished run rejects and accepts nobody"
         named = [*_lost(path, started, run), *_accused(path, started, replace(judgement, outcome="incomplete"))]
         return HostFindings(tuple(_for_a_person(path, unfinished, named)))
-    done = _done(run)
+    done, hosts = _done(run), [host.host for host in record.hosts]
     kept = {host: _passed(judgement, done[host]) for host in done}
     if judgement.outcome == "accepted":
         # A rank that came up and never measured proves nothing of its host, nor does a look at it.
-        trained = [host for host in _hosts(record) if any(kind == "measurement" for kind, *_ in done.get(host, ()))]
+        trained = [host for host in hosts if any(kind == "measurement" for kind, *_ in done.get(host, ()))]
         return _accepted(path, started, record, judgement, {host: kept[host] for host in trained})
     lost, findings = list(_lost(path, started, run)), list(_accused(path, started, judgement))
     if judgement.outcome == "rejected":
         # Also those on which no rank came up.
-        hosts = sorted({*_hosts(record), *done})
-        findings = [*_rejected(path, started, judgement, hosts, findings), *lost]
+        findings = [*_rejected(path, started, judgement, sorted({*hosts, *done}), findings), *lost]
     else:
         findings = _for_a_person(path, text.outcome_text(judgement), [*lost, *findings], started)
     return HostFindings(tuple(findings), started, kept if judgement.outcome == "partial" else {})
@@ -150,14 +144,13 @@ def tsv_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
         yield "\t".join(text.one_line(field) or NOBODY for field in fields)
 
 
-def _set_aside(record: dict[str, Any], judgement: Judgement) -> str | None:
+def _set_aside(record: RunRecord, judgement: Judgement) -> str | None:
     """Why nothing follows from a run for any host; None if something may."""
-    devices = [str(device.get("uuid")) for host in _host_records(record) for device in _devices(host)]
-    devices += [culprit.gpu_uuid or "" for verdict in judgement.verdicts for culprit in verdict.culprits]
-    if is_simulated(judgement, record) or run_is_simulated(record, devices):
-        return f"{SIMULATED}: no machine was measured"
-    if record.get("status") == IMPORTED:
-        return f"{IMPORTED}: measured by another tool, elsewhere"
+    devices = [culprit.gpu_uuid or "" for verdict in judgement.verdicts for culprit in verdict.culprits]
+    if judgement.simulated or record.is_simulated(devices):
+        return WATERMARK
+    if record.is_imported:
+        return "imported: measured by another tool, elsewhere"
     return None
 
 
@@ -217,7 +210,7 @@ def _arms_of(verdict: Verdict) -> Iterator[str]:
 
 
 def _accepted(
-    path: Path, started: int, record: dict[str, Any], judgement: Judgement, kept: Mapping[str, frozenset[str]]
+    path: Path, started: int, record: RunRecord, judgement: Judgement, kept: Mapping[str, frozenset[str]]
 ) -> HostFindings:
     but = _why_it_brings_nobody_back(record)
     if but:
@@ -227,11 +220,10 @@ def _accepted(
     return HostFindings(tuple(HostFinding("accepted", host, path, started, evidence) for host in kept), started, kept)
 
 
-def _why_it_brings_nobody_back(record: dict[str, Any]) -> str:
-    argv = record.get("argv")
-    if isinstance(argv, list) and _ALLOW_INCOMPLETE in argv:
+def _why_it_brings_nobody_back(record: RunRecord) -> str:
+    if _ALLOW_INCOMPLETE in record.argv:
         return f"{_ALLOW_INCOMPLETE} was given"
-    if record.get("resumed"):
+    if record.resumed:
         return "it was resumed, and each session may have had other nodes"
     return ""
 
@@ -302,31 +294,6 @@ def _held_against(finding: HostFinding, runs: Sequence[HostFindings]) -> HostFin
         if finding.use == "accepted" and finding.host in rejected:
             return replace(finding, use="look", evidence=f"{finding.evidence}; a later run rejects it")
     return finding
-
-
-def _started_unix_s(run: RunDirectory, record: dict[str, Any]) -> int:
-    started = record.get("started_at")
-    try:
-        moment = datetime.fromisoformat(str(started))
-        if moment.tzinfo is None:
-            raise ValueError("no time zone")  # noqa: TRY301 (one sentence for all that is wrong with a time)
-    except ValueError:
-        raise broken_file(run.run_json, f"has started_at {started!r}, which is no time in UTC") from None
-    return int(moment.timestamp())
-
-
-def _hosts(record: dict[str, Any]) -> list[str]:
-    return [str(host.get("host")) for host in _host_records(record)]
-
-
-def _host_records(record: dict[str, Any]) -> list[dict[str, Any]]:
-    hosts = record.get("hosts")
-    return [host for host in hosts if isinstance(host, dict)] if isinstance(hosts, list) else []
-
-
-def _devices(host: dict[str, Any]) -> list[dict[str, Any]]:
-    devices = host.get("devices")
-    return [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
 
 
 def _plain(evidence: str) -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from msgspec.structs import replace
 
 from pytest_ddpscale.errors import WritingError
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
+from pytest_ddpscale.results.run_json import RunRecord, ThresholdsUsed
 from pytest_ddpscale.results.verdicts import Judgement
 
 
 def write_reports(
     run: RunDirectory,
     judgement: Judgement,
-    record: dict[str, Any],
+    record: RunRecord,
     evidence: Evidence,
     *,
     is_final: bool = True,
@@ -37,9 +39,9 @@ def write_reports(
     if judgement.basis:
         # A run that is judged again keeps its own thresholds in run.json; the report names those that judged.
         digest = judgement.basis["thresholds_sha256"]
-        record = record | {"thresholds": {"path": judgement.basis["thresholds_path"], "sha256": digest}}
+        record = replace(record, thresholds=ThresholdsUsed(judgement.basis["thresholds_path"], digest))
     plots: list[Path] = []
-    problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, judgement.as_json()))]
+    problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, judgement))]
     if is_final:
         from pytest_ddpscale.report.junit import render_junit
         from pytest_ddpscale.report.plots import write_plots

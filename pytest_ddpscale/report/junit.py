@@ -7,6 +7,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
+from pytest_ddpscale.results.run_json import WATERMARK
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
 
 
@@ -23,7 +24,7 @@ def render_junit(judgement: Judgement) -> str:
     _property(properties, "sku", judgement.sku)
     _property(properties, "outcome", judgement.outcome)
     _property(properties, "reason", judgement.reason)
-    for note in judgement.notes:
+    for note in (*([WATERMARK] if judgement.simulated else []), *judgement.notes):
         _property(properties, "note", note)
     for verdict in judgement.verdicts:
         _testcase(suite, verdict, blocks=judgement.is_blocked_by(verdict))

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,7 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report import coverage_text, text
 from pytest_ddpscale.report.breakdown import HEADINGS, NOT_COUNTED, breakdown
 from pytest_ddpscale.report.text import ABSENT
-from pytest_ddpscale.report.watermark import WATERMARK, is_simulated, other_notes
-from pytest_ddpscale.results.run_record import SIMULATED
+from pytest_ddpscale.results.run_json import WATERMARK, RunDevice, RunRecord
 from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -109,7 +109,7 @@ def _template() -> jinja2.Template:
 
 def render_markdown(
     judgement: Judgement,
-    run: dict[str, Any],
+    run: RunRecord,
     plan: Plan | None,
     plots: Sequence[str] = (),
     columns: Columns | None = None,
@@ -119,7 +119,7 @@ def render_markdown(
 
     Args:
         judgement: what was concluded.
-        run: the content of run.json; every key may be missing.
+        run: the content of run.json.
         plan: what was to be measured; None if that was not kept.
         plots: paths of the pictures, as seen from the report.
         columns: what was measured, for the table of where the time went.
@@ -127,22 +127,22 @@ def render_markdown(
     """
     rendered = _template().render(
         judgement=judgement,
-        watermark=WATERMARK if is_simulated(judgement, run) else "",
-        notes=other_notes(judgement),
+        watermark=WATERMARK if judgement.simulated or run.is_simulated() else "",
+        notes=judgement.notes,
         meaning=_MEANINGS[judgement.outcome],
         summary=_summary(judgement, run),
         groups=_groups(judgement),
         not_passed=[verdict for verdict in judgement.verdicts if not verdict.passed],
         provisional=[verdict for verdict in judgement.verdicts if text.is_provisional(verdict)],
-        imported=run.get("status") == "imported",
+        imported=run.is_imported,
         run=_run_facts(run),
         devices=_devices(run),
         hosts=_hosts(run),
-        hidden_hosts=max(len(_list(run, "hosts")) - _MOST_HOSTS, 0),
+        hidden_hosts=max(len(run.hosts) - _MOST_HOSTS, 0),
         versions=_versions(run),
-        environment=sorted(_mapping(run, "environment").items()),
+        environment=sorted(run.environment.items()),
         startup=_startup(run),
-        command=shlex.join(str(word) for word in _list(run, "argv")),
+        command=shlex.join(run.argv),
         plan=plan,
         probes=_probes(plan) if plan is not None else "",
         studies=[_study(study) for study in plan.studies] if plan is not None else [],
@@ -168,7 +168,7 @@ def _sentence(content: str) -> str:
     return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
-def _summary(judgement: Judgement, run: dict[str, Any]) -> str:
+def _summary(judgement: Judgement, run: RunRecord) -> str:
     """Counts, machine and time in one or two sentences."""
     verdicts = judgement.verdicts
     counts = Counter(text.verdict_word(verdict) for verdict in verdicts)
@@ -183,23 +183,22 @@ def _summary(judgement: Judgement, run: dict[str, Any]) -> str:
     if judgement.blockers:
         blocking = text.count_text(len(judgement.blockers), "reason")
         sentence += f" There {'is' if len(judgement.blockers) == 1 else 'are'} {blocking} not to accept it."
-    started, finished = _time(run, "started_at"), _time(run, "finished_at")
-    if run.get("status") == "imported":
-        sentence += f" The measurements were imported from {run.get('source') or 'elsewhere'}."
-    elif run.get(SIMULATED):
+    if run.is_imported:
+        sentence += f" The measurements were imported from {run.source or 'elsewhere'}."
+    elif run.is_simulated():
         sentence += " The measurements were simulated."
-    elif run.get("status") == "interrupted":
+    elif run.status == "interrupted":
         sentence += " The run was interrupted."
-    elif started:
-        sentence += f" Measured {started}" + (f" to {finished}." if finished else ".")
+    else:
+        sentence += f" Measured {_time(run.started_at)}" + (
+            f" to {_time(run.finished_at)}." if run.finished_at else "."
+        )
     return sentence
 
 
-def _time(run: dict[str, Any], key: str) -> str:
-    """``2026-03-01T10:00:00+00:00`` as ``2026-03-01 10:00 UTC``; anything else as it is."""
-    stamp = str(run.get(key) or "")
-    match = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d(\.\d+)?)?(Z|\+00:00)", stamp)
-    return f"{match.group(1)} {match.group(2)} UTC" if match else stamp
+def _time(stamp: str | None) -> str:
+    """``2026-03-01T10:00:00+00:00`` as ``2026-03-01 10:00 UTC``."""
+    return f"{datetime.fromisoformat(stamp).astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC" if stamp else ""
 
 
 def _groups(judgement: Judgement) -> list[dict[str, Any]]:
@@ -210,63 +209,47 @@ def _groups(judgement: Judgement) -> list[dict[str, Any]]:
     return [{"metric": METRICS[name], "verdicts": verdicts} for name, verdicts in groups.items()]
 
 
-def _run_facts(run: dict[str, Any]) -> list[tuple[str, str]]:
-    thresholds = _mapping(run, "thresholds")
-    digest = thresholds.get("sha256")
+def _run_facts(run: RunRecord) -> list[tuple[str, str]]:
     facts = {
-        "Started": _time(run, "started_at"),
-        "Finished": _time(run, "finished_at"),
-        "Status": run.get("status"),
-        "Imported from": run.get("source"),
-        "Thresholds": thresholds.get("path"),
-        "Thresholds, SHA-256": digest,
+        "Started": _time(run.started_at),
+        "Finished": _time(run.finished_at),
+        "Status": run.status,
+        "Imported from": run.source,
+        "Thresholds": run.thresholds.path if run.thresholds else "",
+        "Thresholds, SHA-256": run.thresholds.sha256 if run.thresholds else "",
     }
-    return [(name, str(fact)) for name, fact in facts.items() if fact]
+    return [(name, fact) for name, fact in facts.items() if fact]
 
 
-def _devices(run: dict[str, Any]) -> str:
+def _devices(run: RunRecord) -> str:
     """``16 × NVIDIA B200 in 2 hosts``; empty if unknown."""
-    hosts = [host for host in _list(run, "hosts") if isinstance(host, dict)]
-    names = Counter(_device_name(device) for host in hosts for device in _list(host, "devices"))
-    counted = ", ".join(f"{count} × {name}" for name, count in names.items())
-    in_hosts = text.count_text(len(hosts), "host")
-    return f"{counted} in {in_hosts}" if counted else (in_hosts if hosts else "")
+    counted = _counted([device for host in run.hosts for device in host.devices])
+    in_hosts = text.count_text(len(run.hosts), "host")
+    return f"{counted} in {in_hosts}" if counted else (in_hosts if run.hosts else "")
 
 
-def _device_name(device: Any) -> str:
-    return str(_mapping({"device": device}, "device").get("name") or "device of unknown name")
+def _counted(devices: Sequence[RunDevice]) -> str:
+    names = Counter(device.name or "device of unknown name" for device in devices)
+    return ", ".join(f"{count} × {name}" for name, count in names.items())
 
 
-def _hosts(run: dict[str, Any]) -> list[dict[str, str]]:
-    hosts = [host for host in _list(run, "hosts") if isinstance(host, dict)]
-    show_uuids = sum(len(_list(host, "devices")) for host in hosts) <= _MOST_UUIDS
+def _hosts(run: RunRecord) -> list[dict[str, str]]:
+    show_uuids = sum(len(host.devices) for host in run.hosts) <= _MOST_UUIDS
     rows = []
-    for host in hosts[:_MOST_HOSTS]:
-        devices = [device for device in _list(host, "devices") if isinstance(device, dict)]
-        names = Counter(_device_name(device) for device in devices)
-        uuids = ", ".join(f"{device.get('index', ABSENT)}: {device.get('uuid') or ABSENT}" for device in devices)
-        rows.append(
-            {
-                "host": str(host.get("host") or ABSENT),
-                "devices": ", ".join(f"{count} × {name}" for name, count in names.items()) or ABSENT,
-                "uuids": (uuids or ABSENT) if show_uuids else "see run.json",
-            }
-        )
+    for host in run.hosts[:_MOST_HOSTS]:
+        uuids = ", ".join(f"{device.index}: {device.uuid or ABSENT}" for device in host.devices)
+        shown = (uuids or ABSENT) if show_uuids else "see run.json"
+        rows.append({"host": host.host, "devices": _counted(host.devices) or ABSENT, "uuids": shown})
     return rows
 
 
-def _versions(run: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(_VERSION_NAMES.get(str(k), str(k)), str(v)) for k, v in _mapping(run, "versions").items() if v is not None]
+def _versions(run: RunRecord) -> list[tuple[str, str]]:
+    return [(_VERSION_NAMES.get(name, name), version) for name, version in run.versions.items()]
 
 
-def _startup(run: dict[str, Any]) -> str:
-    startup = _mapping(run, "startup")
-    parts = [
-        f"{name} {startup[key]:.1f} s"
-        for key, name in _STARTUP_NAMES.items()
-        if isinstance(startup.get(key), (int, float))
-    ]
-    return ", ".join(parts)
+def _startup(run: RunRecord) -> str:
+    said = {name: getattr(run.startup, key, None) for key, name in _STARTUP_NAMES.items()}
+    return ", ".join(f"{name} {second:.1f} s" for name, second in said.items() if second is not None)
 
 
 def _probes(plan: Plan) -> str:
@@ -289,13 +272,3 @@ def _study(study: Study) -> dict[str, str]:
         "block": f"{study.block_s:g} s",
         "warmup": f"{study.warmup_s:g} s",
     }
-
-
-def _mapping(parent: dict[str, Any], key: str) -> dict[str, Any]:
-    found = parent.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _list(parent: Any, key: str) -> list[Any]:
-    found = parent.get(key) if isinstance(parent, dict) else None
-    return found if isinstance(found, list) else []

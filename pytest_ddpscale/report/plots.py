@@ -27,7 +27,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.plan.study import Plan, Scaling
 from pytest_ddpscale.report.plotted_series import PlottedSeries, Point, throughput_series
 from pytest_ddpscale.report.text import one_line, shorten
-from pytest_ddpscale.report.watermark import WATERMARK, is_simulated
+from pytest_ddpscale.results.run_json import WATERMARK
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
 
 # Okabe and Ito's palette, without its yellow, which is too light for lines on white.
@@ -179,7 +179,7 @@ def _draw(
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     _draw_legend(figure, [*_curve_keys(curves), *reference, *_other_keys(curves)])
-    if is_simulated(judgement):
+    if judgement.simulated:
         _draw_watermark(figure)
     return figure
 

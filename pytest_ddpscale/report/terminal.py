@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.text import Style
-from pytest_ddpscale.report.watermark import WATERMARK, is_simulated, other_notes
+from pytest_ddpscale.results.run_json import WATERMARK
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
 
 Line = tuple[str, Style]
@@ -57,9 +57,9 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     if any(map(text.is_provisional, judgement.verdicts)):
         legend = "* provisional bound: no published figure stands behind it"
         lines += [(line, "") for line in _wrapped(legend, columns, "", "  ")]
-    for note in (*_shared_notes(judgement.verdicts), *other_notes(judgement)):
+    for note in (*_shared_notes(judgement.verdicts), *judgement.notes):
         lines += [(line, "") for line in _wrapped(f"note: {text.one_line(note)}", columns, "", "  ")]
-    if is_simulated(judgement):
+    if judgement.simulated:
         lines.append((WATERMARK, "undecided"))
     is_red = judgement.outcome == "incomplete" and judgement.blockers  # else it was allowed for
     lines.append((text.outcome_text(judgement), "failed" if is_red else _OUTCOME_STYLES[judgement.outcome]))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from msgspec import Struct
 
 # By what something is tested, in the order in which it is named.
 SURVEY, PROBES, TRAINING, PAIRS = "survey", "probes", "training", "pairs"
@@ -54,17 +55,18 @@ class NodeCoverage:
     gpus: tuple[GpuCoverage, ...] = ()
 
 
-@dataclass(frozen=True)
-class PathCoverage:
-    """Two nodes that were measured with each other and with nobody else.
+class PathCoverage(Struct, frozen=True, array_like=True):
+    """Two nodes that were measured with each other and with nobody else; in JSON ``[node, other, GB/s, rounds]``.
 
     Attributes:
-        nodes: their places in `Coverage.nodes`, the smaller first.
+        node: place of one of them in `Coverage.nodes`.
+        other: place of the other, which is larger.
         gbps: bandwidth in GB/s: of the slowest rail of each round, the best.
         rounds: how often.
     """
 
-    nodes: tuple[int, int]
+    node: int
+    other: int
     gbps: float
     rounds: int
 
@@ -136,7 +138,7 @@ class Coverage:
     @property
     def untested_paths(self) -> Iterable[tuple[str, str]]:
         """Pairs of nodes that were not measured directly, in order."""
-        tested = {path.nodes for path in self.paths}
+        tested = {(path.node, path.other) for path in self.paths}
         hosts = [node.host for node in self.nodes]
         return (
             (hosts[one], hosts[other])
@@ -149,20 +151,3 @@ class Coverage:
     def median_gbps(self) -> float:
         """Of the paths that were measured; 0 without any."""
         return statistics.median(path.gbps for path in self.paths) if self.paths else 0.0
-
-    def as_json(self) -> dict[str, Any]:
-        """The coverage as verdicts.json carries it: a path as ``[node, node, GB/s, rounds]``."""
-        paths = [[*path.nodes, path.gbps, path.rounds] for path in self.paths]
-        return asdict(self) | {"paths": paths}
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Coverage:
-        """Read what `as_json` wrote. Raises KeyError, TypeError or ValueError if it did not."""
-        paths = tuple(PathCoverage((one, other), gbps, rounds) for one, other, gbps, rounds in data["paths"])
-        tuples = {key: tuple(data[key]) for key in ("between_nodes", "over_all_nodes")}
-        return Coverage(**{**data, "nodes": tuple(map(_node, data["nodes"])), "paths": paths, **tuples})
-
-
-def _node(data: dict[str, Any]) -> NodeCoverage:
-    gpus = tuple(GpuCoverage(**{**gpu, "tested_by": tuple(gpu["tested_by"])}) for gpu in data["gpus"])
-    return NodeCoverage(**{**data, "tested_by": tuple(data["tested_by"]), "gpus": gpus})

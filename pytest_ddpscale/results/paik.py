@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import ResultFileError, RunDirectoryError, SkuError
 from pytest_ddpscale.plan.device_name import is_named
@@ -20,7 +19,9 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.paik_files import TOOL, ResultFile, read_result_files
 from pytest_ddpscale.results.record_lines import line_of
 from pytest_ddpscale.results.records import Block, GangRecord
-from pytest_ddpscale.results.run_directory import RUN_SCHEMA_VERSION, RunDirectory, write_atomically
+from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
+from pytest_ddpscale.results.run_json import RunDevice, RunHost, RunRecord
+from pytest_ddpscale.results.run_record import now_iso
 from pytest_ddpscale.results.strict_json import column
 
 if TYPE_CHECKING:  # pydantic is imported by whoever loads thresholds, not by reading results
@@ -100,7 +101,7 @@ def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds
     records = [one for number, (key, file) in numbered for one in _records(studies[key].id, file, number)]
     run = RunDirectory.create(out)
     try:
-        run.write_json(run.plan_json, plan.as_json())
+        run.write_json(run.plan_json, plan)
         write_atomically(run.measurements_jsonl, b"".join(map(line_of, records)).decode())
         # Last, because it is what makes a directory a run.
         run.write_json(run.run_json, _run(name, source, files, plan, thresholds))
@@ -278,7 +279,7 @@ def _place(file: ResultFile, rank: int) -> tuple[str, int]:
     return (UNKNOWN_HOST if node == 0 else f"{UNKNOWN_HOST}-{node}"), local_rank
 
 
-def _run(sku: str, source: Path, files: list[ResultFile], plan: Plan, thresholds: Thresholds) -> dict[str, Any]:
+def _run(sku: str, source: Path, files: list[ResultFile], plan: Plan, thresholds: Thresholds) -> RunRecord:
     """The content of run.json."""
     largest = max(files, key=lambda file: file.world_size)
     versions = {
@@ -289,37 +290,33 @@ def _run(sku: str, source: Path, files: list[ResultFile], plan: Plan, thresholds
     notes += [
         f"the results are of several versions of {name}: {text}" for name, text in versions.items() if ", " in text
     ]
-    return {
-        "schema_version": RUN_SCHEMA_VERSION,
-        "sku": sku,
-        "status": "imported",
-        "source": TOOL,
-        "imported_from": source.resolve().name,
-        "started_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "hosts": _hosts(files),
-        "versions": versions,
-        "notes": notes,
-        "nccl_topology": largest.topology,
-    }
+    return RunRecord(
+        sku=sku,
+        status="imported",
+        source=TOOL,
+        imported_from=source.resolve().name,
+        started_at=now_iso(),
+        hosts=_hosts(files),
+        versions=versions,
+        notes=tuple(notes),
+        nccl_topology=largest.topology,
+    )
 
 
 def _all_of(texts: Iterable[str]) -> str:
     return ", ".join(sorted(set(texts)))
 
 
-def _hosts(files: list[ResultFile]) -> list[dict[str, Any]]:
+def _hosts(files: list[ResultFile]) -> tuple[RunHost, ...]:
     devices: dict[str, dict[int, str]] = {}
     for file in files:
         for rank in file.ranks:
             host, local_rank = _place(file, rank.rank)
             devices.setdefault(host, {})[local_rank] = file.device_name
-    return [
-        {
-            "host": host,
-            "devices": [{"index": i, "uuid": "unknown", "name": name} for i, name in sorted(of_host.items())],
-        }
+    return tuple(
+        RunHost(host, tuple(RunDevice(i, "unknown", name) for i, name in sorted(of_host.items())))
         for host, of_host in devices.items()
-    ]
+    )
 
 
 def _differences(plan: Plan, workloads: Mapping[str, Workload]) -> list[str]:

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
 from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, checked_line
-from pytest_ddpscale.results.strict_json import parse_strict_json, strict_json
+from pytest_ddpscale.results.run_json import RUN_SCHEMA_VERSION, RunRecord
+from pytest_ddpscale.results.strict_json import parse_strict_json, read_as, strict_json
 from pytest_ddpscale.results.telemetry_record import TelemetryBlock
 
 T = TypeVar("T")
-RUN_SCHEMA_VERSION = 2
 LOCK_NAME = "run.lock"  # of the file by which a run keeps others out, see run_lock.py
 
 
@@ -105,7 +105,7 @@ class RunDirectory:
         if any(path.exists() for path in (self.plan_json, self.measurements_jsonl, self.verdicts_json)):
             return False
         try:
-            return self.read_run().get("status") == "running"
+            return self.read_run().status == "running"
         except RunDirectoryError:  # there is none, or it is broken
             return False
 
@@ -160,17 +160,13 @@ class RunDirectory:
         except OSError as error:
             raise self.unwritten(path, error) from None
 
-    def read_run(self) -> dict[str, Any]:
+    def read_run(self) -> RunRecord:
         """The content of run.json. Raises RunDirectoryError."""
-        return read_versioned(self.run_json, RUN_SCHEMA_VERSION, "run.json")
+        return read_file(self.run_json, RunRecord, RUN_SCHEMA_VERSION)
 
     def read_plan(self) -> Plan:
         """The content of plan.json. Raises RunDirectoryError."""
-        data = read_versioned(self.plan_json, PLAN_SCHEMA_VERSION, "plan.json")
-        try:
-            return Plan.from_json(data)
-        except ValueError as error:
-            raise broken_file(self.plan_json, f"does not describe a plan ({error})") from None
+        return read_file(self.plan_json, Plan, PLAN_SCHEMA_VERSION)
 
     def read_records(self) -> list[AnyRecord]:
         """Every record of measurements.jsonl, in order; a torn last line is left out. Read again only if it changed.
@@ -327,8 +323,8 @@ def _records(path: Path, read: Callable[[bytes], T]) -> Iterator[T]:
         raise broken_file(path, f"cannot be read ({error.strerror})") from None
 
 
-def read_versioned(path: Path, supported: int, what: str) -> dict[str, Any]:
-    """The object in a JSON file whose `schema_version` this version understands.
+def read_file(path: Path, kind: type[T], supported: int) -> T:
+    """The content of a JSON file whose `schema_version` this version understands.
 
     Raises:
         RunDirectoryError: the file is missing or broken, or a newer or older version wrote it.
@@ -339,7 +335,7 @@ def read_versioned(path: Path, supported: int, what: str) -> dict[str, Any]:
         raise broken_file(path, f"cannot be read ({error})") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
-        raise broken_file(path, f"is no {what}: it has no schema_version")
+        raise broken_file(path, f"is no {path.name}: it has no schema_version")
     if version != supported:
         what_next = (
             "A newer pytest-ddpscale wrote it: upgrade to read it."
@@ -347,8 +343,10 @@ def read_versioned(path: Path, supported: int, what: str) -> dict[str, Any]:
             else "An older pytest-ddpscale wrote it: measure, import or simulate again with this one."
         )
         raise RunDirectoryError(str(path), f"has schema_version {version}", str(supported), what_next)
-    assert isinstance(data, dict)
-    return data
+    try:
+        return read_as(kind, data)
+    except ValueError as error:
+        raise broken_file(path, f"holds what was never written ({error})") from None
 
 
 def not_writable(path: Path, error: OSError) -> RunDirectoryError:

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -20,6 +21,14 @@ Seconds = Annotated[float, Meta(gt=0, le=1e7)]
 UnixSeconds = Annotated[float, Meta(ge=0, le=1e11)]
 T = TypeVar("T")
 
+
+class _NoField:
+    def __repr__(self) -> str:
+        return "no such field"
+
+
+_NO_FIELD = _NoField()
+
 _COLON = re.compile(rb"\s*:")
 
 
@@ -28,12 +37,51 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def strict_json(data: Any) -> str:
-    """One line of JSON that every parser accepts.
+    """One line of JSON that every parser accepts: of JSON types, Structs and dataclasses.
 
     Raises:
         ValueError: the data holds NaN or an infinity, which JSON has no word for.
     """
-    return json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    return json.dumps(data, default=_json_types, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+
+
+def read_as(kind: type[T], data: Any) -> T:
+    """What parsed JSON says, as a Struct, or as a dataclass if it is just what would be written of that.
+
+    So a dataclass, too, has no field that it does not declare, all that it declares, and what is derived is right.
+
+    Raises:
+        ValueError: it is anything else; the message says where.
+    """
+    try:
+        found = msgspec.convert(data, kind)
+        written = data if isinstance(found, msgspec.Struct) else json.loads(strict_json(found))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if written != data:
+        raise ValueError(_difference(data, written))
+    return found
+
+
+def _json_types(value: Any) -> Any:
+    """Of what `json` does not know. Of a dataclass msgspec leaves out what has its default because it was not read."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return msgspec.to_builtins(value)
+
+
+def _difference(said: Any, expected: Any, where: str = "$") -> str:
+    """The first place in which two pieces of JSON differ."""
+    parts: Iterable[tuple[str, Any, Any]] = ()
+    if isinstance(said, dict) and isinstance(expected, dict):
+        keys = dict.fromkeys((*said, *expected))
+        parts = ((f"{where}.{key}", said.get(key, _NO_FIELD), expected.get(key, _NO_FIELD)) for key in keys)
+    elif isinstance(said, list) and isinstance(expected, list) and len(said) == len(expected):
+        parts = ((f"{where}[{i}]", *pair) for i, pair in enumerate(zip(said, expected, strict=True)))
+    for place, one, other in parts:
+        if one != other:
+            return _difference(one, other, place)
+    return f"{where} is {said!r}; expected {expected!r}"
 
 
 def parse_strict_json(text: str | bytes) -> Any:

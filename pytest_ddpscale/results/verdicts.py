@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from pytest_ddpscale.plan.metric import Unit
 from pytest_ddpscale.plan.metric_catalogue import METRICS
@@ -19,7 +19,7 @@ Flag = Literal[
     "host-bound",  # devices waited for their host, so that more rounds decide nothing
     "implausible",  # a value that no hardware reaches, so that more rounds decide nothing
 ]
-VERDICTS_SCHEMA_VERSION = 2
+VERDICTS_SCHEMA_VERSION: Literal[2] = 2
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Verdict:
 
     Attributes:
         id: ``metric[workload-8gpu]``, the test item's name.
-        metric: name in the catalogue; it fixes `unit`.
+        metric: name in the catalogue.
         workload: name of the workload.
         world_size: ranks that trained together.
         severity: ``fail`` or ``warn``: whether a failure rejects the run.
@@ -73,6 +73,8 @@ class Verdict:
         culprits: who is to blame.
         flags: what code has to know.
         placement: of the ranks: ``packed`` or ``spread``.
+        unit: of value, interval and bound: the metric's.
+        margin: distance of the value from the bound, relative to the bound: positive on the good side.
     """
 
     id: str
@@ -93,11 +95,17 @@ class Verdict:
     culprits: tuple[Culprit, ...] = ()
     flags: tuple[Flag, ...] = ()
     placement: Placement = "packed"
+    unit: Unit = field(init=False, default="x")
+    margin: float | None = field(init=False, default=None)
 
-    @property
-    def unit(self) -> Unit:
-        """Unit of value, interval and bound."""
-        return METRICS[self.metric].unit
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS or not any(self.bound.values()):
+            raise ValueError(f"a verdict on {self.metric!r} with bound {self.bound}; expected a metric and its bound")
+        object.__setattr__(self, "unit", METRICS[self.metric].unit)
+        if self.value is not None:
+            difference = self.value - self.bound_value
+            better = difference if "at_least" in self.bound else -difference
+            object.__setattr__(self, "margin", better / self.bound_value)
 
     @property
     def passed(self) -> bool:
@@ -129,27 +137,6 @@ class Verdict:
         """The bound's number."""
         return next(iter(self.bound.values()))
 
-    @property
-    def margin(self) -> float | None:
-        """Distance of the value from the bound, relative to the bound: positive on the good side."""
-        if self.value is None:
-            return None
-        difference = self.value - self.bound_value
-        return (difference if "at_least" in self.bound else -difference) / self.bound_value
-
-    def as_json(self) -> dict[str, Any]:
-        """The verdict as verdicts.json carries it."""
-        return asdict(self) | {"unit": self.unit, "margin": self.margin}
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Verdict:
-        """Read what `as_json` wrote. Raises KeyError or TypeError if it did not."""
-        fields = {key: value for key, value in data.items() if key not in {"unit", "margin"}}
-        fields["interval"] = tuple(fields["interval"]) if fields["interval"] is not None else None
-        fields |= {key: tuple(fields[key]) for key in ("notes", "flags")}
-        fields["culprits"] = tuple(Culprit(**culprit) for culprit in fields["culprits"])
-        return Verdict(**fields)
-
 
 @dataclass(frozen=True)
 class Blocker:
@@ -178,9 +165,12 @@ class Judgement:
         verdicts: in the order of the thresholds file.
         notes: what the reader should know about the whole run, such as where it was imported from.
         basis: by which thresholds file, on which measurements and when it was judged, with digests.
-        coverage: what of the machine was tested; None of what was concluded before this was kept.
+        coverage: what of the machine was tested; None where nothing could be.
         allows_unmeasured: whether somebody said that not everything need be measured (--ddp-allow-incomplete).
-        other_blockers: what besides requirements keeps the machine from being accepted.
+        simulated: whether no machine was measured.
+        blockers: all that keeps the machine from being accepted: what items, reports and the exit code show as
+            failures. Whoever makes a judgement says what there is besides requirements.
+        schema_version: of verdicts.json.
     """
 
     sku: str
@@ -191,44 +181,20 @@ class Judgement:
     basis: Mapping[str, str] = field(default_factory=dict)
     coverage: Coverage | None = None
     allows_unmeasured: bool = False
-    other_blockers: tuple[Blocker, ...] = ()
+    simulated: bool = False
+    blockers: tuple[Blocker, ...] = ()
+    schema_version: Literal[2] = VERDICTS_SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        blocking = filter(self.is_blocked_by, self.verdicts)
+        blockers = (*(Blocker("requirement", one.id, one.reason) for one in blocking), *self.other_blockers)
+        object.__setattr__(self, "blockers", blockers)
 
     @property
-    def blockers(self) -> tuple[Blocker, ...]:
-        """All that keeps the machine from being accepted: what items, reports and the exit code show as failures."""
-        blocking = filter(self.is_blocked_by, self.verdicts)
-        return (*(Blocker("requirement", one.id, one.reason) for one in blocking), *self.other_blockers)
+    def other_blockers(self) -> list[Blocker]:
+        """What besides requirements keeps the machine from being accepted."""
+        return [blocker for blocker in self.blockers if blocker.kind != "requirement"]
 
     def is_blocked_by(self, verdict: Verdict) -> bool:
         """Whether a requirement is among that."""
         return verdict.blocks(allows_unmeasured=self.allows_unmeasured)
-
-    def as_json(self) -> dict[str, Any]:
-        """The content of verdicts.json."""
-        return {
-            "schema_version": VERDICTS_SCHEMA_VERSION,
-            "sku": self.sku,
-            "outcome": self.outcome,
-            "reason": self.reason,
-            "notes": list(self.notes),
-            "basis": dict(self.basis),
-            "coverage": self.coverage.as_json() if self.coverage else None,
-            "verdicts": [verdict.as_json() for verdict in self.verdicts],
-            "allows_unmeasured": self.allows_unmeasured,
-            "blockers": [asdict(blocker) for blocker in self.blockers],
-        }
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Judgement:
-        """Read what `as_json` wrote. Raises KeyError or TypeError if it did not."""
-        return Judgement(
-            sku=data["sku"],
-            outcome=data["outcome"],
-            reason=data["reason"],
-            verdicts=tuple(Verdict.from_json(verdict) for verdict in data["verdicts"]),
-            notes=tuple(data["notes"]),
-            basis=dict(data["basis"]),
-            coverage=Coverage.from_json(data["coverage"]) if data.get("coverage") else None,
-            allows_unmeasured=data["allows_unmeasured"],
-            other_blockers=tuple(Blocker(**one) for one in data["blockers"] if one["kind"] != "requirement"),
-        )

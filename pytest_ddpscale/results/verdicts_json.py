@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_ddpscale.results.run_directory import broken_file, read_versioned
+from pytest_ddpscale.results.run_directory import read_file
 from pytest_ddpscale.results.verdicts import VERDICTS_SCHEMA_VERSION, Judgement
 
 
@@ -12,10 +12,6 @@ def read_judgement(path: Path) -> Judgement:
     """The content of a verdicts.json.
 
     Raises:
-        RunDirectoryError: it is missing or broken, or a newer version wrote it.
+        RunDirectoryError: it is missing or broken, contradicts itself, or a newer version wrote it.
     """
-    data = read_versioned(path, VERDICTS_SCHEMA_VERSION, "verdicts.json")
-    try:
-        return Judgement.from_json(data)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise broken_file(path, f"does not hold verdicts ({error})") from None
+    return read_file(path, Judgement, VERDICTS_SCHEMA_VERSION)

@@ -11,7 +11,7 @@ from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import DeviceType
-from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.detection import Gpu, has_driver, visible_gpus
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
@@ -117,11 +117,9 @@ def measured_sku(thresholds: ThresholdsFile, settings: Settings, earlier: RunDir
 
     Raises:
         SkuError: the settings name another one, or the thresholds file has none of that name.
-        RunDirectoryError: run.json names none.
+        RunDirectoryError: run.json is broken.
     """
-    measured = earlier.read_run().get("sku")
-    if not isinstance(measured, str):
-        raise broken_file(earlier.run_json, "names no SKU")
+    measured = earlier.read_run().sku
     if settings.gpu_sku == AUTO:
         return thresholds.sku_name(measured, where=str(earlier.run_json))
     asked = thresholds.sku_name(settings.gpu_sku)
@@ -139,7 +137,6 @@ def measured_layout(earlier: RunDirectory) -> Layout:
     Raises:
         RunDirectoryError: its plan or run.json is broken.
     """
-    plan, record = earlier.read_plan(), earlier.read_run()
-    present = record.get("devices_present")
-    per_node = -(-present // plan.nodes) if isinstance(present, int) else 0
+    plan, present = earlier.read_plan(), earlier.read_run().devices_present
+    per_node = -(-(present or 0) // plan.nodes)
     return Layout(plan.nodes, max(per_node, plan.layout.ranks_per_node))

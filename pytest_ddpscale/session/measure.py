@@ -17,6 +17,7 @@ from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.notices import Listener
 from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.results.run_json import Ending
 from pytest_ddpscale.results.run_opening import new_run_directory
 from pytest_ddpscale.results.run_record import finish_run, note_left_out, start_run
 from pytest_ddpscale.results.verdicts import Judgement
@@ -65,7 +66,7 @@ class MeasureSource(EvidenceSource):
         # First, so that a run killed on the way is known for one, and begun anew in its directory.
         begun = (self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256, self.machine.devices)
         start_run(run, *begun)
-        run.write_json(run.plan_json, self.plan.as_json())
+        run.write_json(run.plan_json, self.plan)
         self.run = self.measured_run = run
 
     def _refuse_wrong_arguments(self) -> None:
@@ -119,11 +120,11 @@ class MeasureSource(EvidenceSource):
         extra = replace(extra, studies=named, pairs=None if evidence.pairs else extra.pairs)
         run = self.measured_run
         with self._writing(run):
-            run.write_json(run.plan_json, evidence.plan.joined(extra).as_json())
+            run.write_json(run.plan_json, evidence.plan.joined(extra))
             self._launch(extra, listener)
         return self._read(run)
 
-    def close(self, status: str) -> None:
+    def close(self, status: Ending) -> None:
         """Record how the session ended, and what ranks said of themselves."""
         finish_run(self.measured_run, status)
 
@@ -165,7 +166,7 @@ class MeasureSource(EvidenceSource):
         note_left_out(run, others.devices, admission.unfit)
         self._ask_anew(Layout(others.cluster.nodes, others.devices // others.cluster.nodes))
         self.plan = self._fresh_plan()
-        run.write_json(run.plan_json, self.plan.as_json())
+        run.write_json(run.plan_json, self.plan)
         # What the nodes are is known.
         self._launch(replace(self.plan, survey=False), listener)
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.history.baseline import Baseline, read_baseline
+from pytest_ddpscale.history.baseline import BASELINE_SCHEMA_VERSION, Baseline, read_baseline
 from pytest_ddpscale.history.recording import record_run, started_at_of
-from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
-from pytest_ddpscale.results.strict_json import parse_strict_json
+from pytest_ddpscale.results.run_directory import RunDirectory, read_file
 from pytest_ddpscale.results.verdicts import Judgement
 
 
@@ -35,7 +34,7 @@ def baseline_of(measured: RunDirectory, history_file: Path | None, sku: str, evi
         return None
     probed = {host for probe in evidence.probes.values() for host in probe.ranks.by_host}
     hosts = evidence.columns.hosts | probed | set(evidence.hosts)
-    return read_baseline(history_file, sku, hosts, started_at_of(measured, measured.read_run()))
+    return read_baseline(history_file, sku, hosts, started_at_of(measured.read_run()))
 
 
 def refuse_broken_baseline(measured: RunDirectory) -> None:
@@ -51,7 +50,7 @@ def refuse_broken_baseline(measured: RunDirectory) -> None:
 def keep_baseline(run: RunDirectory, baseline: Baseline) -> None:
     """Write down what a verdict was made of."""
     if not run.baseline_json.exists():
-        run.write_json(run.baseline_json, baseline.as_json())
+        run.write_json(run.baseline_json, baseline)
 
 
 def remember(history_file: Path, run: RunDirectory, judgement: Judgement, evidence: Evidence | None) -> str:
@@ -67,9 +66,4 @@ def remember(history_file: Path, run: RunDirectory, judgement: Judgement, eviden
 
 
 def _read(path: Path) -> Baseline:
-    if not path.is_file():
-        raise broken_file(path, "is no file")
-    try:
-        return Baseline.from_json(parse_strict_json(path.read_text(encoding="utf-8")))
-    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise broken_file(path, f"is no baseline ({type(error).__name__}: {error})") from None
+    return read_file(path, Baseline, BASELINE_SCHEMA_VERSION)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
@@ -20,12 +19,10 @@ from pytest_ddpscale.results.run_directory import (
     not_writable,
     write_atomically,
 )
+from pytest_ddpscale.results.run_json import RunRecord
 from pytest_ddpscale.results.run_opening import reopened
 from pytest_ddpscale.results.run_record import (
-    IMPORTED,
     ends_of,
-    is_simulated,
-    left_out_nodes,
     resume_run,
     studies_measured,
 )
@@ -141,7 +138,7 @@ class Resumption:
             OSError: a file cannot be written.
             RunDirectoryError: run.json is broken.
         """
-        left_out = set(left_out_nodes(self.run.read_run()))
+        left_out = set(self.run.read_run().left_out)
         for path in (self.run.measurements_jsonl, self.run.telemetry_jsonl):
             if path.exists():
                 self._set_aside(path, left_out)
@@ -176,8 +173,8 @@ def read_resumption(run: RunDirectory) -> Resumption:
     """
     record = run.read_run()
     devices = {device for gang in gangs_by_number(run.read_records()).values() for device in gang.devices}
-    if is_simulated(record, devices) or record.get("status") == IMPORTED:
-        what = "simulated" if is_simulated(record, devices) else "imported"
+    if record.is_simulated(devices) or record.is_imported:
+        what = "imported" if record.is_imported else "simulated"
         raise RunDirectoryError(
             str(run.path), f"was {what}", "a run that was measured", f"Judge it with --ddp-judge={run.path}."
         )
@@ -200,7 +197,7 @@ def refuse_other_devices(run: RunDirectory, devices: int | None, fresh: Plan) ->
     Raises:
         OptionError: what is here differs.
     """
-    before, plan = run.read_run().get("devices_present"), run.read_plan()
+    before, plan = run.read_run().devices_present, run.read_plan()
     if devices is None:
         return
     layouts_differ = (fresh.nodes, fresh.layout.ranks_per_node) != (plan.nodes, plan.layout.ranks_per_node)
@@ -215,9 +212,8 @@ def refuse_other_devices(run: RunDirectory, devices: int | None, fresh: Plan) ->
         )
 
 
-def _refuse_another_version(run: RunDirectory, record: dict[str, Any]) -> None:
-    versions = record.get("versions")
-    measured_by = versions.get("pytest_ddpscale") if isinstance(versions, dict) else None
+def _refuse_another_version(run: RunDirectory, record: RunRecord) -> None:
+    measured_by = record.versions.get("pytest_ddpscale")
     if measured_by != __version__:
         raise RunDirectoryError(
             str(run.path), f"was measured by pytest-ddpscale {measured_by}", f"version {__version__}, which runs here",

@@ -16,7 +16,7 @@ from pytest_ddpscale.results.coverage import Coverage
 from pytest_ddpscale.results.gangs import why_not_one_machine
 from pytest_ddpscale.results.notices import Listener
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import left_out_nodes, now_iso
+from pytest_ddpscale.results.run_record import now_iso
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.past_runs import baseline_of
@@ -114,7 +114,9 @@ class AcceptanceSession:
         of_links = [f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused]
         notes = (*source.notes(), *of_links)
         allows, others = caveats.allows_unmeasured, other_blockers(*known, caveats)
-        return Judgement(self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, allows, others)
+        return Judgement(
+            self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, allows, caveats.is_simulated, others
+        )
 
     def so_far(self, evidence: Evidence, why: str, reason: str) -> Judgement:
         """What the run comes to if it goes no further, for that reason; `why` a study has no end yet."""
@@ -155,9 +157,8 @@ class AcceptanceSession:
     def _coverage(self, evidence: Evidence) -> Coverage:
         """What was tested of the machine that was measured."""
         record = self.source.measured_run.read_run()
-        present, is_cpu = record.get("devices_present"), self.subject.device_type == "cpu"
-        per_node = present // evidence.plan.nodes if isinstance(present, int) and not is_cpu else 0
-        return coverage_of(evidence, self.source.selected, self.verdicts, left_out_nodes(record), per_node)
+        per_node = (record.devices_present or 0) // evidence.plan.nodes if self.subject.device_type == "cuda" else 0
+        return coverage_of(evidence, self.source.selected, self.verdicts, record.left_out, per_node)
 
     def _basis(self) -> dict[str, str]:
         """By which thresholds, on which measurements and when this was judged."""

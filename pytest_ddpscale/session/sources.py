@@ -20,15 +20,10 @@ from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.results.notices import Listener
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_json import Ending
 from pytest_ddpscale.results.run_lock import RunLock
 from pytest_ddpscale.results.run_opening import judging_directory
-from pytest_ddpscale.results.run_record import (
-    SIMULATED_NOTE,
-    binding_notes,
-    is_simulated,
-    left_out_notes,
-    resumption_notes,
-)
+from pytest_ddpscale.results.run_record import binding_notes
 from pytest_ddpscale.results.verdicts import Judgement
 from pytest_ddpscale.session.cluster import THIS_MACHINE
 from pytest_ddpscale.settings import Settings
@@ -180,7 +175,7 @@ class EvidenceSource(ABC):
     def measure(self, listener: Listener) -> None:  # noqa: B027 (nothing, unless a source measures)
         """See to it that what is planned was measured, once."""
 
-    def close(self, status: str) -> None:  # noqa: B027 (an earlier run keeps its record)
+    def close(self, status: Ending) -> None:  # noqa: B027 (an earlier run keeps its record)
         """Record how the session ended."""
 
     def remember(self, judgement: Judgement, history_file: Path | None) -> str:
@@ -237,7 +232,7 @@ class EvidenceSource(ABC):
     def is_simulated(self) -> bool:
         """Whether no machine was measured."""
         devices = self.evidence.columns.devices if self.evidence else frozenset[str]()
-        return is_simulated(self.measured_run.read_run(), devices)
+        return self.measured_run.read_run().is_simulated(devices)
 
     def notes(self) -> tuple[str, ...]:
         """What a reader has to know of how this was measured."""
@@ -245,7 +240,8 @@ class EvidenceSource(ABC):
         from pytest_ddpscale.verdict.device_notes import device_notes
 
         of_devices = device_notes(self.evidence) if self.evidence else ()
-        of_run = (*left_out_notes(record), *binding_notes(records), *resumption_notes(record))
+        left_out = [f"{host} was left out: {why}" for host, why in record.left_out.items()]
+        of_run = (*left_out, *binding_notes(records), *record.resumption_notes())
         of_lock = (self._lock.note,) if self._lock and self._lock.note else ()
         return (*of_devices, *of_run, *of_lock)
 
@@ -294,8 +290,5 @@ class JudgeSource(EvidenceSource):
 
     def notes(self) -> tuple[str, ...]:
         """Those of the earlier run as well, and first of all that it is one."""
-        notes = self.measured_run.read_run().get("notes")
-        kept = (*map(str, notes), *super().notes()) if isinstance(notes, list) else super().notes()
-        if self.is_simulated and SIMULATED_NOTE not in kept:
-            kept = (SIMULATED_NOTE, *kept)
-        return (f"judged from {self.measured_run.path}, nothing was measured", *kept)
+        kept = self.measured_run.read_run().notes
+        return (f"judged from {self.measured_run.path}, nothing was measured", *kept, *super().notes())

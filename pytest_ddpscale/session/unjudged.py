@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -23,13 +22,13 @@ def judgement_of(run: RunDirectory) -> Judgement:
     """
     if run.verdicts_json.exists():
         return read_judgement(run.verdicts_json)
-    recorded: Any = run.read_run().get("thresholds")
-    if not isinstance(recorded, dict):
+    recorded = run.read_run().thresholds
+    if recorded is None:
         raise _by_hand(run, "was never judged")
-    options = {"ddp_judge": str(run.path), "thresholds": str(recorded.get("path"))}
+    options = {"ddp_judge": str(run.path), "thresholds": recorded.path}
     session = AcceptanceSession(find_source(Site(settings_from(options, {}, {}), Path(), Path())))
-    if session.subject.thresholds.sha256 != recorded.get("sha256"):
-        raise _by_hand(run, f"was never judged, and {recorded.get('path')} has changed since it was begun")
+    if session.subject.thresholds.sha256 != recorded.sha256:
+        raise _by_hand(run, f"was never judged, and {recorded.path} has changed since it was begun")
     session.source.select(session.source.cases)
     return session.conclude(interrupted=False, spoiled=())
 

@@ -119,8 +119,9 @@ class Performance:
         """Peak memory of a rank."""
         return memory_bytes(self.expectations[workload.name], workload, arm.batch_size)
 
-    def as_json(self) -> dict[str, Any]:
-        """All parameters, for run.json."""
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """All of them, for run.json."""
         return {
             "topology": asdict(self.topology),
             "noise": asdict(self.noise),

@@ -14,7 +14,7 @@ from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.plan.torch_versions import NEWEST_TRIED
 from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.records import Block, GangRecord
-from pytest_ddpscale.results.run_record import SIMULATED_DEVICE
+from pytest_ddpscale.results.run_json import SIMULATED_DEVICE
 from pytest_ddpscale.results.strict_json import column, each
 from pytest_ddpscale.results.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
 from pytest_ddpscale.results.telemetry_record import SpreadColumns, TelemetryBlock

@@ -7,7 +7,7 @@ import sys
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import SIMULATED_NOTE
+from pytest_ddpscale.results.run_json import WATERMARK
 from pytest_ddpscale.settings import confidence_level, number_of_rounds, read_value
 from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.power import DEFAULT_FAULTS, measure_power
@@ -29,9 +29,7 @@ def simulate(arguments: argparse.Namespace) -> None:
     run = RunDirectory.create(arguments.out)
     write_simulated_run(run, cluster, plan, faults, arguments.seed, sys.argv)
     wrong = f", with {', '.join(map(str, faults.faults))}" if faults.faults else ""
-    print(
-        f"{SIMULATED_NOTE}. Wrote {len(plan.studies)} studies of {plan.world_size} {cluster.sku}{wrong} to {run.path}."
-    )
+    print(f"{WATERMARK}. Wrote {len(plan.studies)} studies of {plan.world_size} {cluster.sku}{wrong} to {run.path}.")
     print(f"Next: pytest --ddp-judge={run.path}")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+
+from msgspec.structs import replace
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
@@ -14,8 +15,9 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.record_lines import AnyRecord, line_of
 from pytest_ddpscale.results.records import Block, RoundEnd, StudyEnd, StudyStart, WorkloadFlops
-from pytest_ddpscale.results.run_directory import RUN_SCHEMA_VERSION, RunDirectory
-from pytest_ddpscale.results.run_record import SIMULATED, SIMULATED_NOTE, hosts_of, now_iso
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_json import RunRecord, Simulation, ThresholdsUsed
+from pytest_ddpscale.results.run_record import hosts_of, now_iso
 from pytest_ddpscale.simulate.faults import Faults
 from pytest_ddpscale.simulate.measuring import COUNTER, SimulatedRun, flops_per_image
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
@@ -45,7 +47,7 @@ def write_simulated_run(
     started_at = now_iso()
     simulated = SimulatedRun(plan, cluster.performance, faults, seed)
     try:
-        run.write_json(run.plan_json, plan.as_json())
+        run.write_json(run.plan_json, plan)
         with run.measurements_jsonl.open("wb") as file, run.telemetry_jsonl.open("wb") as telemetry:
             for record in records(simulated, cluster):
                 file.write(line_of(record))
@@ -54,8 +56,11 @@ def write_simulated_run(
         # Last, because it is what makes a directory a run.
         run.write_json(
             run.run_json,
-            _run(cluster, plan, faults, seed)
-            | {"started_at": started_at, "finished_at": now_iso(), "argv": masked_arguments(argv)},
+            replace(
+                _run(cluster, plan, faults, seed, started_at),
+                finished_at=now_iso(),
+                argv=tuple(masked_arguments(argv)),
+            ),
         )
     except OSError as error:
         raise RunDirectoryError(
@@ -109,23 +114,17 @@ def _pairs(run: SimulatedRun, study: PairStudy) -> Iterator[AnyRecord]:
     yield StudyEnd(study=study.id, reason="rounds" if rounds >= most_rounds(run.plan.nodes) else "decided")
 
 
-def _run(cluster: SimulatedCluster, plan: Plan, faults: Faults, seed: int) -> dict[str, Any]:
-    """The content of run.json, without its times."""
-    said = ", ".join(map(str, faults.faults)) or "none"
-    return {
-        "schema_version": RUN_SCHEMA_VERSION,
-        "sku": cluster.sku,
-        "status": SIMULATED,
-        SIMULATED: True,
-        "simulation": {
-            "gpus": cluster.gpus,
-            "seed": seed,
-            "faults": [str(fault) for fault in faults.faults],
-            "model": cluster.performance.as_json(),
-        },
-        "thresholds": {"path": str(cluster.thresholds.path), "sha256": cluster.thresholds.sha256},
-        "versions": {"python": platform.python_version(), "pytest_ddpscale": __version__},
-        "devices_present": cluster.gpus,
-        "hosts": hosts_of([gang_of(plan, cluster.device_name)]),
-        "notes": [SIMULATED_NOTE, f"simulated faults: {said}"],
-    }
+def _run(cluster: SimulatedCluster, plan: Plan, faults: Faults, seed: int, started_at: str) -> RunRecord:
+    said = tuple(map(str, faults.faults))
+    return RunRecord(
+        sku=cluster.sku,
+        status="simulated",
+        simulated=True,
+        simulation=Simulation(gpus=cluster.gpus, seed=seed, faults=said, model=cluster.performance.parameters),
+        started_at=started_at,
+        thresholds=ThresholdsUsed(str(cluster.thresholds.path), cluster.thresholds.sha256),
+        versions={"python": platform.python_version(), "pytest_ddpscale": __version__},
+        devices_present=cluster.gpus,
+        hosts=hosts_of([gang_of(plan, cluster.device_name)]),
+        notes=(f"simulated faults: {', '.join(said) or 'none'}",),
+    )

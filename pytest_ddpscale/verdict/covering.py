@@ -181,4 +181,4 @@ def _paths(evidence: Evidence, hosts: Sequence[str]) -> Iterable[PathCoverage]:
     reached: dict[tuple[int, int], list[float]] = defaultdict(list)
     for (one, other), gbps in node_pair_results(evidence.pairs):
         reached[numbers[one], numbers[other]].append(gbps)
-    return (PathCoverage(nodes, max(gbps), len(gbps)) for nodes, gbps in sorted(reached.items()))
+    return (PathCoverage(*nodes, max(gbps), len(gbps)) for nodes, gbps in sorted(reached.items()))

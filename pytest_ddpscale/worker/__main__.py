@@ -28,7 +28,7 @@ from pytest_ddpscale.plan.study import Plan  # noqa: E402
 from pytest_ddpscale.results.rank_folder import LOGS, RecordSink, read_assignment  # noqa: E402
 from pytest_ddpscale.results.rank_status import FINISHED, STATUS_VARIABLE  # noqa: E402
 from pytest_ddpscale.results.records import WhoIAm  # noqa: E402
-from pytest_ddpscale.results.strict_json import parse_strict_json  # noqa: E402
+from pytest_ddpscale.results.strict_json import parse_strict_json, read_as  # noqa: E402
 from pytest_ddpscale.util.masking import masked_environment, masked_text  # noqa: E402
 from pytest_ddpscale.util.orphans import die_with_parent  # noqa: E402
 from pytest_ddpscale.worker.control import Control, connect, rank_of  # noqa: E402
@@ -93,7 +93,7 @@ def recorded(environ: Mapping[str, str]) -> dict[str, str]:
 def run(folder: Path, progress: RankProgress) -> None:
     """Join the gang and work through the studies, as the node's agent has left word of them in its folder."""
     assignment = read_assignment(folder)
-    plan = Plan.from_json(parse_strict_json(bytes(assignment.plan)))
+    plan = read_as(Plan, parse_strict_json(bytes(assignment.plan)))
     timeout = timedelta(seconds=assignment.timeout_s)
     control = connect(timeout)
     progress.rank = control.rank

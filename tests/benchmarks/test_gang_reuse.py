@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_ddpscale.results.run_directory import RunDirectory
 from tests.benchmarks.scripts import benchmark
+from tests.builders.json_types import run_record
 from tests.builders.measurements import Measurement
 from tests.builders.records import blocks_of, gang_on
 
@@ -20,10 +22,9 @@ def _measurement(rank: int, block_s: float, steps: int = 10) -> Measurement:
     return Measurement(STUDY, "ddp@2", 0, rank, rank, "host", "cpu", 16, steps, block_s, started_unix_s=0.0)
 
 
-def _session(path: Path, **changes: str) -> RunDirectory:
+def _session(path: Path, **changes: Any) -> RunDirectory:
     run = RunDirectory.create(path)
-    record = {"schema_version": 2, "sku": "cpu", "argv": ["pytest"], "started_at": "2026-01-31T12:00:00+00:00"}
-    run.write_json(run.run_json, record | changes)
+    run.write_json(run.run_json, run_record(argv=["pytest"], **changes))
     return run
 
 

@@ -22,6 +22,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import start_run
 from pytest_ddpscale.results.telemetry_record import GpuReadings, TelemetryBlock, joined_telemetry
 from pytest_ddpscale.results.transport_record import Transport
+from tests.builders.json_types import as_json
 from tests.builders.records import blocks_of, gang_of, probe_blocks_of, seeded_line, transport_line
 from tests.verdict.nodes import measure_nodes, nodes_evidence, plan_of_nodes
 from tests.verdict.probed import measure_probe, steady
@@ -90,8 +91,8 @@ def read(
     """The evidence of the run after a change to its records."""
     run = RunDirectory.create(folder / "run")
     start_run(run, plan.sku, (), folder, "ab" * 32)
-    run.write_json(run.run_json, run.read_run() | (run_json or {}))
-    run.write_json(run.plan_json, plan.as_json())
+    run.write_json(run.run_json, as_json(run.read_run()) | (run_json or {}))
+    run.write_json(run.plan_json, plan)
     records = sound()
     run.append_records(change(records))
     if is_watched:

@@ -27,7 +27,7 @@ STUDY = Study("weak", Workload("r", "resnet18", "fp32", 4), (Arm("alone", 1, 4),
 def run(tmp_path: Path) -> RunDirectory:
     run = RunDirectory.create(tmp_path / "run")
     start_run(run, "cpu", (), tmp_path, "ab" * 32)
-    run.write_json(run.plan_json, Plan("cpu", "cpu", (STUDY,)).as_json())
+    run.write_json(run.plan_json, Plan("cpu", "cpu", (STUDY,)))
     return run
 
 
@@ -42,7 +42,7 @@ def test_a_study_without_an_end_is_an_error(run: RunDirectory) -> None:
 def test_a_search_over_pairs_of_nodes_without_an_end_says_why(run: RunDirectory) -> None:
     pairs = PairStudy(4, 1)
     plan = Plan("cpu", "cpu", (STUDY,), nodes=2, ranks_per_node=1, pairs=pairs)
-    run.write_json(run.plan_json, plan.as_json())
+    run.write_json(run.plan_json, plan)
     run.append_record(StudyEnd(STUDY.id, "rounds"))
     full = str(run.unwritten(run.measurements_jsonl, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     assert read_evidence(run, full).errors == {pairs.id: full}
@@ -66,7 +66,7 @@ def test_a_plan_of_another_sku_is_refused(run: RunDirectory) -> None:
 
 
 def test_two_studies_of_one_id_are_refused(run: RunDirectory) -> None:
-    run.write_json(run.plan_json, Plan("cpu", "cpu", (STUDY, STUDY)).as_json())
+    run.write_json(run.plan_json, Plan("cpu", "cpu", (STUDY, STUDY)))
     with pytest.raises(RunDirectoryError, match="two studies of one id"):
         read_evidence(run)
 

@@ -14,8 +14,10 @@ from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_json import RunRecord
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
+from tests.builders.json_types import run_record
 from tests.builders.measurements import Measurement
 from tests.builders.records import blocks_of, gang_on
 from tests.verdict.sample import ALONE_IMG_PER_S, WORKLOAD, make_measurement
@@ -91,8 +93,8 @@ def judged_run(
     told = hosts or {"n1": [ALONE_IMG_PER_S] * GPUS}
     run = RunDirectory.create(path)
     per_node = GPUS if len(told) > 1 else None
-    run.write_json(run.plan_json, Plan(SKU, "cuda", (STUDY,), nodes=len(told), ranks_per_node=per_node).as_json())
-    run.write_json(run.run_json, run_json(night) | dict(record or {}))
+    run.write_json(run.plan_json, Plan(SKU, "cuda", (STUDY,), nodes=len(told), ranks_per_node=per_node))
+    run.write_json(run.run_json, run_record(run_json(night), **dict(record or {})))
     records: list[AnyRecord] = []
     if driver is not None:
         records += [Survey(h, 0.0, versions={"driver": driver, "torch": versions.get("torch")}) for h in told]
@@ -105,19 +107,16 @@ def judged_run(
     return run
 
 
-def run_json(night: int = 0) -> dict[str, Any]:
+def run_json(night: int = 0) -> RunRecord:
     """Of a finished run."""
-    return {
-        "schema_version": 2, "sku": SKU, "status": "finished", "started_at": at(night), "argv": ["pytest"],
-        "versions": {"python": "3.11.2"}, "hosts": [],
-    }  # fmt: skip
+    return run_record(sku=SKU, started_at=at(night), argv=["pytest"], versions={"python": "3.11.2"})
 
 
 def conclude(run: RunDirectory, outcome: RunOutcome, judged_at: str) -> Judgement:
     """Write verdicts.json."""
     found = verdict("failed" if outcome == "rejected" else "passed")
     judgement = Judgement(SKU, outcome, "because", (found,), basis={"judged_at": judged_at})
-    run.write_json(run.verdicts_json, judgement.as_json())
+    run.write_json(run.verdicts_json, judgement)
     return judgement
 
 

@@ -52,7 +52,7 @@ def past(
 ) -> Baseline:
     """Every value of a run had these before; other ones, or none, where `but` says so."""
     known = {one: reference_of((but or {}).get(one, values)) for one in key_values_of(evidence)}
-    return Baseline(SKU, at(9), {one.series: found for one, found in known.items() if found is not None})
+    return Baseline(SKU, at(9), tuple((one.series, found) for one, found in known.items() if found is not None))
 
 
 def of_gpu(evidence: Evidence, index: int | None) -> list[KeyValue]:

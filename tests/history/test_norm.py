@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -21,9 +20,11 @@ from pytest_ddpscale.history.recording import add_run, record_run
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.strict_json import read_as
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.results.verdicts_json import read_judgement
+from tests.builders.json_types import as_json, run_record
 from tests.builders.measurements import measurements_of
 from tests.builders.rounds import columns_of
 from tests.history.sample import SKU, at, conclude, judged_run, run_json
@@ -144,7 +145,7 @@ def test_a_gpu_that_tells_nothing_any_more_is_no_pass_until_it_is_accepted(histo
 def test_a_baseline_with_its_places_is_kept_as_json(history: Path) -> None:
     kept = baseline(history, GOOD)
     assert {one.gpu for one in kept.places} == {"GPU-n1-0", "GPU-n1-1"}
-    assert Baseline.from_json(json.loads(json.dumps(kept.as_json()))) == kept
+    assert read_as(Baseline, as_json(kept)) == kept
 
 
 def test_runs_without_a_norm_push_none_out_of_the_window(history: Path) -> None:
@@ -152,9 +153,9 @@ def test_runs_without_a_norm_push_none_out_of_the_window(history: Path) -> None:
     before = baseline(history, 99).past
     for number in range(MOST_RUNS + 1):
         run = RunDirectory.create(history.parent / f"looked{number}")
-        run.write_json(run.plan_json, Plan(SKU, "cuda", (), survey=True).as_json())
+        run.write_json(run.plan_json, Plan(SKU, "cuda", (), survey=True))
         began = (datetime.fromisoformat(at(20)) + timedelta(hours=number)).isoformat(timespec="seconds")
-        run.write_json(run.run_json, run_json() | {"started_at": began})
+        run.write_json(run.run_json, run_record(run_json(), started_at=began))
         run.append_records([Survey("n1", float(number))])
         conclude(run, "partial", judged_at=began)
         add_run(history, run.path)

@@ -19,6 +19,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts_json import read_judgement
 from pytest_ddpscale.simulate.writing import write_simulated_run
+from tests.builders.json_types import as_json
 from tests.builders.records import blocks_of
 from tests.history.sample import SKU, STUDY, VERSIONS, at, conclude, judged_run, measurements, verdict
 from tests.simulate.sample import a100, faults
@@ -144,8 +145,9 @@ def test_what_another_tool_measured_is_refused(tmp_path: Path, history: Path) ->
 
 @pytest.mark.parametrize("started_at", [None, "yesterday", "2026-01-01T00:00:00", 3])
 def test_a_run_that_does_not_say_when_it_began_is_refused(tmp_path: Path, history: Path, started_at: object) -> None:
-    run = judged_run(tmp_path / "run", record={"started_at": started_at})
-    with pytest.raises(RunDirectoryError, match="is no time in UTC"):
+    run = judged_run(tmp_path / "run")
+    run.write_json(run.run_json, as_json(run.read_run()) | {"started_at": started_at})
+    with pytest.raises(RunDirectoryError, match="holds what was never written"):
         add_run(history, run.path)
 
 

@@ -119,7 +119,7 @@ def gpu_run(gpu: TorchGpu, tmp_path_factory: pytest.TempPathFactory) -> GpuRun:
     probes = ProbeStudy(tuple(map(Probe, PROBES)), ROUNDS, PROBE_BLOCK_S)
     plan = Plan("any", "cuda", tuple(map(_study, precisions)), probes=probes, survey=True)
     directory = RunDirectory.create(tmp_path_factory.mktemp("gang") / "run")
-    directory.write_json(directory.plan_json, plan.as_json())
+    directory.write_json(directory.plan_json, plan)
     supervisor = Supervisor(launch_here("cuda"), directory, Limits(inactivity_s=100.0))
     supervisor.measure(plan)
     return GpuRun(directory, plan, supervisor.gangs_started)

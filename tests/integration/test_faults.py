@@ -114,7 +114,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Watch:
     run = RunDirectory.create(folder / "run")
     studies = (*(_study(name.removeprefix("weak/")) for name in HAPPENING), _study("whole", rounds=5))
     plan = Plan("cpu", "cpu", studies)
-    run.write_json(run.plan_json, plan.as_json())
+    run.write_json(run.plan_json, plan)
     watch = Watch(run)
     launch = launch_here("cpu")
     fault = {"FAULTS": json.dumps(FAULTS), "FAULTS_LOG": str(folder / "faults.jsonl")}

@@ -62,7 +62,7 @@ def measure(
 ) -> tuple[RunDirectory, Supervisor]:
     run = RunDirectory.create(tmp_path / "run")
     plan = Plan("cpu", "cpu", studies)
-    run.write_json(run.plan_json, plan.as_json())
+    run.write_json(run.plan_json, plan)
     limits = limits or Limits(inactivity_s=120)
     supervisor = Supervisor(launch_here("cpu"), run, limits, listener or (lambda record: None), isolate=isolate)
     supervisor.measure(plan)
@@ -255,7 +255,7 @@ def test_a_study_ends_when_all_is_decided_and_arms_before_it(tmp_path: Path) -> 
     run = RunDirectory.create(tmp_path / "run")
     study = replace(WEAK, rounds=50)
     plan = Plan("cpu", "cpu", (study,))
-    run.write_json(run.plan_json, plan.as_json())
+    run.write_json(run.plan_json, plan)
     Supervisor(launch_here("cpu"), run, Limits(inactivity_s=120), judge=WantsLess()).measure(plan)
     columns = columns_of(measurements_in(run))
     rounds = {arm.name: arm_rounds(columns, study.id, arm).numbers.tolist() for arm in study.arms}

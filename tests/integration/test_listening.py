@@ -44,7 +44,7 @@ PROGRAM = "from tests.integration.test_listening import measure_and_listen; meas
 def measure_and_listen() -> None:
     """Measure in ./run, and print every address that anything listened on meanwhile."""
     run = RunDirectory.create(Path("run"))
-    run.write_json(run.plan_json, PLAN.as_json())
+    run.write_json(run.plan_json, PLAN)
     found: set[str] = set()
     is_over = threading.Event()
 

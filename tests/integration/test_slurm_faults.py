@@ -86,7 +86,7 @@ def test_a_job_that_hits_its_time_limit_is_no_failure_and_can_be_finished(lab: S
     wait_until(lambda: measuring(run, 0), DEADLINE_S, "the first block")
     lab.end_at_time_limit(job, after_s=20)
     lab.wait_for_job(job, DEADLINE_S)
-    assert run.read_run()["status"] == "interrupted"
+    assert run.read_run().status == "interrupted"
     assert {reason for reason, _ in ends(run).values()} == {"interrupted"}
     assert "time limit" in ends(run)["weak/tiny"][1]
     ran = LabRun("", lab.job_output(job), run)

@@ -63,7 +63,7 @@ def test_a_node_with_another_torch_is_named_and_left_out_if_so_asked(lab: SlurmL
     assert [name for name, outcome in outcomes(ran).items() if outcome != "passed"] == [versions], ran.output
     assert ran.accused == {"n3"}, ran.output
     assert measured_hosts(ran) == {"n1", "n2"}
-    [left_out] = ran.run.read_run()["left_out"]
+    [left_out] = ran.run.read_run().left_out
     assert left_out.startswith(f"n3 was left out: versions: torch {OTHER_VERSION}")
     assert "note: n3 was left out: versions: torch" in ran.output
     assert lab.processes() == []

@@ -47,7 +47,7 @@ def test_three_hosts_are_measured_and_judged_and_nothing_is_left_on_them(hosts: 
     measured = measurements_in(run)
     assert {one.host for one in measured} == {"n1", "n2", "n3"}, done.stdout
     assert {one.arm for one in measured} >= {"alone", "ddp@3"}
-    assert [host["host"] for host in run.read_run()["hosts"]] == ["n1", "n2", "n3"]
+    assert [host.host for host in run.read_run().hosts] == ["n1", "n2", "n3"]
     assert "[ERROR]" not in done.stdout
     wait_until(lambda: not hosts.processes(), GONE_S, "agents to end")
     left = hosts.run(["sh", "-c", "for n in n1 n2 n3; do ssh $n ls /tmp /dev/shm; done"], tmp_path).stdout

@@ -26,6 +26,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.record_lines import AnyRecord, line_of
 from pytest_ddpscale.results.records import StudyEnd, StudyStart
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.strict_json import read_as
 from tests.launch.sample import slurm
 
 ON_A_NODE, TOO = (
@@ -117,7 +118,7 @@ def test_one_gang_is_enough_if_nothing_goes_wrong(stage: Stage) -> None:
     assert (task.nodes, task.ranks_per_node, launch.nodes, launch.hosts) == (3, 2, 3, HOSTS)
     assert task.gang_id == launch.gang_id
     assert log == stage.run.logs / "gang-0.log"
-    assert Plan.from_json(json.loads(bytes(task.assignment.plan))) == PLAN
+    assert read_as(Plan, json.loads(bytes(task.assignment.plan))) == PLAN
 
 
 def test_the_study_in_which_it_died_is_an_error_and_the_next_goes_on(stage: Stage) -> None:

@@ -47,7 +47,7 @@ class Starting:
 def run(tmp_path: Path) -> RunDirectory:
     run = RunDirectory.create(tmp_path / "run")
     start_run(run, "cpu", (), tmp_path, "ab" * 32)
-    run.write_json(run.plan_json, PLAN.as_json())
+    run.write_json(run.plan_json, PLAN)
     return run
 
 

@@ -70,7 +70,7 @@ class Measured:
 
 def prepared(path: Path, plan: Plan) -> RunDirectory:
     run = RunDirectory.create(path)
-    run.write_json(run.plan_json, plan.as_json())
+    run.write_json(run.plan_json, plan)
     return run
 
 

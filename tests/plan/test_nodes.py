@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,8 @@ from pytest_ddpscale.plan.planner import Pace, Question, build_plan
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Arm, Placement, Plan
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.strict_json import read_as
+from tests.builders.json_types import as_json
 
 ONE = Workload("one", "resnet18", "fp32", 8, global_batch_size=96)
 TWO = replace(ONE, name="two", precision="bf16")
@@ -89,7 +90,7 @@ def test_every_arm_that_is_asked_for_has_ranks(questions: list[Question], nodes:
     for study in plan.studies:
         assert set(plan.layout.ranks(study.arms)) <= set(range(plan.world_size))
     assert {arm for asked in fitting for arm in asked.arms} <= {arm for s in plan.studies for arm in s.arms}
-    assert Plan.from_json(json.loads(json.dumps(plan.as_json()))) == plan
+    assert read_as(Plan, as_json(plan)) == plan
 
 
 @given(st.lists(QUESTIONS, max_size=6))
@@ -126,9 +127,9 @@ def test_what_a_further_launch_measures_joins_the_plan() -> None:
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused(fields: dict[str, object], complaint: str) -> None:
-    data = build_plan("a100", "cuda", [question("throughput_per_gpu", 4)], PACE).as_json() | fields
+    data = as_json(build_plan("a100", "cuda", [question("throughput_per_gpu", 4)], PACE)) | fields
     with pytest.raises(ValueError, match=complaint):
-        Plan.from_json(data)
+        read_as(Plan, data)
 
 
 def test_a_plan_for_nodes_has_to_know_their_size() -> None:
@@ -161,5 +162,5 @@ def test_a_plan_with_probes_and_a_survey_comes_back_from_json() -> None:
         "a100", "cuda", [question("weak_scaling_efficiency", 8)], PACE,
         nodes=3, ranks_per_node=8, probes=probes, survey=True,
     )  # fmt: skip
-    assert Plan.from_json(json.loads(json.dumps(plan.as_json()))) == plan
+    assert read_as(Plan, as_json(plan)) == plan
     assert plan.study_ids == ("probes", "weak/one", "pairs")

@@ -25,6 +25,8 @@ from pytest_ddpscale.plan.pairing import (
     pair_study,
     powers_of_two_apart,
 )
+from pytest_ddpscale.results.strict_json import read_as
+from tests.builders.json_types import as_json
 from tests.plan.network import Network
 
 SLOW_SHARE = 0.7
@@ -175,8 +177,8 @@ def test_a_node_that_is_slow_with_most_makes_no_suspects_of_its_links() -> None:
 
 def test_how_ranks_are_measured_survives_json() -> None:
     study = pair_study("cuda")
-    assert msgspec.convert(study.as_json(), PairStudy) == study
-    assert study.as_json()["id"] == study.id == "pairs"
+    assert read_as(PairStudy, as_json(study)) == study
+    assert as_json(study)["id"] == study.id == "pairs"
 
 
 @pytest.mark.parametrize(

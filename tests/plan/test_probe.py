@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import msgspec
 import pytest
 
 from pytest_ddpscale.plan.probe import Probe, ProbeKind, ProbeStudy
+from pytest_ddpscale.results.strict_json import read_as
+from tests.builders.json_types import as_json
 
 STUDY = ProbeStudy((Probe("matmul-bf16"), Probe("all-reduce-32mib", 8), Probe("all-reduce-32mib", 4)), 16, 0.5)
 
@@ -69,7 +69,7 @@ def test_a_study_needs_the_ranks_of_its_largest_probe() -> None:
 
 
 def test_a_study_survives_json() -> None:
-    data = json.loads(json.dumps(STUDY.as_json()))
+    data = as_json(STUDY)
     assert data["id"] == "probes"
     assert msgspec.convert(data, ProbeStudy) == STUDY
 
@@ -88,4 +88,4 @@ def test_a_study_survives_json() -> None:
 )
 def test_an_impossible_study_is_refused(key: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        msgspec.convert(STUDY.as_json() | {key: value}, ProbeStudy)
+        read_as(ProbeStudy, as_json(STUDY) | {key: value})

@@ -8,7 +8,8 @@ from hypothesis import given
 
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.strict_json import parse_strict_json, strict_json
+from pytest_ddpscale.results.strict_json import parse_strict_json, read_as, strict_json
+from tests.builders.json_types import as_json
 from tests.plan.sample import PLANS, STUDIES
 
 WORKLOAD = Workload("r18", "resnet18", "fp32", 8, global_batch_size=16)
@@ -17,12 +18,12 @@ STUDY = Study("strong", WORKLOAD, (Arm("alone", 1, 16), Arm("ddp", 4, 4)), round
 
 @given(STUDIES)
 def test_a_study_survives_json(study: Study) -> None:
-    assert msgspec.convert(parse_strict_json(strict_json(study.as_json())), Study) == study
+    assert msgspec.convert(as_json(study), Study) == study
 
 
 @given(PLANS)
 def test_a_plan_survives_json(plan: Plan) -> None:
-    assert Plan.from_json(parse_strict_json(strict_json(plan.as_json()))) == plan
+    assert read_as(Plan, as_json(plan)) == plan
 
 
 def test_names_of_arms() -> None:
@@ -48,30 +49,30 @@ def test_an_empty_plan_needs_no_ranks() -> None:
 
 
 def test_plan_json_says_its_version_and_the_ids_that_measurements_use() -> None:
-    data = Plan("cpu", "cpu", (STUDY,), seed=3).as_json()
+    data = as_json(Plan("cpu", "cpu", (STUDY,), seed=3))
     assert (data["schema_version"], data["sku"], data["device_type"], data["seed"]) == (2, "cpu", "cpu", 3)
     assert [study["id"] for study in data["studies"]] == ["strong/r18"]
 
 
 @pytest.mark.parametrize("key", ["sku", "device_type", "studies", "seed", "schema_version"])
 def test_a_plan_without_one_of_its_keys_is_refused(key: str) -> None:
-    whole = msgspec.to_builtins(Plan("cpu", "cpu", (STUDY,)).as_json())
-    with pytest.raises(ValueError, match=f"{key}|lacks some"):
-        Plan.from_json({name: value for name, value in whole.items() if name != key})
+    whole = parse_strict_json(strict_json(Plan("cpu", "cpu", (STUDY,))))
+    with pytest.raises(ValueError, match=f"{key}"):
+        read_as(Plan, {name: value for name, value in whole.items() if name != key})
 
 
 @pytest.mark.parametrize(
     "change", [{"colour": "red"}, {"gpus_asked": "x"}, {"survey": 1}, {"seed": None}, {"nodes": True}]
 )
 def test_a_plan_with_another_field_or_type_is_refused(change: dict[str, object]) -> None:
-    whole = msgspec.to_builtins(Plan("cpu", "cpu", (STUDY,)).as_json())
+    whole = parse_strict_json(strict_json(Plan("cpu", "cpu", (STUDY,))))
     with pytest.raises(ValueError):
-        Plan.from_json(whole | change)
-    assert Plan.from_json(whole) == Plan("cpu", "cpu", (STUDY,))
+        read_as(Plan, whole | change)
+    assert read_as(Plan, whole) == Plan("cpu", "cpu", (STUDY,))
 
 
 def test_a_plan_with_an_unknown_field_deep_in_it_is_refused() -> None:
-    whole = msgspec.to_builtins(Plan("cpu", "cpu", (STUDY,)).as_json())
+    whole = parse_strict_json(strict_json(Plan("cpu", "cpu", (STUDY,))))
     whole["studies"][0]["arms"][0]["colour"] = "red"
-    with pytest.raises(ValueError, match="fields that no plan has"):
-        Plan.from_json(whole)
+    with pytest.raises(ValueError, match=r"studies\[0\].arms\[0\].colour is 'red'; expected no such field"):
+        read_as(Plan, whole)

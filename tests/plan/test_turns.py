@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import msgspec
 import pytest
 
 from pytest_ddpscale.plan.layout import Layout
@@ -13,6 +12,8 @@ from pytest_ddpscale.plan.planner import PACES, Question, build_plan
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.turns import turn
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.strict_json import read_as
+from tests.builders.json_types import as_json
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 4, image_size=32)
 ALONE, DDP = Arm("alone", 1, 4), Arm("ddp", 8, 4)
@@ -57,7 +58,7 @@ def test_as_many_ranks_take_turns_as_a_node_has_in_the_gang(nodes: int, turns: i
     questions = [Question(METRICS["weak_scaling_efficiency"], WORKLOAD, 4 if nodes == 1 else 16)]
     plan = build_plan("a100", "cuda", questions, PACES["cuda"], nodes=nodes, ranks_per_node=8)
     assert plan.studies[0].turns == turns
-    assert Plan.from_json(msgspec.to_builtins(plan.as_json())) == plan
+    assert read_as(Plan, as_json(plan)) == plan
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
-from pytest_ddpscale.results.strict_json import parse_strict_json, strict_json
+from tests.builders.json_types import as_json
 from tests.plan.sample import WORKLOADS
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=16)
@@ -17,7 +17,7 @@ WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=16)
 
 @given(WORKLOADS)
 def test_a_workload_survives_json(workload: Workload) -> None:
-    assert msgspec.convert(parse_strict_json(strict_json(workload.as_json())), Workload) == workload
+    assert msgspec.convert(as_json(workload), Workload) == workload
 
 
 @pytest.mark.parametrize("field", ["batch_size", "image_size", "num_classes", "global_batch_size"])

@@ -132,7 +132,7 @@ def write_run(path: Path, thresholds: Path, series: Sequence[Series] = MEASURED_
     """A run directory as a measuring session leaves it, but for verdicts and reports."""
     run = RunDirectory.create(path)
     plan = _plan(series, sku)
-    run.write_json(run.plan_json, plan.as_json())
+    run.write_json(run.plan_json, plan)
     start_run(run, sku, ("pytest", f"--gpu-sku={sku}"), thresholds, "ab" * 32)
     measured = [measurement for one in series for measurement in _measurements(one)]
     run.append_records([gang_of(measured), *blocks_of(measured)])

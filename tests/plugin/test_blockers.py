@@ -10,6 +10,7 @@ import pytest
 
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.results.records import StudyEnd
+from tests.builders.json_types import run_record
 from tests.plugin.site import MEASURED_RUN, REQUIREMENTS, WEAK_8, Series, Site, thresholds_text, thresholds_with
 
 OWN_ITEM = """\
@@ -72,7 +73,7 @@ class Situation:
         if self.broken:
             run.append_record(StudyEnd(self.broken, "error", "it broke"))
         if self.is_simulated:
-            run.write_json(run.run_json, run.read_run() | {"simulated": True})
+            run.write_json(run.run_json, run_record(run.read_run(), simulated=True))
         return site.judge("--junitxml=pytest.xml", *self.arguments)
 
 

@@ -57,7 +57,7 @@ def test_a_broken_baseline_is_refused_before_anything_is_judged(site: Site, text
     run = site.measured()
     run.baseline_json.write_text(text, encoding="utf-8")
     before = contents(run.path)
-    assert_refused(site.judge(), "measured/baseline.json: is no baseline", "Restore it from a copy, or measure again.")
+    assert_refused(site.judge(), "measured/baseline.json: ")
     assert contents(run.path) == before
 
 

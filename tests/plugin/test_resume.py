@@ -103,11 +103,11 @@ class TestOnlyWhatIsMissing:
         cut_short(site, monkeypatch, "error")
         site.run(*RESUME)
         record = run.read_run()
-        assert record["status"] == "finished"
-        (resumed,) = record["resumed"]
-        assert resumed["status_before"] == "finished"
-        assert "--ddp-resume=run" in resumed["argv"]
-        assert resumed["measured_anew"] == {LAST: "error"}
+        assert record.status == "finished"
+        (resumed,) = record.resumed
+        assert resumed.status_before == "finished"
+        assert "--ddp-resume=run" in resumed.argv
+        assert resumed.measured_anew == {LAST: "error"}
         report = (run.path / "report.md").read_text(encoding="utf-8")
         for notes in (site.verdicts("run")["notes"], report):
             assert any("measured in 2 sessions" in line for line in (notes if isinstance(notes, list) else [notes]))
@@ -121,7 +121,7 @@ class TestOnlyWhatIsMissing:
         assert site.run(*RESUME).ret == pytest.ExitCode.OK
         assert launches(run) == ["2 studies", "1 studies", "1 studies"]
         assert sum('"study_start"' in line for line in of_study(run.superseded_jsonl, LAST)) == 2
-        assert [one["status_before"] for one in run.read_run()["resumed"]] == ["running", "running"]
+        assert [one.status_before for one in run.read_run().resumed] == ["running", "running"]
 
     def test_is_nothing_where_all_was_measured(self, site: Site, run: RunDirectory) -> None:
         assert site.run(*NEW).ret == pytest.ExitCode.OK
@@ -147,7 +147,7 @@ class TestOnlyWhatIsMissing:
         assert result.ret == pytest.ExitCode.OK
         assert site.outcome("run") == "accepted"
         assert launches(run) == ["2 studies"]
-        assert "--ddp-resume=run" in run.read_run()["argv"]
+        assert "--ddp-resume=run" in run.read_run().argv
 
     def test_is_what_the_plan_did_not_foresee_either(self, site: Site, run: RunDirectory) -> None:
         assert site.run(*NEW, "-k", "weak_scaling").ret == pytest.ExitCode.OK
@@ -186,7 +186,7 @@ def test_studies_of_different_hosts_are_never_accepted_together(
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     why = f"studies were measured on different hosts: {LAST} on node2, {FIRST} on node1"
     assert f"INCOMPLETE: {why}" in result.outlines
-    assert [host["host"] for host in run.read_run()["hosts"]] == ["node1", "node2"]
+    assert [host.host for host in run.read_run().hosts] == ["node1", "node2"]
     site.judge(run="run")
     assert site.verdicts("run/judged-1")["reason"] == why
 
@@ -221,7 +221,7 @@ class TestRefused:
         run = RunDirectory.create(site.path / "run")
         arms = (Arm("alone", 1, 4), Arm("ddp", 2, 4))
         study = Study("weak", Workload("tiny", "resnet18", "fp32", 4, image_size=32), arms, 7, 1.0, 1.0)
-        run.write_json(run.plan_json, Plan("cpu", "cpu", (study,), ranks_per_node=2).as_json())
+        run.write_json(run.plan_json, Plan("cpu", "cpu", (study,), ranks_per_node=2))
         start_run(run, "cpu", ("pytest", "--gpu-sku=cpu"), site.thresholds, "ab" * 32, devices_present=2)
         return run
 
@@ -235,7 +235,7 @@ class TestRefused:
                 "run: was measured by pytest-ddpscale 0.0.1; expected ",
             ),
             ({"versions": None}, "run: was measured by pytest-ddpscale None"),
-            ({"sku": None}, "run.json: names no SKU"),
+            ({"sku": None}, "missing required field `sku`"),
             ({"sku": "b200"}, "run.json"),
             ({"devices_present": 4}, "2 devices on 1 nodes can be used here, but run was begun with 4"),
         ],

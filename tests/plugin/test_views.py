@@ -39,7 +39,7 @@ def test_verdicts_json_is_the_record_of_truth(site: Site, judged: Path) -> None:
     record = site.verdicts()
     assert set(record) == {
         "schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts",
-        "allows_unmeasured", "blockers",
+        "allows_unmeasured", "simulated", "blockers",
     }  # fmt: skip
     assert (record["schema_version"], record["sku"], record["outcome"]) == (2, "tested-gpu", "rejected")
     assert record["notes"] == ["judged from measured, nothing was measured"]

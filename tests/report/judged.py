@@ -10,6 +10,7 @@ from typing import Any
 from pytest_ddpscale.results.records import Block, GangRecord
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.verdicts import Culprit, Judgement, RunOutcome, Verdict
+from tests.builders.json_types import run_record
 
 STARTED_UNIX_S = 1_770_000_000
 SLOW = "1.31× the median of 15 peers in 9 of 9 rounds"
@@ -73,15 +74,13 @@ def write_judged_run(
     """
     run = RunDirectory.create(path)
     devices = [{"index": 0, "uuid": "GPU-00000000", "name": "Tested GPU"}]
-    content = {
-        "schema_version": 2,
-        "sku": "tested-gpu",
-        "status": "finished",
-        "started_at": datetime.fromtimestamp(started_unix_s, timezone.utc).isoformat(timespec="seconds"),
-        "argv": ["pytest", "--gpu-sku=tested-gpu"],
-        "hosts": [{"host": host, "devices": devices} for host in hosts],
-    }
-    run.write_json(run.run_json, content | dict(record or {}))
+    content = run_record(
+        sku="tested-gpu",
+        started_at=datetime.fromtimestamp(started_unix_s, timezone.utc).isoformat(timespec="seconds"),
+        argv=["pytest", "--gpu-sku=tested-gpu"],
+        hosts=[{"host": host, "devices": devices} for host in hosts],
+    )
+    run.write_json(run.run_json, run_record(content, **dict(record or {})))
     there = hosts if measured is None else measured
     if there:
         ranks = range(len(there))
@@ -94,5 +93,5 @@ def write_judged_run(
                       started_unix_s=1.0, block_s=1.0)
             )  # fmt: skip
     judgement = Judgement("tested-gpu", outcome, f"why it is {outcome}", tuple(verdicts))
-    run.write_json(run.verdicts_json, judgement.as_json())
+    run.write_json(run.verdicts_json, judgement)
     return path

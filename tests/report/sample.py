@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.run_json import RunRecord
 from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
+from tests.builders.json_types import run_record
 from tests.builders.measurements import Measurement
 
 HOSTILE = "evil|name`<script>alert(1)</script>`\n# heading\x1b[31m\x00[a](javascript:b)​ $x_1$ _y_ &amp; \ud800"
@@ -132,15 +133,13 @@ JUDGEMENT = Judgement(
 )
 ACCEPTED = Judgement("a100-sxm4-80gb", "accepted", "all 3 requirements are kept", (PASSED, MEMORY, RATIO))
 
-RUN: dict[str, Any] = {
-    "schema_version": 2,
-    "sku": "a100-sxm4-80gb",
-    "status": "finished",
-    "started_at": "2026-03-01T10:00:05+00:00",
-    "finished_at": "2026-03-01T10:09:41Z",
-    "argv": ["pytest", "--gpu-sku=a100", "--ddp-budget", "10m"],
-    "versions": {"python": "3.11.9", "torch": "2.12.0+cu130", "nccl": "2.28.3", "pytest_ddpscale": "0.1.0"},
-    "hosts": [
+RUN = run_record(
+    sku="a100-sxm4-80gb",
+    started_at="2026-03-01T10:00:05+00:00",
+    finished_at="2026-03-01T10:09:41+00:00",
+    argv=["pytest", "--gpu-sku=a100", "--ddp-budget", "10m"],
+    versions={"python": "3.11.9", "torch": "2.12.0+cu130", "nccl": "2.28.3", "pytest_ddpscale": "0.1.0"},
+    hosts=[
         {
             "host": "node7",
             "devices": [
@@ -148,10 +147,10 @@ RUN: dict[str, Any] = {
             ],
         }
     ],
-    "thresholds": {"path": "thresholds.yaml", "sha256": "ab" * 32},
-    "environment": {"OMP_NUM_THREADS": "8", "NCCL_DEBUG": "WARN"},
-    "startup": {"import_s": 4.2, "rendezvous_s": 1.1, "first_step_s": 9.87},
-}
+    thresholds={"path": "thresholds.yaml", "sha256": "ab" * 32},
+    environment={"OMP_NUM_THREADS": "8", "NCCL_DEBUG": "WARN"},
+    startup={"import_s": 4.2, "rendezvous_s": 1.1, "first_step_s": 9.87},
+)
 
 
 def judgement_with(*verdicts: Verdict) -> Judgement:
@@ -173,20 +172,17 @@ def hostile_judgement() -> Judgement:
     return Judgement(HOSTILE, "rejected", HOSTILE, (verdict, replace(verdict, provisional=True)), (HOSTILE,))
 
 
-def hostile_run() -> dict[str, Any]:
+def hostile_run() -> RunRecord:
     """A run.json with such text in every place."""
-    return {
-        "sku": HOSTILE,
-        "status": HOSTILE,
-        "started_at": HOSTILE,
-        "finished_at": HOSTILE,
-        "argv": [HOSTILE, "```"],
-        "versions": {HOSTILE: HOSTILE},
-        "hosts": [{"host": HOSTILE, "devices": [{"index": HOSTILE, "uuid": HOSTILE, "name": HOSTILE}]}],
-        "thresholds": {"path": HOSTILE, "sha256": HOSTILE},
-        "environment": {HOSTILE: HOSTILE},
-        "source": HOSTILE,
-    }
+    return run_record(
+        sku=HOSTILE,
+        argv=[HOSTILE, "```"],
+        versions={HOSTILE: HOSTILE},
+        hosts=[{"host": HOSTILE, "devices": [{"index": 0, "uuid": HOSTILE, "name": HOSTILE}]}],
+        thresholds={"path": HOSTILE, "sha256": HOSTILE},
+        environment={HOSTILE: HOSTILE},
+        source=HOSTILE,
+    )
 
 
 def make_study(scaling: Scaling, workload: Workload, world_sizes: tuple[int, ...]) -> Study:

@@ -21,7 +21,7 @@ def node(name: str, *idle: int) -> NodeCoverage:
 def coverage_of(nodes: int) -> Coverage:
     """Alike nodes, all paths measured, each a little faster than the one before."""
     pairs = [(one, other) for one in range(nodes) for other in range(one + 1, nodes)]
-    paths = tuple(PathCoverage(pair, 20.0 + 0.1 * i, 1) for i, pair in enumerate(pairs))
+    paths = tuple(PathCoverage(*pair, 20.0 + 0.1 * i, 1) for i, pair in enumerate(pairs))
     found = tuple(node(f"n{i:02}") for i in range(nodes))
     return Coverage(found, 0, 2, 2 * nodes, paths, len(paths), between_nodes=(TOGETHER,), over_all_nodes=(TOGETHER,))
 
@@ -42,7 +42,7 @@ def test_a_machine_that_was_tested_whole_is_told_in_one_line_for_each_thing() ->
 def test_what_was_not_tested_is_named_first() -> None:
     sound, lost = node("n0"), GpuCoverage(None, "GPU-x", (), "GPU is lost")
     nodes = (sound, replace(node("n1", 1), gpus=(*node("n1", 1).gpus, lost)), NodeCoverage("n2", (), "disk: full"))
-    coverage = Coverage(nodes, unnamed_nodes=1, ranks_per_node=2, paths=(PathCoverage((0, 1), 20.0, 1),))
+    coverage = Coverage(nodes, unnamed_nodes=1, ranks_per_node=2, paths=(PathCoverage(0, 1, 20.0, 1),))
     assert summary(coverage) == [
         "Tested: 2 of 4 nodes, 3 of 5 GPUs.",
         "1 node never answered.",
@@ -65,7 +65,7 @@ def test_paths_that_were_tested_by_collectives_only_are_counted_and_some_named()
 
 
 def test_the_slowest_path_comes_first_in_the_report() -> None:
-    coverage = replace(coverage_of(3), paths=(PathCoverage((0, 1), 20.0, 1), PathCoverage((1, 2), 5.0, 3)))
+    coverage = replace(coverage_of(3), paths=(PathCoverage(0, 1, 20.0, 1), PathCoverage(1, 2, 5.0, 3)))
     assert path_rows(coverage)[0] == ["n01 – n02", "5 GB/s", "0.40×", "3"]
     rendered = report_of(coverage)
     assert "| n01 – n02 | 5 GB/s | 0.40× | 3 |\n| n00 – n01 | 20 GB/s | 1.60× | 1 |\n" in rendered
@@ -81,7 +81,7 @@ def test_many_nodes_and_paths_are_counted() -> None:
 
 def test_names_from_anywhere_break_no_table() -> None:
     nodes = tuple(NodeCoverage(f"{HOSTILE}{i}", TRAINED, gpus=(GpuCoverage(0, HOSTILE),)) for i in range(2))
-    rendered = report_of(Coverage(nodes, 0, 1, 2, (PathCoverage((0, 1), 1.0, 1),), 1))
+    rendered = report_of(Coverage(nodes, 0, 1, 2, (PathCoverage(0, 1, 1.0, 1),), 1))
     table = rendered.split("## Coverage")[1].split("\n## ")[0]
     assert {line.replace("\\|", "").count("|") for line in table.splitlines() if line.startswith("|")} == {5}
 

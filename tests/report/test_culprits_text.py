@@ -23,8 +23,10 @@ from pytest_ddpscale.report.culprits_text import (
 )
 from pytest_ddpscale.results.records import Lost
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_json import Resumed
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import RunOutcome, Verdict
+from tests.builders.json_types import as_json
 from tests.report.judged import STARTED_UNIX_S, failed, gpu, link, node, write_judged_run
 from tests.report.sample import HOSTILE
 
@@ -84,6 +86,11 @@ def test_a_rejected_run_on_one_node_drains_it_with_nobody_named(tmp_path: Path) 
     assert found.evidence == "weak_scaling_efficiency resnet152-fp16-8gpu 71.0 %, bound ≥ 96.0 % and 1 more failed"
 
 
+RESUMED = Resumed(
+    at="2026-01-31T12:00:00+00:00", argv=(), status_before="interrupted", thresholds_sha256="", measured_anew={}
+)
+
+
 def test_the_only_node_is_drained_although_no_rank_came_up_on_it(tmp_path: Path) -> None:
     of_a_check = failed(replace(node("n2"), is_certain=False), metric="node_check", bound={"at_least": 1})
     run = write_judged_run(tmp_path / "r", "rejected", [], [of_a_check])
@@ -109,9 +116,12 @@ def test_of_several_nodes_none_is_drained_with_nobody_named(tmp_path: Path) -> N
     ("record", "why"),
     [
         ({"status": "imported"}, "imported: measured by another tool"),
-        ({"status": "simulated"}, "simulated: no machine was measured"),
-        ({"simulated": True}, "simulated: no machine was measured"),
-        ({"hosts": [{"host": "n1", "devices": [{"uuid": "SIM-0"}]}]}, "simulated: no machine was measured"),
+        ({"status": "simulated"}, "SIMULATED: no machine was measured"),
+        ({"simulated": True}, "SIMULATED: no machine was measured"),
+        (
+            {"hosts": [{"host": "n1", "devices": [{"index": 0, "uuid": "SIM-0", "name": ""}]}]},
+            "SIMULATED: no machine was measured",
+        ),
     ],
 )
 @pytest.mark.parametrize("outcome", ["rejected", "accepted"])
@@ -159,7 +169,7 @@ def test_an_accepted_run_accepts_the_hosts_it_measured(tmp_path: Path) -> None:
     ("record", "why"),
     [
         ({"argv": ["pytest", "--gpu-sku=b200", "--ddp-allow-incomplete"]}, "--ddp-allow-incomplete was given"),
-        ({"resumed": [{"at": "2026-01-31T12:00:00+00:00"}]}, "it was resumed"),
+        ({"resumed": [RESUMED]}, "it was resumed"),
     ],
 )
 def test_an_acceptance_with_gaps_or_on_changing_nodes_accepts_nobody(
@@ -239,9 +249,10 @@ def test_a_run_that_was_not_judged_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("started", [None, "yesterday", "2026-01-31T12:00:00"])
 def test_a_run_without_a_time_is_refused(tmp_path: Path, started: str | None) -> None:
-    run = write_judged_run(tmp_path / "r", "rejected", ["n1"], [failed()], record={"started_at": started})
-    with pytest.raises(RunDirectoryError, match="no time in UTC"):
-        read_findings(run)
+    run = RunDirectory(write_judged_run(tmp_path / "r", "rejected", ["n1"], [failed()]))
+    run.write_json(run.run_json, as_json(run.read_run()) | {"started_at": started})
+    with pytest.raises(RunDirectoryError, match="holds what was never written"):
+        read_findings(run.path)
 
 
 def test_the_reason_names_the_run_and_is_plain_ascii() -> None:

@@ -14,6 +14,7 @@ from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.strict_json import read_as
 from pytest_ddpscale.results.verdicts import Judgement
 from tests.report.sample import JUDGEMENT, PLAN, RUN
 
@@ -36,7 +37,7 @@ def full_disk(*_: Any) -> None:
 
 def test_every_file_is_written(run: RunDirectory) -> None:
     assert write(run) == []
-    assert Judgement.from_json(json.loads(run.verdicts_json.read_text(encoding="utf-8"))) == JUDGEMENT
+    assert read_as(Judgement, json.loads(run.verdicts_json.read_text(encoding="utf-8"))) == JUDGEMENT
     assert ET.parse(run.path / "junit.xml").getroot().tag.startswith("testsuite")
     assert "REJECTED" in (run.path / "report.md").read_text(encoding="utf-8").upper()
 

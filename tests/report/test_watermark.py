@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import matplotlib.image
 import pytest
@@ -12,21 +11,13 @@ import pytest
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.plots import write_plots
 from pytest_ddpscale.report.terminal import table_lines
-from pytest_ddpscale.report.watermark import WATERMARK, is_simulated, other_notes
+from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.results.verdicts import Judgement
+from tests.builders.json_types import run_record
 from tests.builders.rounds import columns_of
 from tests.report.sample import ACCEPTED, JUDGEMENT, MEASUREMENTS, PLAN, RUN
 
-SIMULATED = replace(ACCEPTED, notes=("a note", WATERMARK))
-
-
-def test_a_judgement_is_simulated_by_its_notes_or_its_run() -> None:
-    assert is_simulated(SIMULATED)
-    assert is_simulated(ACCEPTED, {"simulated": True})
-    assert not is_simulated(ACCEPTED)
-    assert not is_simulated(ACCEPTED, {"simulated": False})
-    assert not is_simulated(replace(ACCEPTED, notes=("not simulated",)), RUN)
-    assert other_notes(SIMULATED) == ["a note"]
+SIMULATED = replace(ACCEPTED, simulated=True)
 
 
 @pytest.mark.parametrize("columns", [20, 80, 200])
@@ -37,8 +28,8 @@ def test_the_terminal_says_so_right_before_the_outcome(columns: int) -> None:
     assert WATERMARK not in "\n".join(line for line, _ in table_lines(JUDGEMENT, columns))
 
 
-@pytest.mark.parametrize(("judgement", "run"), [(SIMULATED, RUN), (ACCEPTED, RUN | {"simulated": True})])
-def test_markdown_says_so_at_the_top_and_has_nothing_to_sign(judgement: Judgement, run: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("judgement", "run"), [(SIMULATED, RUN), (ACCEPTED, run_record(RUN, simulated=True))])
+def test_markdown_says_so_at_the_top_and_has_nothing_to_sign(judgement: Judgement, run: RunRecord) -> None:
     report = render_markdown(judgement, run, PLAN)
     assert report.splitlines()[2].startswith(f"> **{WATERMARK}.**")
     assert "there is nothing to sign" in report

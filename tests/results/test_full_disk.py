@@ -16,6 +16,7 @@ from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory, append_whole
 from pytest_ddpscale.results.run_lock import RunLock
 from pytest_ddpscale.results.run_opening import new_run_directory
+from tests.builders.json_types import run_record
 from tests.small_disk import SmallDisk, small_disk
 
 RECORD = StudyEnd("weak/r", "error", "so many words that a small disk is soon full of them")
@@ -30,7 +31,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 @pytest.fixture
 def run(disk: SmallDisk) -> RunDirectory:
     run = RunDirectory.create(disk.path / "run")
-    run.write_json(run.run_json, {"schema_version": 2, "sku": "cpu"})
+    run.write_json(run.run_json, run_record())
     return run
 
 
@@ -77,8 +78,8 @@ def test_writing_goes_on_when_there_is_room_again(disk: SmallDisk, run: RunDirec
 def test_a_file_that_cannot_be_replaced_keeps_its_content(disk: SmallDisk, run: RunDirectory) -> None:
     disk.fill()
     with pytest.raises(WritingError, match=r"run\.json: cannot be written \(No space left on device\)"):
-        run.write_json(run.run_json, {"schema_version": 2, "sku": "x" * 10_000})
-    assert run.read_run()["sku"] == "cpu"
+        run.write_json(run.run_json, run_record(sku="x" * 10_000))
+    assert run.read_run().sku == "cpu"
     disk.make_room()
     assert sorted(path.name for path in run.path.iterdir()) == ["logs", "run.json"]
 

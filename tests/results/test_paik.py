@@ -16,6 +16,7 @@ from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.results.paik import import_paik
 from pytest_ddpscale.results.paik_files import read_result_file
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_json import RunDevice
 from pytest_ddpscale.thresholds.model import Thresholds
 from tests.builders.measurements import measurements_in
 
@@ -174,18 +175,18 @@ def test_every_measurement_belongs_to_an_arm_of_the_plan(a100: RunDirectory) -> 
 
 def test_run_json_says_where_it_comes_from_and_what_is_unknown(a100: RunDirectory) -> None:
     run = a100.read_run()
-    assert (run["sku"], run["status"], run["schema_version"]) == ("a100-sxm4-80gb", "imported", 2)
-    assert (run["source"], run["imported_from"]) == ("willgpaik/pytorch-ddp-scaling-benchmark", "paik_a100_80gb")
-    assert run["versions"] == {"torch": "2.12.0+cu130", "cuda": "13.0"}
-    (host,) = run["hosts"]
-    assert host["host"] == "imported"
-    assert [device["index"] for device in host["devices"]] == list(range(8))
-    assert host["devices"][0] == {"index": 0, "uuid": "unknown", "name": "NVIDIA A100-SXM4-80GB"}
-    assert any("step-time standard deviation" in note for note in run["notes"])
+    assert (run.sku, run.status) == ("a100-sxm4-80gb", "imported")
+    assert (run.source, run.imported_from) == ("willgpaik/pytorch-ddp-scaling-benchmark", "paik_a100_80gb")
+    assert run.versions == {"torch": "2.12.0+cu130", "cuda": "13.0"}
+    (host,) = run.hosts
+    assert host.host == "imported"
+    assert [device.index for device in host.devices] == list(range(8))
+    assert host.devices[0] == RunDevice(0, "unknown", "NVIDIA A100-SXM4-80GB")
+    assert any("step-time standard deviation" in note for note in run.notes)
 
 
 def test_topology_is_kept_without_terminal_codes(a100: RunDirectory) -> None:
-    topology = a100.read_run()["nccl_topology"]
+    topology = a100.read_run().nccl_topology or ""
     assert "\x1b" in published()["nccl_topology"]
     assert topology.startswith("GPU0\tGPU1")
     assert "\x1b" not in topology
@@ -193,7 +194,7 @@ def test_topology_is_kept_without_terminal_codes(a100: RunDirectory) -> None:
 
 def test_topology_is_that_of_the_largest_world(tmp_path: Path) -> None:
     run = import_results(tmp_path, edited(nccl_topology="one GPU"), edited(TWO_GPUS, nccl_topology="two GPUs"))
-    assert run.read_run()["nccl_topology"] == "two GPUs"
+    assert run.read_run().nccl_topology == "two GPUs"
 
 
 def test_subdirectories_are_searched(tmp_path: Path) -> None:
@@ -208,7 +209,7 @@ def test_several_nodes_get_hosts_of_their_own(tmp_path: Path) -> None:
     assert [(m.host, m.rank, m.local_rank) for m in measurements_in(run)] == [
         ("imported", 0, 0), ("imported-1", 1, 0)
     ]  # fmt: skip
-    assert [host["host"] for host in run.read_run()["hosts"]] == ["imported", "imported-1"]
+    assert [host.host for host in run.read_run().hosts] == ["imported", "imported-1"]
 
 
 def test_what_was_not_sampled_is_none(tmp_path: Path) -> None:
@@ -217,8 +218,8 @@ def test_what_was_not_sampled_is_none(tmp_path: Path) -> None:
     result["per_rank"][1]["gpu_sampling"]["gpu_activity_pct"] = {"min": None, "mean": None, "max": None}
     run = import_results(tmp_path, result | {"nccl_topology": None, "cuda_version": None})
     assert [m.utilization for m in measurements_in(run)] == [None, None]
-    assert run.read_run()["nccl_topology"] is None
-    assert run.read_run()["versions"]["cuda"] == "unknown"
+    assert run.read_run().nccl_topology is None
+    assert run.read_run().versions["cuda"] == "unknown"
 
 
 def test_one_step_has_no_standard_deviation(tmp_path: Path) -> None:
@@ -230,8 +231,8 @@ def test_one_step_has_no_standard_deviation(tmp_path: Path) -> None:
 
 def test_several_torch_versions_are_noted(tmp_path: Path) -> None:
     run = import_results(tmp_path, published(), edited(TWO_GPUS, torch_version="2.10.0+cu128")).read_run()
-    assert run["versions"]["torch"] == "2.10.0+cu128, 2.12.0+cu130"
-    assert any("several versions of torch" in note for note in run["notes"])
+    assert run.versions["torch"] == "2.10.0+cu128, 2.12.0+cu130"
+    assert any("several versions of torch" in note for note in run.notes)
 
 
 class TestWorkloadNames:
@@ -239,7 +240,7 @@ class TestWorkloadNames:
         named = {"big-resnet": {"model": "resnet152", "precision": "fp16", "batch_size": 512}}
         run = import_results(tmp_path, published(), workloads=named)
         assert study_ids(run) == {"weak/big-resnet"}
-        assert not any("thresholds have" in note for note in run.read_run()["notes"])
+        assert not any("thresholds have" in note for note in run.read_run().notes)
 
     def test_another_image_size_does_not_get_the_name_in_the_thresholds(self, tmp_path: Path) -> None:
         named = {"resnet152-fp16": {"model": "resnet152", "precision": "fp16", "batch_size": 512, "image_size": 128}}
@@ -249,7 +250,7 @@ class TestWorkloadNames:
         named = {"big-resnet": {"model": "resnet152", "precision": "fp16", "batch_size": 256}}
         run = import_results(tmp_path, published(), workloads=named)
         assert study_ids(run) == {"weak/big-resnet"}
-        assert "weak/big-resnet: measured with batch_size 512; the thresholds have 256" in run.read_run()["notes"]
+        assert "weak/big-resnet: measured with batch_size 512; the thresholds have 256" in run.read_run().notes
 
     def test_two_batches_are_told_apart(self, tmp_path: Path) -> None:
         run = import_results(tmp_path, published(), with_batch(256))

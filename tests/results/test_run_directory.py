@@ -16,6 +16,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Block, GangRecord, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
 from pytest_ddpscale.results.strict_json import strict_json
+from tests.builders.json_types import as_json, run_record
 from tests.builders.measurements import Measurement, measurements_in, measurements_of
 from tests.builders.records import lines_of
 
@@ -46,7 +47,7 @@ def measurement(round_: int = 0, host: str = "nöde-1") -> Measurement:
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     run = RunDirectory.create(tmp_path / "runs" / "one")
-    run.write_json(run.run_json, {"schema_version": 2, "sku": "cpu"})
+    run.write_json(run.run_json, run_record())
     return run
 
 
@@ -94,7 +95,7 @@ class TestCreate:
 
 class TestOpen:
     def test_reads_what_was_written(self, run: RunDirectory) -> None:
-        assert RunDirectory.open(run.path).read_run() == {"schema_version": 2, "sku": "cpu"}
+        assert RunDirectory.open(run.path).read_run() == run_record()
 
     def test_refuses_a_directory_without_a_run(self, tmp_path: Path) -> None:
         with pytest.raises(RunDirectoryError, match=r"has no run\.json"):
@@ -125,11 +126,11 @@ class TestOpen:
 
 class TestPlan:
     def test_survives_being_written(self, run: RunDirectory) -> None:
-        run.write_json(run.plan_json, PLAN.as_json())
+        run.write_json(run.plan_json, PLAN)
         assert run.read_plan() == PLAN
 
     def test_refuses_a_newer_schema(self, run: RunDirectory) -> None:
-        run.write_json(run.plan_json, PLAN.as_json() | {"schema_version": 99})
+        run.write_json(run.plan_json, as_json(PLAN) | {"schema_version": 99})
         with pytest.raises(RunDirectoryError, match="has schema_version 99"):
             run.read_plan()
 
@@ -138,8 +139,8 @@ class TestPlan:
         [{"studies": 3}, {"studies": [{}]}, {"studies": ["weak"]}, {"sku": None, "studies": [{"workload": 1}]}],
     )
     def test_refuses_what_describes_no_plan(self, run: RunDirectory, change: dict[str, Any]) -> None:
-        run.write_json(run.plan_json, PLAN.as_json() | change)
-        with pytest.raises(RunDirectoryError, match=r"plan\.json: does not describe a plan"):
+        run.write_json(run.plan_json, as_json(PLAN) | change)
+        with pytest.raises(RunDirectoryError, match=r"plan\.json: holds what was never written .* at `\$"):
             run.read_plan()
 
     def test_refuses_a_run_without_one(self, run: RunDirectory) -> None:
@@ -253,10 +254,10 @@ class TestWriteAtomically:
     def test_json_with_nan_is_not_written(self, run: RunDirectory) -> None:
         with pytest.raises(ValueError):
             run.write_json(run.run_json, {"schema_version": 2, "load": math.nan})
-        assert run.read_run() == {"schema_version": 2, "sku": "cpu"}
+        assert run.read_run() == run_record()
 
     def test_json_ends_in_a_newline(self, run: RunDirectory) -> None:
-        assert run.run_json.read_text() == strict_json({"schema_version": 2, "sku": "cpu"}) + "\n"
+        assert run.run_json.read_text() == strict_json(run_record()) + "\n"
 
 
 def test_a_torn_line_is_cut_so_that_the_next_record_does_not_join_it(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from pytest_ddpscale.results import run_opening
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_lock import RunLock
 from pytest_ddpscale.results.run_opening import judging_directory, new_run_directory, reopened
+from pytest_ddpscale.results.strict_json import strict_json
+from tests.builders.json_types import run_record
 
 RACES = 40
 RACER = """
@@ -40,12 +42,14 @@ print("done", flush=True)
 sys.stdin.readline()
 """
 
+BEGUN = strict_json(run_record(status="running"))
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """A run that somebody measured."""
     run = RunDirectory.create(tmp_path / "run")
-    run.write_json(run.run_json, {"schema_version": 2, "sku": "cpu"})
+    run.write_json(run.run_json, run_record())
     return run
 
 
@@ -112,7 +116,7 @@ class TestNewRunDirectory:
     def test_a_run_killed_before_it_had_a_plan_is_begun_anew(self, tmp_path: Path, left: list[str]) -> None:
         run = RunDirectory.create(tmp_path / "killed")
         for name in left:
-            (run.path / name).write_text('{"schema_version":2,"status":"running"}', encoding="utf-8")
+            (run.path / name).write_text(BEGUN, encoding="utf-8")
         assert run.is_only_begun == ("run.json" in left)
         assert new_run_directory(run.path, "cpu")[0] == run
 
@@ -120,7 +124,7 @@ class TestNewRunDirectory:
     def test_a_run_that_has_come_further_is_not(self, tmp_path: Path, also: str) -> None:
         run = RunDirectory.create(tmp_path / "killed")
         for name in ("run.json", also):
-            (run.path / name).write_text('{"schema_version":2,"status":"running"}', encoding="utf-8")
+            (run.path / name).write_text(BEGUN, encoding="utf-8")
         with pytest.raises(RunDirectoryError, match=r"already holds|is not empty"):
             new_run_directory(run.path, "cpu")
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
-from typing import get_args
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.results.strict_json import parse_strict_json, strict_json
-from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict, VerdictOutcome
+from pytest_ddpscale.results.strict_json import read_as
+from pytest_ddpscale.results.verdicts import Blocker, Culprit, Judgement, Verdict, VerdictOutcome
+from tests.builders.json_types import as_json
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -60,17 +61,17 @@ def make_verdict(bound: dict[str, float], value: float | None) -> Verdict:
 
 @given(JUDGEMENTS)
 def test_a_judgement_survives_verdicts_json(judgement: Judgement) -> None:
-    assert Judgement.from_json(parse_strict_json(strict_json(judgement.as_json()))) == judgement
+    assert read_as(Judgement, as_json(judgement)) == judgement
 
 
 def test_json_says_unit_and_margin_beside_the_value() -> None:
-    data = json.loads(json.dumps(make_verdict({"at_least": 100.0}, 110.0).as_json()))
+    data = as_json(make_verdict({"at_least": 100.0}, 110.0))
     assert (data["unit"], data["value"], data["bound"]) == ("img/s", 110.0, {"at_least": 100.0})
     assert data["margin"] == pytest.approx(0.1)
 
 
 def test_json_has_a_schema_version() -> None:
-    assert Judgement("cpu", "partial", "", ()).as_json()["schema_version"] == 2
+    assert as_json(Judgement("cpu", "partial", "", ()))["schema_version"] == 2
 
 
 @pytest.mark.parametrize(
@@ -101,8 +102,31 @@ def test_only_passed_is_a_pass() -> None:
 
 
 def test_an_unknown_key_is_refused() -> None:
-    data = make_verdict({"at_least": 1.0}, 2.0).as_json()
-    with pytest.raises(TypeError, match="colour"):
-        Verdict.from_json(data | {"colour": "red"})
-    with pytest.raises(KeyError, match="culprits"):
-        Verdict.from_json({key: value for key, value in data.items() if key != "culprits"})
+    data = as_json(make_verdict({"at_least": 1.0}, 2.0))
+    with pytest.raises(ValueError, match="colour"):
+        read_as(Verdict, data | {"colour": "red"})
+    with pytest.raises(ValueError, match="culprits"):
+        read_as(Verdict, {key: value for key, value in data.items() if key != "culprits"})
+
+
+@pytest.mark.parametrize("change", [{"margin": 9.0}, {"unit": "ms"}, {"margin": None}])
+def test_what_follows_from_the_rest_has_to_be_right(change: dict[str, Any]) -> None:
+    data = as_json(make_verdict({"at_least": 1.0}, 2.0)) | change
+    with pytest.raises(ValueError, match=f"{next(iter(change))} is .*; expected "):
+        read_as(Verdict, data)
+
+
+@pytest.mark.parametrize("change", [{"metric": "colour"}, {"bound": {}}, {"bound": {"at_least": 0.0}}])
+def test_a_verdict_on_nothing_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected a metric and its bound"):
+        read_as(Verdict, as_json(make_verdict({"at_least": 1.0}, 2.0)) | change)
+
+
+def test_a_reason_not_to_accept_cannot_be_taken_out() -> None:
+    failed = replace(make_verdict({"at_least": 1.0}, 0.5), outcome="failed")
+    judgement = Judgement("cpu", "rejected", "", (failed,), blockers=(Blocker("test", "t", "skipped"),))
+    assert [(one.kind, one.name) for one in judgement.blockers] == [("requirement", "m[a]"), ("test", "t")]
+    assert replace(judgement, notes=("n",)).blockers == judgement.blockers
+    data = as_json(judgement)
+    with pytest.raises(ValueError, match="blockers"):
+        read_as(Judgement, data | {"blockers": data["blockers"][1:]})

@@ -13,6 +13,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.sku.detection import Gpu
+from tests.builders.json_types import run_record
 from tests.builders.records import gang_on, steady_block
 
 THRESHOLDS = """\
@@ -90,6 +91,6 @@ def gpu(index: int, name: str = "G") -> Gpu:
 def measured_run(path: Path, sku: str = "cpu") -> Path:
     """A run directory without any measurement."""
     run = RunDirectory.create(path)
-    run.write_json(run.run_json, {"schema_version": 2, "sku": sku, "notes": ["imported"]})
-    run.write_json(run.plan_json, Plan("cpu", "cpu", ()).as_json())
+    run.write_json(run.run_json, run_record(sku=sku, notes=["imported"]))
+    run.write_json(run.plan_json, Plan("cpu", "cpu", ()))
     return path

@@ -13,6 +13,7 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.sku.detection import Gpu
+from tests.builders.json_types import run_record
 from tests.session.sample import THRESHOLDS, InstantGang, Open, measured_run, nothing
 
 
@@ -59,7 +60,7 @@ class TestJudging:
         begin = source.open_run if goes_on else lambda: source.select(source.cases)
         if goes_on:
             source.select(source.cases)
-        with pytest.raises(RunDirectoryError, match=r"baseline\.json.*is no baseline"):
+        with pytest.raises(RunDirectoryError, match=r"baseline\.json.*is no baseline.json: it has no schema_version"):
             begin()
 
     def test_notes_of_the_old_run_are_kept(self, opened: Open, tmp_path: Path) -> None:
@@ -70,12 +71,11 @@ class TestJudging:
         record = old.read_run()
         marks: list[dict[str, Any]] = [
             {"simulated": True},
-            {"simulated": "true"},
             {"status": "simulated"},
-            {"simulation": {}},
+            {"simulation": {"gpus": 8, "seed": 0, "faults": [], "model": {}}},
         ]
         for mark, expected in (({}, "accepted"), *((mark, "incomplete") for mark in marks)):
-            old.write_json(old.run_json, record | mark)
+            old.write_json(old.run_json, run_record(record, **mark))
             session = self.judged(opened, old)
             session.source.cases = session.source.cases[:2]
             for case in session.source.cases:
@@ -84,7 +84,7 @@ class TestJudging:
             judgement = session.conclude(interrupted=False, spoiled=())
             assert judgement.outcome == expected, judgement.reason
         assert judgement.reason.startswith("simulated: no machine was measured")
-        assert "SIMULATED: no machine was measured" in judgement.notes
+        assert judgement.simulated
 
     def test_verdicts_that_somebody_may_have_signed_are_never_overwritten(
         self, opened: Open, old: RunDirectory

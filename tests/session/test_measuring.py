@@ -19,7 +19,7 @@ class TestMeasuring:
     def test_what_is_about_to_happen_is_on_disk_first(self, measuring: AcceptanceSession) -> None:
         assert measuring.run is not None
         assert measuring.run.read_plan() == measuring.source.plan
-        assert measuring.run.read_run()["status"] == "running"
+        assert measuring.run.read_run().status == "running"
         assert measuring.source.evidence is None
 
     def test_one_launch_answers_everything_planned(

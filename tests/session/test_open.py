@@ -7,17 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from pytest_ddpscale.errors import OptionError, RunDirectoryError, SkuError
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.strict_json import parse_strict_json
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.strict_json import parse_strict_json, read_as
 from pytest_ddpscale.session import devices
 from pytest_ddpscale.session.cluster import THIS_MACHINE
 from pytest_ddpscale.session.sources import Machine
 from pytest_ddpscale.sku.detection import Gpu
 from pytest_ddpscale.util.packaged import packaged
+from tests.builders.json_types import as_json
 from tests.session.sample import THRESHOLDS, Open, gpu, measured_run
 
 
@@ -193,9 +194,10 @@ class TestSku:
 
     @pytest.mark.parametrize("sku", [None, 7, ["cpu"]])
     def test_a_judged_run_that_names_no_sku_is_broken(self, opened: Open, tmp_path: Path, sku: Any) -> None:
-        judge = str(measured_run(tmp_path / "old", sku))
-        with pytest.raises(RunDirectoryError, match="names no SKU"):
-            opened(gpu_sku="auto", ddp_judge=judge)
+        run = RunDirectory(measured_run(tmp_path / "old"))
+        run.write_json(run.run_json, as_json(run.read_run()) | {"sku": sku})
+        with pytest.raises(RunDirectoryError, match=r"run\.json: holds what was never written .*`\$\.sku`"):
+            opened(gpu_sku="auto", ddp_judge=str(run.path))
 
     def test_no_run_to_judge_is_refused(self, opened: Open, tmp_path: Path) -> None:
         with pytest.raises(RunDirectoryError, match=r"has no run\.json"):
@@ -276,7 +278,7 @@ class TestFewerGpusThanAsked:
         session.source.select(session.source.cases[:1])
         assert session.source.plan is not None
         assert session.source.plan.gpus_asked == 8
-        assert Plan.from_json(msgspec.to_builtins(session.source.plan.as_json())) == session.source.plan
+        assert read_as(Plan, as_json(session.source.plan)) == session.source.plan
 
     def test_are_a_slip_where_no_check_would_tell(self, opened: Open, machine: Callable[..., None]) -> None:
         machine(gpu(0), gpu(1), driver=True)

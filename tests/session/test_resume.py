@@ -22,6 +22,7 @@ from pytest_ddpscale.results.telemetry_record import GpuReadings, joined_telemet
 from pytest_ddpscale.results.transport_record import Transport, transports_of
 from pytest_ddpscale.session import resume as resuming
 from pytest_ddpscale.session.resume import read_resumption, refuse_other_devices
+from tests.builders.json_types import run_record
 from tests.builders.records import gang_on, steady_block, transport_line
 
 NAMES = ("decided", "rounds", "budget", "error", "interrupted", "unended", "unbegun")
@@ -45,7 +46,7 @@ def records_of(name: str) -> list[AnyRecord]:
 def run(tmp_path: Path) -> RunDirectory:
     """A run with a study for each way to end, and not to end."""
     run = RunDirectory.create(tmp_path / "run")
-    run.write_json(run.plan_json, Plan("cpu", "cpu", tuple(map(study, NAMES)), ranks_per_node=2).as_json())
+    run.write_json(run.plan_json, Plan("cpu", "cpu", tuple(map(study, NAMES)), ranks_per_node=2))
     start_run(run, "cpu", (), tmp_path, "ab" * 32, devices_present=2)
     run.append_record(gang_on(["nöde"], 1))
     for name in NAMES[:-1]:
@@ -77,7 +78,7 @@ def test_a_study_that_broke_after_a_good_end_is_missing(run: RunDirectory) -> No
 @pytest.mark.parametrize("end", ["decided", "interrupted"])
 def test_the_search_for_a_slow_link_is_a_study_too(run: RunDirectory, end: EndReason) -> None:
     pairs = PairStudy(message_bytes=4096, iterations=5)
-    run.write_json(run.plan_json, replace(run.read_plan(), nodes=2, ranks_per_node=1, pairs=pairs).as_json())
+    run.write_json(run.plan_json, replace(run.read_plan(), nodes=2, ranks_per_node=1, pairs=pairs))
     run.append_record(StudyEnd(pairs.id, end))
     resumption = read_resumption(run)
     assert (pairs.id in resumption.missing) == (end == "interrupted")
@@ -87,7 +88,7 @@ def test_the_search_for_a_slow_link_is_a_study_too(run: RunDirectory, end: EndRe
 @pytest.mark.parametrize("end", ["decided", "interrupted"])
 def test_probes_are_a_study_too(run: RunDirectory, end: EndReason) -> None:
     probes = ProbeStudy((Probe("matmul-fp32"), Probe("all-reduce-32mib", 2)), 16, 0.1)
-    run.write_json(run.plan_json, replace(run.read_plan(), probes=probes, survey=True).as_json())
+    run.write_json(run.plan_json, replace(run.read_plan(), probes=probes, survey=True))
     run.append_record(StudyEnd(probes.id, end))
     resumption = read_resumption(run)
     assert (probes.id in resumption.missing) == (end == "interrupted")
@@ -200,7 +201,7 @@ class TestBegin:
     def test_makes_no_folder_where_nothing_was_concluded(self, run: RunDirectory) -> None:
         read_resumption(run).begin((), "ab" * 32)
         assert not (run.path / "before-resume-1").exists()
-        assert run.read_run()["resumed"][0]["measured_anew"] == read_resumption(run).missing
+        assert run.read_run().resumed[0].measured_anew == read_resumption(run).missing
 
     def test_a_file_system_that_became_read_only_is_refused(
         self, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
@@ -222,7 +223,7 @@ class TestRefused:
             read_resumption(run)
 
     def test_another_version(self, run: RunDirectory) -> None:
-        run.write_json(run.run_json, run.read_run() | {"versions": {"pytest_ddpscale": "0.0.1"}})
+        run.write_json(run.run_json, run_record(run.read_run(), versions={"pytest_ddpscale": "0.0.1"}))
         with pytest.raises(RunDirectoryError, match=r"by pytest-ddpscale 0\.0\.1; .*install that version"):
             read_resumption(run)
 

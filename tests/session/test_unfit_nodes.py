@@ -174,7 +174,7 @@ class TestStop:
         assert_check_names_n2(judgement, 2 / 3)
         assert session.run is not None
         assert set(surveys_of(session.run.read_records())) == set(THREE)
-        assert session.run.read_run()["devices_present"] == 6
+        assert session.run.read_run().devices_present == 6
         assert stage.told_unfit == [{"n2": TOO_SMALL}]
 
     def test_launches_nothing_for_a_test_of_the_sites_own_either(self, stage: Stage) -> None:
@@ -217,7 +217,7 @@ class TestLeaveOut:
         assert judgement.notes == (note,)
         assert session.run is not None
         record, plan = session.run.read_run(), session.run.read_plan()
-        assert (record["left_out"], record["devices_present"]) == ([note], 4)
+        assert (record.left_out, record.devices_present) == ({"n2": TOO_SMALL}, 4)
         assert (plan.nodes, plan.survey) == (2, True)
         assert stage.told_unfit == [{"n2": TOO_SMALL}]
 

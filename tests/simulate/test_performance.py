@@ -109,7 +109,7 @@ def test_on_cpu_nothing_waits_for_a_host() -> None:
 
 
 def test_all_parameters_are_kept_as_json() -> None:
-    kept = a100().performance.as_json()
+    kept = a100().performance.parameters
     assert kept["img_per_s"] == {RESNET: 1189.5}
     assert kept["noise"]["round_sd"] == 0.003
     assert kept["topology"]["inside"]["bytes_per_s"] == pytest.approx(240e9)

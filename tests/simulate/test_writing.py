@@ -11,7 +11,7 @@ from pytest_ddpscale.evidence.evidence import read_evidence
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import SIMULATED_NOTE
+from pytest_ddpscale.results.run_json import RunDevice
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.session.devices import measured_layout
 from pytest_ddpscale.simulate.writing import write_simulated_run
@@ -33,21 +33,21 @@ def written(folder: Path, *texts: str, gpus: int = 8, seed: int = 0, rounds: int
 
 def test_it_says_everywhere_that_it_is_simulated(tmp_path: Path) -> None:
     record = written(tmp_path / "run", "slow-gpu:3:1.2").read_run()
-    assert record["simulated"] is True
-    assert record["status"] == "simulated"
-    assert record["notes"] == [SIMULATED_NOTE, "simulated faults: slow-gpu:3:1.2"]
-    assert record["simulation"]["faults"] == ["slow-gpu:3:1.2"]
-    assert record["simulation"]["seed"] == 0
-    assert record["simulation"]["model"]["noise"]["round_sd"] == 0.003
-    assert record["argv"] == ["ddpscale", "simulate"]
-    names = {device["name"] for host in record["hosts"] for device in host["devices"]}
+    assert record.is_simulated()
+    assert (record.simulated, record.status) == (True, "simulated")
+    assert record.notes == ("simulated faults: slow-gpu:3:1.2",)
+    assert record.simulation is not None
+    assert (record.simulation.faults, record.simulation.seed) == (("slow-gpu:3:1.2",), 0)
+    assert record.simulation.model["noise"]["round_sd"] == 0.003
+    assert record.argv == ("ddpscale", "simulate")
+    names = {device.name for host in record.hosts for device in host.devices}
     assert names == {"simulated a100-sxm4-80gb"}
 
 
 def test_every_host_has_its_devices(tmp_path: Path) -> None:
-    hosts = written(tmp_path / "run", gpus=16).read_run()["hosts"]
-    assert [(host["host"], len(host["devices"])) for host in hosts] == [("simulated-0", 8), ("simulated-1", 8)]
-    assert hosts[1]["devices"][3] == {"index": 3, "uuid": "SIM-11", "name": "simulated a100-sxm4-80gb"}
+    hosts = written(tmp_path / "run", gpus=16).read_run().hosts
+    assert [(host.host, len(host.devices)) for host in hosts] == [("simulated-0", 8), ("simulated-1", 8)]
+    assert hosts[1].devices[3] == RunDevice(3, "SIM-11", "simulated a100-sxm4-80gb")
 
 
 def verdicts_on(folder: Path, *texts: str, gpus: int = 32) -> dict[str, Verdict]:

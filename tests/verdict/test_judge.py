@@ -221,7 +221,7 @@ class TestOrder:
         ordered = make_measurements(case, values)
         shuffled = shuffler.sample(ordered, len(ordered))
         verdicts = [judge(case, make_evidence(case, some), CONFIDENCE) for some in (ordered, shuffled)]
-        first, second = (strict_json(verdict.as_json()) for verdict in verdicts)
+        first, second = (strict_json(verdict) for verdict in verdicts)
         assert first == second
 
     @given(st.sampled_from(VALUED), st.randoms(use_true_random=False))

@@ -1,0 +1,25 @@
+"""What a file holds of a record, as JSON types, and run records of few words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_ddpscale.results.run_json import RunRecord
+from pytest_ddpscale.results.strict_json import parse_strict_json, read_as, strict_json
+
+
+def as_json(record: object) -> Any:
+    """The JSON types that are read of what is written."""
+    return parse_strict_json(strict_json(record))
+
+
+def run_record(base: RunRecord | None = None, **changes: Any) -> RunRecord:
+    """A run.json's content, of JSON types; also with what it would be refused for.
+
+    Args:
+        base: changed; default: the least that one says.
+        changes: fields; None leaves one out.
+    """
+    least = RunRecord(sku="cpu", status="finished", started_at="2026-01-31T12:00:00+00:00")
+    said = {**as_json(base or least), **as_json(changes)}
+    return read_as(RunRecord, {key: value for key, value in said.items() if value is not None})
