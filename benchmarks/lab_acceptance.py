@@ -2,12 +2,14 @@
 
     python benchmarks/lab_acceptance.py --launches 10 --json lab_acceptance.json
     python benchmarks/lab_acceptance.py --launches 1 --keep runs
+    python benchmarks/lab_acceptance.py --launches 1 --nodes 6 --starved 0.3
 
 The cluster is the lab of tests/slurm_lab: a real Slurm, whose nodes are namespaces of this machine, of one rank each,
 and share its cores evenly. It needs what those tests need: root, Slurm and munge. Half of the launches are on healthy
 nodes, half with the cable of one node limited to a rate, in each launch of the next node. A launch on healthy nodes is
 right if they are accepted and nobody is named; with a slow cable if they are rejected and that node is named, and no
-other. Bounds on what one rank does need the machine to itself.
+other. With --starved the node after it has little CPU then too, once ranks are up, and both are to be named.
+Bounds on what one rank does need the machine to itself.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class Launch:
     Attributes:
         number: counted from 1.
         slow: the node behind a slow cable; empty if all are healthy.
+        starved: the node with little CPU; empty if none.
         seconds: from submitting the job to its end.
         outcome: of the run, or the job's state if there is none.
         named: hosts that any verdict names.
@@ -49,6 +52,7 @@ class Launch:
 
     number: int
     slow: str
+    starved: str
     seconds: float
     outcome: str
     named: tuple[str, ...]
@@ -57,14 +61,16 @@ class Launch:
     @property
     def is_right(self) -> bool:
         """Whether the cluster got the verdict that it deserves."""
-        return (self.outcome, self.named) == (("rejected", (self.slow,)) if self.slow else ("accepted", ()))
+        faulty = tuple(sorted(filter(None, (self.slow, self.starved))))
+        return (self.outcome, self.named) == ("rejected" if faulty else "accepted", faulty)
 
 
-def launch(lab: SlurmLab, folder: Path, number: int, slow: str, nodes: int) -> Launch:
+def launch(lab: SlurmLab, folder: Path, number: int, slow: str, starved: str, share: float) -> Launch:
     """Submit an acceptance of all nodes as an operator would, and wait for its end."""
     from tests.integration.lab_runs import LabRun
+    from tests.slurm_lab.polling import wait_until
 
-    names = [f"n{index + 1}" for index in range(nodes)]
+    names = [node.name for node in lab.nodes]
     run = RunDirectory(folder / f"{number}-{slow or 'healthy'}")
     command = [
         sys.executable, "-m", "pytest", "--gpu-sku=cpu", "--ddp-launcher=slurm", "--ddp-gpus-per-node=1",
@@ -72,16 +78,20 @@ def launch(lab: SlurmLab, folder: Path, number: int, slow: str, nodes: int) -> L
         str(ROOT / "acceptance"),
     ]  # fmt: skip
     began_s = time.perf_counter()
-    job = lab.submit(" ".join(["exec", *command]), f"--nodes={nodes}", f"--nodelist={','.join(names)}", cwd=folder)
+    job = lab.submit(" ".join(["exec", *command]), f"--nodes={len(names)}", f"--nodelist={','.join(names)}", cwd=folder)
+    if starved:  # with little CPU it takes a minute to import torch
+        wait_until(lambda: bool(run.read_records()), LIMIT_S, "ranks", seen=lambda: lab.job_output(job))
+        node = lab.node(starved)
+        node.cpu_quota(max(0.1, share * (node.cores or 0.0)))
     state = lab.wait_for_job(job, LIMIT_S)
     seconds = time.perf_counter() - began_s
     if not run.verdicts_json.exists():
         print(lab.job_output(job), file=sys.stderr)
-        return Launch(number, slow, seconds, state.lower(), (), ())
+        return Launch(number, slow, starved, seconds, state.lower(), (), ())
     ran = LabRun(state, lab.job_output(job), run)
     verdicts = ran.judgement["verdicts"]
     missed = tuple(f"{one['id']} {one['outcome']} {one['value']}" for one in verdicts if one["outcome"] != "passed")
-    return Launch(number, slow, seconds, ran.judgement["outcome"], tuple(sorted(ran.accused)), missed)
+    return Launch(number, slow, starved, seconds, ran.judgement["outcome"], tuple(sorted(ran.accused)), missed)
 
 
 def launches(arguments: argparse.Namespace, folder: Path) -> list[Launch]:
@@ -91,17 +101,19 @@ def launches(arguments: argparse.Namespace, folder: Path) -> list[Launch]:
     done = []
     with SlurmLab(folder / "lab", nodes=arguments.nodes) as lab:
         for number in range(1, arguments.launches + 1):
-            for slow in ("", f"n{(number - 1) % arguments.nodes + 1}"):
+            behind = f"n{(number - 1) % arguments.nodes + 1}"
+            after = f"n{number % arguments.nodes + 1}" if arguments.starved else ""
+            for slow, starved in (("", ""), (behind, after)):
                 lab.share_cores()
                 if slow:
                     lab.node(slow).slow_link(arguments.rate)
-                done.append(launch(lab, folder, number, slow, arguments.nodes))
+                done.append(launch(lab, folder, number, slow, starved, arguments.starved or 1.0))
                 print(table(HEADER, [row(done[-1])]), *done[-1].missed, sep="\n", flush=True)
                 lab.heal()
     return done
 
 
-HEADER = ("launch", "slow cable", "seconds", "outcome", "named", "right")
+HEADER = ("launch", "slow cable", "little CPU", "seconds", "outcome", "named", "right")
 
 
 def row(one: Launch) -> tuple[str, ...]:
@@ -110,6 +122,7 @@ def row(one: Launch) -> tuple[str, ...]:
     return (
         str(one.number),
         one.slow or "none",
+        one.starved or "none",
         f"{one.seconds:.0f}",
         one.outcome,
         named,
@@ -132,6 +145,7 @@ def main() -> None:
     )
     parser.add_argument("--nodes", type=positive_int, default=4, metavar="N", help="default: %(default)s")
     parser.add_argument("--rate", default="50mbit", help="of the slow cable, as tc writes it; default: %(default)s")
+    parser.add_argument("--starved", type=float, metavar="SHARE", help="CPU left to the node after it; default: all")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the run directories here")
     arguments = parser.parse_args()
     sys.path.append(str(ROOT))
@@ -148,7 +162,11 @@ def main() -> None:
     print(table(HEADER, [row(one) for one in done]))
     for what, of_kind in kinds.items():
         print(summary(of_kind, what))
-    keep(arguments.json, "lab_acceptance", {"rate": arguments.rate, "launches": [asdict(one) for one in done]})
+    keep(
+        arguments.json,
+        "lab_acceptance",
+        {"rate": arguments.rate, "starved": arguments.starved, "launches": [asdict(one) for one in done]},
+    )
     shares = [sum(one.is_right for one in of_kind) / len(of_kind) for of_kind in kinds.values()]
     if min(shares) < RIGHT_SHARE or max(one.seconds for one in done) > MOST_S:
         sys.exit(1)

@@ -91,10 +91,10 @@ def busy_neighbour(slow_rank: int) -> Iterator[None]:
         process.wait()
 
 
-def uniformity(run_path: Path, launch: Launch) -> Verdict:
+def uniformity(run_path: Path, launch: Launch, pace: Pace) -> Verdict:
     """The verdict on two ranks that train the same."""
     questions = [Question(METRICS[name], WORKLOAD, RANKS) for name in ("rank_uniformity", "weak_scaling_efficiency")]
-    plan = build_plan("cpu", "cpu", questions, PACE)
+    plan = build_plan("cpu", "cpu", questions, pace)
     run = RunDirectory.create(run_path)
     run.write_json(run.plan_json, plan)
     run.write_json(run.run_json, RunRecord(sku="cpu", status="finished", started_at=now_iso()))
@@ -107,14 +107,14 @@ def uniformity(run_path: Path, launch: Launch) -> Verdict:
     return judge(case, read_evidence(run), 0.95)
 
 
-def one_run(fault: str, slow_rank: int | None) -> Outcome:
+def one_run(fault: str, slow_rank: int | None, pace: Pace = PACE) -> Outcome:
     """Measure two ranks once, with or without a fault."""
     launch = sleepy_launch(slow_rank) if fault == FAULTS[1] and slow_rank is not None else launch_here("cpu")
     neighbour: AbstractContextManager[None] = nullcontext()
     if fault == FAULTS[2] and slow_rank is not None:
         neighbour = busy_neighbour(slow_rank)
     with tempfile.TemporaryDirectory(prefix="stragglers-") as folder, neighbour:
-        verdict = uniformity(Path(folder) / "run", launch)
+        verdict = uniformity(Path(folder) / "run", launch, pace)
     named = tuple(culprit.gpu_index for culprit in verdict.culprits if culprit.gpu_index is not None)
     return Outcome(fault, slow_rank, named, verdict.culprits[0].evidence if verdict.culprits else verdict.reason)
 

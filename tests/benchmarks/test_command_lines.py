@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,31 +13,55 @@ from tests.benchmarks.scripts import BENCHMARKS
 
 pytestmark = pytest.mark.slow
 
-
-def _run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if name != "RANK"}
-    return subprocess.run(command, env=inherited | environment, capture_output=True, text=True, timeout=120)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("control_plane", "gang_reuse", "fidelity", "hostile_inputs", "judging", "plugin_load"),
-        *("sampler_overhead", "stragglers", "time_to_verdict", "wrong_verdicts"),
-    ],
+NAMES = (
+    *("control_plane", "faults", "gang_reuse", "fidelity", "hostile_inputs", "judging", "plugin_load"),
+    *("sampler_overhead", "stragglers", "time_to_verdict", "wrong_verdicts"),
 )
-def test_help_shows_the_command(name: str) -> None:
-    done = _run(sys.executable, BENCHMARKS / f"{name}.py", "--help")
-    assert done.returncode == 0, done.stderr
-    assert f"python benchmarks/{name}.py" in done.stdout
-    assert "--json FILE" in done.stdout
+# Each as `python benchmarks/NAME.py` runs it, with its folder on the path and nothing else of the project: one after
+# the other in one process, since most import torch.
+IN_TURN = """
+import contextlib, io, json, runpy, sys
+folder, ended = sys.argv[1], {}
+for name, *arguments in json.loads(sys.argv[2]):
+    sys.argv, sys.path[0], said = [f"{folder}/{name}.py", *arguments], folder, (io.StringIO(), io.StringIO())
+    with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]):
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            print(*[end.code] * isinstance(end.code, str), file=sys.stderr)
+            code = 1 if isinstance(end.code, str) else end.code or 0
+    ended[name] = [code, *(one.getvalue() for one in said)]
+print(json.dumps(ended))
+"""
 
 
-def test_the_bare_loop_names_torchrun_when_started_without_it() -> None:
-    done = _run(sys.executable, BENCHMARKS / "bare_ddp.py", "--device", "cpu")
-    assert done.returncode == 1
-    assert "torchrun" in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """Exit code, output and errors of each."""
+    environ = {name: value for name, value in os.environ.items() if name != "RANK"}
+    commands = json.dumps([[name, "--help"] for name in NAMES] + [["bare_ddp", "--device", "cpu"]])
+    done = subprocess.run(
+        [sys.executable, "-c", IN_TURN, BENCHMARKS, commands],
+        cwd=tmp_path_factory.mktemp("elsewhere"), env=environ, capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    found: dict[str, tuple[int, str, str]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_shows_the_command(ended: dict[str, tuple[int, str, str]], name: str) -> None:
+    code, output, errors = ended[name]
+    assert code == 0, errors
+    assert f"python benchmarks/{name}.py" in output
+    assert "--json FILE" in output
+
+
+def test_the_bare_loop_names_torchrun_when_started_without_it(ended: dict[str, tuple[int, str, str]]) -> None:
+    code, _, errors = ended["bare_ddp"]
+    assert code == 1
+    assert "torchrun" in errors
+    assert "Traceback" not in errors
 
 
 def test_the_bare_loop_imports_nothing_of_the_package() -> None:

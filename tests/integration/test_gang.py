@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -22,9 +22,7 @@ from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.by_rank import flops_of, seeded_steps_of
 from pytest_ddpscale.results.gangs import versions_of
-from pytest_ddpscale.results.notices import Listener
 from pytest_ddpscale.results.records import (
-    Block,
     RoundEnd,
     SeededSteps,
     StudyEnd,
@@ -47,26 +45,17 @@ WEAK = Study("weak", TINY, ARMS, rounds=FEWEST_ROUNDS, block_s=0.1, warmup_s=0.1
 WHOLE = replace(WEAK, arms=EVERY_KIND)
 STRONG = Study("strong", TINY, (Arm("alone", 1, 4), Arm("ddp", 2, 2)), rounds=FEWEST_ROUNDS, block_s=0.1, warmup_s=0.1)
 NARROW = replace(STRONG, workload=replace(TINY, name="narrow"), arms=STRONG.arms[:1])
-BRIEF = replace(WEAK, arms=ARMS[2:], rounds=2)
+STEERED = replace(WEAK, workload=replace(TINY, name="steered"), rounds=50)
 LONG = replace(WEAK, workload=replace(TINY, name="long"), rounds=10_000)
+BUDGET_S = 30.0  # ranks on a busy machine take up to half of it to start
 SITE_TOKEN = "hunter2-of-the-site"
-BROKEN = replace(WEAK, workload=replace(TINY, name="broken", model="resnet9000"))
 
 
-def measure(
-    tmp_path: Path,
-    *studies: Study,
-    limits: Limits | None = None,
-    listener: Listener | None = None,
-    isolate: bool = False,
-) -> tuple[RunDirectory, Supervisor]:
-    run = RunDirectory.create(tmp_path / "run")
+def prepared(folder: Path, *studies: Study) -> tuple[RunDirectory, Plan]:
+    run = RunDirectory.create(folder / "run")
     plan = Plan("cpu", "cpu", studies)
     run.write_json(run.plan_json, plan)
-    limits = limits or Limits(inactivity_s=120)
-    supervisor = Supervisor(launch_here("cpu"), run, limits, listener or (lambda record: None), isolate=isolate)
-    supervisor.measure(plan)
-    return run, supervisor
+    return run, plan
 
 
 def ends(run: RunDirectory) -> dict[str, StudyEnd]:
@@ -83,17 +72,63 @@ def assert_gone(pids: list[int]) -> None:
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
+class WantsLess:
+    """A judge that after the fewest rounds wants only one arm, and after one more nothing; of another study all."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def hear(self, record: object) -> None:
+        self.rounds += isinstance(record, RoundEnd)
+
+    def needed_arms(self, study_id: str) -> list[str]:
+        if study_id != STEERED.id:
+            return [arm.name for arm in ARMS]
+        return ["alone", "ddp@2"] if self.rounds < FEWEST_ROUNDS else ["alone"] if self.rounds == FEWEST_ROUNDS else []
+
+
+@dataclass
+class Gangs:
+    """Two at once: one undisturbed, one that is told what is decided, until its budget is spent."""
+
+    measured: RunDirectory
+    steered: RunDirectory
+    gangs_started: int = 0
+    steered_s: float = 0.0
+
+    def steer(self, plan: Plan) -> None:
+        began_s = time.monotonic()
+        limits = Limits(budget_s=BUDGET_S, inactivity_s=120)
+        Supervisor(launch_here("cpu"), self.steered, limits, judge=WantsLess()).measure(plan)
+        self.steered_s = time.monotonic() - began_s
+
+
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, Supervisor]:
-    """Three studies, undisturbed: what tests look at that disturb nothing."""
+def gangs(tmp_path_factory: pytest.TempPathFactory) -> Gangs:
+    """What tests look at that disturb nothing."""
+    measured, plan = prepared(tmp_path_factory.mktemp("measured"), WHOLE, STRONG, NARROW)
+    steered, limited = prepared(tmp_path_factory.mktemp("steered"), STEERED, LONG)
+    both = Gangs(measured, steered)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("NCCL_SITE_TOKEN", SITE_TOKEN)
-        return measure(tmp_path_factory.mktemp("gang"), WHOLE, STRONG, NARROW)
+        beside = threading.Thread(target=both.steer, args=(limited,))
+        beside.start()
+        supervisor = Supervisor(launch_here("cpu"), measured, Limits(inactivity_s=120))
+        supervisor.measure(plan)
+        beside.join()
+    both.gangs_started = supervisor.gangs_started
+    return both
 
 
-def test_one_gang_measures_every_arm_of_every_study_in_every_round(measured: tuple[RunDirectory, Supervisor]) -> None:
-    run, supervisor = measured
-    assert supervisor.gangs_started == 1
+@pytest.fixture
+def measured(gangs: Gangs) -> RunDirectory:
+    """Three studies."""
+    return gangs.measured
+
+
+def test_one_gang_measures_every_arm_of_every_study_in_every_round(gangs: Gangs) -> None:
+    run = gangs.measured
+    assert gangs.gangs_started == 1
     measurements = measurements_in(run)
     for study in (WHOLE, STRONG, NARROW):
         for arm in study.arms:
@@ -105,17 +140,17 @@ def test_one_gang_measures_every_arm_of_every_study_in_every_round(measured: tup
     assert_gone(ranks_of(run))
 
 
-def test_arms_take_turns_within_a_round(measured: tuple[RunDirectory, Supervisor]) -> None:
-    order = [(m.round, m.arm) for m in measurements_in(measured[0]) if m.study == WHOLE.id]
+def test_arms_take_turns_within_a_round(measured: RunDirectory) -> None:
+    order = [(m.round, m.arm) for m in measurements_in(measured) if m.study == WHOLE.id]
     assert [number for number, _ in order] == sorted(number for number, _ in order)
     names = {arm.name for arm in EVERY_KIND}
     assert all({arm for number, arm in order if number == r} == names for r in range(FEWEST_ROUNDS))
 
 
 def test_arms_of_every_kind_are_measured_on_their_ranks_and_replicas_agree(
-    measured: tuple[RunDirectory, Supervisor],
+    measured: RunDirectory,
 ) -> None:
-    measurements = [m for m in measurements_in(measured[0]) if m.study == WHOLE.id]
+    measurements = [m for m in measurements_in(measured) if m.study == WHOLE.id]
     for arm in EVERY_KIND:
         blocks = [m for m in measurements if m.arm == arm.name]
         each = WEAK.rounds // 2 if arm.world_size == 1 else WEAK.rounds  # ranks take turns at arms of one
@@ -129,9 +164,9 @@ def test_arms_of_every_kind_are_measured_on_their_ranks_and_replicas_agree(
 
 
 def test_a_study_begins_with_a_seeded_step_of_every_rank_and_the_cost_of_an_image(
-    measured: tuple[RunDirectory, Supervisor],
+    measured: RunDirectory,
 ) -> None:
-    records = measured[0].read_records()
+    records = measured.read_records()
     seeded = [one for steps in seeded_steps_of(records).values() for one in steps]
     assert [(one.study, one.rank, one.local_rank, one.device) for one in seeded] == [
         (WHOLE.id, 0, 0, "cpu"),
@@ -148,8 +183,8 @@ def test_a_study_begins_with_a_seeded_step_of_every_rank_and_the_cost_of_an_imag
     assert kinds[:3] == [StudyStart, SeededSteps, WorkloadFlops]
 
 
-def test_ranks_say_who_they_are_and_how_long_they_took_to_start(measured: tuple[RunDirectory, Supervisor]) -> None:
-    (gang,) = gangs_by_number(measured[0].read_records()).values()
+def test_ranks_say_who_they_are_and_how_long_they_took_to_start(measured: RunDirectory) -> None:
+    (gang,) = gangs_by_number(measured.read_records()).values()
     assert min(each(gang.import_s, 1)) > 0
     assert min(each(gang.rendezvous_s, 1)) > 0
     assert each(gang.environment, 1)[0]["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
@@ -157,9 +192,9 @@ def test_ranks_say_who_they_are_and_how_long_they_took_to_start(measured: tuple[
 
 
 def test_no_file_of_the_run_has_the_value_of_a_variable_named_like_a_secret(
-    measured: tuple[RunDirectory, Supervisor],
+    measured: RunDirectory,
 ) -> None:
-    run, _ = measured
+    run = measured
     (gang,) = gangs_by_number(run.read_records()).values()
     assert each(gang.environment, 1)[0]["NCCL_SITE_TOKEN"] == "***"
     files = [path for path in run.path.rglob("*") if path.is_file()]
@@ -167,104 +202,40 @@ def test_no_file_of_the_run_has_the_value_of_a_variable_named_like_a_secret(
     assert not [path for path in files if SITE_TOKEN.encode() in path.read_bytes()]
 
 
-def test_isolation_starts_a_gang_for_each_study(tmp_path: Path) -> None:
-    run, supervisor = measure(tmp_path, NARROW, replace(NARROW, workload=replace(TINY, name="other")), isolate=True)
-    assert supervisor.gangs_started == 2
-    assert {end.reason for end in ends(run).values()} == {"rounds"}
-
-
-def test_a_study_that_breaks_is_blamed_and_the_others_go_on_in_a_new_gang(tmp_path: Path) -> None:
-    run, supervisor = measure(tmp_path, BRIEF, BROKEN, STRONG)
-    assert supervisor.gangs_started == 2
-    assert ends(run)[BRIEF.id].reason == "rounds"
-    assert ends(run)[STRONG.id].reason == "rounds"
-    message = ends(run)[BROKEN.id].message
-    assert ends(run)[BROKEN.id].reason == "error"
-    assert "failed in preparation (study weak/broken)" in message
-    assert "resnet9000" in message
-    assert {m.study for m in measurements_in(run)} == {BRIEF.id, STRONG.id}
-
-
-def test_no_round_starts_after_the_budget(tmp_path: Path) -> None:
-    began = time.monotonic()
-    budget_s = 25  # ranks on a busy machine take up to half of it to start
-    run, _ = measure(tmp_path, LONG, limits=Limits(budget_s=budget_s, inactivity_s=120))
-    assert ends(run)[LONG.id].reason == "budget"
-    assert time.monotonic() - began < 90
-    assert measurements_in(run)
-
-
 def test_a_node_with_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gang_module, "__version__", "0.0.0")
-    run, supervisor = measure(tmp_path, WEAK, STRONG)
+    run, plan = prepared(tmp_path, WEAK, STRONG)
+    supervisor = Supervisor(launch_here("cpu"), run, Limits(inactivity_s=120))
+    supervisor.measure(plan)
     assert supervisor.gangs_started == 1, "a gang that cannot start is not tried for every study"
     assert {end.reason for end in ends(run).values()} == {"error"}
     assert "its supervisor 0.0.0" in ends(run)[WEAK.id].message
 
 
-def test_an_interrupt_ends_the_gang_and_keeps_what_was_measured(tmp_path: Path) -> None:
-    def interrupt(record: object) -> None:
-        if isinstance(record, Block) and record.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measure(tmp_path, LONG, listener=interrupt)
-    run = RunDirectory(tmp_path / "run")
-    assert measurements_in(run)
-    assert_gone(ranks_of(run))
-
-
-def test_torch_compile_trains_after_ddp(tmp_path: Path) -> None:
-    workload = replace(TINY, model="alexnet", image_size=64, compile=True)  # few kernels, each of which takes seconds
-    compiled = replace(WEAK, workload=workload, arms=(Arm("ddp", 1, 2), Arm("no_sync", 1, 2)), turns=1)
-    run, _ = measure(tmp_path, compiled, limits=Limits(inactivity_s=300))
-    assert ends(run)[compiled.id] == StudyEnd(compiled.id, "rounds")
-
-
-def test_two_gangs_at_once_do_not_meet(tmp_path: Path) -> None:
-    """A nightly check beside a manual run: each has its own store and ports."""
-    results: dict[str, RunDirectory] = {}
-
-    def one(name: str) -> None:
-        results[name] = measure(tmp_path / name, BRIEF)[0]
-
-    threads = [threading.Thread(target=one, args=(name,)) for name in ("a", "b")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for run in results.values():
-        assert {end.reason for end in ends(run).values()} == {"rounds"}
-        assert len(measurements_in(run)) == 2 * BRIEF.rounds
-
-
-class WantsLess:
-    """A judge that after the fewest rounds wants only one arm, and after one more nothing."""
-
-    def __init__(self) -> None:
-        self.rounds = 0
-
-    def hear(self, record: object) -> None:
-        self.rounds += isinstance(record, RoundEnd)
-
-    def needed_arms(self, study_id: str) -> list[str]:
-        return ["alone", "ddp@2"] if self.rounds < FEWEST_ROUNDS else ["alone"] if self.rounds == FEWEST_ROUNDS else []
-
-
-def test_a_study_ends_when_all_is_decided_and_arms_before_it(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run")
-    study = replace(WEAK, rounds=50)
-    plan = Plan("cpu", "cpu", (study,))
-    run.write_json(run.plan_json, plan)
-    Supervisor(launch_here("cpu"), run, Limits(inactivity_s=120), judge=WantsLess()).measure(plan)
+def test_a_study_ends_when_all_is_decided_and_arms_before_it(gangs: Gangs) -> None:
+    run = gangs.steered
     columns = columns_of(measurements_in(run))
-    rounds = {arm.name: arm_rounds(columns, study.id, arm).numbers.tolist() for arm in study.arms}
+    rounds = {arm.name: arm_rounds(columns, STEERED.id, arm).numbers.tolist() for arm in STEERED.arms}
     # Rank 0 asks for a word from the last of the fewest rounds on: until then every arm is timed.
     assert rounds == {
         "alone": list(range(FEWEST_ROUNDS + 1)),
         "ddp@1": list(range(FEWEST_ROUNDS)),
         "ddp@2": list(range(FEWEST_ROUNDS)),
     }
-    assert ends(run)[study.id].reason == "decided"
-    timed = [list(record.arms) for record in run.read_records() if isinstance(record, RoundEnd)]
-    assert timed == [["alone", "ddp@1", "ddp@2"]] * FEWEST_ROUNDS + [["alone"]]
+    assert ends(run)[STEERED.id].reason == "decided"
+    ended = [one for one in run.read_records() if isinstance(one, RoundEnd) and one.study == STEERED.id]
+    assert [list(one.arms) for one in ended] == [["alone", "ddp@1", "ddp@2"]] * FEWEST_ROUNDS + [["alone"]]
+
+
+def test_no_round_starts_after_the_budget(gangs: Gangs) -> None:
+    assert ends(gangs.steered)[LONG.id].reason == "budget"
+    assert gangs.steered_s < BUDGET_S + 60
+    assert [one for one in measurements_in(gangs.steered) if one.study == LONG.id]
+
+
+def test_two_gangs_at_once_do_not_meet(gangs: Gangs) -> None:
+    """A nightly check beside a manual run: each has its own store and ports."""
+    one, other = (gangs_by_number(run.read_records()) for run in (gangs.measured, gangs.steered))
+    assert len(one) == len(other) == 1, "neither had to be started anew"
+    assert not set(ranks_of(gangs.measured)) & set(ranks_of(gangs.steered))
+    assert_gone(ranks_of(gangs.steered))

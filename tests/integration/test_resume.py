@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from tests.integration.test_cpu_run import CHECKOUT, SHORT
-from tests.small_disk import small_disk
 
 pytestmark = pytest.mark.slow
 
@@ -92,28 +91,3 @@ def test_a_run_that_was_killed_is_finished_by_another_session(tmp_path: Path) ->
     assert any(record["kind"] == "round_end" for record in records(run / "superseded.jsonl"))
     assert sorted(log.name for log in (run / "logs").glob("gang-*.log")) == ["gang-0.log", "gang-1.log"]
     assert not (run / "run.lock").exists()
-
-
-def test_a_disk_that_fills_up_ends_the_gang_and_keeps_what_was_measured(tmp_path: Path) -> None:
-    shutil.copytree(CHECKOUT / "acceptance", tmp_path / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "thresholds.yaml").write_text(THRESHOLDS)
-    measured = tmp_path / "disk" / "run" / "measurements.jsonl"
-    with small_disk(tmp_path / "disk", kib=4096) as disk:
-        command = pytest_command("--gpu-sku=cpu", "--ddp-run-dir=disk/run", "-k", "weak", "--ddp-rounds=5000")
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        try:
-            wait_for("a round", lambda: any(record["kind"] == "round_end" for record in records(measured)))
-            disk.fill()
-            output, _ = process.communicate(timeout=PATIENCE_S)
-        finally:
-            process.kill()
-        assert process.returncode == pytest.ExitCode.TESTS_FAILED, output
-        assert "Traceback" not in output
-        assert "INTERNALERROR" not in output
-        assert "cannot be written (No space left on device)" in output
-        assert "INCOMPLETE: " in output
-        kept = records(measured)
-        assert any(record["kind"] == "round_end" for record in kept)
-        ranks = [pid for record in kept if record["kind"] == "gang" for pid in record["pids"]]
-        assert not [pid for pid in ranks if psutil.pid_exists(pid)]
-        disk.make_room()

@@ -1,4 +1,7 @@
-"""A slow link or a slow node among those of a real Slurm is named, and nobody else is."""
+"""A slow link among those of a real Slurm is named, and nobody else is.
+
+More nodes, a slow link in each place, and one with little CPU beside it, are benchmarks/lab_acceptance.py's.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from tests.builders.measurements import measurements_in
 from tests.integration.lab_runs import CHECKED, DEADLINE_S, TRAINING, LabRun, accept
 from tests.listening import addresses_listened_on
 from tests.slurm_lab.lab import SlurmLab
-from tests.slurm_lab.node import Node
 from tests.slurm_lab.polling import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timing]
@@ -25,23 +27,11 @@ PAIRS = (
     "      - {metric: pair_bandwidth_gbps, probe: send-recv-1mib, world_size: all, at_least: 0.04, provisional: true,"
     " severity: fail, source: {reasoning: 'cables of this lab carry several times as much'}}\n"
 )
-SHORTER = ("--ddp-rounds=8", "--ddp-block=0.2s")  # a node with little CPU takes several times as long
+SHORTER = ("--ddp-rounds=8", "--ddp-block=0.25s")  # while these run, nothing else does
 
 
 def names(nodes: int) -> list[str]:
     return [f"n{number + 1}" for number in range(nodes)]
-
-
-def slow_down(node: Node, share: float) -> None:
-    """Leave a node so much of its share of the cores."""
-    assert node.cores is not None
-    node.cpu_quota(max(0.1, share * node.cores))
-
-
-def assert_not_accepted_for(ran: LabRun, hosts: set[str]) -> None:
-    assert ran.state == "FAILED", ran.output
-    assert ran.verdict(WEAK)["outcome"] in ("failed", "inconclusive"), ran.output
-    assert ran.accused == hosts, ran.output
 
 
 def assert_slow_link(ran: LabRun, culprit: dict[str, Any], nodes: int) -> None:
@@ -74,7 +64,11 @@ def assert_listening_on_the_cable(lab: SlurmLab, hosts: list[str]) -> None:
 
 def test_healthy_nodes_are_accepted_and_nobody_is_accused(lab: SlurmLab, tmp_path: Path) -> None:
     lab.share_cores(*names(3))
-    ran = accept(lab, tmp_path, 3, thresholds=CHECKED, once_up=lambda: assert_listening_on_the_cable(lab, names(3)))
+
+    def once_up() -> None:
+        assert_listening_on_the_cable(lab, names(3))
+
+    ran = accept(lab, tmp_path, 3, *SHORTER, thresholds=CHECKED, once_up=once_up)
     assert ran.state == "COMPLETED", ran.output
     assert ran.judgement["outcome"] == "accepted", ran.output
     assert ran.accused == set()
@@ -98,22 +92,11 @@ def test_a_node_behind_a_slow_link_is_named(lab: SlurmLab, tmp_path: Path) -> No
     """By what all nodes do together, and by a ring of neighbours, of whose three pairs two are slow."""
     lab.share_cores(*names(3))
     lab.node("n2").slow_link("200mbit")
-    ran = accept(lab, tmp_path, 3, thresholds=TRAINING + PAIRS)
+    ran = accept(lab, tmp_path, 3, *SHORTER, thresholds=TRAINING + PAIRS)
     assert_rejected_for(ran, "n2")
     pairs = ran.verdict("pair_bandwidth_gbps")
     assert (pairs["id"], pairs["outcome"]) == ("pair_bandwidth_gbps[send-recv-1mib-all]", "failed"), ran.output
     assert [(culprit["kind"], culprit["host"]) for culprit in pairs["culprits"]] == [("node", "n2")], ran.output
     (culprit,) = ran.verdict(WEAK)["culprits"]
     assert_slow_link(ran, culprit, 3)
-    assert lab.processes() == []
-
-
-def test_of_six_nodes_one_behind_a_slow_link_and_one_with_little_cpu_are_named(lab: SlurmLab, tmp_path: Path) -> None:
-    lab.share_cores(*names(6))
-    lab.node("n2").slow_link("200mbit")
-    ran = accept(lab, tmp_path, 6, *SHORTER, once_up=lambda: slow_down(lab.node("n5"), 0.3))
-    assert_not_accepted_for(ran, {"n2", "n5"})
-    named = {culprit["host"]: culprit for culprit in ran.verdict(WEAK)["culprits"]}
-    assert "the median of 5 peers" in named["n5"]["evidence"]
-    assert_slow_link(ran, named["n2"], 6)
     assert lab.processes() == []

@@ -1,8 +1,9 @@
-"""Real ranks: who is slow is named, and without a fault nobody is."""
+"""Real ranks: who is slow is named."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -21,13 +22,9 @@ pytestmark = [
 
 
 def test_a_rank_that_sleeps_a_fifth_of_each_step_is_named() -> None:
-    """The other rank and a busy neighbour are tried many times by benchmarks/stragglers.py."""
-    outcome = stragglers.one_run(stragglers.FAULTS[1], slow_rank=1)
+    """Other faults, and none, for which nobody may be named, are tried many times by benchmarks/stragglers.py."""
+    pace = replace(stragglers.PACE, rounds=6, block_s=0.3)  # while it runs, nothing else does
+    outcome = stragglers.one_run(stragglers.FAULTS[1], slow_rank=1, pace=pace)
     assert outcome.named == (1,), outcome
     assert "the time of its only peer" in outcome.evidence
     assert "above the floor of 1 img/s" in outcome.evidence
-
-
-def test_without_a_fault_nobody_is_accused() -> None:
-    outcome = stragglers.one_run(stragglers.FAULTS[0], None)
-    assert outcome.named == (), outcome

@@ -1,45 +1,71 @@
-"""Two agents on this machine that call themselves two nodes: what a gang of several nodes measures."""
+"""Two agents on this machine that call themselves two nodes: what a gang of several nodes measures, by NCCL's rules."""
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.plan.pairing import PairStudy
+from pytest_ddpscale.plan.study import Arm, Plan
 from pytest_ddpscale.results.by_rank import seeded_steps_of
 from pytest_ddpscale.results.records import gangs_by_number
-from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import errors_of
 from tests.builders.measurements import Measurement, measurements_in
+from tests.nccl_rules import test_gangs
+from tests.nccl_rules.checking import violations
+from tests.nccl_rules.ranks import RUN_DIR_VARIABLE
+from tests.nccl_rules.test_gangs import Measured, groups_of, prepared, probes
 from tests.two_nodes_here import HOSTS, two_nodes_here
 
 pytestmark = pytest.mark.slow
 
-TINY = Workload("tiny", "shufflenet_v2_x0_5", "fp32", 2, 32, "contiguous", num_classes=10)
-ARMS = (Arm("alone", 1, 2), Arm("ddp", 2, 2), Arm("ddp", 4, 2), Arm("ddp", 2, 2, "spread"), Arm("each", 4, 2))
-STUDY = Study("weak", TINY, ARMS, rounds=2, block_s=0.05, warmup_s=0.05, turns=2)
+SPREAD = Arm("ddp", 2, 2, "spread")
+STUDY = replace(test_gangs.study(4, SPREAD), turns=2)
+PLAN = Plan(
+    "cpu", "cpu", (STUDY,), probes=probes(2, 4), pairs=PairStudy(message_bytes=4096, iterations=2), nodes=2,
+    ranks_per_node=2,
+)  # fmt: skip
 OF_RANKS = {rank: HOSTS[rank // 2] for rank in range(4)}
+LIMITS = Limits(inactivity_s=120.0)
 
 
-def test_every_node_trains_what_fits_it_and_all_together_what_does_not(tmp_path: Path) -> None:
-    plan = Plan("cpu", "cpu", (STUDY,), nodes=2, ranks_per_node=2)
-    run = RunDirectory.create(tmp_path / "run")
-    Supervisor(two_nodes_here(), run, Limits(inactivity_s=120)).measure(plan)
-    assert errors_of(run.read_records()) == {}
-    measurements = measurements_in(run)
-    for arm in ARMS:
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """What is larger than a node, spread over both, and pairs of nodes, too."""
+    run = prepared(tmp_path_factory.mktemp("nodes") / "run", PLAN)
+    path = os.pathsep.join([str(Path(test_gangs.__file__).with_name("site")), str(test_gangs.ROOT)])
+    launch = two_nodes_here({"PYTHONPATH": path, RUN_DIR_VARIABLE: str(run.path)})
+    Supervisor(launch, run, LIMITS).measure(PLAN)
+    return Measured(run, has_failed=False)
+
+
+def test_two_agents_keep_the_rules(measured: Measured) -> None:
+    assert set(measured.ends.values()) == {"rounds", "decided"}, measured.ends
+    pairs = {(0, 1), (2, 3), (0, 2), (1, 3)}
+    assert groups_of(measured.logs) == {(0,), (1,), (2,), (3,), *pairs, (0, 1, 2, 3)}
+    assert violations(measured.logs, 1.5 * LIMITS.inactivity_s + 30) == []
+
+
+def test_every_node_trains_what_fits_it_and_all_together_what_does_not(measured: Measured) -> None:
+    assert errors_of(measured.run.read_records()) == {}
+    measurements = measurements_in(measured.run)
+    for arm in STUDY.arms:
         for number in range(STUDY.rounds):
             blocks = [m for m in measurements if (m.arm, m.round) == (arm.name, number)]
-            assert sorted(m.rank for m in blocks) == list(plan.layout.ranks([arm], STUDY.turn(plan.seed, number)))
-            assert_groups_agree(plan, arm, number, blocks)
+            assert sorted(m.rank for m in blocks) == list(PLAN.layout.ranks([arm], STUDY.turn(PLAN.seed, number)))
+            assert_groups_agree(arm, number, blocks)
+
+
+def test_ranks_are_numbered_from_node_to_node(measured: Measured) -> None:
+    measurements, records = measurements_in(measured.run), measured.run.read_records()
     assert {m.rank: m.host for m in measurements} == OF_RANKS
     assert {m.rank: m.local_rank for m in measurements} == {0: 0, 1: 1, 2: 0, 3: 1}
-    records = run.read_records()
     (gang,) = gangs_by_number(records).values()
     assert dict(enumerate(gang.hosts)) == OF_RANKS
     (steps,) = seeded_steps_of(records).values()
@@ -47,13 +73,13 @@ def test_every_node_trains_what_fits_it_and_all_together_what_does_not(tmp_path:
     assert len({one.checksum for one in steps}) == 1
 
 
-def assert_groups_agree(plan: Plan, arm: Arm, number: int, blocks: list[Measurement]) -> None:
+def assert_groups_agree(arm: Arm, number: int, blocks: list[Measurement]) -> None:
     """DDP keeps the replicas of a group the same; those of two groups train on different images."""
     if arm.kind != "ddp":
         return
     of_rank = {m.rank: m.parameters_checksum for m in blocks}
     checksums = defaultdict(set)
-    for group in plan.layout.groups(arm, STUDY.turn(plan.seed, number)):
+    for group in PLAN.layout.groups(arm, STUDY.turn(PLAN.seed, number)):
         checksums[group] = {of_rank[rank] for rank in group}
         assert len(checksums[group]) == 1, f"{arm.name}: {of_rank}"
     assert len(set.union(*checksums.values())) == len(checksums)

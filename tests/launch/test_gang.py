@@ -424,13 +424,16 @@ serve(); time.sleep(60)"""
     assert (end.lost_hosts, end.interrupted) == (("n1",), "")
 
 
-def test_an_interrupt_ends_the_gang_in_order(run: Run, owner: Owner, tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError], ids=["an interrupt", "a disk that is full"])
+def test_what_ends_measuring_ends_the_gang_in_order(
+    run: Run, owner: Owner, tmp_path: Path, error: type[BaseException]
+) -> None:
     def interrupt(record: Any) -> None:
         if "was told" in log_of(tmp_path):
-            raise KeyboardInterrupt
+            raise error
 
     owner.take = interrupt
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error):
         run("print(os.getpid()); serve(); order()")
     pid, *orders = log_of(tmp_path).splitlines()
     assert not psutil.pid_exists(int(pid))

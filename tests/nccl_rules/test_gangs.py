@@ -1,4 +1,4 @@
-"""Whole plans on real ranks keep NCCL's rules: two, four and eight ranks, and two agents with two ranks each."""
+"""Whole plans on real ranks keep NCCL's rules: two, four and eight; two nodes are in integration/test_two_nodes.py."""
 
 from __future__ import annotations
 
@@ -14,19 +14,15 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.launch.environment import worker_environment
-from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import ends_of
-from tests.two_nodes_here import two_nodes_here
 
 from .checking import COLLECTIVES, CREATION, Event, Logs, read_logs, violations
 from .defects import DEFECTS
-from .ranks import MODEL, RUN_DIR_VARIABLE, GangOrder, logs_of, minute, ranks_folder, take_over
+from .ranks import MODEL, GangOrder, logs_of, minute, ranks_folder, take_over
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +30,6 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 45.0
 LIMIT_S = 300.0
 WORKLOAD = Workload("a", MODEL, "fp32", 2, 16, "contiguous", 4, num_classes=10)
-PAIRS = PairStudy(message_bytes=4096, iterations=2)
 WEIGHTS = sum(weight.numel() for weight in minute(num_classes=10).parameters())
 BUFFERS = 8  # a mean and a variance for each of four channels
 PROBED = ("all-reduce-4kib", "all-gather-4kib", "reduce-scatter-4kib", "send-recv-4kib")
@@ -166,21 +161,6 @@ def test_a_mistake_on_which_gloo_hangs_would_be_found(gangs: dict[str, Measured]
     log[first : first + 2] = log[first + 1], log[first]
     found = violations(logs | {1: log}, TIMEOUT_S)
     assert [one.rule for one in found] == [rule], found
-
-
-def test_two_agents_keep_the_rules(tmp_path: Path) -> None:
-    """Two ranks each; what is larger than a node, spread over both, and pairs of nodes, too."""
-    spread = Arm("ddp", 2, 2, "spread")
-    plan = Plan("cpu", "cpu", (study(4, spread),), probes=probes(2, 4), pairs=PAIRS, nodes=2, ranks_per_node=2)
-    run = prepared(tmp_path / "run", plan)
-    path = os.pathsep.join([str(Path(__file__).with_name("site")), str(ROOT)])
-    limits = Limits(inactivity_s=120.0)
-    Supervisor(two_nodes_here({"PYTHONPATH": path, RUN_DIR_VARIABLE: str(run.path)}), run, limits).measure(plan)
-    measured = Measured(run, has_failed=False)
-    assert set(measured.ends.values()) == {"rounds", "decided"}, measured.ends
-    groups = {(0,), (2,), (0, 1), (2, 3), (0, 2), (1, 3), (0, 1, 2, 3)}
-    assert groups_of(measured.logs) == groups
-    assert violations(measured.logs, 1.5 * limits.inactivity_s + 30) == []
 
 
 def groups_of(logs: Logs) -> set[tuple[int, ...]]:

@@ -15,6 +15,9 @@ import torch.distributed as dist
 
 RANKS = 2
 _LIMIT_S = 120
+# Forks of one process that has imported torch, which costs each rank seconds by itself.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["torch", "torchvision", "pytest_ddpscale.worker.arms"])
 
 
 def on_two_ranks(program: Callable[[int], Any], folder: Path) -> list[Any]:
@@ -25,12 +28,12 @@ def on_two_ranks(program: Callable[[int], Any], folder: Path) -> list[Any]:
 def on_ranks(program: Callable[[int], Any], folder: Path, count: int) -> list[Any]:
     """Run a module-level function with each rank as its argument; what each returned, by rank.
 
-    Ranks are joined by gloo. A rank that waits for one that will not come ends the test.
+    Ranks have the environment of the first of them all, and are joined by gloo. A rank that waits for one that will not
+    come ends the test.
     """
-    spawn = multiprocessing.get_context("spawn")
-    answers = spawn.Queue()
+    answers = _FORKS.Queue()
     rendezvous = str(folder / "rendezvous")
-    ranks = [spawn.Process(target=_run, args=(program, rank, count, rendezvous, answers)) for rank in range(count)]
+    ranks = [_FORKS.Process(target=_run, args=(program, rank, count, rendezvous, answers)) for rank in range(count)]
     results: dict[int, Any] = {}
     try:
         for process in ranks:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpscale.plan.layout import Layout
@@ -235,6 +237,33 @@ def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(
             arms.time_block(arm, 3)
     assert len(compiled) == 2
     assert isinstance(compiled[1], DistributedDataParallel), "DDP first, then torch.compile"
+    arms.close()
+
+
+class TwoKernels(nn.Module):
+    """What torch.compile is done with in seconds: of a convolution it makes more, and torch's own modules it skips."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3 * 8 * 8, num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.linear(images.flatten(1)).relu()
+        return logits
+
+
+@pytest.mark.slow
+def test_torch_compile_trains_after_ddp(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arms_module, "build_model", lambda workload, device: TwoKernels(workload.num_classes))
+    compiled, found = Workload("tiny", "two-kernels", "fp32", 2, 8, "contiguous", num_classes=10, compile=True), []
+    kinds = (Arm("ddp", 1, 2), Arm("no_sync", 1, 2))
+    arms = StudyArms(study(*kinds, workload=compiled), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)
+    counters.clear()
+    for arm in (*kinds, *kinds):
+        arms.time_block(arm, 3)
+        found.append((arm.kind, arms.time_block(arm, 3).parameters_checksum))
+    assert counters["stats"]["unique_graphs"] > 0, "it was compiled"
+    assert len(set(found)) == 3, f"DDP trains on: {found}"
     arms.close()
 
 

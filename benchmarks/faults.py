@@ -1,0 +1,196 @@
+"""What becomes of a gang in which a rank breaks: real ranks on this machine's CPU, with real faults.
+
+    python benchmarks/faults.py --json faults.json
+
+Two gloo ranks train in a weak-scaling study until one of them is killed, stopped, out of memory, gone early or broken;
+each fault in a study, and so in a gang, of its own. A fault is right if its study's error says who, where and how, its
+end is recorded within a minute, no process is left by then, and what was measured before is there. Out of memory needs
+root and the memory controller of cgroup v1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
+from reporting import argument_parser, keep, table
+
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.supervisor import Supervisor
+from pytest_ddpscale.launch.torchrun import launch_here
+from pytest_ddpscale.node.processes import GANG_VARIABLE
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.records import Block, StudyEnd
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_record import ends_of
+
+SITE = Path(__file__).with_name("fault_site")
+CGROUP = Path("/sys/fs/cgroup/memory")
+CAN_LIMIT_MEMORY = os.access(CGROUP, os.W_OK) and (CGROUP / "memory.limit_in_bytes").exists()
+INACTIVITY_S = 10.0
+# From the fault to the record of it, with the limits and grace periods between, on a machine that is busy.
+DEADLINE_S = 60.0
+WORKLOAD = Workload("w", "squeezenet1_1", "fp32", 2, 32, "contiguous", 4, num_classes=10)
+ARMS = (Arm("alone", 1, 2), Arm("ddp", 2, 2))
+STOPPED = (
+    rf"nothing was recorded for {INACTIVITY_S:g} s.* WHO is stopped \(SIGSTOP, or a debugger\) in timed block PLACE"
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What befalls a rank, and what is to be said of it.
+
+    Attributes:
+        kind: as `fault_site` knows it.
+        rank: whom.
+        arm: where. `alone` is computation, and rank 1 waits for rank 0's word; in `ddp@2` the other rank waits for it.
+        said: a pattern. WHO stands for rank and host, PLACE for study, arm and round.
+    """
+
+    kind: str
+    rank: int
+    arm: str
+    said: str
+
+    def message(self, study: str) -> re.Pattern[str]:
+        """What the error of its study begins with."""
+        who = f"rank {self.rank} on {re.escape(os.uname().nodename)}"
+        place = rf"\(study {study}, arm {self.arm}, round 2\)"
+        return re.compile(self.said.replace("WHO", who).replace("PLACE", place), re.DOTALL)
+
+
+FAULTS = {
+    "killed": Fault("is killed", 1, "ddp@2", "WHO was killed by SIGKILL in timed block PLACE"),
+    "stopped-in-a-collective": Fault("is stopped", 1, "ddp@2", STOPPED),
+    "stopped-computing": Fault("is stopped", 0, "alone", STOPPED),
+    # The kernel takes its time, in which the rank goes on.
+    "out-of-memory": Fault(
+        "runs out of memory", 1, "ddp@2", "WHO was killed by SIGKILL in [^:]*: the kernel ended it for lack of memory"
+    ),
+    "exits-early": Fault("exits 0 early", 1, "ddp@2", "WHO left early, with exit code 0, in timed block PLACE"),
+    "garbage": Fault("prints garbage and raises", 1, "ddp@2", "WHO failed in timed block PLACE: ArithmeticError"),
+}
+
+
+@dataclass
+class Watch:
+    """What was there the moment a study's end was recorded.
+
+    Attributes:
+        run: its directory.
+        ended_unix_s: when, by study.
+        survivors: processes of the run at that moment, by study.
+    """
+
+    run: RunDirectory
+    ended_unix_s: dict[str, float] = field(default_factory=dict)
+    survivors: dict[str, list[str]] = field(default_factory=dict)
+
+    def hear(self, record: object) -> None:
+        """Look around at the end of a study."""
+        if isinstance(record, StudyEnd):
+            self.ended_unix_s[record.study] = time.time()
+            self.survivors[record.study] = list(_processes_with(self._log))
+
+    @property
+    def _log(self) -> Path:
+        return self.run.path.with_name("faults.jsonl")
+
+    @property
+    def ends(self) -> dict[str, StudyEnd]:
+        """How each study ended."""
+        return ends_of(self.run.read_records())
+
+    def seconds(self, study: str) -> float:
+        """From its fault to the record of its end."""
+        happened = [json.loads(line) for line in self._log.read_text(encoding="utf-8").splitlines()]
+        [unix_s] = [float(one["unix_s"]) for one in happened if one["study"] == study]
+        return self.ended_unix_s[study] - unix_s
+
+    def rounds(self, study: str) -> set[int]:
+        """Those of which something was measured."""
+        return {one.round for one in self.run.read_records() if isinstance(one, Block) and one.study == study}
+
+    def is_right(self, name: str) -> bool:
+        """Whether a fault became the error that it should."""
+        study = f"weak/{name}"
+        end = self.ends[study]
+        said = FAULTS[name].message(study).match(end.message) is not None
+        clean = self.seconds(study) < DEADLINE_S and self.survivors[study] == []
+        return end.reason == "error" and said and clean and {0, 1} <= self.rounds(study)
+
+
+def _processes_with(log: Path) -> Iterator[str]:
+    """Agents, torchrun and ranks of this run, wherever they are: what they were started with is their own."""
+    for process in psutil.process_iter():
+        try:
+            environ = process.environ()
+            if GANG_VARIABLE in environ and environ.get("FAULTS_LOG") == str(log):
+                yield f"{process.pid} {process.status()} {' '.join(process.cmdline())[:100]}"
+        except (psutil.Error, OSError):
+            continue
+
+
+def weak(name: str, model: str = WORKLOAD.model, rounds: int = 10_000) -> Study:
+    """A study of that name."""
+    return Study("weak", replace(WORKLOAD, name=name, model=model), ARMS, rounds, block_s=0.05, warmup_s=0.1)
+
+
+def measure(folder: Path, names: Sequence[str], *before: Study) -> Watch:
+    """One run whose studies each meet a fault, in a gang of its own each.
+
+    Args:
+        folder: for the run.
+        names: of the faults, in order.
+        before: studies to measure before them.
+    """
+    run = RunDirectory.create(folder / "run")
+    plan = Plan("cpu", "cpu", (*before, *map(weak, names)))
+    run.write_json(run.plan_json, plan)
+    watch = Watch(run)
+    launch = launch_here("cpu")
+    faults = {f"weak/{name}": (FAULTS[name].kind, FAULTS[name].rank, FAULTS[name].arm) for name in names}
+    path = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH")]))
+    told = {"FAULTS": json.dumps(faults), "FAULTS_LOG": str(folder / "faults.jsonl"), "PYTHONPATH": path}
+    launch = replace(launch, environment={**launch.environment, **told})
+    Supervisor(launch, run, Limits(inactivity_s=INACTIVITY_S), watch.hear).measure(plan)
+    for group in CGROUP.glob("ddpscale-test-*"):
+        group.rmdir()
+    return watch
+
+
+def main() -> int:
+    """Run the script. Returns its exit code: 1 if a fault did not become what it should."""
+    parser = argument_parser(__doc__)
+    arguments = parser.parse_args()
+    names = [name for name in FAULTS if name != "out-of-memory" or CAN_LIMIT_MEMORY]
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        watch = measure(Path(folder), names)
+        found = [
+            {
+                "fault": name,
+                "seconds": round(watch.seconds(f"weak/{name}"), 1),
+                "right": watch.is_right(name),
+                "said": watch.ends[f"weak/{name}"].message,
+            }
+            for name in names
+        ]
+    rows = [(str(one["fault"]), f"{one['seconds']}", "yes" if one["right"] else "NO") for one in found]
+    print(table(("fault", "seconds", "right"), rows))
+    print(*(f"{one['fault']}: {one['said']}" for one in found), sep="\n")
+    keep(arguments.json, "faults", {"faults": found})
+    return 0 if all(one["right"] for one in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
