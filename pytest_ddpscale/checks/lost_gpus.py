@@ -17,11 +17,7 @@ from pytest_ddpscale.checks.from_survey import Findings, gpu_places
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.results.telemetry_record import Telemetry
 
-# NVML on a GPU that is gone until it, or its node, is reset: as the sampler writes it, and as the survey does. Any
-# other error may be the driver's.
-_LOST = ("NVMLError_GpuIsLost", "NVMLError_ResetRequired")
 _GONE = "the driver no longer has it"
-_LOST_IN_WORDS = ("GPU is lost", "GPU requires restart", _GONE)
 
 Afterwards = tuple[str, SurveyedGpu, SurveyedGpu, GpuPlace]
 
@@ -34,10 +30,11 @@ def lost_at_work(evidence: NodeEvidence) -> Findings:
     lost: dict[tuple[str, GpuPlace], str] = {}
     silent: Findings = {}
     for window in evidence.telemetry:
-        if (why := _loss_in(window)) and not _is_from_before(window, evidence):
-            lost.setdefault((window.host, GpuPlace(window.local_rank, window.device)), f"lost while it worked: {why}")
+        if window.lost and not _is_from_before(window, evidence):
+            place = GpuPlace(window.local_rank, window.device)
+            lost.setdefault((window.host, place), f"lost while it worked: {window.lost}")
     for host, before, after, place in gpus_afterwards(evidence):
-        if after.problem in _LOST_IN_WORDS and not before.problem:
+        if after.is_lost and not before.problem:
             lost.setdefault((host, place), f"lost when ranks had failed: {after.problem}")
         elif after.problem and not before.problem:
             text = f"{gpu_label(place)} did not answer when ranks had failed: {after.problem}"
@@ -72,7 +69,7 @@ def _found_again(gpu: SurveyedGpu, before: Survey, after: Survey) -> SurveyedGpu
     is_as_long = len(after.gpus) == len(before.gpus) and gpu.index < len(after.gpus)
     if is_as_long and not after.gpus[gpu.index].uuid:
         return after.gpus[gpu.index]
-    return SurveyedGpu(gpu.index, gpu.uuid, gpu.name, gpu.pci_bus_id, gpu.pci_device_id, problem=_GONE)
+    return SurveyedGpu(gpu.index, gpu.uuid, gpu.name, gpu.pci_bus_id, gpu.pci_device_id, problem=_GONE, is_lost=True)
 
 
 def _silent_drivers(evidence: NodeEvidence) -> Iterator[tuple[str, Finding]]:
@@ -100,9 +97,3 @@ def _is_from_before(window: Telemetry, evidence: NodeEvidence) -> bool:
     """Whether it is older than what is known of the node: a run that was resumed may have been mended meanwhile."""
     survey = evidence.surveys.get(window.host)
     return survey is not None and window.ended_unix_s < survey.unix_s
-
-
-def _loss_in(window: Telemetry) -> str:
-    """NVML's words on a GPU that was lost in a window; empty if it was not, as far as is known."""
-    told = sorted(reason for reason in window.unreadable.values() if reason.startswith(_LOST))
-    return told[0].partition(": ")[2] if told else ""

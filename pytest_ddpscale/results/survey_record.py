@@ -58,6 +58,7 @@ class SurveyedGpu(Record, frozen=True):
         is_visible: whether CUDA_VISIBLE_DEVICES lets ranks use it.
         local_rank: of the rank that uses it: its place in CUDA's order of visible devices; None if it has none.
         problem: why the GPU as a whole does not answer, such as ``GPU is lost``; empty if it does.
+        is_lost: whether that is until it, or its node, is reset.
         compute_capability: ``9.0``.
         memory_bytes: in all.
         memory_used_bytes: before anything of ours ran.
@@ -93,6 +94,7 @@ class SurveyedGpu(Record, frozen=True):
     is_visible: bool = True
     local_rank: int | None = None
     problem: str = ""
+    is_lost: bool = False
     compute_capability: str | None = None
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, field
 
-from pytest_ddpscale.results.records import GangRecord, Joules, Ranks, Share
+from pytest_ddpscale.results.records import GangRecord, Joules, Ranks, Share, Texts
 from pytest_ddpscale.results.strict_json import Count, Record, UnixSeconds, column, each, refuse_other_lengths
 
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
@@ -39,6 +39,7 @@ class GpuReadings(Record, frozen=True, kw_only=True):
         started_unix_s: when the window begins, seconds since 1970 UTC.
         ended_unix_s: when it ends.
         polls: how often the GPU was asked in the window for what the driver keeps no samples of.
+        lost: what NVML says of a GPU that is lost until it, or its node, is reset; empty while it is not.
         utilization: share of time in which any kernel ran, 0 … 1; waiting inside a kernel counts as well.
         power_w: board power, in watts.
         power_limit_w: as enforced.
@@ -76,6 +77,7 @@ class GpuReadings(Record, frozen=True, kw_only=True):
     started_unix_s: UnixSeconds
     ended_unix_s: UnixSeconds
     polls: Count = 0
+    lost: str = ""
     utilization: Spread | None = None
     power_w: Spread | None = None
     power_limit_w: Amount | None = None
@@ -157,6 +159,7 @@ class TelemetryBlock(Record, frozen=True, kw_only=True):
     started_unix_s: UnixSeconds | tuple[UnixSeconds, ...]
     ended_unix_s: UnixSeconds | tuple[UnixSeconds, ...]
     polls: Count | tuple[Count, ...] = 0
+    lost: str | Texts = ""
     utilization: SpreadColumns | None = None
     power_w: SpreadColumns | None = None
     power_limit_w: Amount | tuple[Amount | None, ...] | None = None

@@ -47,30 +47,31 @@ def resolve_sku(thresholds_file: ThresholdsFile, asked: str, gpus: Sequence[Gpu]
 
 @dataclass(frozen=True)
 class _Comparison:
-    """What of a `detect` is true of a GPU, and what is not, in words."""
+    """What of a `detect` is true of a GPU, and what is not: field → in words."""
 
-    agrees: list[str]
-    differs: list[str]
+    agrees: dict[str, str]
+    differs: dict[str, str]
 
     def __str__(self) -> str:
-        return ", ".join([*self.agrees, *self.differs])
+        return ", ".join([*self.agrees.values(), *self.differs.values()])
 
 
 def _compare(detect: Detect, gpu: Gpu) -> _Comparison:
-    comparison = _Comparison([], [])
+    comparison = _Comparison({}, {})
 
-    def check(holds: bool, subject: str, contrast: str) -> None:
-        (comparison.agrees if holds else comparison.differs).append(f"{subject} {'matches' if holds else contrast}")
+    def check(field: str, holds: bool, subject: str, contrast: str) -> None:
+        said = f"{subject} {'matches' if holds else contrast}"
+        (comparison.agrees if holds else comparison.differs)[field] = said
 
     if detect.name is not None:
-        check(is_named(gpu.name, detect.name), f"name {gpu.name!r}", f"does not match {detect.name!r}")
+        check("name", is_named(gpu.name, detect.name), f"name {gpu.name!r}", f"does not match {detect.name!r}")
     if detect.pci_device_ids:
-        listed = gpu.pci_device_id in detect.pci_device_ids
-        check(listed, f"PCI device id {gpu.pci_device_id}", f"is not {' or '.join(detect.pci_device_ids)}")
+        listed, contrast = gpu.pci_device_id in detect.pci_device_ids, f"is not {' or '.join(detect.pci_device_ids)}"
+        check("pci_device_ids", listed, f"PCI device id {gpu.pci_device_id}", contrast)
     if detect.memory_gib is not None:
         near = abs(gpu.memory_gib - detect.memory_gib) <= MEMORY_TOLERANCE * detect.memory_gib
         contrast = f"is not within {MEMORY_TOLERANCE:.0%} of {detect.memory_gib:g} GiB"
-        check(near, f"memory {gpu.memory_gib:.1f} GiB", contrast)
+        check("memory_gib", near, f"memory {gpu.memory_gib:.1f} GiB", contrast)
     return comparison
 
 
@@ -184,7 +185,7 @@ def _nearly_matching(thresholds: Thresholds, gpu: Gpu) -> list[tuple[str, _Compa
     return [
         (name, comparison)
         for name, detect, comparison in compared
-        if detect.device == "cuda" and any(not fact.startswith("memory") for fact in comparison.agrees)
+        if detect.device == "cuda" and comparison.agrees.keys() - {"memory_gib"}
     ]
 
 

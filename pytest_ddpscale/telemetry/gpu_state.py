@@ -16,7 +16,7 @@ from typing import Any
 import pynvml
 
 from pytest_ddpscale.results.survey_record import GpuProcess, RemappedRows, SurveyedGpu
-from pytest_ddpscale.telemetry.nvml_calls import words
+from pytest_ddpscale.telemetry.nvml_calls import is_lost, words
 from pytest_ddpscale.telemetry.throttle import reasons_of
 
 # An NVML function and its arguments after the handle, by name: an older nvidia-ml-py lacks some.
@@ -112,7 +112,7 @@ def _gpu(index: int) -> SurveyedGpu:
     except pynvml.NVMLError_NoPermission as error:  # NVML counts it, CUDA does not see it
         return SurveyedGpu(index, "", "", "", "", is_visible=False, unreadable={"handle": str(error)})
     except pynvml.NVMLError as error:
-        return SurveyedGpu(index, "", "", "", "", problem=str(error))
+        return SurveyedGpu(index, "", "", "", "", problem=str(error), is_lost=is_lost(error))
     gpu = _Questions(handle)
     uuid = gpu.ask("uuid", "nvmlDeviceGetUUID")
     name = gpu.ask("name", "nvmlDeviceGetName")
@@ -140,6 +140,7 @@ def _gpu(index: int) -> SurveyedGpu:
         processes=_processes(gpu.ask("processes", "nvmlDeviceGetComputeRunningProcesses")),
         **readings,
         problem=gpu.lost or unnamed,
+        is_lost=bool(gpu.lost),
         unreadable=gpu.unreadable,
     )
 
@@ -180,7 +181,7 @@ class _Questions:
             self.unreadable[reading] = words(error) if isinstance(error, AttributeError) else str(error)
         except pynvml.NVMLError as error:
             self.unreadable[reading] = str(error)
-            if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
+            if is_lost(error):
                 self.lost = str(error)
         return None
 

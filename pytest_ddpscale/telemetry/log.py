@@ -22,6 +22,7 @@ class GpuLog:
         polls: times of the polls.
         limits: what hardly changes: the newest value.
         reasons: reading → why it is not there.
+        lost: reading → what the driver says of a GPU that is lost; empty while it is not.
         idle_power_w: power before the first window, while idle; None if it is unknown.
         is_idle_power_known: whether it was looked for.
     """
@@ -35,6 +36,7 @@ class GpuLog:
     polls: TimedValues = field(default_factory=TimedValues)
     limits: dict[str, float] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
     idle_power_w: float | None = None
     is_idle_power_known: bool = False
 

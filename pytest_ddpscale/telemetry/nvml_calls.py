@@ -18,6 +18,8 @@ _FOR_GOOD = frozenset(
         pynvml.NVML_ERROR_NO_PERMISSION,
     ]
 )
+# Until the GPU, or its node, is reset. Any other error may be the driver's.
+_LOST = frozenset([pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED])
 
 
 class NvmlCalls:
@@ -25,10 +27,12 @@ class NvmlCalls:
 
     Attributes:
         reasons: reading → what the driver said last, for those that it does not answer.
+        lost: the same, of those at which it said that the GPU is lost.
     """
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
+        self.lost: dict[str, str] = {}
         self._given_up: set[str] = set()
 
     def ask(self, reading: str, call: Callable[[], Answer]) -> Answer | None:
@@ -41,13 +45,21 @@ class NvmlCalls:
             self.refuse(reading, error)
             return None
         self.reasons.pop(reading, None)
+        self.lost.pop(reading, None)
         return answer
 
     def refuse(self, reading: str, error: Exception) -> None:
         """Note that a reading failed, and how."""
         self.reasons[reading] = words(error)
+        if is_lost(error):
+            self.lost[reading] = str(error)
         if isinstance(error, pynvml.NVMLError) and error.value in _FOR_GOOD:
             self._given_up.add(reading)
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether it says that the GPU is lost."""
+    return isinstance(error, pynvml.NVMLError) and error.value in _LOST
 
 
 def words(error: Exception) -> str:

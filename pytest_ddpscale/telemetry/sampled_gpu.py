@@ -73,10 +73,11 @@ class SampledGpu:
 
     def __init__(self, uuid: str) -> None:
         self._asker = NvmlCalls()
-        self.log = GpuLog(uuid, reasons=self._asker.reasons)
+        self.log = GpuLog(uuid, reasons=self._asker.reasons, lost=self._asker.lost)
         try:
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(_UUID_PREFIXES) else f"GPU-{uuid}")
         except Exception as error:  # no such GPU, or one that fell off the bus
+            self._asker.refuse("device", error)
             self.log.problem = words(error)
             return
         self._buffers = [Buffer(kept, self._handle, self._asker, self.log) for kept in KEPT]

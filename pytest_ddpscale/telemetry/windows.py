@@ -56,6 +56,7 @@ class Cut:
             "started_unix_s": self._start_s,
             "ended_unix_s": self._end_s,
             "polls": len(self._log.polls.within(self._start_s, self._end_s)),
+            "lost": min(self._log.lost.values(), default=""),
             **self._found,
             "sources": self._sources,
             "unreadable": self._unreadable,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pytest_ddpscale.checks.catalogue import check, unfit_hosts
-from pytest_ddpscale.checks.finding import Blocks
+from pytest_ddpscale.checks.finding import Blocks, NodeEvidence
 from pytest_ddpscale.evidence.columns import ArmColumns
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.evidence.probe_columns import ProbeColumns
@@ -29,12 +29,12 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         evidence: what was found out, before the launch and under load.
     """
     plan, name = evidence.plan, case.requirement.check
-    expectation = node_expectation(case.sku, plan)
-    blocks = evidence.once("blocks", lambda: _blocks(evidence)) if NODE_CHECKS[name].reads == "telemetry" else None
-    found = check(
-        name, expectation, evidence.surveys, plan.nodes,
+    blocks = evidence.once("blocks", lambda: _blocks(evidence)) if NODE_CHECKS[name].reads == "telemetry" else {}
+    of_nodes = NodeEvidence(
+        node_expectation(case.sku, plan), evidence.surveys, plan.nodes,
         evidence.telemetry, evidence.transports, blocks, evidence.post_mortems,
     )  # fmt: skip
+    found = check(name, of_nodes)
     reason = found.reason
     why_no_survey = evidence.errors.get(STUDY_ID) or evidence.interrupted.get(STUDY_ID)
     if found.outcome == "not_measured" and why_no_survey:
@@ -81,4 +81,6 @@ def unfit_nodes(cases: Iterable[AnyCase], plan: Plan, surveys: dict[str, Survey]
     """
     checks = [case for case in cases if isinstance(case, NodeCase) and case.requirement.check]
     names = [case.requirement.check for case in checks if case.requirement.severity == "fail"]
-    return unfit_hosts(names, node_expectation(checks[0].sku, plan), surveys, plan.nodes) if checks else {}
+    if not checks:
+        return {}
+    return unfit_hosts(names, NodeEvidence(node_expectation(checks[0].sku, plan), surveys, plan.nodes))

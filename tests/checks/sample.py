@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pytest_ddpscale.checks.catalogue import check
-from pytest_ddpscale.checks.finding import CheckResult
+from pytest_ddpscale.checks.finding import CheckResult, NodeEvidence
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
 from pytest_ddpscale.results.telemetry_record import Spread, Telemetry
@@ -68,7 +68,7 @@ def judged(
 ) -> CheckResult:
     """What a check comes to on nodes."""
     planned = len(surveys) if planned is None else planned
-    return check(name, expectation, by_host(surveys), planned, **records)
+    return check(name, NodeEvidence(expectation, by_host(surveys), planned, **records))
 
 
 def with_gpu(which: Sequence[int] = (3,), host: str = "n1", **changes: Any) -> Survey:

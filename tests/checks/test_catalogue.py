@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.checks.catalogue import unfit_hosts
+from pytest_ddpscale.checks.finding import NodeEvidence
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.results.survey_record import Survey
 from tests.checks.sample import (
@@ -84,7 +85,7 @@ def test_one_bad_gpu_of_a_single_node_is_certain_and_all_of_them_are_not() -> No
 def test_what_a_single_node_as_a_whole_is_not_is_certainly_its_own_fault() -> None:
     node = survey(gpus=gpus(count=7), free_bytes={"run_directory": 0})
     assert [culprit.is_certain for culprit in judged("gpus", node).culprits] == [True]
-    assert sorted(unfit_hosts(["gpus", "disk"], A100, by_host([node]), 1)) == ["n1"]
+    assert sorted(unfit_hosts(["gpus", "disk"], NodeEvidence(A100, by_host([node]), 1))) == ["n1"]
     alike = [survey(host, free_bytes={"run_directory": 0}) for host in ("n1", "n2")]
     assert not any(culprit.is_certain for culprit in judged("disk", *alike).culprits)
 
@@ -140,7 +141,9 @@ def test_unfit_nodes_are_those_that_certainly_fail_or_do_not_answer() -> None:
         survey("n4"),
         survey("n5", versions=VERSIONS | {"driver": "570.1"}),
     ]
-    found = unfit_hosts(["nvlink", "ecc", "versions", "transport", "ecc_under_load"], A100, by_host(nodes), 5)
+    found = unfit_hosts(
+        ["nvlink", "ecc", "versions", "transport", "ecc_under_load"], NodeEvidence(A100, by_host(nodes), 5)
+    )
     assert found == {
         "n2": "nvlink: GPU 3: 0 NVLinks are up; expected 12; "
         "ecc: GPU 3: 1 uncorrectable memory errors since the driver was loaded",
@@ -150,15 +153,18 @@ def test_unfit_nodes_are_those_that_certainly_fail_or_do_not_answer() -> None:
 
 
 def test_checks_that_were_not_asked_for_leave_nobody_out() -> None:
-    assert unfit_hosts(["pcie"], A100, by_host([survey("n1"), with_gpu(host="n2", nvlinks_active=0)]), 2) == {}
-    assert unfit_hosts([], A100, by_host([survey("n1", problem="it hangs")]), 1) == {}
+    assert (
+        unfit_hosts(["pcie"], NodeEvidence(A100, by_host([survey("n1"), with_gpu(host="n2", nvlinks_active=0)]), 2))
+        == {}
+    )
+    assert unfit_hosts([], NodeEvidence(A100, by_host([survey("n1", problem="it hangs")]), 1)) == {}
 
 
 def test_nodes_that_may_be_right_are_not_left_out() -> None:
     nodes = [survey("n1"), survey("n2", versions=VERSIONS | {"nccl": "2.26.2"})]
-    assert unfit_hosts(["versions"], A100, by_host(nodes), 2) == {}
+    assert unfit_hosts(["versions"], NodeEvidence(A100, by_host(nodes), 2)) == {}
     everywhere = [survey(host, gpus=gpus(host, which=range(8), pcie_width_max=8)) for host in ("n1", "n2")]
-    assert unfit_hosts(["pcie"], A100, by_host(everywhere), 2) == {}
+    assert unfit_hosts(["pcie"], NodeEvidence(A100, by_host(everywhere), 2)) == {}
 
 
 def test_an_unknown_check_is_refused() -> None:

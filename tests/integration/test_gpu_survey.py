@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from pytest_ddpscale.checks.catalogue import check
+from pytest_ddpscale.checks.finding import NodeEvidence
 from pytest_ddpscale.plan.architectures import has_kernels
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.results.records import gangs_by_number
@@ -108,7 +109,7 @@ def test_the_node_passes_the_checks_of_its_sku(gpu_run: GpuRun, sku: Sku, name: 
     telemetry = telemetry_of(gpu_run.directory.read_telemetry(), gangs_by_number(records))
     transports = transports_of(records)
     expectation = node_expectation(sku, gpu_run.plan)
-    found = check(name, expectation, surveys_of(records), gpu_run.plan.nodes, telemetry, transports)
+    found = check(name, NodeEvidence(expectation, surveys_of(records), gpu_run.plan.nodes, telemetry, transports))
     if sku.checks[name] == "fail":
         assert found.outcome == "passed", found.reason
     else:

@@ -100,6 +100,7 @@ def test_each_fault_is_told_and_the_other_gpus_are_read_all_the_same(machine: Pl
     assert (lost.index, lost.problem, lost.uuid, lost.ecc_uncorrected) == (6, "GPU is lost", "", None)
     assert v100.retired_pages_pending is True
     assert [gpu.problem for gpu in (ecc, rows, hot, link, narrow, busy, v100)] == [""] * 7
+    assert [gpu.is_lost for gpu in (lost, ecc, rows, hot, link, narrow, busy, v100)] == [True] + [False] * 7
 
 
 def test_what_fails_is_unknown_and_never_zero(machine: PlayedMachine) -> None:
@@ -112,7 +113,7 @@ def test_what_fails_is_unknown_and_never_zero(machine: PlayedMachine) -> None:
         replace(A100, failures={"nvmlDeviceGetNvLinkState": FUNCTION_NOT_FOUND}),
     ])  # fmt: skip
     _, (lost, no_ecc, dark, nameless, withheld, old) = read(machine)
-    assert (lost.problem, lost.uuid) == ("GPU is lost", uuid_of(0))
+    assert (lost.problem, lost.is_lost, lost.uuid) == ("GPU is lost", True, uuid_of(0))
     assert (lost.memory_bytes, lost.pcie_width, lost.processes, lost.nvlinks) == (None, None, None, None)
     assert set(lost.unreadable.values()) == {"GPU is lost"}
     assert (no_ecc.ecc_enabled, no_ecc.ecc_uncorrected, no_ecc.ecc_uncorrected_ever) == (None, None, None)

@@ -197,6 +197,8 @@ def test_a_gpu_that_dies_in_the_window_keeps_what_was_read_and_has_no_totals(gpu
 
 def test_a_lost_gpu_says_so_and_costs_the_others_nothing(gpus: list[Telemetry]) -> None:
     assert "GpuIsLost" in gpus[LOST].unreadable["device"]
+    assert gpus[LOST].lost == "GPU is lost"
+    assert [gpu.lost for gpu in gpus].count("") == len(gpus) - 1
     assert gpus[LOST].utilization is None
 
 
