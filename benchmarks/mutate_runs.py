@@ -18,6 +18,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from reporting import argument_parser, keep, positive_int, table
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.session import open as session_open
 from pytest_ddpscale.session.unjudged import judgement_of
 from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
@@ -33,6 +35,8 @@ from pytest_ddpscale.simulate.writing import write_simulated_run
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 
+# Half of the time otherwise, and no mutant changes them.
+session_open.load_thresholds = cache(load_thresholds)  # type: ignore[attr-defined]
 OUTCOMES = ("refused", "no better", "wrong pass", "traceback", "hang")
 HANG_S = 60
 SIMULATED_FAULTS = (("slow-gpu:3:1.3", "corrupt-rank:5"), ("missing-rank:3:2",))

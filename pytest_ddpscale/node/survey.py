@@ -110,14 +110,11 @@ def infiniband_ports(adapters: Path = _ADAPTERS) -> tuple[InfiniBandPort, ...]:
 
 
 def _port(folder: Path) -> InfiniBandPort:
-    state, rate = _read(folder / "state"), _read(folder / "rate")  # "4: ACTIVE", "200 Gb/sec (4X HDR)"
-    number = re.match(r"\d+(\.\d+)?", rate)
     return InfiniBandPort(
         device=folder.parent.parent.name,
         port=int(folder.name),
-        state=state.rpartition(":")[2].strip(),
+        state=_read(folder / "state").rpartition(":")[2].strip(),  # "4: ACTIVE"
         link_layer=_read(folder / "link_layer"),
-        rate_gbit_per_s=float(number[0]) if number else None,
     )
 
 

@@ -61,12 +61,10 @@ class SurveyedGpu(Record, frozen=True):
         is_lost: whether that is until it, or its node, is reset.
         compute_capability: ``9.0``.
         memory_bytes: in all.
-        memory_used_bytes: before anything of ours ran.
         mig_enabled: whether it is cut into MIG slices.
         ecc_enabled: whether memory errors are corrected.
         ecc_corrected: errors since the driver was loaded.
         ecc_uncorrected: likewise.
-        ecc_uncorrected_ever: over the GPU's life.
         retired_pages_pending: whether a page waits for a reset to be retired (before Ampere).
         remapped_rows: from Ampere on.
         throttle_reasons: why its clocks are held down now, as `telemetry.throttle` names them:
@@ -97,12 +95,10 @@ class SurveyedGpu(Record, frozen=True):
     is_lost: bool = False
     compute_capability: str | None = None
     memory_bytes: int | None = None
-    memory_used_bytes: int | None = None
     mig_enabled: bool | None = None
     ecc_enabled: bool | None = None
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
-    ecc_uncorrected_ever: int | None = None
     retired_pages_pending: bool | None = None
     remapped_rows: RemappedRows | None = None
     throttle_reasons: tuple[str, ...] | None = None
@@ -129,14 +125,12 @@ class InfiniBandPort(Record, frozen=True):
         port: its number.
         state: ``ACTIVE``, ``DOWN`` …
         link_layer: ``InfiniBand``, or ``Ethernet`` (RoCE).
-        rate_gbit_per_s: of the link, gigabits per second; None if unknown.
     """
 
     device: str
     port: int
     state: str
     link_layer: str
-    rate_gbit_per_s: float | None = None
 
 
 class ClockSkew(Record, frozen=True):

@@ -12,8 +12,8 @@ from pytest_ddpscale.results.strict_json import Count, Record, UnixSeconds, colu
 
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 Growth = Annotated[int, Meta(ge=0, le=2**62)]
-_SHARES = ("utilization", "memory_utilization", "sm_activity", "sm_occupancy", "tensor_activity", "dram_activity")
-_SPREADS = (*_SHARES, "power_w", "sm_clock_mhz", "memory_clock_mhz", "memory_used_bytes", "temperature_c")
+_SHARES = ("utilization", "sm_activity")
+_SPREADS = (*_SHARES, "power_w", "sm_clock_mhz", "temperature_c")
 
 
 class Spread(Record, frozen=True):
@@ -46,9 +46,6 @@ class GpuReadings(Record, frozen=True, kw_only=True):
         idle_power_w: median power before the first window, while the utilization was 0; None if it never was.
         sm_clock_mhz: clock of the streaming multiprocessors.
         sm_clock_max_mhz: that it can reach.
-        memory_clock_mhz: clock of the device memory.
-        memory_utilization: share of time in which device memory was read or written, 0 … 1.
-        memory_used_bytes: device memory in use, by whomever.
         temperature_c: of the GPU.
         energy_j: in the window; `sources` says whether by the GPU's ``counter`` or from ``power`` samples.
         throttle_reasons: why clocks were held down → share of polls, 0 … 1 (``hw_slowdown``,
@@ -58,17 +55,7 @@ class GpuReadings(Record, frozen=True, kw_only=True):
         ecc_uncorrected: those it could not; likewise.
         pcie_generation: the lowest that was seen.
         pcie_width: lanes, the fewest that were seen.
-        pcie_replays: packets sent anew, new as with `ecc_corrected`.
-        pcie_tx_bytes_per_s: sent by the GPU.
-        pcie_rx_bytes_per_s: received by it.
-        nvlink_tx_bytes_per_s: payload sent over all links.
-        nvlink_rx_bytes_per_s: payload received over all links.
-        nvlink_errors: replays, recoveries and checksum errors of all links, new in the window or in the five seconds
-            before it.
-        sm_activity: share of SMs with work, 0 … 1 (GPM, as the next three: Hopper and later).
-        sm_occupancy: share of the warps that could be resident, 0 … 1.
-        tensor_activity: share of time in which tensor cores worked, 0 … 1.
-        dram_activity: share of the device memory's bandwidth, 0 … 1.
+        sm_activity: share of SMs with work, 0 … 1 (GPM: Hopper and later).
         sources: reading → where it comes from: ``buffer`` (samples that the driver kept), ``poll`` (one value of
             the moment at each poll), ``counter``, ``power``, ``gpm``.
         unreadable: reading → why there is no value; ``device`` for all of them.
@@ -84,9 +71,6 @@ class GpuReadings(Record, frozen=True, kw_only=True):
     idle_power_w: Amount | None = None
     sm_clock_mhz: Spread | None = None
     sm_clock_max_mhz: Amount | None = None
-    memory_clock_mhz: Spread | None = None
-    memory_utilization: Spread | None = None
-    memory_used_bytes: Spread | None = None
     temperature_c: Spread | None = None
     energy_j: Joules | None = None
     throttle_reasons: dict[str, Share] | None = None
@@ -94,16 +78,7 @@ class GpuReadings(Record, frozen=True, kw_only=True):
     ecc_uncorrected: Growth | None = None
     pcie_generation: Count | None = None
     pcie_width: Count | None = None
-    pcie_replays: Growth | None = None
-    pcie_tx_bytes_per_s: Amount | None = None
-    pcie_rx_bytes_per_s: Amount | None = None
-    nvlink_tx_bytes_per_s: Amount | None = None
-    nvlink_rx_bytes_per_s: Amount | None = None
-    nvlink_errors: Growth | None = None
     sm_activity: Spread | None = None
-    sm_occupancy: Spread | None = None
-    tensor_activity: Spread | None = None
-    dram_activity: Spread | None = None
     sources: dict[str, str] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
 
@@ -166,9 +141,6 @@ class TelemetryBlock(Record, frozen=True, kw_only=True):
     idle_power_w: Amount | tuple[Amount | None, ...] | None = None
     sm_clock_mhz: SpreadColumns | None = None
     sm_clock_max_mhz: Amount | tuple[Amount | None, ...] | None = None
-    memory_clock_mhz: SpreadColumns | None = None
-    memory_utilization: SpreadColumns | None = None
-    memory_used_bytes: SpreadColumns | None = None
     temperature_c: SpreadColumns | None = None
     energy_j: Joules | tuple[Joules | None, ...] | None = None
     throttle_reasons: dict[str, Share] | tuple[dict[str, Share] | None, ...] | None = None
@@ -176,16 +148,7 @@ class TelemetryBlock(Record, frozen=True, kw_only=True):
     ecc_uncorrected: Growth | tuple[Growth | None, ...] | None = None
     pcie_generation: Count | tuple[Count | None, ...] | None = None
     pcie_width: Count | tuple[Count | None, ...] | None = None
-    pcie_replays: Growth | tuple[Growth | None, ...] | None = None
-    pcie_tx_bytes_per_s: Amount | tuple[Amount | None, ...] | None = None
-    pcie_rx_bytes_per_s: Amount | tuple[Amount | None, ...] | None = None
-    nvlink_tx_bytes_per_s: Amount | tuple[Amount | None, ...] | None = None
-    nvlink_rx_bytes_per_s: Amount | tuple[Amount | None, ...] | None = None
-    nvlink_errors: Growth | tuple[Growth | None, ...] | None = None
     sm_activity: SpreadColumns | None = None
-    sm_occupancy: SpreadColumns | None = None
-    tensor_activity: SpreadColumns | None = None
-    dram_activity: SpreadColumns | None = None
     sources: dict[str, str] | tuple[dict[str, str], ...] = field(default_factory=dict)
     unreadable: dict[str, str] | tuple[dict[str, str], ...] = field(default_factory=dict)
 

@@ -31,7 +31,6 @@ class RankTransport(Record, frozen=True, kw_only=True):
         channels_within_node: those of them whose other end is on the same node.
         channels_between_nodes: those of them whose other end is on another node; of what is left it is not known.
         nvls: whether it has channels that reduce in the NVLink switch.
-        nccl_version: such as ``2.27.3+cuda12.9``; None if it does not say.
         problem: why nothing is known; empty if something is.
         unreadable: lines about connections that could not be read.
     """
@@ -42,7 +41,6 @@ class RankTransport(Record, frozen=True, kw_only=True):
     channels_within_node: Channels = struct_field(default_factory=dict)
     channels_between_nodes: Channels = struct_field(default_factory=dict)
     nvls: bool = False
-    nccl_version: str | None = None
     problem: str = ""
     unreadable: Texts = ()
 
@@ -58,7 +56,6 @@ class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="tr
     channels_within_node: Channels | tuple[Channels, ...] = struct_field(default_factory=dict)
     channels_between_nodes: Channels | tuple[Channels, ...] = struct_field(default_factory=dict)
     nvls: bool | tuple[bool, ...] = False
-    nccl_version: str | tuple[str | None, ...] | None = None
     problem: str | Texts = ""
     unreadable: tuple[Texts, ...] = ()
 
@@ -74,7 +71,7 @@ class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="tr
 
 
 _COLUMNS = (
-    "network", "channels", "channels_within_node", "channels_between_nodes", "nvls", "nccl_version", "problem",
+    "network", "channels", "channels_within_node", "channels_between_nodes", "nvls", "problem",
 )  # fmt: skip
 
 
@@ -99,7 +96,6 @@ class Transport:
     channels_within_node: Channels = field(default_factory=dict)
     channels_between_nodes: Channels = field(default_factory=dict)
     nvls: bool = False
-    nccl_version: str | None = None
     problem: str = ""
     unreadable: tuple[str, ...] = ()
 

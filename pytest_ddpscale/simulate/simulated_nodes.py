@@ -65,7 +65,7 @@ def surveys(expectation: NodeExpectation, faults: Faults) -> Iterator[Survey]:
             versions=VERSIONS,
             arch_list=(_ARCHITECTURE,),
             free_bytes=dict.fromkeys(("run_directory", "shared_memory", "temporary"), _PLENTY_BYTES),
-            infiniband=tuple(InfiniBandPort(f"mlx5_{i}", 1, "4: ACTIVE", "InfiniBand", 400.0) for i in range(per_node)),
+            infiniband=tuple(InfiniBandPort(f"mlx5_{i}", 1, "4: ACTIVE", "InfiniBand") for i in range(per_node)),
             clock=ClockSkew(-0.01, 0.01),
         )
 
@@ -83,12 +83,10 @@ def _gpu(rank: int, name: str, expected: NodeExpectation, faults: Faults) -> Sur
         local_rank=index,
         compute_capability=_CAPABILITY,
         memory_bytes=round(sum(expected.memory_gib) / 2 * _GIB) if expected.memory_gib else None,
-        memory_used_bytes=0,
         mig_enabled=False,
         ecc_enabled=expected.ecc is not False,
         ecc_corrected=0,
         ecc_uncorrected=_UNCORRECTABLE if is_bad else 0,
-        ecc_uncorrected_ever=_UNCORRECTABLE if is_bad else 0,
         remapped_rows=RemappedRows(0, 0, pending=False, failed=False),
         throttle_reasons=(HELD_DOWN_BY,) if rank in faults.bad_gpus("clock") else (),
         pcie_generation=generation,

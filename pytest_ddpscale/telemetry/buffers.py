@@ -42,21 +42,15 @@ class Kept:
     most: float
 
 
-def _clock(kind: str) -> Callable[[Any], float]:
-    return lambda handle: float(pynvml.nvmlDeviceGetClockInfo(handle, getattr(pynvml, kind)))
-
-
 KEPT = (
     Kept("utilization", "NVML_GPU_UTILIZATION_SAMPLES",
          lambda handle: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), 0.01, 0, 100),
-    Kept("memory_utilization", "NVML_MEMORY_UTILIZATION_SAMPLES",
-         lambda handle: float(pynvml.nvmlDeviceGetUtilizationRates(handle).memory), 0.01, 0, 100),
     # mW; no board is without power, none takes 100 kW
     Kept("power_w", "NVML_TOTAL_POWER_SAMPLES",
          lambda handle: float(pynvml.nvmlDeviceGetPowerUsage(handle)), 0.001, 1, 1e8),
     # MHz
-    Kept("sm_clock_mhz", "NVML_PROCESSOR_CLK_SAMPLES", _clock("NVML_CLOCK_SM"), 1, 1, 1e5),
-    Kept("memory_clock_mhz", "NVML_MEMORY_CLK_SAMPLES", _clock("NVML_CLOCK_MEM"), 1, 1, 1e5),
+    Kept("sm_clock_mhz", "NVML_PROCESSOR_CLK_SAMPLES",
+         lambda handle: float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)), 1, 1, 1e5),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""GPU performance monitoring (GPM): what the SMs, tensor cores and memory really did. Hopper and later."""
+"""GPU performance monitoring (GPM): what the SMs really did. Hopper and later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pytest_ddpscale.telemetry.nvml_calls import NvmlCalls
 
 # Closer together, two samples say nothing: the counters behind them are read every 100 ms.
 LEAST_APART_S = 0.1
-_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -32,14 +31,7 @@ class GpmMetric:
     most: float
 
 
-METRICS = (
-    GpmMetric("sm_activity", "NVML_GPM_METRIC_SM_UTIL", 0.01, 1.0),
-    GpmMetric("sm_occupancy", "NVML_GPM_METRIC_SM_OCCUPANCY", 0.01, 1.0),
-    GpmMetric("tensor_activity", "NVML_GPM_METRIC_ANY_TENSOR_UTIL", 0.01, 1.0),
-    GpmMetric("dram_activity", "NVML_GPM_METRIC_DRAM_BW_UTIL", 0.01, 1.0),
-    GpmMetric("pcie_tx_bytes_per_s", "NVML_GPM_METRIC_PCIE_TX_PER_SEC", _MIB, 1e13),
-    GpmMetric("pcie_rx_bytes_per_s", "NVML_GPM_METRIC_PCIE_RX_PER_SEC", _MIB, 1e13),
-)
+METRICS = (GpmMetric("sm_activity", "NVML_GPM_METRIC_SM_UTIL", 0.01, 1.0),)
 
 
 class Gpm:

@@ -28,7 +28,6 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 _NUMBERS: dict[str, Question] = {
     "ecc_corrected": ("nvmlDeviceGetTotalEccErrors", "NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC"),
     "ecc_uncorrected": ("nvmlDeviceGetTotalEccErrors", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),
-    "ecc_uncorrected_ever": ("nvmlDeviceGetTotalEccErrors", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_AGGREGATE_ECC"),
     "temperature_c": ("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
     "sm_clock_max_mhz": ("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM"),
     "pcie_generation": ("nvmlDeviceGetCurrPcieLinkGeneration",),
@@ -118,8 +117,7 @@ def _gpu(index: int) -> SurveyedGpu:
     name = gpu.ask("name", "nvmlDeviceGetName")
     pci = gpu.ask("pci", "nvmlDeviceGetPciInfo")
     unnamed = next(iter(gpu.unreadable.values()), "")  # whom nobody can name, nobody can use
-    # The older function counts what the driver keeps for itself as used.
-    memory = gpu.ask("memory", "nvmlDeviceGetMemoryInfo", "nvmlMemory_v2", older=("nvmlDeviceGetMemoryInfo",))
+    memory = gpu.ask("memory", "nvmlDeviceGetMemoryInfo")
     links, links_up = _nvlinks(gpu)
     readings: dict[str, Any] = {reading: gpu.ask(reading, *question) for reading, question in _NUMBERS.items()}
     readings |= {reading: _truth(gpu.ask(reading, question)) for reading, question in _MODES.items()}
@@ -132,7 +130,6 @@ def _gpu(index: int) -> SurveyedGpu:
         pci_device_id=f"{pci.pciDeviceId >> 16:04x}" if pci else "",  # the low half is the vendor, 10de
         compute_capability=_capability(gpu.ask("compute_capability", "nvmlDeviceGetCudaComputeCapability")),
         memory_bytes=int(memory.total) if memory else None,
-        memory_used_bytes=int(memory.used) if memory else None,
         remapped_rows=_remapped_rows(gpu.ask("remapped_rows", "nvmlDeviceGetRemappedRows")),
         throttle_reasons=_throttle_reasons(gpu),
         nvlinks=links,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +9,11 @@ from typing import Any
 import pynvml
 
 from pytest_ddpscale.telemetry.buffers import KEPT, Buffer
-from pytest_ddpscale.telemetry.fields import FieldCounters
 from pytest_ddpscale.telemetry.gpm import Gpm
 from pytest_ddpscale.telemetry.log import GpuLog
 from pytest_ddpscale.telemetry.nvml_calls import NvmlCalls, words
 
 Reading = Callable[[Any], float]
-# Between two readings of what each NVLink counts by itself, some fifty errors a GPU, where no window ends: reading them
-# takes longer than all the rest, and their growth is counted over windows.
-LINK_ERRORS_EVERY_S = 5.0
 _UUID_PREFIXES = ("GPU-", "MIG-")
 
 
@@ -40,7 +35,6 @@ def _throttle_mask(handle: Any) -> int:
 # The state at the moment of a poll.
 _STATES: dict[str, Reading] = {
     "throttle_reasons": lambda handle: float(_throttle_mask(handle)),
-    "memory_used_bytes": lambda handle: float(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
     "temperature_c": lambda handle: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
     "pcie_generation": lambda handle: float(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
     "pcie_width": lambda handle: float(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
@@ -53,7 +47,6 @@ _CONSUMPTION: dict[str, Reading] = {
 _ERRORS: dict[str, Reading] = {
     "ecc_corrected": _ecc_errors("NVML_MEMORY_ERROR_TYPE_CORRECTED"),
     "ecc_uncorrected": _ecc_errors("NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
-    "pcie_replays": lambda handle: float(pynvml.nvmlDeviceGetPcieReplayCounter(handle)),
 }
 # What hardly changes.
 _LIMITS: dict[str, Reading] = {
@@ -81,35 +74,23 @@ class SampledGpu:
             self.log.problem = words(error)
             return
         self._buffers = [Buffer(kept, self._handle, self._asker, self.log) for kept in KEPT]
-        self._fields = FieldCounters(self._handle, self._asker)
         self._gpm: Gpm | None = None
-        self._link_errors_s = -math.inf
 
     def mark(self) -> None:
-        """Read what is wanted between two moments, of which this is one: energy, traffic and GPM."""
+        """Read what is wanted between two moments, of which this is one: energy and GPM."""
         if not self.log.problem:
-            self._read_totals(is_edge=True, link_errors=False)
+            self._read_totals(is_edge=True)
 
-    def _read_totals(self, *, is_edge: bool, link_errors: bool) -> None:
+    def _read_totals(self, *, is_edge: bool) -> None:
         self._read_gpm(time.time(), is_edge)
         for reading, ask in (_CONSUMPTION if is_edge else {**_CONSUMPTION, **_ERRORS}).items():
             self._keep_total(reading, time.time(), self._ask(reading, ask))
-        now_s = time.time()
-        for reading, total in self._fields.read(only_traffic=not link_errors).items():
-            self._keep_total(reading, now_s, total)
 
-    def poll(self, *, ends_window: bool = True) -> None:
-        """Read everything, the driver's samples included.
-
-        Args:
-            ends_window: whether a window ends now; else errors of links are left out, unless they are due.
-        """
+    def poll(self) -> None:
+        """Read everything, the driver's samples included."""
         if self.log.problem:
             return
-        link_errors = ends_window or time.monotonic() - self._link_errors_s >= LINK_ERRORS_EVERY_S
-        if link_errors:
-            self._link_errors_s = time.monotonic()
-        self._read_totals(is_edge=False, link_errors=link_errors)
+        self._read_totals(is_edge=False)
         now_s = time.time()
         for buffer in self._buffers:
             buffer.update(now_s, may_poll=True)

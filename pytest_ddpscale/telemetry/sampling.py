@@ -1,7 +1,7 @@
 """The sampler's process: polls the GPUs of a node, and answers on standard output what is asked on standard input.
 
 JSON lines. ``{"ask": "cut", "windows": [[uuid, start_unix_s, end_unix_s], …]}`` is answered by
-``{"devices": [{…}, …]}``, one object a window, after a poll of now. ``{"ask": "mark"}`` has energy, traffic and GPM
+``{"devices": [{…}, …]}``, one object a window, after a poll of now. ``{"ask": "mark"}`` has energy and GPM
 read at once, and no answer: sent as a window begins, it makes the window's edge sharp. ``{"ask": "stop"}`` and an
 end of file end the process. What it cannot understand is answered by ``{"problem": …}``.
 """
@@ -39,10 +39,10 @@ class Sampling:
         else:
             self._gpus = {uuid: SampledGpu(uuid) for uuid in uuids}
 
-    def poll(self, *, ends_window: bool = False) -> None:
-        """Read all GPUs; `ends_window` as in `SampledGpu.poll`."""
+    def poll(self) -> None:
+        """Read all GPUs."""
         for gpu in self._gpus.values():
-            gpu.poll(ends_window=ends_window)
+            gpu.poll()
 
     def answer(self, line: bytes) -> dict[str, Any] | None:
         """Do what a line asks, and say what to answer; None for nothing.
@@ -64,7 +64,7 @@ class Sampling:
             windows = [(str(uuid), float(start), float(end)) for uuid, start, end in message["windows"]]
         except (ValueError, TypeError, KeyError) as error:
             return {"problem": words(error)}
-        self.poll(ends_window=True)
+        self.poll()
         return {"devices": [cut(self._log(uuid), start_s, end_s) for uuid, start_s, end_s in windows]}
 
     def _log(self, uuid: str) -> GpuLog:

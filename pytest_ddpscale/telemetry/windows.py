@@ -11,17 +11,13 @@ from typing import Any
 from pytest_ddpscale.telemetry.log import GpuLog
 from pytest_ddpscale.telemetry.throttle import reasons_of
 
-_SAMPLED = ("utilization", "memory_utilization", "power_w", "sm_clock_mhz", "memory_clock_mhz")
-_POLLED = ("memory_used_bytes", "temperature_c")
+_SAMPLED = ("utilization", "power_w", "sm_clock_mhz")
 _LOWEST = ("pcie_generation", "pcie_width")
-_ERRORS = ("ecc_corrected", "ecc_uncorrected", "pcie_replays", "nvlink_errors")
-_RATES = ("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s")
-_GPM = ("sm_activity", "sm_occupancy", "tensor_activity", "dram_activity")
+_ERRORS = ("ecc_corrected", "ecc_uncorrected")
 # By what names `GpuLog.reasons` knows what a reading is taken from, if not by its own; the first that it has counts.
 _BEHIND = {
     **{reading: (f"{reading} samples",) for reading in _SAMPLED},
-    **dict.fromkeys((*_RATES, "nvlink_errors"), ("fields",)),
-    **dict.fromkeys(_GPM, ("gpm",)),
+    "sm_activity": ("gpm",),
 }
 # Idle power is looked for where nothing ran for this long before, as power samples lag by up to a second …
 SETTLED_S = 2.0
@@ -66,17 +62,14 @@ class Cut:
         for reading in _SAMPLED:
             items, source = self._log.samples(reading, self._start_s, self._end_s)
             self._keep(reading, spread([value for _, value in items]), source)
-        for reading in _POLLED:
-            self._keep(reading, spread(self._polled(reading)), "poll")
+        self._keep("temperature_c", spread(self._polled("temperature_c")), "poll")
         for reading in _LOWEST:
             values = self._polled(reading)
             self._keep(reading, int(min(values)) if values else None, "poll")
         for reading in _ERRORS:
             self._keep(reading, self._new(reading), "counter")
-        for reading in _RATES:
-            self._keep_rate(reading)
-        for reading in _GPM:
-            self._keep(reading, weighted_spread(self._intervals(reading)), "gpm")
+        activity = self._log.intervals["sm_activity"].within(self._start_s, self._end_s)
+        self._keep("sm_activity", weighted_spread(activity), "gpm")
         for reading in ("power_limit_w", "sm_clock_max_mhz"):
             self._keep(reading, self._log.limits.get(reading), "poll")
         self._keep("throttle_reasons", shares_of_reasons(self._polled("throttle_reasons")), "poll")
@@ -96,9 +89,6 @@ class Cut:
     def _polled(self, reading: str) -> list[float]:
         return self._log.polled[reading].within(self._start_s, self._end_s)
 
-    def _intervals(self, reading: str) -> list[tuple[float, float]]:
-        return self._log.intervals[reading].within(self._start_s, self._end_s)
-
     def _new(self, reading: str) -> int | None:
         """Growth of a counter from the poll before the window to the one after it: nothing in between is missed."""
         totals = self._log.counters[reading].around(self._start_s, self._end_s)
@@ -112,14 +102,6 @@ class Cut:
         if totals is None or first is None or last is None or not _is_ascending(totals):
             return None
         return last - first
-
-    def _keep_rate(self, reading: str) -> None:
-        growth = self._growth(reading)
-        if growth is not None:
-            self._keep(reading, growth / (self._end_s - self._start_s), "counter")
-            return
-        means = weighted_spread(self._intervals(reading))
-        self._keep(reading, None if means is None else means["mean"], "gpm")
 
     def _keep_energy(self) -> None:
         energy_j, source = self._growth("energy_j"), "counter"

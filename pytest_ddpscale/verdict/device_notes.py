@@ -6,9 +6,10 @@ see `pytest_ddpscale.metrics.device_flags`.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.device_flags import IDLE, flags, mean_power_w
 from pytest_ddpscale.metrics.rounds import ArmRounds
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
+from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.util.listing import first_few
@@ -34,8 +36,8 @@ _Device = tuple[str, int, str]  # host, local rank, UUID
 
 
 def device_notes(evidence: Evidence) -> list[str]:
-    """A line for each arm whose devices are idle, stalled, throttled or slow in most of its rounds."""
-    return [*_low_utilization(evidence.columns), *_flagged(evidence.telemetry)]
+    """A line for each arm whose devices are idle, stalled, throttled or slow in most rounds; lowered power limits."""
+    return [*_low_utilization(evidence.columns), *_flagged(evidence.telemetry), *_capped(evidence.surveys.values())]
 
 
 def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: Sequence[Telemetry]) -> Verdict:
@@ -97,6 +99,18 @@ def _ranks(measured: ArmColumns, columns: IntArray) -> list[tuple[int, str]]:
     """Number and host of these."""
     ranks = measured.ranks.of(columns)
     return list(zip(ranks.numbers.tolist(), ranks.hosts.tolist(), strict=True))
+
+
+def _capped(surveys: Iterable[Survey]) -> Iterator[str]:
+    """GPUs that somebody gave less power than they are built for: they are slower than their kind."""
+    capped = [
+        f"GPU {gpu.local_rank} on {survey.host} ({gpu.power_limit_w:g} W, default {gpu.power_limit_default_w:g} W)"
+        for survey in surveys
+        for gpu in survey.gpus
+        if gpu.local_rank is not None and (gpu.power_limit_w or math.inf) < (gpu.power_limit_default_w or 0)
+    ]
+    if capped:
+        yield f"power limit below the default: {first_few(capped)}"
 
 
 def _flagged(telemetry: Sequence[Telemetry]) -> Iterator[str]:

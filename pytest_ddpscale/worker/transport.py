@@ -24,7 +24,6 @@ _MOST_CHARACTERS = 64 * 2**20
 _MOST_UNREADABLE, _LONGEST_UNREADABLE = 5, 200
 
 _LINE = re.compile(r":(?P<pid>\d+):\d+ \[\d+\] NCCL INFO (?P<text>.*)")
-_VERSION = re.compile(r"NCCL version (\d\S*)")
 _NETWORK = re.compile(r"Using network (\S.*)")
 _NVLS = re.compile(r"\b([1-9]\d*) nvls channels\b")
 _CHANNEL = re.compile(
@@ -105,7 +104,6 @@ def read_transport(
         channels_within_node=dict(heard.within_node),
         channels_between_nodes=dict(heard.between_nodes),
         nvls=heard.nvls,
-        nccl_version=heard.version,
         problem=problem,
         unreadable=tuple(heard.unreadable),
     )
@@ -118,7 +116,6 @@ class _Heard:
     seat: Seat
     groups: Sequence[Sequence[int]]
     network: str | None = None
-    version: str | None = None
     nvls: bool = False
     channels: Counter[str] = field(default_factory=Counter)
     within_node: Counter[str] = field(default_factory=Counter)
@@ -127,9 +124,7 @@ class _Heard:
 
     def hear(self, text: str) -> None:
         """One message, without its prefix."""
-        if match := _VERSION.match(text):
-            self.version = match[1]
-        elif match := _NETWORK.match(text):
+        if match := _NETWORK.match(text):
             self.network = match[1].strip()
         elif _NVLS.search(text):
             self.nvls = True
@@ -207,7 +202,7 @@ def _log_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def _own_messages(path: Path) -> Iterator[str]:
-    """Messages of this process: the file may be that of several. The version may come without a prefix."""
+    """Messages of this process: the file may be that of several."""
     if not path.is_file():
         raise FileNotFoundError(2, "there is no such file")
     pid, left = str(os.getpid()), _MOST_CHARACTERS
@@ -217,7 +212,5 @@ def _own_messages(path: Path) -> Iterator[str]:
             if left < 0:
                 return
             match = _LINE.search(line)
-            if match is None and _VERSION.match(line):
-                yield line
-            elif match is not None and match["pid"] == pid:
+            if match is not None and match["pid"] == pid:
                 yield match["text"].rstrip()

@@ -29,8 +29,8 @@ NOT_SUPPORTED = "Not Supported"
 def gpu(index: int = 0, host: str = "n1", **changes: Any) -> SurveyedGpu:
     healthy = SurveyedGpu(
         index=index, uuid=f"GPU-{host}-{index}", name="NVIDIA A100-SXM4-80GB", pci_bus_id=f"00000000:{index:02X}:00.0",
-        pci_device_id="20b2", compute_capability="8.0", memory_bytes=80 * GIB, memory_used_bytes=0, mig_enabled=False,
-        ecc_enabled=True, ecc_corrected=0, ecc_uncorrected=0, ecc_uncorrected_ever=0, retired_pages_pending=None,
+        pci_device_id="20b2", compute_capability="8.0", memory_bytes=80 * GIB, mig_enabled=False,
+        ecc_enabled=True, ecc_corrected=0, ecc_uncorrected=0, retired_pages_pending=None,
         remapped_rows=RemappedRows(0, 0, pending=False, failed=False), throttle_reasons=("gpu_idle",),
         power_limit_w=400.0, power_limit_default_w=400.0, temperature_c=31, sm_clock_max_mhz=1410,
         pcie_generation=1, pcie_generation_max=4, pcie_generation_gpu_max=4, pcie_width=16, pcie_width_max=16,
@@ -49,7 +49,7 @@ def survey(host: str = "n1", **changes: Any) -> Survey:
         host=host, unix_s=1.7e9, has_driver=True, gpus=gpus(host), cores=64, versions=VERSIONS,
         arch_list=("sm_75", "sm_80", "sm_86", "sm_90", "compute_90"),
         free_bytes={"run_directory": 500 * GIB, "shared_memory": 250 * GIB, "temporary": 90 * GIB},
-        infiniband=(InfiniBandPort("mlx5_0", 1, "ACTIVE", "InfiniBand", 200.0),), clock=ClockSkew(-0.01, 0.02),
+        infiniband=(InfiniBandPort("mlx5_0", 1, "ACTIVE", "InfiniBand"),), clock=ClockSkew(-0.01, 0.02),
     )  # fmt: skip
     return replace(healthy, **changes)
 

@@ -40,7 +40,7 @@ def test_p2p_within_nodes_and_rdma_between_them_pass() -> None:
 
 @pytest.mark.parametrize("state", ["ACTIVE", "4: ACTIVE"])
 def test_tcp_between_nodes_with_active_infiniband_fails_and_names_them(state: str) -> None:
-    port = (InfiniBandPort("mlx5_0", 1, state, "InfiniBand", 200.0),)
+    port = (InfiniBandPort("mlx5_0", 1, state, "InfiniBand"),)
     result = two_nodes(P2P, TCP, survey("n1", infiniband=port), survey("n2", infiniband=port))
     assert (result.outcome, result.share) == ("failed", 0.0)
     assert [culprit.host for culprit in result.culprits] == ["n1", "n2"]
@@ -140,7 +140,7 @@ def test_rdma_through_the_hosts_memory_is_noted() -> None:
     assert "no GPUDirect RDMA" in result.notes[0]
 
 
-ETHERNET = InfiniBandPort("mlx5_0", 1, "ACTIVE", "Ethernet", 100.0)
+ETHERNET = InfiniBandPort("mlx5_0", 1, "ACTIVE", "Ethernet")
 
 
 def test_tcp_beside_ethernet_ports_is_noted_unless_roce_is_used_somewhere() -> None:
@@ -156,7 +156,7 @@ def test_tcp_beside_ethernet_ports_is_noted_unless_roce_is_used_somewhere() -> N
 
 
 def ports(*states: str) -> tuple[InfiniBandPort, ...]:
-    return tuple(InfiniBandPort(f"mlx5_{i}", 1, state, "InfiniBand", 400.0) for i, state in enumerate(states))
+    return tuple(InfiniBandPort(f"mlx5_{i}", 1, state, "InfiniBand") for i, state in enumerate(states))
 
 
 def with_ports(*nodes: tuple[InfiniBandPort, ...]) -> CheckResult:

@@ -88,13 +88,11 @@ def test_the_energy_counter_and_power_samples_agree(steady: Telemetry) -> None:
     assert steady.energy_j == pytest.approx(steady.power_w.mean * WINDOW_S, rel=0.1)
 
 
-def test_gpm_sees_tensor_cores_at_work(steady: Telemetry, gpu: TorchGpu) -> None:
+def test_gpm_sees_the_sms_at_work(steady: Telemetry, gpu: TorchGpu) -> None:
     if not has_gpm(gpu):
         pytest.skip(f"{gpu.name} has no GPM")
     assert steady.sm_activity is not None, steady.unreadable
-    assert steady.tensor_activity is not None, steady.unreadable
     assert steady.sm_activity.mean > 0.5
-    assert steady.tensor_activity.mean > 0.2
 
 
 def test_every_timed_block_has_one_line_of_telemetry(gpu_run: GpuRun, gpu: TorchGpu) -> None:
@@ -119,8 +117,6 @@ def test_power_clocks_and_throttling_are_read_in_every_training_block(gpu_run: G
         assert one.sm_clock_mhz is not None
         assert one.sm_clock_max_mhz is not None
         assert 0.4 * one.sm_clock_max_mhz < one.sm_clock_mhz.mean <= one.sm_clock_max_mhz
-        assert one.memory_clock_mhz is not None
-        assert one.memory_used_bytes is not None
 
 
 def test_training_is_neither_stalled_nor_held_down(gpu_run: GpuRun) -> None:
@@ -140,9 +136,8 @@ def test_gpm_is_read_in_every_training_block(gpu_run: GpuRun, gpu: TorchGpu) -> 
     if not has_gpm(gpu):
         pytest.skip(f"{gpu.name} has no GPM")
     for one in training(gpu_run):
-        for activity in (one.sm_activity, one.sm_occupancy, one.tensor_activity, one.dram_activity):
-            assert activity is not None, one.unreadable
-            assert 0 < activity.mean <= 1
+        assert one.sm_activity is not None, one.unreadable
+        assert 0 < one.sm_activity.mean <= 1
 
 
 @EACH_PRECISION

@@ -40,7 +40,7 @@ FULL = GpuReadings(
     started_unix_s=1000.0, ended_unix_s=1002.0, polls=2, utilization=Spread(0.97, 0.9, 1.0, 15),
     power_w=Spread(410.5, 380, 430, 120), power_limit_w=500.0, idle_power_w=71.0, energy_j=1026.0, ecc_corrected=0,
     throttle_reasons={"sw_power_cap": 0.5}, pcie_generation=5, sources={"energy_j": "counter"},
-    unreadable={"pcie_replays": "Not Supported"},
+    unreadable={"ecc_corrected": "Not Supported"},
 )  # fmt: skip
 TELEMETRY: dict[str, Any] = json.loads(line_of(joined_telemetry([1, 0], [FULL, EMPTY], "weak/r", "ddp@4", 0, 0)))
 

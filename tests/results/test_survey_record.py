@@ -32,7 +32,7 @@ GPU = SurveyedGpu(
 SURVEY = Survey(
     "n1", 1.5, has_driver=True, gpus=(GPU, SurveyedGpu(4, "", "", "", "", problem="GPU is lost")), cores=8,
     versions={"driver": "570.86.15", "nccl": None}, arch_list=("sm_80",), free_bytes={"temporary": 5},
-    infiniband=(InfiniBandPort("mlx5_0", 1, "ACTIVE", "InfiniBand", 200.0),), topology="GPU0",
+    infiniband=(InfiniBandPort("mlx5_0", 1, "ACTIVE", "InfiniBand"),), topology="GPU0",
     clock=ClockSkew(-0.5, 0.25),
 )  # fmt: skip
 

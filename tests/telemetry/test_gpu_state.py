@@ -61,8 +61,8 @@ def test_healthy_gpus_of_four_kinds_are_read_as_they_are(machine: PlayedMachine)
     assert state == {"is_loaded": True, "problem": "", "versions": {"driver": "570.86.15", "cuda_driver": "12.9"}}
     assert a100 == SurveyedGpu(
         index=1, uuid=uuid_of(1), name="NVIDIA A100-SXM4-80GB", pci_bus_id="00000000:11:00.0", pci_device_id="20b2",
-        compute_capability="8.0", memory_bytes=81251 * MIB, memory_used_bytes=4 * MIB, mig_enabled=False,
-        ecc_enabled=True, ecc_corrected=0, ecc_uncorrected=0, ecc_uncorrected_ever=0, retired_pages_pending=None,
+        compute_capability="8.0", memory_bytes=81251 * MIB, mig_enabled=False,
+        ecc_enabled=True, ecc_corrected=0, ecc_uncorrected=0, retired_pages_pending=None,
         remapped_rows=RemappedRows(0, 0, pending=False, failed=False), throttle_reasons=("gpu_idle",),
         power_limit_w=400.0, power_limit_default_w=400.0, temperature_c=32, sm_clock_max_mhz=1410,
         pcie_generation=4, pcie_generation_max=4, pcie_generation_gpu_max=4, pcie_width=16, pcie_width_max=16,
@@ -88,7 +88,7 @@ def test_each_fault_is_told_and_the_other_gpus_are_read_all_the_same(machine: Pl
         replace(V100, retired_pages=RetiredPages(double_bit=1, pending=True)),
     ])  # fmt: skip
     _, (ecc, rows, hot, link, narrow, busy, lost, v100) = read(machine)
-    assert (ecc.ecc_corrected, ecc.ecc_uncorrected, ecc.ecc_uncorrected_ever) == (9, 2, 3)
+    assert (ecc.ecc_corrected, ecc.ecc_uncorrected) == (9, 2)
     assert rows.remapped_rows == RemappedRows(4, 1, pending=True, failed=True)
     assert hot.throttle_reasons == ("hw_slowdown", "hw_thermal_slowdown")
     assert (link.nvlinks_active, link.nvlinks, link.mig_enabled) == (11, 12, True)
@@ -105,7 +105,7 @@ def test_each_fault_is_told_and_the_other_gpus_are_read_all_the_same(machine: Pl
 
 def test_what_fails_is_unknown_and_never_zero(machine: PlayedMachine) -> None:
     machine.play([
-        replace(A100, failures={"nvmlDeviceGetMemoryInfo_v2": GPU_IS_LOST}),
+        replace(A100, failures={"nvmlDeviceGetMemoryInfo": GPU_IS_LOST}),
         replace(A100, failures={"nvmlDeviceGetTotalEccErrors": NOT_SUPPORTED, "nvmlDeviceGetEccMode": NOT_SUPPORTED}),
         replace(A100, failures={"nvmlDeviceGetNvLinkState": UNKNOWN_ERROR}),
         replace(A100, failures={"nvmlDeviceGetUUID": UNKNOWN_ERROR}),
@@ -116,7 +116,7 @@ def test_what_fails_is_unknown_and_never_zero(machine: PlayedMachine) -> None:
     assert (lost.problem, lost.is_lost, lost.uuid) == ("GPU is lost", True, uuid_of(0))
     assert (lost.memory_bytes, lost.pcie_width, lost.processes, lost.nvlinks) == (None, None, None, None)
     assert set(lost.unreadable.values()) == {"GPU is lost"}
-    assert (no_ecc.ecc_enabled, no_ecc.ecc_uncorrected, no_ecc.ecc_uncorrected_ever) == (None, None, None)
+    assert (no_ecc.ecc_enabled, no_ecc.ecc_uncorrected) == (None, None)
     assert no_ecc.unreadable["ecc_uncorrected"] == NOT_HERE
     assert (dark.nvlinks, dark.nvlinks_active, dark.unreadable["nvlinks"]) == (None, None, "Unknown Error")
     assert (nameless.uuid, nameless.problem, nameless.name) == ("", "Unknown Error", A100.name)
@@ -128,14 +128,12 @@ def test_what_fails_is_unknown_and_never_zero(machine: PlayedMachine) -> None:
 def test_an_old_driver_is_asked_by_the_names_that_it_knows(machine: PlayedMachine) -> None:
     renamed = (
         "nvmlDeviceGetCurrentClocksEventReasons",
-        "nvmlDeviceGetMemoryInfo_v2",
         "nvmlSystemGetCudaDriverVersion_v2",
     )
     machine.play([V100], dict.fromkeys(renamed, FUNCTION_NOT_FOUND))
     state, [gpu] = read(machine)
     assert gpu.throttle_reasons == ("gpu_idle",)
     assert gpu.memory_bytes == 16160 * MIB
-    assert gpu.memory_used_bytes == (4 + 220) * MIB, "what the driver keeps for itself counts as used there"
     assert state["versions"]["driver"] == "570.86.15"
 
 

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import json
 
-import pytest
+from tests.nvml_stand_in.machine import B200, PlayedMachine, at_work, uuid_of
 
-from tests.nvml_stand_in.machine import A100, B200, PlayedMachine, at_work, uuid_of
-
-NVLINK_5 = (
-    "NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS", "NVML_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS",
-    "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
-)  # fmt: skip
-PCIE = ("NVML_FI_DEV_PCIE_COUNT_TX_BYTES", "NVML_FI_DEV_PCIE_COUNT_RX_BYTES")
 # Name → the readings of a B200 that need it.
 NEEDED_BY = {
     "NVML_CLOCK_SM": {"sm_clock_max_mhz"},
     "NVML_TEMPERATURE_GPU": {"temperature_c"},
     "NVML_VOLATILE_ECC": {"ecc_corrected", "ecc_uncorrected"},
-    "NVML_AGGREGATE_ECC": {"ecc_uncorrected_ever"},
     "NVML_MEMORY_ERROR_TYPE_CORRECTED": {"ecc_corrected"},
     "NVML_NVLINK_MAX_LINKS": {"nvlinks"},
     "NVML_TOTAL_POWER_SAMPLES": set(),  # the value of the moment is asked for instead
     "NVML_GPM_METRIC_SM_UTIL": {"sm_activity"},
-    "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX": {"nvlink_tx_bytes_per_s"},
     "nvmlMemory_v2": set(),
     "nvmlDeviceGetRemappedRows": {"remapped_rows"},
     "nvmlDeviceGetCurrentClocksEventReasons": set(),
@@ -69,17 +60,6 @@ def unread(
         machine.run_python(PROGRAM, uuid_of(index), json.dumps(gone), json.dumps(missing))
     )
     return found
-
-
-@pytest.mark.parametrize(("release", "gone"), [("12.535", (*PCIE, *NVLINK_5)), ("12.555", NVLINK_5)])
-def test_an_older_release_of_nvidia_ml_py_is_sampled_all_the_same(
-    machine: PlayedMachine, release: str, gone: tuple[str, ...]
-) -> None:
-    machine.play([at_work(A100), at_work(B200)])
-    b200 = unread(machine, 1, gone)[""]
-    assert set(b200) - set(unread(machine, 1)[""]) == {"nvlink_errors"}, release
-    assert "has no NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS; install nvidia-ml-py>=12.560" in b200["nvlink_errors"]
-    assert "nvlink_errors" not in unread(machine, 0, gone)[""]  # counted link by link before NVLink 5
 
 
 def test_a_missing_name_costs_only_the_readings_that_need_it(machine: PlayedMachine) -> None:

@@ -28,7 +28,7 @@ def test_nothing_read_is_a_record_of_nothing_with_reasons() -> None:
     telemetry = record_of(cut(GpuLog("GPU-a"), 10, 12))
     assert (telemetry.utilization, telemetry.energy_j, telemetry.throttle_reasons) == (None, None, None)
     assert telemetry.ecc_uncorrected is None
-    assert {telemetry.unreadable[name] for name in ("utilization", "energy_j", "sm_activity", "nvlink_errors")} == {
+    assert {telemetry.unreadable[name] for name in ("utilization", "energy_j", "sm_activity", "ecc_corrected")} == {
         "nothing was read in the window"
     }
     assert telemetry.sources == {}
@@ -44,7 +44,7 @@ def test_the_drivers_reason_is_given() -> None:
     unreadable = cut(log, 10, 12)["unreadable"]
     assert unreadable["energy_j"] == "Not Supported"
     assert unreadable["utilization"] == "Unknown Error"
-    assert unreadable["tensor_activity"] == "Old"
+    assert unreadable["sm_activity"] == "Old"
 
 
 def test_the_drivers_samples_go_before_polled_values() -> None:
@@ -89,10 +89,10 @@ def test_without_a_counter_energy_is_the_integral_of_power() -> None:
                          ids=["begun in the window", "ended in it", "set back in it"])  # fmt: skip
 def test_a_counter_that_does_not_span_the_window_says_nothing(totals: list[tuple[float, float]]) -> None:
     log = GpuLog("GPU-a")
-    for reading in ("energy_j", "ecc_uncorrected", "pcie_tx_bytes_per_s"):
+    for reading in ("energy_j", "ecc_uncorrected"):
         fill(log.counters[reading], *totals)
     telemetry = record_of(cut(log, 10, 12))
-    assert (telemetry.energy_j, telemetry.ecc_uncorrected, telemetry.pcie_tx_bytes_per_s) == (None, None, None)
+    assert (telemetry.energy_j, telemetry.ecc_uncorrected) == (None, None)
 
 
 def test_errors_of_the_polls_around_the_window_count() -> None:
@@ -100,15 +100,6 @@ def test_errors_of_the_polls_around_the_window_count() -> None:
     fill(log.counters["ecc_corrected"], (8, 3), (9, 4), (11, 4), (13, 6), (14, 9))
     assert cut(log, 10, 12)["ecc_corrected"] == 2
     assert cut(log, 9, 11)["ecc_corrected"] == 0
-
-
-def test_traffic_is_a_rate_by_the_counter_or_else_by_gpm() -> None:
-    log = GpuLog("GPU-a")
-    fill(log.counters["nvlink_tx_bytes_per_s"], (9, 0), (13, 400))
-    log.intervals["pcie_tx_bytes_per_s"].append(10, 12, 70.0)
-    telemetry = record_of(cut(log, 10, 12))
-    assert (telemetry.nvlink_tx_bytes_per_s, telemetry.sources["nvlink_tx_bytes_per_s"]) == (100, "counter")
-    assert (telemetry.pcie_tx_bytes_per_s, telemetry.sources["pcie_tx_bytes_per_s"]) == (70, "gpm")
 
 
 def test_gpm_means_weigh_as_long_as_they_last() -> None:

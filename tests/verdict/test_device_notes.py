@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace as altered
 
 from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.results.telemetry_record import Spread, Telemetry
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.verdict.device_notes import device_notes
@@ -219,3 +220,15 @@ class TestPowerInWords:
         (note,) = device_notes(replace(evidence(), telemetry=telemetry_of(six, lambda one: THROTTLED)))
         assert note.count("GPU ") == 3
         assert " and 3 more: held down by " in note
+
+
+def test_gpus_with_less_power_than_they_are_built_for_are_told() -> None:
+    gpus = [
+        SurveyedGpu(index, f"GPU-{index}", "A100", "0", "20b2", local_rank=local_rank, power_limit_w=limit_w,
+                    power_limit_default_w=default_w)
+        for index, (local_rank, limit_w, default_w) in enumerate(
+            [(0, 400.0, 400.0), (1, 300.0, 400.0), (None, 300.0, 400.0), (2, 400.0, None), (3, None, 400.0)]
+        )
+    ]  # fmt: skip
+    surveyed = replace(evidence(), surveys={"n1": Survey("n1", 1.0, gpus=tuple(gpus))})
+    assert device_notes(surveyed) == ["power limit below the default: GPU 1 on n1 (300 W, default 400 W)"]

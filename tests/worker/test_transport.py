@@ -129,11 +129,6 @@ def test_connections_are_counted_by_transport_and_where_they_lead(
     assert transport.nvls is (log is IN_THE_SWITCH)
 
 
-@pytest.mark.parametrize(("log", "version"), [(LIBFABRIC, "2.27.3+cuda12.9"), (RING, "2.4.8+cuda10.0"), (RCCL, None)])
-def test_the_version_is_read_where_it_is_told(tmp_path: Path, log: str, version: str | None) -> None:
-    assert heard(tmp_path, log, 0, 4, 1).nccl_version == version
-
-
 @pytest.mark.parametrize(
     ("text", "name"),
     [
