@@ -6,6 +6,7 @@ What reads and judges evidence is loaded where it is used: `pytest --collect-onl
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -222,6 +223,7 @@ class EvidenceSource(ABC):
         from pytest_ddpscale.session.past_runs import refuse_broken_baseline
 
         evidence = self._read(run)
+        gc.freeze()  # all of it stays until the session ends: the collector need not look at it again and again
         refuse_broken_baseline(run)
         return evidence
 
