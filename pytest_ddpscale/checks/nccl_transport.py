@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, fault, gpu_label, note, unknown
@@ -46,6 +47,11 @@ class _Across:
         uses_rdma = any(name.startswith(_RDMA) for one in everybody for name in one.channels)
         self.fast = (_INFINIBAND, _ETHERNET) if uses_rdma else (_INFINIBAND,)
         self.has_fast_ports = any(_active_ports(survey, *self.fast) for survey in surveys.values())
+        # How many InfiniBand ports each node has that are active; those numbers in order.
+        self.infiniband = {
+            host: len(_active_ports(survey, _INFINIBAND)) for host, survey in surveys.items() if not survey.problem
+        }
+        self.infiniband_sorted = sorted(self.infiniband.values())
 
     def leaves_node(self, one: Transport) -> dict[str, int]:
         """A rank's connections to other nodes; those by network of which it is not known, unless there is one node."""
@@ -115,12 +121,10 @@ def _tcp(host: str, across: _Across) -> Finding:
 
 def _ports(host: str, across: _Across) -> Finding:
     """Whether most other nodes have more InfiniBand ports that are active: NCCL makes do with what there is."""
-    active = {
-        name: len(_active_ports(survey, _INFINIBAND)) for name, survey in across.surveys.items() if not survey.problem
-    }
+    active = across.infiniband
     if host not in active:
         return Finding()  # whoever has not looked at it says so
-    more = sorted(count for name, count in active.items() if name != host and count > active[host])
+    more = across.infiniband_sorted[bisect_right(across.infiniband_sorted, active[host]) :]
     if not more or 2 * len(more) <= len(active) - 1:
         return Finding()
     states = _states(across.surveys[host]) or "it has none"

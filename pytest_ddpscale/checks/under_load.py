@@ -27,7 +27,10 @@ def each_working_gpu(evidence: NodeEvidence, judge: JudgeWindows) -> Findings:
     windows: dict[str, dict[str, list[Telemetry]]] = {host: {} for host, _ in evidence.blocks}
     for window in evidence.telemetry:
         windows.setdefault(window.host, {}).setdefault(window.device, []).append(window)
-    return {host: _node(evidence, host, of_host, judge) for host, of_host in windows.items()}
+    worked: dict[str, set[str]] = {host: set() for host in windows}
+    for host, uuid in evidence.blocks:
+        worked[host].add(uuid)
+    return {host: _node(evidence, host, of_host, worked[host], judge) for host, of_host in windows.items()}
 
 
 def in_most_windows(windows: Sequence[Telemetry], was_so: WasSo, text: str, what: str, place: GpuPlace) -> Finding:
@@ -80,13 +83,15 @@ def _seconds(window: Telemetry) -> float:
     return window.ended_unix_s - window.started_unix_s
 
 
-def _node(evidence: NodeEvidence, host: str, devices: dict[str, list[Telemetry]], judge: JudgeWindows) -> Finding:
+def _node(
+    evidence: NodeEvidence, host: str, devices: dict[str, list[Telemetry]], worked: set[str], judge: JudgeWindows
+) -> Finding:
     found = Finding(gpus=len(devices))
     for uuid, windows in devices.items():
         place = GpuPlace(windows[0].local_rank, uuid)
         found += judge(evidence.expectation, windows, place) + _missing(evidence, host, windows, place)
     asked = evidence.expectation.gpus_per_node or 1
-    watched = len(devices.keys() & _working_gpus(evidence, host, devices))
+    watched = len(devices.keys() & _working_gpus(evidence, host, devices, worked))
     if watched < asked:
         found += unknown(f"{watched} of {asked} GPUs were watched while they worked")
     return found
@@ -101,9 +106,8 @@ def _missing(evidence: NodeEvidence, host: str, windows: Sequence[Telemetry], pl
     return unknown(f"{gpu_label(place)}: it was watched in {len(watched)} of {len(blocks)} blocks")
 
 
-def _working_gpus(evidence: NodeEvidence, host: str, devices: Collection[str]) -> set[str]:
+def _working_gpus(evidence: NodeEvidence, host: str, devices: Collection[str], worked: set[str]) -> set[str]:
     """Those of some GPUs that the survey knows and that took part in something, as far as either is known."""
     survey = evidence.surveys.get(host)
     known = {gpu.uuid for gpu in survey.gpus} if survey is not None and not survey.problem else set(devices)
-    worked = {uuid for of_host, uuid in evidence.blocks if of_host == host} if evidence.blocks else set(devices)
-    return known & worked
+    return known & (worked if evidence.blocks else set(devices))

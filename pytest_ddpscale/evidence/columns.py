@@ -7,7 +7,7 @@ takes some columns, and metrics are arithmetic on whole arrays.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property, reduce
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -57,6 +57,14 @@ class RankColumns:
         order = np.argsort(hosts, kind="stable")
         ends = np.cumsum(np.bincount(hosts, minlength=len(names)))
         return dict(zip(map(str, names), np.split(order, ends[:-1]), strict=True)) if len(names) else {}
+
+    @cached_property
+    def by_gpu(self) -> Mapping[tuple[str, str], list[int]]:
+        """Columns of each device, by its host's name and its UUID."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for column, gpu in enumerate(zip(self.hosts, self.devices, strict=True)):
+            found.setdefault(gpu, []).append(column)
+        return found
 
     @property
     def places(self) -> list[tuple[str, int]]:
@@ -109,8 +117,11 @@ class ArmColumns:
     def of(self, rounds: Index, columns: Index = slice(None)) -> ArmColumns:
         """Some rounds of some ranks."""
         by_round = {name: getattr(self, name)[rounds] for name in OF_A_ROUND}
-        cells = {name: getattr(self, name)[rounds][:, columns] for name in OF_A_CELL}
-        return replace(self, ranks=self.ranks.of(columns), **by_round, **cells)
+        if isinstance(rounds, slice) or isinstance(columns, slice):
+            cells = {name: getattr(self, name)[rounds, columns] for name in OF_A_CELL}
+        else:
+            cells = {name: getattr(self, name)[rounds][:, columns] for name in OF_A_CELL}
+        return ArmColumns(self.study, self.arm, ranks=self.ranks.of(columns), **by_round, **cells)
 
 
 OF_A_ROUND = ("numbers", "batch_size", "single_sample")
@@ -226,7 +237,9 @@ class _BlockArrays:
         cells: dict[str, Any] = {name: np.array(getattr(block, name), np.float64) for name in _NUMBERS}
         cells |= {name: np.array(getattr(block, name), np.int64) for name in ("steps", "skipped_steps")}
         texts = each(block.parameters_checksum, 1)
-        cells["checksum"] = np.array([checksums.setdefault(text, len(checksums)) for text in texts], np.int64)
+        for text in dict.fromkeys(texts):
+            checksums.setdefault(text, len(checksums))
+        cells["checksum"] = np.array(list(map(checksums.__getitem__, texts)), np.int64)
         step_s = np.frombuffer(block.step_s, "<f4").reshape(count, -1).astype(np.float32, copy=False)
         ranks = np.array(block.ranks, np.int64)
         return _BlockArrays(block.round, block.batch_size, block.single_sample, block.gang, ranks, cells, step_s)

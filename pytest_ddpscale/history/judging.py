@@ -8,7 +8,7 @@ from typing import Literal
 
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.history.baseline import Baseline
-from pytest_ddpscale.history.key_values import KeyValue, key_values_of
+from pytest_ddpscale.history.key_values import KeyValue, has_key_values, key_values_of
 from pytest_ddpscale.history.missing_gpus import missing_gpus
 from pytest_ddpscale.history.regression import Compared, Regression, regression_of
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
@@ -35,11 +35,11 @@ def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | No
         ``not_measured`` if the run has no values.
     """
     blank = blank_verdict(case, confidence)
-    current = key_values_of(evidence)
-    if not current:
+    if not has_key_values(evidence):
         return replace(blank, reason=_why_nothing(evidence))
     if baseline is None:
         return replace(blank, outcome="inconclusive", reason="there is no history of these nodes (--ddp-history)")
+    current = key_values_of(evidence)
     versions = {host: _known(survey.versions) for host, survey in evidence.surveys.items()}
     found = regression_of(current, baseline, confidence, versions)
     if found.ratio is None or found.interval is None:

@@ -104,19 +104,25 @@ def key_values_of(evidence: Evidence) -> list[KeyValue]:
     Args:
         evidence: of the run.
     """
-    trained = [
-        value
-        for study in evidence.plan.studies
-        if study.id not in evidence.errors
-        for arm in study.arms
-        for value in _arm_values(evidence, study, arm)
-    ]
-    probes = evidence.plan.probes
-    probed = probe_values(evidence.plan, evidence.probes) if probes and probes.id not in evidence.errors else []
     unique: dict[KeyValueSeries, KeyValue] = {}
-    for value in (*trained, *probed):  # of two arms that tell the same, such as each@8 beside each@16, the first counts
+    for value in _values(evidence):  # of two arms that tell the same, such as each@8 beside each@16, the first counts
         unique.setdefault(value.series, value)
     return list(unique.values())
+
+
+def has_key_values(evidence: Evidence) -> bool:
+    """Whether a run has any."""
+    return any(True for _ in _values(evidence))
+
+
+def _values(evidence: Evidence) -> Iterator[KeyValue]:
+    for study in evidence.plan.studies:
+        if study.id not in evidence.errors:
+            for arm in study.arms:
+                yield from _arm_values(evidence, study, arm)
+    probes = evidence.plan.probes
+    if probes and probes.id not in evidence.errors:
+        yield from probe_values(evidence.plan, evidence.probes)
 
 
 def _arm_values(evidence: Evidence, study: Study, arm: Arm) -> Iterator[KeyValue]:

@@ -13,17 +13,17 @@ Where nccl-tests gives the mean time of all ranks, the slowest rank's counts her
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import compress
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from pytest_ddpscale.evidence.columns import BoolArray
 from pytest_ddpscale.evidence.probe_columns import NO_PEER, ProbeColumns
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.per_round import Sample
+from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import Ranks, expected_ranks
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
@@ -33,8 +33,7 @@ TERA, GIGA = 1e12, 1e9
 _ALIGNMENT_BYTES = 256
 
 
-@dataclass(frozen=True)
-class ProbedPlace:
+class ProbedPlace(Struct, frozen=True):  # thousands are made, and looked up: no dataclass is as quick
     """Where a probe's value belongs.
 
     Attributes:
@@ -83,8 +82,8 @@ def value_of(measurement: ProbeMeasurement) -> float:
     return measurement.per_second * _factor(Probe(measurement.probe, measurement.world_size))
 
 
-def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> dict[ProbedPlace, list[Sample]]:
-    """Values of a probe, in its metric's unit, in the order of the rounds, by place.
+def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> dict[ProbedPlace, PerRound]:
+    """Values of a probe, in its metric's unit, by place.
 
     A round in which a rank of a place is missing is left out: how slow that one was is unknown. So is a measurement
     with another message than the probe's. The slowest rank sets the value.
@@ -107,13 +106,15 @@ def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> dict[Pr
         return {}
     values = np.where(_counts(probed, probe), probed.per_second * _factor(probe), np.nan)
     slowest = values[:, np.array(list(there.values()))].min(axis=2)  # NaN if any is
+    ranks_there = probed.ranks
+    who = list(zip(ranks_there.hosts, ranks_there.local_ranks.tolist(), ranks_there.devices, strict=True))
+    numbers, is_known = probed.numbers.tolist(), ~np.isnan(slowest.T)
     found = {}
-    for (ranks, ends), own in zip(there.items(), slowest.T.tolist(), strict=True):
-        samples = [Sample(value) for value in own if not math.isnan(value)]
+    of_each = zip(there.items(), slowest.T.tolist(), is_known, is_known.all(axis=1).tolist(), strict=True)
+    for (ranks, ends), own, known, is_whole in of_each:
+        samples = PerRound(numbers, own) if is_whole else PerRound(*([*compress(one, known)] for one in (numbers, own)))
         if samples:
-            who = probed.ranks
-            places_of_ends = [(who.hosts[i], int(who.local_ranks[i]), who.devices[i]) for i in ends]
-            found[place_of(probe, ranks, places_of_ends)] = samples
+            found[place_of(probe, ranks, [who[i] for i in ends])] = samples
     return found
 
 

@@ -133,15 +133,15 @@ class ArmRounds:
         return np.where(is_known, most, np.nan), np.where(is_known, least, np.nan)
 
     @property
-    def single_sample_error(self) -> FloatArray:
+    def single_sample_error(self) -> FloatArray | None:
         """Relative standard error of the step time of an imported single sample.
 
         The standard deviation of the steps over the square root of their number, as if steps were
         independent: imported files keep no raw steps from which their correlation could be told.
-        NaN for measurements of our own, whose error comes from the rounds.
+        NaN for measurements of our own, whose error comes from the rounds; None if there are no others.
         """
         if not self.measured.single_sample.any():
-            return np.full(len(self), np.nan)
+            return None
         error = _at(self.measured.step_stdev_s, self.slowest) / self.step_s
         error /= np.sqrt(_at(self.measured.steps, self.slowest))
         return np.where(self.measured.single_sample, error, np.nan)
@@ -278,11 +278,12 @@ def _as_slice(columns: IntArray) -> slice | IntArray:
 
 def on_hosts(rounds: ArmRounds, hosts: Collection[str]) -> ArmRounds:
     """The same rounds without ranks on other hosts."""
-    if set(rounds.ranks.by_host) <= set(hosts):
+    by_host = rounds.ranks.by_host
+    if all(host in hosts for host in by_host):
         return rounds
-    there = np.array([host in hosts for host in rounds.ranks.hosts.tolist()], np.bool_)
-    theirs = rounds.measured.of(slice(None), there)
-    return ArmRounds(theirs.of(np.any(theirs.present, axis=1)))
+    theirs = [np.zeros(0, np.int64), *(by_host[host] for host in hosts if host in by_host)]
+    measured = rounds.measured.of(slice(None), _as_slice(np.sort(np.concatenate(theirs))))
+    return ArmRounds(measured.of(np.any(measured.present, axis=1)))
 
 
 def group_rounds(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> Sequence[ArmRounds]:
@@ -303,7 +304,9 @@ def all_groups(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> Arm
     """The rounds of all groups of ranks that trained the arm, as one: of each round the groups that are complete."""
     key = ("all_groups", study_id, arm, layout)
     if key not in columns.kept:
-        columns.kept[key] = together(group_rounds(columns, study_id, arm, layout))
+        groups, measured = group_rounds(columns, study_id, arm, layout), columns.arms.get((study_id, arm.name))
+        is_all = measured is not None and sum(one.present.sum() for one in groups) == measured.present.sum()
+        columns.kept[key] = ArmRounds(measured) if measured is not None and is_all else together(groups)
     found: ArmRounds = columns.kept[key]
     return found
 

@@ -14,7 +14,7 @@ from pytest_ddpscale.metrics.peers import slowest_to_peers
 from pytest_ddpscale.metrics.rounds import ArmRounds
 from pytest_ddpscale.metrics.slowness import Slowness
 from pytest_ddpscale.metrics.step_times import round_percentiles_ms, step_time_cv
-from pytest_ddpscale.plan.per_round import PerRound, Sample
+from pytest_ddpscale.plan.per_round import PerRound
 
 
 @dataclass(frozen=True)
@@ -99,19 +99,16 @@ class ArmSamples:
         return self._of(self.rounds.img_per_s_per_gpu * factors, self.rounds.single_sample_error)
 
     @property
-    def _no_error(self) -> FloatArray:
+    def _no_error(self) -> FloatArray | None:
         """An imported value that is all there is stands for itself: nothing tells its error."""
-        return np.where(self.rounds.measured.single_sample, 0.0, np.nan)
+        imported = self.rounds.measured.single_sample
+        return np.where(imported, 0.0, np.nan) if imported.any() else None
 
     def _of(self, values: FloatArray, errors: FloatArray | None = None) -> PerRound:
         """Values that could be read, with their relative errors; NaN is none of either."""
-        told = [math.nan] * len(values) if errors is None else errors.tolist()
-        found = zip(self.rounds.numbers.tolist(), values.tolist(), told, strict=True)
-        return PerRound(
-            (n, Sample(value, None if math.isnan(error) else error))
-            for n, value, error in found
-            if not math.isnan(value)
-        )
+        there = ~np.isnan(values)
+        told = None if errors is None else [None if math.isnan(error) else error for error in errors[there].tolist()]
+        return PerRound(self.rounds.numbers[there].tolist(), values[there].tolist(), told)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ What changed between two rounds hits all arms of a round alike, so that a ratio 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """A metric's value in one round.
 
     Attributes:
@@ -30,44 +29,63 @@ class PerRound:
     ``a / b`` is of the rounds that both have. A relative error survives what scales a value, and no sum.
 
     Args:
-        samples: with the number of their round, in the order of the rounds.
+        numbers: of those rounds, ascending.
+        values: of each of them.
+        errors: relative ones, where a sample has one; None if none has.
     """
 
-    def __init__(self, samples: Iterable[tuple[int, Sample]] = ()) -> None:
-        self._samples = dict(samples)
+    def __init__(
+        self,
+        numbers: Sequence[int] = (),
+        values: Sequence[float] = (),
+        errors: Sequence[float | None] | None = None,
+    ) -> None:
+        self.numbers = numbers
+        self.values = values
+        self._errors = errors
 
     def __iter__(self) -> Iterator[Sample]:
         """Samples in the order of the rounds."""
-        return iter(self._samples.values())
+        if self._errors is None:
+            return map(Sample, self.values)
+        return map(Sample, self.values, self._errors)
 
     def __len__(self) -> int:
         """How many rounds there are."""
-        return len(self._samples)
+        return len(self.values)
 
     def __mul__(self, factor: float) -> PerRound:
         """Each value so many times."""
-        return PerRound((n, Sample(s.value * factor, s.relative_error)) for n, s in self._samples.items())
+        return PerRound(self.numbers, [value * factor for value in self.values], self._errors)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: PerRound | float) -> PerRound:
         """Each value over that of the same round, or over a number."""
         if not isinstance(other, PerRound):
-            return PerRound((n, Sample(s.value / other, s.relative_error)) for n, s in self._samples.items())
-        theirs = other._samples
-        return PerRound((n, _ratio(s, theirs[n])) for n, s in self._samples.items() if n in theirs)
+            return PerRound(self.numbers, [value / other for value in self.values], self._errors)
+        if self.numbers != other.numbers:
+            shared = set(self.numbers).intersection(other.numbers)
+            return self._of(shared) / other._of(shared)
+        ratios = [one / another for one, another in zip(self.values, other.values, strict=True)]
+        if self._errors is None or other._errors is None:
+            return PerRound(self.numbers, ratios)
+        return PerRound(self.numbers, ratios, list(map(_error_of_ratio, self._errors, other._errors)))
 
     def __sub__(self, term: float) -> PerRound:
         """Each value less a number."""
-        return PerRound((n, Sample(s.value - term)) for n, s in self._samples.items())
+        return PerRound(self.numbers, [value - term for value in self.values])
 
     def __rsub__(self, term: float) -> PerRound:
         """A number less each value."""
-        return PerRound((n, Sample(term - s.value)) for n, s in self._samples.items())
+        return PerRound(self.numbers, [term - value for value in self.values])
+
+    def _of(self, rounds: set[int]) -> PerRound:
+        at = [i for i, number in enumerate(self.numbers) if number in rounds]
+        errors = None if self._errors is None else [self._errors[i] for i in at]
+        return PerRound([self.numbers[i] for i in at], [self.values[i] for i in at], errors)
 
 
-def _ratio(one: Sample, other: Sample) -> Sample:
+def _error_of_ratio(one: float | None, other: float | None) -> float | None:
     """Of two independent samples."""
-    mine, theirs = one.relative_error, other.relative_error
-    error = None if mine is None or theirs is None else math.hypot(mine, theirs)
-    return Sample(one.value / other.value, error)
+    return None if one is None or other is None else math.hypot(one, other)

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter, NullLocator
 
@@ -35,6 +36,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _GREY = "#777777"
 _DPI = 144
+_LEFT, _BOTTOM, _TOP, _LEGEND_GAP = 0.8, 0.6, 0.6, 0.2  # margins, in inches
 _MOST_TICKS = 12
 _LONGEST_LABEL = 34
 _CROSS: dict[str, Any] = {
@@ -113,7 +115,6 @@ def _write_plots(all_series: Sequence[PlottedSeries], plan: Plan, judgement: Jud
             figure = _draw(scaling, quantity, chosen, judgement, "GPU" if plan.device_type == "cuda" else "rank")
             directory.mkdir(parents=True, exist_ok=True)
             path = directory / f"{scaling}-{quantity.file}.png"
-            FigureCanvasAgg(figure)
             figure.savefig(path, format="png")
             written.append(path)
     return written
@@ -161,7 +162,8 @@ def _draw(
     curves = _curves(scaling, quantity, chosen, judgement)
     world_sizes = set().union(*(curve.world_sizes for curve in curves))
     # Each key of the legend takes about a fifth of an inch.
-    figure = Figure(figsize=(9.2, max(4.6, 2.2 + 0.22 * len(curves))), dpi=_DPI, layout="constrained")
+    figure = Figure(figsize=(9.2, max(4.6, 2.2 + 0.22 * len(curves))), dpi=_DPI)
+    canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for curve in curves:
         _draw_points(axes, curve)
@@ -178,10 +180,18 @@ def _draw(
     axes.grid(visible=True, color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    _draw_legend(figure, [*_curve_keys(curves), *reference, *_other_keys(curves)])
+    legend = _draw_legend(figure, [*_curve_keys(curves), *reference, *_other_keys(curves)])
+    _set_margins(figure, legend.get_window_extent(canvas.get_renderer()).width / _DPI)
     if judgement.simulated:
         _draw_watermark(figure)
     return figure
+
+
+def _set_margins(figure: Figure, legend_width: float) -> None:
+    """Room for labels, title and legend, in inches: a layout engine would draw everything twice to find it out."""
+    width, height = figure.get_size_inches()
+    right = legend_width + _LEGEND_GAP
+    figure.subplots_adjust(_LEFT / width, _BOTTOM / height, 1 - right / width, 1 - _TOP / height)
 
 
 def _draw_watermark(figure: Figure) -> None:
@@ -316,16 +326,18 @@ def _other_keys(curves: Sequence[_Curve]) -> list[_Key]:
     return keys
 
 
-def _draw_legend(figure: Figure, keys: Sequence[_Key]) -> None:
+def _draw_legend(figure: Figure, keys: Sequence[_Key]) -> Legend:
     legend = figure.legend(
         [handle for handle, _ in keys],
         [label for _, label in keys],
-        loc="outside right upper",
+        loc="upper right",
+        borderaxespad=0.4,
         frameon=False,
         fontsize=9,
     )
     for label in legend.get_texts():
         label.set_parse_math(False)
+    return legend
 
 
 def _label(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, cast
@@ -66,10 +67,10 @@ class ProbeBlock(Record, frozen=True, kw_only=True, tag_field="kind", tag="probe
         refuse_other_lengths(self, count, "peers", "work", "seconds", "started_unix_s", "is_correct")
         if (self.peers is None) != (probe.kind != "send-recv"):
             raise ValueError(f"peers={self.peers}; expected other ranks of a send-recv, None of all others")
-        ends = list(zip(self.ranks, each(self.peers, count), strict=True))
-        if any(rank == peer for rank, peer in ends):
+        peers = each(self.peers, count)
+        if any(map(operator.eq, self.ranks, peers)):
             raise ValueError("a rank is its own peer")
-        if len(set(ends)) != count:
+        if len(set(zip(self.ranks, peers, strict=True))) != count:
             raise ValueError(f"{probe.id} has a rank twice (ranks)")
 
     @property

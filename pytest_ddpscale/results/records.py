@@ -264,12 +264,13 @@ class Block(Record, frozen=True, kw_only=True, tag_field="kind", tag="block"):
             raise ValueError(f"{found}; expected {STEP_BYTES} for each of {count} x {self.steps}")
         if max(each(self.skipped_steps, 1)) > fewest:
             raise ValueError(f"skipped_steps={max(each(self.skipped_steps, 1))}; expected at most {fewest} steps")
-        for steps, block_s in zip(each(self.steps, count), each(self.block_s, count), strict=True):
-            if self.batch_size * steps > MOST_IMG_PER_S * block_s:
-                raise ValueError(
-                    f"batch_size={self.batch_size}, steps={steps}, block_s={block_s} are "
-                    f"{self.batch_size * steps / block_s:g} img/s; expected at most {MOST_IMG_PER_S:g}"
-                )
+        if self.batch_size * max(each(self.steps, 1)) > MOST_IMG_PER_S * min(each(self.block_s, 1)):
+            for steps, block_s in zip(each(self.steps, count), each(self.block_s, count), strict=True):
+                if self.batch_size * steps > MOST_IMG_PER_S * block_s:
+                    raise ValueError(
+                        f"batch_size={self.batch_size}, steps={steps}, block_s={block_s} are "
+                        f"{self.batch_size * steps / block_s:g} img/s; expected at most {MOST_IMG_PER_S:g}"
+                    )
 
 
 _BLOCK_COLUMNS = (

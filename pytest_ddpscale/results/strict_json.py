@@ -29,7 +29,7 @@ class _NoField:
 
 _NO_FIELD = _NoField()
 
-_COLON = re.compile(rb"\s*:")
+_TEXT = re.compile(rb'"([^"]*)"(\s*:)?')  # with the colon that makes it a key
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -131,8 +131,7 @@ def refuse_double_keys(line: bytes) -> None:
     Raises:
         ValueError: a key is there twice, or the line is malformed.
     """
-    pieces = line.split(b'"')
-    keys = [text for text, after in zip(pieces[1::2], pieces[2::2], strict=False) if _COLON.match(after)]
+    keys = [text for text, colon in _TEXT.findall(line) if colon]
     if b"\\" in line or len(set(keys)) != len(keys):
         parse_strict_json(line)
 

@@ -18,7 +18,7 @@ from pytest_ddpscale.simulate.performance import Performance
 from pytest_ddpscale.simulate.simulated_nodes import gang_of
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, training_cases
 from pytest_ddpscale.verdict.answering_study import matching_study
-from pytest_ddpscale.verdict.deciding import arms_needed
+from pytest_ddpscale.verdict.deciding import arms_needed, still_open
 from pytest_ddpscale.verdict.judge import judge
 
 
@@ -78,7 +78,7 @@ class _Session:
             self._measure(study, len(rounds), timed)
             rounds.append(timed)
             if len(rounds) >= FEWEST_ROUNDS:
-                needed = arms_needed(study, cases, self._evidence(study), self._confidence)
+                needed = arms_needed(study, still_open(cases, self._evidence(study), self._confidence))
                 timed = tuple(arm for arm in timed if arm.name in needed)
         evidence = self._evidence(study)
         return DecidedStudy(study, tuple(rounds), tuple(judge(case, evidence, self._confidence) for case in cases))

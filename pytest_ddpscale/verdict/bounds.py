@@ -6,11 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from pytest_ddpscale.plan.per_round import Sample
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.model import Requirement, Source
 from pytest_ddpscale.verdict.estimating import Found
+
+_REASONS: dict[VerdictOutcome, str] = {
+    "passed": "the whole interval keeps the bound",
+    "failed": "the whole interval misses the bound",
+    "inconclusive": "the bound lies inside the interval",
+}
 
 
 def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
@@ -32,45 +38,45 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
 
 
 def against_bound(
-    blank: Verdict, requirement: Requirement, samples: Sequence[Sample], estimate: Callable[[], Found]
+    blank: Verdict, requirement: Requirement, values: Sequence[float], estimate: Callable[[], Found]
 ) -> Verdict:
     """What per-round values come to, each of which was possible.
 
     Args:
         blank: on the requirement.
         requirement: with the bound.
-        samples: at least one, in the order of the rounds.
+        values: at least one, in the order of the rounds.
         estimate: what they come to.
 
     Returns:
         ``passed`` or ``failed`` if the whole interval is on that side of the bound, ``inconclusive`` if the bound lies
         inside or there are too few rounds, ``error`` if a value is impossible.
     """
-    values = [sample.value for sample in samples]
-    definition = requirement.definition
-    if not all(_is_possible(value, requirement) for value in values):
-        return replace(blank, outcome="error", rounds=len(values), reason=f"an impossible value was measured: {values}")
+    definition, count = requirement.definition, len(values)
+    if not _are_possible(values, definition):
+        values = list(values)
+        return replace(blank, outcome="error", rounds=count, reason=f"an impossible value was measured: {values}")
     found = estimate()
     notes = (found.note,) if found.note else ()
     if found.estimate is None:
-        return replace(blank, outcome="inconclusive", value=found.value, rounds=len(values), reason=found.too_few)
+        return replace(blank, outcome="inconclusive", value=found.value, rounds=count, reason=found.too_few)
     low, high = found.estimate.interval
     bound, upper = requirement.bound, definition.upper_bound
     good, bad = (high <= bound, low > bound) if upper else (low >= bound, high < bound)
-    verdict = replace(blank, value=found.value, interval=(low, high), rounds=len(values), notes=notes)
-    if good:
-        return replace(verdict, outcome="passed", reason="the whole interval keeps the bound")
-    if bad:
-        return replace(verdict, outcome="failed", reason="the whole interval misses the bound")
-    return replace(verdict, outcome="inconclusive", reason="the bound lies inside the interval")
+    outcome: VerdictOutcome = "passed" if good else "failed" if bad else "inconclusive"
+    return replace(
+        blank, outcome=outcome, value=found.value, interval=(low, high), rounds=count, notes=notes,
+        reason=_REASONS[outcome],
+    )  # fmt: skip
 
 
-def _is_possible(value: float, requirement: Requirement) -> bool:
+def _are_possible(values: Sequence[float], definition: Metric) -> bool:
     """Rates and ratios are positive; a share may be nothing at all, and a difference of two arms less than that."""
-    definition = requirement.definition
-    may_be_nothing = definition.scale == "differences"
-    may_be_negative = may_be_nothing and definition.baseline is not None
-    return math.isfinite(value) and (value > 0 or may_be_negative or (may_be_nothing and value == 0))
+    if not all(map(math.isfinite, values)):
+        return False
+    if definition.scale != "differences":
+        return min(values) > 0
+    return definition.baseline is not None or min(values) >= 0
 
 
 def _source_text(source: Source) -> str:

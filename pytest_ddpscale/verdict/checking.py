@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from pytest_ddpscale.checks.catalogue import check, unfit_hosts
-from pytest_ddpscale.checks.finding import Blocks, NodeEvidence
+from pytest_ddpscale.checks.finding import NodeEvidence
 from pytest_ddpscale.evidence.columns import ArmColumns
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.evidence.probe_columns import ProbeColumns
@@ -29,7 +28,8 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         evidence: what was found out, before the launch and under load.
     """
     plan, name = evidence.plan, case.requirement.check
-    blocks = evidence.once("blocks", lambda: _blocks(evidence)) if NODE_CHECKS[name].reads == "telemetry" else {}
+    reads_telemetry = NODE_CHECKS[name].reads == "telemetry"
+    blocks = evidence.once("blocks", lambda: _BlocksOfGpus(evidence)) if reads_telemetry else {}
     of_nodes = NodeEvidence(
         node_expectation(case.sku, plan), evidence.surveys, plan.nodes,
         evidence.telemetry, evidence.transports, blocks, evidence.post_mortems,
@@ -54,18 +54,30 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     )
 
 
-def _blocks(evidence: Evidence) -> Blocks:
-    """In which blocks each GPU took part, by the names that telemetry has for them."""
-    found: dict[tuple[str, str], set[tuple[str, str, int]]] = {}
-    measured: list[tuple[str, str, ArmColumns | ProbeColumns]] = []
-    measured += [(arm.study, arm.arm, arm) for arm in evidence.columns.arms.values()]
-    measured += [(probe.study, Probe(probe.probe, probe.world_size).id, probe) for probe in evidence.probes.values()]
-    for study, name, blocks in measured:
-        rounds, ranks = [(study, name, number) for number in blocks.numbers.tolist()], blocks.ranks
-        gpus = zip(ranks.hosts.tolist(), ranks.devices.tolist(), blocks.present.T.tolist(), strict=True)
-        for host, device, there in gpus:
-            found.setdefault((host, device), set()).update(itertools.compress(rounds, there))
-    return found
+class _BlocksOfGpus(Mapping[tuple[str, str], Collection[tuple[str, str, int]]]):
+    """In which blocks each GPU took part, by the names that telemetry has for them; of each GPU when it is asked."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._measured: list[tuple[str, str, ArmColumns | ProbeColumns]] = []
+        self._measured += [(arm.study, arm.arm, arm) for arm in evidence.columns.arms.values()]
+        for probe in evidence.probes.values():
+            self._measured.append((probe.study, Probe(probe.probe, probe.world_size).id, probe))
+        self._gpus = dict.fromkeys(gpu for _, _, blocks in self._measured for gpu in blocks.ranks.by_gpu)
+
+    def __getitem__(self, gpu: tuple[str, str]) -> Collection[tuple[str, str, int]]:
+        if gpu not in self._gpus:
+            raise KeyError(gpu)
+        found: set[tuple[str, str, int]] = set()
+        for study, name, blocks in self._measured:
+            there = blocks.present[:, blocks.ranks.by_gpu.get(gpu, [])].any(axis=1)
+            found.update((study, name, number) for number in blocks.numbers[there].tolist())
+        return found
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._gpus)
+
+    def __len__(self) -> int:
+        return len(self._gpus)
 
 
 def unfit_nodes(cases: Iterable[AnyCase], plan: Plan, surveys: dict[str, Survey]) -> dict[str, str]:

@@ -76,7 +76,9 @@ class _Blocks:
     Attributes:
         of: host, local rank of all that took part, by block.
         devices: UUIDs, by host and local rank.
-        hosts: all that measured anything.
+        places: of all that measured anything, by host.
+        hosts: their names.
+        paired: hosts of the pairs of nodes that were measured.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -91,7 +93,11 @@ class _Blocks:
             block = (PROBES, f"{name}@{world_size}")
             self._sizes[block] = world_size
             self._take(block, probed.ranks)
-        self.hosts = {host for host, _ in self.devices}
+        self.places: dict[str, list[_Place]] = defaultdict(list)
+        for place in self.devices:
+            self.places[place[0]].append(place)
+        self.hosts = self.places.keys()
+        self.paired = {host for pair in evidence.pairs for host in pair.hosts}
 
     def _take(self, block: _Block, ranks: RankColumns) -> None:
         places = ranks.places
@@ -133,13 +139,13 @@ def _node(
     left_out: str,
     gpus_per_node: int,
 ) -> NodeCoverage:
-    by = {kind for (there, _), kinds in tested.items() if there == host for kind in kinds}
+    by = {kind for place in blocks.places.get(host, ()) for kind in tested.get(place, ())}
     if host in evidence.surveys and not evidence.surveys[host].problem:
         by.add(SURVEY)
-    if any(host in pair.hosts for pair in evidence.pairs):
+    if host in blocks.paired:
         by.add(PAIRS)
     has_gpus = evidence.plan.device_type == "cuda"
-    gpus = _gpus(host, evidence, tested, blocks.devices, gpus_per_node) if has_gpus else ()
+    gpus = _gpus(host, evidence, tested, blocks, gpus_per_node) if has_gpus else ()
     return NodeCoverage(host, _in_order(by), left_out, gpus)
 
 
@@ -147,14 +153,14 @@ def _gpus(
     host: str,
     evidence: Evidence,
     tested: Mapping[_Place, set[str]],
-    devices: Mapping[_Place, str],
+    blocks: _Blocks,
     gpus_per_node: int,
 ) -> tuple[GpuCoverage, ...]:
     """Those that ranks may use, by number, and after them those that do not answer."""
     survey = evidence.surveys.get(host)
     seen = survey.gpus if survey else ()
     uuids = {gpu.local_rank: gpu.uuid for gpu in seen if gpu.local_rank is not None}
-    uuids |= {local_rank: device for (there, local_rank), device in devices.items() if there == host}
+    uuids |= {place[1]: blocks.devices[place] for place in blocks.places.get(host, ())}
     numbers = sorted(uuids.keys() | set(range(gpus_per_node)))
     found = [GpuCoverage(i, uuids.get(i, ""), _in_order(tested.get((host, i), ()))) for i in numbers]
     silent = [gpu for gpu in seen if gpu.local_rank is None and gpu.is_visible and gpu.problem]

@@ -50,6 +50,9 @@ class Decider:
         self._each = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.kind == "each"}
         self._records: dict[str, list[AnyRecord]] = defaultdict(list)
         self._probes = GrowingProbes()
+        # Of each study, requirements that were open when they were last judged: the others are only once more, when
+        # no other is open any longer.
+        self._open: dict[str, list[Case]] = {}
         # Of probes that had told enough: how many measurements of them there were then.
         self._told: dict[Probe, int] = {}
 
@@ -82,7 +85,12 @@ class Decider:
         if not self._cases[study_id]:
             return [arm.name for arm in study.arms] if rounds < ROUNDS_WITHOUT_REQUIREMENTS else []
         evidence = evidence_of(self._plan_of_those_there(study, columns), columns, records)
-        return arms_needed(study, self._cases[study_id], evidence, self._confidence)
+        asked, everything = self._open.get(study_id) or self._cases[study_id], self._cases[study_id]
+        found = still_open(asked, evidence, self._confidence)
+        if not found and len(asked) < len(everything):
+            found = still_open(everything, evidence, self._confidence)
+        self._open[study_id] = found
+        return arms_needed(study, found)
 
     def _needed_probes(self, study: ProbeStudy) -> list[str]:
         """As `needed_arms`. What had told enough and was not measured since is not judged again."""
@@ -108,17 +116,20 @@ class Decider:
         return replace(self._plan, studies=(study,), nodes=nodes)
 
 
-def arms_needed(study: Study, cases: Sequence[Case], evidence: Evidence, confidence: float) -> list[str]:
-    """Names of the arms that requirements need which more rounds may decide, in the study's order.
+def still_open(cases: Sequence[Case], evidence: Evidence, confidence: float) -> list[Case]:
+    """Requirements that more rounds may decide.
 
     What is decided stays decided: without its arms it gets no new rounds, and the judge sees the same again.
 
     Args:
-        study: that is being measured.
-        cases: requirements that it answers.
+        cases: requirements on one study.
         evidence: what it told so far.
         confidence: of the intervals.
     """
-    undecided = [case for case in cases if judge(case, evidence, confidence).is_open]
-    needed = {arm.name for case in undecided for arm in case.question.arms}
+    return [case for case in cases if judge(case, evidence, confidence).is_open]
+
+
+def arms_needed(study: Study, cases: Sequence[Case]) -> list[str]:
+    """Names of the arms of a study that requirements need, in its order."""
+    needed = {arm.name for case in cases for arm in case.question.arms}
     return [arm.name for arm in study.arms if arm.name in needed]

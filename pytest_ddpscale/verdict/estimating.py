@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from pytest_ddpscale.plan.metric import Scale
-from pytest_ddpscale.plan.per_round import Sample
+from pytest_ddpscale.plan.per_round import PerRound, Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.stats.intervals import Estimate, single_sample_estimate
 from pytest_ddpscale.stats.sequential import EProcess, EProcesses, FloatArray
@@ -28,8 +27,7 @@ _WORTH_AN_ARRAY = 8
 P = TypeVar("P", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """What the rounds say.
 
     Attributes:
@@ -72,7 +70,7 @@ class Estimates(Generic[P]):
         scale: how they err.
     """
 
-    def __init__(self, samples: Mapping[P, Sequence[Sample]], scale: Scale) -> None:
+    def __init__(self, samples: Mapping[P, PerRound], scale: Scale) -> None:
         self.samples = samples
         self._scale: Scale = scale
         self._found: dict[float, dict[P, Found]] = {}
@@ -82,7 +80,7 @@ class Estimates(Generic[P]):
         if confidence not in self._found:
             self._found[confidence] = self._all(confidence)
         known = self._found[confidence].get(place)
-        return estimate_of(self.samples[place], self._scale, confidence) if known is None else known
+        return estimate_of(list(self.samples[place]), self._scale, confidence) if known is None else known
 
     def _all(self, confidence: float) -> dict[P, Found]:
         """Of those places that have an ordinary series of rounds; series of one length make an array."""
@@ -93,7 +91,7 @@ class Estimates(Generic[P]):
         found: dict[P, Found] = {}
         for alike in series.values():
             if len(alike) >= _WORTH_AN_ARRAY:
-                values = np.array([[sample.value for sample in self.samples[place]] for place in alike])
+                values = np.array([self.samples[place].values for place in alike])
                 usual = np.isfinite(values).all(axis=1) & (np.ptp(values, axis=1) > 0)
                 usual &= (values > 0).all(axis=1) | (self._scale != "factors")
                 places = [place for place, is_usual in zip(alike, usual.tolist(), strict=True) if is_usual]

@@ -149,7 +149,7 @@ def _estimates(asked: _Asked, rounds: Mapping[str, MeasuredArms]) -> Estimates[s
     known = {
         name: replace(one, reference=case.reference_img_per_s, peak=case.peak_tflops) for name, one in rounds.items()
     }
-    samples = {name: list(case.question.metric.samples_of(one)) for name, one in known.items()}
+    samples = {name: case.question.metric.samples_of(one) for name, one in known.items()}
     return Estimates(samples, case.requirement.definition.scale)
 
 
@@ -160,7 +160,7 @@ def _judge_rounds(
     case, evidence, samples = asked.case, asked.evidence, estimates.samples[place]
     if not samples:
         return replace(asked.blank, reason=_why_no_samples(case.question, asked.study, rounds))
-    verdict = against_bound(asked.blank, case.requirement, samples, lambda: estimates.at(place, confidence))
+    verdict = against_bound(asked.blank, case.requirement, samples.values, lambda: estimates.at(place, confidence))
     verdict = with_missing_rounds(verdict, asked.rounds_due)
     verdict = with_plausibility(verdict, evidence.plan)
     verdict = with_host_bound(verdict, case, evidence.plan, rounds.measured)
@@ -233,7 +233,7 @@ def rounds_by_node(question: Question, study: Study, evidence: Evidence) -> dict
     found = {host: _of_arms(question, study, evidence, theirs, compared[host]) for host, theirs in nodes.items()}
     if not _ranks_take_turns(question):
         return found
-    slowness = slowness_by_host(peers_of(study, evidence).rounds)
+    slowness = evidence.once(("slowness", study.id), lambda: slowness_by_host(peers_of(study, evidence).rounds))
     return {host: replace(rounds, slowness=slowness.get(host, {})) for host, rounds in found.items()}
 
 

@@ -93,7 +93,8 @@ def _on_speed(
     estimates = Estimates(samples, case.requirement.definition.scale)
 
     def judge_place(place: ProbedPlace, confidence: float) -> Verdict:
-        verdict = against_bound(blank, case.requirement, samples[place], lambda: estimates.at(place, confidence))
+        values = samples[place].values
+        verdict = against_bound(blank, case.requirement, values, lambda: estimates.at(place, confidence))
         return _with_peak(with_missing_rounds(verdict, due), peak)
 
     judged = judge_each(judge_place, samples, len(expected), confidence)

@@ -13,7 +13,7 @@ from pytest_ddpscale.evidence import probe_columns
 from pytest_ddpscale.metrics import probes
 from pytest_ddpscale.metrics.probes import ProbedPlace, value_of
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.per_round import Sample
+from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from tests.builders.probes import probe_columns_of
@@ -22,7 +22,7 @@ from tests.builders.records import gang_of, probe_blocks_of
 MIB = 2**20
 
 
-def places(measurements: Iterable[ProbeMeasurement], probe: Probe, layout: Layout) -> dict[ProbedPlace, list[Sample]]:
+def places(measurements: Iterable[ProbeMeasurement], probe: Probe, layout: Layout) -> dict[ProbedPlace, PerRound]:
     probed = probe_columns_of(measurements).get((probe.name, probe.world_size))
     return probes.places(probed, probe, layout)
 
@@ -76,7 +76,7 @@ def test_the_slowest_rank_of_a_group_sets_its_value() -> None:
     probe = Probe("all-reduce-32mib", 2)
     found = places([measured(probe, 4, 0.001), measured(probe, 5, 0.004)], probe, Layout(2, 4))
     assert list(found) == [ProbedPlace("node", (4, 5), "n1")]
-    assert found[ProbedPlace("node", (4, 5), "n1")][0].value == pytest.approx(33.554432 / 4)
+    assert found[ProbedPlace("node", (4, 5), "n1")].values[0] == pytest.approx(33.554432 / 4)
 
 
 def test_a_group_over_several_hosts_is_a_gang() -> None:
@@ -89,7 +89,7 @@ def test_a_pair_is_one_place_whoever_reports() -> None:
     probe = Probe("send-recv-32mib", 4)
     found = places([measured(probe, 3, 0.002), measured(probe, 2, 0.001)], probe, Layout(1, 4))
     place = ProbedPlace("link", (2, 3), "n0", 2, "GPU-2", "n0", 3, "GPU-3")
-    assert found[place][0].value == pytest.approx(33.554432 / 2)
+    assert found[place].values[0] == pytest.approx(33.554432 / 2)
 
 
 @pytest.mark.parametrize(("probe", "ranks"), [(Probe("all-reduce-32mib", 4), 3), (Probe("send-recv-32mib", 2), 1)])

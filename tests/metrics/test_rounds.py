@@ -108,13 +108,19 @@ def test_error_of_an_imported_sample_is_that_of_the_slowest_ranks_mean_step() ->
     slow = block(0, steps=100, block_s=50.0, step_stdev_s=0.1, single_sample=True)
     fast = block(1, steps=100, block_s=25.0, step_stdev_s=9.9, single_sample=True)
     # 0.1 s of 0.5 s a step, over the square root of 100 steps
-    assert rounds_of([slow, fast]).single_sample_error.tolist() == pytest.approx([0.02])
+    error = rounds_of([slow, fast]).single_sample_error
+    assert error is not None
+    assert error.tolist() == pytest.approx([0.02])
 
 
-@pytest.mark.parametrize("change", [{"single_sample": False}, {"step_stdev_s": None}])
-def test_a_round_of_our_own_has_no_error_of_its_own(change: dict[str, Any]) -> None:
-    one = block(0, **({"step_stdev_s": 0.1, "single_sample": True} | change))
-    assert math.isnan(rounds_of([one]).single_sample_error[0])
+def test_rounds_of_our_own_have_no_error_of_their_own() -> None:
+    assert rounds_of([block(0, step_stdev_s=0.1)]).single_sample_error is None
+
+
+def test_a_sample_without_the_deviation_of_its_steps_has_no_error() -> None:
+    error = rounds_of([block(0, single_sample=True)]).single_sample_error
+    assert error is not None
+    assert math.isnan(error[0])
 
 
 def test_without_rounds_nothing_is_known_of_any() -> None:

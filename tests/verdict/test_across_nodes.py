@@ -10,7 +10,7 @@ from pytest_ddpscale.blame.culprits import peers_of
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.verdict.deciding import arms_needed
+from pytest_ddpscale.verdict.deciding import arms_needed, still_open
 from pytest_ddpscale.verdict.judge import judge
 from tests.verdict.nodes import (
     ROUNDS,
@@ -137,7 +137,7 @@ def test_arms_for_the_report_alone_are_dropped_as_soon_as_nobody_needs_them() ->
         for one in measure_nodes(plan)
     ]
     evidence = nodes_evidence(plan, open_still)
-    assert arms_needed(plan.studies[0], [EFFICIENCY], evidence, CONFIDENCE) == ["alone", "ddp@4"]
+    assert arms_needed(plan.studies[0], still_open([EFFICIENCY], evidence, CONFIDENCE)) == ["alone", "ddp@4"]
 
 
 def test_arms_are_named_by_their_placement() -> None:
