@@ -16,13 +16,16 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Tests that start real ranks, in lanes of which none takes much longer than the others: those over Slurm wait for much
-# of their time, so that others go beside them. The first prefix counts.
-REAL_RANKS = {
+# Tests that start real ranks or agents, in lanes of which none takes much longer than the others: see docs/testing.md.
+# Those over Slurm wait for much of their time, so that others go beside them. The first prefix counts.
+LANES = {
+    "tests/integration/test_slurm_docs": "ranks",
+    "tests/integration/test_slurm_scripts": "played",
     "tests/integration/test_slurm": "slurm",
-    "tests/slurm_lab/": "slurm",
+    "tests/slurm_lab/test_lab": "slurm",
     "tests/integration/played_gpus/": "played",
     "tests/integration/test_gang": "played",
+    "tests/integration/test_ssh": "played",
     "tests/integration/": "ranks",
     "tests/nccl_rules/test_gangs": "ranks",
 }
@@ -33,7 +36,7 @@ NICENESS = 10
 
 def group_of(node_id: str) -> str:
     """Which tests stay in one worker: those with real ranks, over Slurm or not, or those of one file."""
-    found = [group for start, group in REAL_RANKS.items() if node_id.startswith(start)]
+    found = [group for start, group in LANES.items() if node_id.startswith(start)]
     return found[0] if found else node_id.partition("::")[0]
 
 
@@ -61,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not hasattr(config, "workerinput"):
         return
     timed = {_file_of(item) for item in items if item.get_closest_marker("timing")}
-    items.sort(key=lambda item: (group_of(item.nodeid) not in REAL_RANKS.values(), _file_of(item) not in timed))
+    items.sort(key=lambda item: (group_of(item.nodeid) not in LANES.values(), _file_of(item) not in timed))
 
 
 def _file_of(item: pytest.Item) -> str:
@@ -74,7 +77,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     run_id = getattr(item.config, "workerinput", {}).get("testrunuid")
     if run_id is None:
         return (yield)
-    if group_of(item.nodeid) not in REAL_RANKS.values():
+    if group_of(item.nodeid) not in LANES.values():
         # For good: a worker's tests with real ranks are behind it. Those of other workers have verdicts to come to.
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     with _place(run_id, alone=item.get_closest_marker("timing") is not None):

@@ -19,7 +19,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).parents[2]
-SHORT = ("--ddp-rounds=8", "--ddp-block=0.2s", "-p", "no:cacheprovider")
+SHORT = ("--ddp-rounds=8", "--ddp-block=0.1s", "-p", "no:cacheprovider")
 THRESHOLDS = """
 schema_version: 1
 skus:

@@ -63,9 +63,8 @@ def assert_listening_on_the_cable(lab: SlurmLab, hosts: list[str]) -> None:
 
 
 def test_healthy_nodes_are_accepted_and_nobody_is_accused(lab: SlurmLab, tmp_path: Path) -> None:
-    lab.share_cores(*names(3))
-
     def once_up() -> None:
+        lab.share_cores(*names(3))  # not before: on shares of the cores ranks take twice as long to start
         assert_listening_on_the_cable(lab, names(3))
 
     ran = accept(lab, tmp_path, 3, *SHORTER, thresholds=CHECKED, once_up=once_up)
@@ -90,9 +89,8 @@ def test_healthy_nodes_are_accepted_and_nobody_is_accused(lab: SlurmLab, tmp_pat
 
 def test_a_node_behind_a_slow_link_is_named(lab: SlurmLab, tmp_path: Path) -> None:
     """By what all nodes do together, and by a ring of neighbours, of whose three pairs two are slow."""
-    lab.share_cores(*names(3))
     lab.node("n2").slow_link("200mbit")
-    ran = accept(lab, tmp_path, 3, *SHORTER, thresholds=TRAINING + PAIRS)
+    ran = accept(lab, tmp_path, 3, *SHORTER, thresholds=TRAINING + PAIRS, once_up=lambda: lab.share_cores(*names(3)))
     assert_rejected_for(ran, "n2")
     pairs = ran.verdict("pair_bandwidth_gbps")
     assert (pairs["id"], pairs["outcome"]) == ("pair_bandwidth_gbps[send-recv-1mib-all]", "failed"), ran.output
