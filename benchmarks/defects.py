@@ -75,8 +75,8 @@ DEFECTS = (
         "judge",
         "the margin of an upper bound has the wrong sign",
         "results/verdicts.py",
-        "else -difference)",
-        "else difference)",
+        "else -difference\n",
+        "else difference\n",
         ("results/test_verdicts.py", "verdict", "report"),
     ),
     Defect(
