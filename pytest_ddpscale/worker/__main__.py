@@ -37,6 +37,7 @@ from pytest_ddpscale.worker.host_name import host_name  # noqa: E402
 from pytest_ddpscale.worker.numa import Binding, bind_to_gpu  # noqa: E402
 from pytest_ddpscale.worker.pinning import pin_to_cores  # noqa: E402
 from pytest_ddpscale.worker.rank import GangMember  # noqa: E402
+from pytest_ddpscale.worker.rank_context import RankContext  # noqa: E402
 from pytest_ddpscale.worker.rank_progress import RankProgress, rank_progress_of  # noqa: E402
 from pytest_ddpscale.worker.transport import transport_environment  # noqa: E402
 
@@ -107,23 +108,21 @@ def run(folder: Path, progress: RankProgress) -> None:
     device = open_device(plan.device_type, control.local_rank)
     device.on_step = progress.count_step
     binding = bind_to_gpu(device.id, on_host) if plan.device_type == "cuda" else Binding()
-    gang = GangMember(
-        plan, control, device, RecordSink(folder), progress, assignment.deadline_unix_s,
-        gang=assignment.gang, steered=assignment.steered,
-    )  # fmt: skip
+    context = RankContext(device, control, progress, timeout, assignment.deadline_unix_s, assignment.gang)
+    gang = GangMember(plan, context, RecordSink(folder), steered=assignment.steered)
     gang.announce(who_i_am(control, device.id, device.name, binding))
-    with gang.process_group(timeout):
+    with gang.process_group():
         for study_id in assignment.studies:
             if plan.pairs is not None and study_id == plan.pairs.id:
-                gang.run_pairs(plan.pairs, timeout)
+                gang.run_pairs(plan.pairs)
                 continue
             if plan.probes is not None and study_id == plan.probes.id:
-                gang.run_probes(plan.probes, timeout)
+                gang.run_probes(plan.probes)
                 continue
             study = plan.study(study_id)
             if study is None:
                 raise RuntimeError(f"the plan has no study {study_id}")
-            gang.run_study(study, timeout)
+            gang.run_study(study)
     progress.phase = "leaving"
     control.leave()
 

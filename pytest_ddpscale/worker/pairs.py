@@ -17,10 +17,8 @@ from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Pair
 from pytest_ddpscale.results.pair_record import PairRound, PairSpeed
 from pytest_ddpscale.results.records import EndReason
 from pytest_ddpscale.results.strict_json import column
-from pytest_ddpscale.worker.control import Control
-from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.host_name import host_name
-from pytest_ddpscale.worker.rank_progress import RankProgress
+from pytest_ddpscale.worker.rank_context import RankContext
 
 RankPair = tuple[int, int]
 _FP32_BYTES = 4
@@ -34,35 +32,20 @@ class PairSearch:
 
     Args:
         study: what to measure.
-        device: what this rank measures with.
-        control: how ranks tell each other things, and how they are numbered over the nodes.
+        context: of this rank.
         write: called on rank 0 with the record of each round.
-        gang: its number.
-        progress: kept up to date.
-        timeout: limit for connecting two ranks, and for one collective.
-        deadline_unix_s: no round starts after it; None for no limit.
     """
 
-    def __init__(
-        self,
-        study: PairStudy,
-        device: Device,
-        control: Control,
-        write: Callable[[PairRound], None],
-        gang: int,
-        progress: RankProgress,
-        timeout: timedelta,
-        deadline_unix_s: float | None = None,
-    ) -> None:
+    def __init__(self, study: PairStudy, context: RankContext, write: Callable[[PairRound], None]) -> None:
         self._study = study
-        self._device = device
-        self._control = control
+        self._device = context.device
+        self._control = context.control
         self._write = write
-        self._gang = gang
-        self._progress = progress
-        self._timeout = timeout
-        self._deadline_unix_s = deadline_unix_s
-        self._slow_share = SLOW_SHARES["cpu" if device.torch_device.type == "cpu" else "cuda"]
+        self._gang = context.gang
+        self._progress = context.progress
+        self._timeout = context.timeout
+        self._deadline_unix_s = context.deadline_unix_s
+        self._slow_share = SLOW_SHARES["cpu" if context.device.torch_device.type == "cpu" else "cuda"]
 
     def run(self) -> EndReason:
         """Measure pairs until it is known which node or link is slow, if any is; all ranks call this.

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -40,8 +39,7 @@ from pytest_ddpscale.results.records import (
 from pytest_ddpscale.results.strict_json import Record
 from pytest_ddpscale.results.transport_record import GangTransport, RankTransport, joined_transport
 from pytest_ddpscale.worker.arms import StudyArms, steps_for_block
-from pytest_ddpscale.worker.control import Control
-from pytest_ddpscale.worker.device import Device, Timing
+from pytest_ddpscale.worker.device import Timing
 from pytest_ddpscale.worker.flops import workload_flops_record
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow, with_telemetry
 from pytest_ddpscale.worker.order import arm_order
@@ -49,7 +47,7 @@ from pytest_ddpscale.worker.pairs import PairSearch
 from pytest_ddpscale.worker.probes.groups import rank_groups
 from pytest_ddpscale.worker.probes.running import ProbeRounds
 from pytest_ddpscale.worker.process_groups import communicator_options
-from pytest_ddpscale.worker.rank_progress import RankProgress
+from pytest_ddpscale.worker.rank_context import RankContext
 from pytest_ddpscale.worker.seeded import seeded_step
 from pytest_ddpscale.worker.transport import Seat, read_transport
 from pytest_ddpscale.worker.wanted_arms import needed_arms
@@ -64,41 +62,27 @@ class GangMember:
 
     Args:
         plan: all studies of the run.
-        control: how ranks tell each other things.
-        device: what this rank trains on.
+        context: of this rank.
         sink: where rank 0 appends what was measured.
-        progress: kept up to date.
-        deadline_unix_s: no round starts after it; None for no limit.
-        gang: number of the gang in this run.
         steered: whether a supervisor says after each round if the study goes on.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        control: Control,
-        device: Device,
-        sink: RecordSink,
-        progress: RankProgress,
-        deadline_unix_s: float | None,
-        *,
-        gang: int = 0,
-        steered: bool = False,
-    ) -> None:
+    def __init__(self, plan: Plan, context: RankContext, sink: RecordSink, *, steered: bool = False) -> None:
         self._plan = plan
-        self._control = control
-        self._device = device
+        self._context = context
+        self._control = context.control
+        self._device = context.device
         self._sink = sink
-        self._progress = progress
-        self._deadline_unix_s = deadline_unix_s
+        self._progress = context.progress
+        self._deadline_unix_s = context.deadline_unix_s
         self._steered = steered
-        self._gang = gang
-        self._layout = control.layout
+        self._gang = context.gang
+        self._layout = context.control.layout
         self._groups: list[Sequence[int]] = []  # process groups that this rank was in
-        self._telemetry = GangTelemetry(control, plan.device_type, sink.append_telemetry, gang)
+        self._telemetry = GangTelemetry(context.control, plan.device_type, sink.append_telemetry, context.gang)
 
     @contextmanager
-    def process_group(self, timeout: timedelta) -> Iterator[None]:
+    def process_group(self) -> Iterator[None]:
         """The default process group, from which studies make theirs."""
         store = PrefixStore("process_group", self._control.store)
         dist.init_process_group(
@@ -106,7 +90,7 @@ class GangMember:
             store=store,
             rank=self._control.rank,
             world_size=self._control.world_size,
-            timeout=timeout,
+            timeout=self._context.timeout,
             pg_options=communicator_options(self._device.backend),
         )
         yield
@@ -131,7 +115,7 @@ class GangMember:
             control.wait_for("startup/done")
         control.forget(f"startup/{control.rank}")
 
-    def run_study(self, study: Study, timeout: timedelta) -> None:
+    def run_study(self, study: Study) -> None:
         """Time every arm in every round, until all rounds are done or time is up."""
         here = self._progress
         here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
@@ -140,13 +124,13 @@ class GangMember:
         refuse_other_layout(study, self._plan.layout, self._layout)
         # Preparation and warm-up may take minutes that nobody has any more.
         ended, _ = self._next_round(study, BEFORE_ROUNDS, study.arms)
-        reason = ended or self._measure_study(study, timeout)
+        reason = ended or self._measure_study(study)
         if self._is_first:
             self._sink.append_record(StudyEnd(study=study.id, reason=reason))
 
-    def _measure_study(self, study: Study, timeout: timedelta) -> EndReason:
+    def _measure_study(self, study: Study) -> EndReason:
         """Prepare a study, measure it and clean up. Returns why it ended."""
-        arms = StudyArms(study, self._device, self._control.rank, self._layout, timeout)
+        arms = StudyArms(study, self._device, self._control.rank, self._layout, self._context.timeout)
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
         reason = self._run_rounds(study, arms, steps)
@@ -155,27 +139,17 @@ class GangMember:
         arms.close()
         return reason
 
-    def run_pairs(self, study: PairStudy, timeout: timedelta) -> None:
+    def run_pairs(self, study: PairStudy) -> None:
         """Measure pairs of nodes until it is known which node or link is slow, if any is."""
         here = self._progress
         here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
         if self._is_first:
             self._sink.append_record(StudyStart(study=study.id, unix_s=time.time()))
-        search = PairSearch(
-            study,
-            self._device,
-            self._control,
-            self._sink.append_record,
-            self._gang,
-            here,
-            timeout,
-            self._deadline_unix_s,
-        )
-        reason = search.run()
+        reason = PairSearch(study, self._context, self._sink.append_record).run()
         if self._is_first:
             self._sink.append_record(StudyEnd(study=study.id, reason=reason))
 
-    def run_probes(self, study: ProbeStudy, timeout: timedelta) -> None:
+    def run_probes(self, study: ProbeStudy) -> None:
         """Time every probe in every round, until all rounds are done, time is up or all is known."""
         here = self._progress
         here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
@@ -186,17 +160,7 @@ class GangMember:
             return needed_arms(self._sink.folder, study.id, number, STEERING_PATIENCE_S) if self._steered else None
 
         rounds = ProbeRounds(
-            study,
-            self._device,
-            self._control,
-            self._sink.append_records,
-            self._telemetry,
-            needed,
-            here,
-            timeout,
-            gang=self._gang,
-            seed=self._plan.seed,
-            deadline_unix_s=self._deadline_unix_s,
+            study, self._context, self._sink.append_records, self._telemetry, needed, seed=self._plan.seed
         )
         reason = rounds.run()
         self._tell_transports(study.id, [crew for probe in study.probes for crew in rank_groups(probe, self._layout)])

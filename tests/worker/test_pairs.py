@@ -19,6 +19,7 @@ from pytest_ddpscale.worker import pairs
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.pairs import PairSearch, group_of_two
+from pytest_ddpscale.worker.rank_context import RankContext
 from pytest_ddpscale.worker.rank_progress import RankProgress
 
 pytestmark = pytest.mark.slow
@@ -61,10 +62,8 @@ class Rank:
 
     def run(self) -> str:
         OF_THIS_RANK.host = self.host
-        search = PairSearch(
-            STUDY, self.device, self.control, self.records.append, 0, self.progress, self.timeout, self.deadline_unix_s
-        )
-        return search.run()
+        context = RankContext(self.device, self.control, self.progress, self.timeout, self.deadline_unix_s)
+        return PairSearch(STUDY, context, self.records.append).run()
 
 
 @pytest.fixture(autouse=True)

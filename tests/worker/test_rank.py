@@ -15,6 +15,7 @@ from pytest_ddpscale.results.records import StudyEnd, StudyStart
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.rank import GangMember
+from pytest_ddpscale.worker.rank_context import RankContext
 from pytest_ddpscale.worker.rank_progress import RankProgress
 
 from .sample import TIMEOUT, study
@@ -31,10 +32,8 @@ def test_a_study_is_not_prepared_once_the_budget_is_spent(tmp_path: Path) -> Non
     """Preparing one and warming it up may take minutes."""
     weak = study(Arm("alone", 1, 2))
     control = Control(HashStore(), rank=0, local_rank=0, world_size=1)
-    gang = GangMember(
-        Plan("cpu", "cpu", (weak,)), control, NeverUsed(), RecordSink(tmp_path), RankProgress(), time.time() - 1
-    )
-    gang.run_study(weak, TIMEOUT)
+    context = RankContext(NeverUsed(), control, RankProgress(), TIMEOUT, time.time() - 1)
+    GangMember(Plan("cpu", "cpu", (weak,)), context, RecordSink(tmp_path)).run_study(weak)
     lines = lines_by_file((tmp_path / "records").read_bytes())["measurements.jsonl"]
     began, ended = map(RecordReader().read, lines.splitlines())
     assert isinstance(began, StudyStart)

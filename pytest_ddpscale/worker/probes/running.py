@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -14,13 +13,11 @@ from pytest_ddpscale.results.probe_record import ProbeUnsupported, joined_probe_
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import EndReason, RoundEnd
 from pytest_ddpscale.results.strict_json import column
-from pytest_ddpscale.worker.control import Control
-from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow
 from pytest_ddpscale.worker.order import arm_order
 from pytest_ddpscale.worker.probes.blocks import ProbeBlocks, RankProbed
 from pytest_ddpscale.worker.probes.groups import rank_groups
-from pytest_ddpscale.worker.rank_progress import RankProgress
+from pytest_ddpscale.worker.rank_context import RankContext
 
 # How often a probe is done to learn how long it takes: a few times, and then for this share of a block.
 _FIRST_ITERATIONS = 2
@@ -33,44 +30,34 @@ class ProbeRounds:
 
     Args:
         study: what to probe.
-        device: of this rank.
-        control: how ranks tell each other things, and how they are numbered over the nodes.
+        context: of this rank.
         write: called on rank 0 with records, before any rank goes on.
         telemetry: of the gang's GPUs.
         needed: asked on rank 0, with the number of a round that has ended, for the ids of the probes of which further
             rounds are wanted; None if nobody knows.
-        progress: kept up to date.
-        timeout: limit for one collective.
-        gang: its number.
         seed: of the order of the probes in each round.
-        deadline_unix_s: no round starts after it; None for no limit.
     """
 
     def __init__(
         self,
         study: ProbeStudy,
-        device: Device,
-        control: Control,
+        context: RankContext,
         write: Callable[[list[AnyRecord]], None],
         telemetry: GangTelemetry,
         needed: _NeededProbes,
-        progress: RankProgress,
-        timeout: timedelta,
         *,
-        gang: int = 0,
         seed: int = 0,
-        deadline_unix_s: float | None = None,
     ) -> None:
         self._study = study
-        self._control = control
+        self._control = context.control
         self._write = write
-        self._gang = gang
+        self._gang = context.gang
         self._telemetry = telemetry
         self._needed = needed
-        self._progress = progress
+        self._progress = context.progress
         self._seed = seed
-        self._deadline_unix_s = deadline_unix_s
-        self._blocks = ProbeBlocks(device, control, progress, timeout)
+        self._deadline_unix_s = context.deadline_unix_s
+        self._blocks = ProbeBlocks(context.device, context.control, context.progress, context.timeout)
 
     def run(self) -> EndReason:
         """Probe until all rounds are done, time is up or all is known; all ranks of the gang call this.

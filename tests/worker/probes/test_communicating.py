@@ -25,6 +25,7 @@ from pytest_ddpscale.worker.probes.open_work import open_work
 from pytest_ddpscale.worker.probes.running import ProbeRounds
 from pytest_ddpscale.worker.probes.send_recv import SendReceive
 from pytest_ddpscale.worker.probes.work import CannotProbeError
+from pytest_ddpscale.worker.rank_context import RankContext
 from pytest_ddpscale.worker.rank_progress import RankProgress
 
 from ..ranks import on_ranks
@@ -78,8 +79,8 @@ def _probe(rank: int) -> tuple[str, list[bytes]]:
     records: list[AnyRecord] = []
     study = ProbeStudy(PROBES, rounds=2, block_s=0.01)
     telemetry = GangTelemetry(control, "cpu", lambda told: None, 0)
-    here, limit = RankProgress(), timedelta(seconds=30)
-    rounds = ProbeRounds(study, CpuDevice(), control, records.extend, telemetry, lambda number: None, here, limit)
+    context = RankContext(CpuDevice(), control, RankProgress(), timedelta(seconds=30))
+    rounds = ProbeRounds(study, context, records.extend, telemetry, lambda number: None)
     return rounds.run(), [line_of(record) for record in records]
 
 

@@ -21,6 +21,7 @@ from pytest_ddpscale.worker.node_telemetry import GangTelemetry
 from pytest_ddpscale.worker.probes import memory
 from pytest_ddpscale.worker.probes.memory import Copy
 from pytest_ddpscale.worker.probes.running import ProbeRounds
+from pytest_ddpscale.worker.rank_context import RankContext
 from pytest_ddpscale.worker.rank_progress import RankProgress
 
 TIMEOUT = timedelta(seconds=20)
@@ -71,11 +72,9 @@ class Session:
         deadline: float | None = None,
     ) -> str:
         study = ProbeStudy(probes, rounds, block_s=0.2)
-        write, here = self.records.extend, self.progress
+        context = RankContext(self.device, self.control, self.progress, TIMEOUT, deadline)
         telemetry = GangTelemetry(self.control, "cpu", lambda told: None, 0)
-        return ProbeRounds(
-            study, self.device, self.control, write, telemetry, needed, here, TIMEOUT, seed=1, deadline_unix_s=deadline
-        ).run()
+        return ProbeRounds(study, context, self.records.extend, telemetry, needed, seed=1).run()
 
     @property
     def measured(self) -> list[ProbeMeasurement]:
