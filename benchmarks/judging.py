@@ -105,8 +105,12 @@ def cost_of(command: Sequence[str | Path], folder: Path, expected: int) -> Cost:
 
 
 def _environment() -> dict[str, str]:
-    """Without what would change the session; arithmetic on one thread, so that waiting threads count as nothing."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "DDPSCALE_"))}
+    """Without what would change the session; arithmetic on one thread, so that waiting threads count as nothing.
+
+    Modules are compiled once, as those of an installed package are.
+    """
+    changing = ("PYTEST_", "DDPSCALE_", "PYTHONDONTWRITEBYTECODE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(changing)}
     return kept | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
