@@ -11,8 +11,8 @@ from typing import Any
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import GangError, WritingError
-from pytest_ddpscale.launch.blame import blames_nobody, describe, describe_killed, describe_standstill
 from pytest_ddpscale.launch.channel import Channel, EndedProcess
+from pytest_ddpscale.launch.gang_failure import blames_nobody, describe, describe_killed, describe_standstill
 from pytest_ddpscale.launch.gang_owner import GangEnd, GangOwner
 from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.launch.launcher import AgentProcess, Launch

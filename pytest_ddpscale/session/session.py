@@ -26,7 +26,7 @@ from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.verdict.bounds import blank_verdict
 from pytest_ddpscale.verdict.covering import coverage_of
 from pytest_ddpscale.verdict.judge import judge, samples_of
-from pytest_ddpscale.verdict.outcome import ONE_NODE, Caveats, conclude, other_blockers, qualified
+from pytest_ddpscale.verdict.run_outcome import ONE_NODE, RunCaveats, conclude, other_blockers, qualified
 
 
 class AcceptanceSession:
@@ -96,7 +96,7 @@ class AcceptanceSession:
         verdicts = tuple(self.verdicts[case.id] for case in source.cases if case.id in self.verdicts)
         coverage, slow = self._coverage(evidence), slow_links(evidence)
         not_one_machine = why_not_one_machine(source.measured_run.read_records())
-        caveats = Caveats(
+        caveats = RunCaveats(
             spoiled=spoiled,
             coverage=coverage,
             not_one_machine=not_one_machine,

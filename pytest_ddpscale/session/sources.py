@@ -6,7 +6,6 @@ What reads and judges evidence is loaded where it is used: `pytest --collect-onl
 
 from __future__ import annotations
 
-import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -217,8 +216,7 @@ class EvidenceSource(ABC):
         """The same of a run of another session, which may be broken in what that one concluded, too."""
         from pytest_ddpscale.session.past_runs import refuse_broken_baseline
 
-        with _nothing_is_garbage():
-            evidence = self._read(run)
+        evidence = self._read(run)
         refuse_broken_baseline(run)
         return evidence
 
@@ -256,17 +254,6 @@ class EvidenceSource(ABC):
             self.writing_problem = str(error)
         except OSError as error:
             self.writing_problem = str(run.unwritten(run.path, error))
-
-
-@contextmanager
-def _nothing_is_garbage() -> Iterator[None]:
-    """What is read meanwhile stays until the session ends: the collector need not look at it again and again."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 class JudgeSource(EvidenceSource):

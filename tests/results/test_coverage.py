@@ -18,7 +18,7 @@ from pytest_ddpscale.results.verdicts import Judgement, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.covering import coverage_of
 from pytest_ddpscale.verdict.judge import judge
-from pytest_ddpscale.verdict.outcome import Caveats, conclude, other_blockers, qualified
+from pytest_ddpscale.verdict.run_outcome import RunCaveats, conclude, other_blockers, qualified
 from tests.builders.json_types import as_json
 from tests.verdict.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
 from tests.verdict.sample import ALONE_IMG_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
@@ -77,7 +77,7 @@ def concluded(
     coverage = coverage_of(evidence, cases, verdicts, left_out or {}, gpus)
     found = tuple(verdicts.values())
     outcome, reason = conclude(found, len(found), coverage=coverage)
-    caveats = Caveats(coverage=coverage, slow_links=tuple(slow_links(evidence)))
+    caveats = RunCaveats(coverage=coverage, slow_links=tuple(slow_links(evidence)))
     outcome, reason = qualified(outcome, reason, caveats)
     return Judged(outcome, reason, coverage, found)
 
@@ -134,14 +134,14 @@ class TestBetweenNodes:
     def test_what_is_unmeasured_may_be_allowed_where_each_node_keeps_a_published_bound(self) -> None:
         found = concluded([ON_EACH, PROVISIONAL], evidence_of([ON_EACH, PROVISIONAL]))
         missing = replace(found.verdicts[0], id="m[not measured]", outcome="not_measured")
-        caveats = Caveats(coverage=found.coverage, allows_unmeasured=True)
+        caveats = RunCaveats(coverage=found.coverage, allows_unmeasured=True)
         assert other_blockers([*found.verdicts, missing], 3, False, found.coverage, caveats) == ()
 
     def test_not_if_that_is_all_there_was_between_nodes(self) -> None:
         found = concluded([ON_EACH, PROVISIONAL], evidence_of([ON_EACH, PROVISIONAL]))
         missing = [found.verdicts[0], replace(found.verdicts[1], outcome="not_measured")]
         coverage = replace(found.coverage, over_all_nodes=())
-        caveats = Caveats(coverage=coverage, allows_unmeasured=True)
+        caveats = RunCaveats(coverage=coverage, allows_unmeasured=True)
         (blocker,) = other_blockers(missing, 2, False, coverage, caveats)
         assert (blocker.kind, blocker.name) == ("run", "acceptance")
         assert "nothing between nodes" in blocker.reason
@@ -188,7 +188,7 @@ class TestWhatTookNoPart:
         verdicts = [judge(case, evidence, CONFIDENCE) for case in self.CASES]
         coverage = coverage_of(evidence, self.CASES, {v.id: v for v in verdicts}, {}, 2)
         assert (coverage.node_count, coverage.unnamed_nodes) == (3, 1)
-        outcome, reason = qualified("accepted", "all passed", Caveats(coverage=coverage))
+        outcome, reason = qualified("accepted", "all passed", RunCaveats(coverage=coverage))
         assert outcome == "incomplete"
         assert "1 of 3 nodes were not tested: a node that was never heard of" in reason
 

@@ -131,6 +131,21 @@ class TestOpenStudies:
             decider.hear(record)
         assert decider.needed_arms(WEAK)
 
+    def test_go_on_once_a_requirement_that_was_decided_is_open_again(self) -> None:
+        slow_to_decide = make_case("weak_scaling_efficiency", 0.9)
+        plan = plan_of([THROUGHPUT, slow_to_decide])
+
+        def pace(arm: Arm, number: int, rank: int) -> float:
+            level = ALONE_IMG_PER_S * (1.0 if number < FEWEST_ROUNDS else 0.45)
+            return level * (1.0 if arm.kind == "alone" else 1.06 if number % 2 else 0.94)
+
+        def words(*cases: Case) -> list[bool]:
+            return told(Decider(plan, cases, CONFIDENCE), plan, WEAK, ROUNDS, pace)
+
+        decided = words(slow_to_decide).index(True)
+        assert words(THROUGHPUT).index(True) < decided
+        assert not words(THROUGHPUT, slow_to_decide)[decided], "the first one's rounds got slower meanwhile"
+
     def test_go_on_after_an_incomplete_round(self) -> None:
         plan = plan_of([EFFICIENCY])
         decider = Decider(plan, [EFFICIENCY], CONFIDENCE)

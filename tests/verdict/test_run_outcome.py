@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.results.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
-from pytest_ddpscale.verdict.outcome import ONE_NODE, Caveats, conclude, other_blockers, qualified
+from pytest_ddpscale.verdict.run_outcome import ONE_NODE, RunCaveats, conclude, other_blockers, qualified
 
 PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 2.0, (1.5, 2.5), rounds=5)
 UNDECIDED: tuple[VerdictOutcome, ...] = ("inconclusive", "not_measured", "error")
@@ -60,7 +60,7 @@ def test_a_check_that_could_reject_nothing_is_not_waited_for() -> None:
 
 
 def test_gpus_that_are_missing_keep_the_others_from_being_accepted() -> None:
-    caveats = Caveats(silent=("GPU 1: GPU is lost",))
+    caveats = RunCaveats(silent=("GPU 1: GPU is lost",))
     assert qualified("accepted", "all passed", caveats) == ("incomplete", "GPU 1: GPU is lost (all passed)")
     assert qualified("rejected", "one failed", caveats) == ("rejected", "one failed")
 
@@ -192,18 +192,18 @@ TWO_NODES = Coverage((NodeCoverage("n0", ("training",)), NodeCoverage("n1", ("tr
 @pytest.mark.parametrize(
     "caveats",
     [
-        Caveats(spoiled=["test_x"]),
-        Caveats(not_one_machine="the studies ran on different hosts"),
-        Caveats(is_simulated=True),
-        Caveats(silent=["GPU 1: GPU is lost"]),
-        Caveats(slow_links=["n3"]),
-        Caveats(coverage=replace(TWO_NODES, unnamed_nodes=1)),
-        Caveats(coverage=Coverage((NodeCoverage("n0", (), left_out="disk: full"),))),
-        Caveats(coverage=replace(TWO_NODES, paths_planned=1)),
-        Caveats(coverage=replace(TWO_NODES, why_paths_are_missing="rank 2 died")),
+        RunCaveats(spoiled=["test_x"]),
+        RunCaveats(not_one_machine="the studies ran on different hosts"),
+        RunCaveats(is_simulated=True),
+        RunCaveats(silent=["GPU 1: GPU is lost"]),
+        RunCaveats(slow_links=["n3"]),
+        RunCaveats(coverage=replace(TWO_NODES, unnamed_nodes=1)),
+        RunCaveats(coverage=Coverage((NodeCoverage("n0", (), left_out="disk: full"),))),
+        RunCaveats(coverage=replace(TWO_NODES, paths_planned=1)),
+        RunCaveats(coverage=replace(TWO_NODES, why_paths_are_missing="rank 2 died")),
     ],
 )
-def test_what_else_stands_in_the_way_is_not_allowed_with_what_is_unmeasured(caveats: Caveats) -> None:
+def test_what_else_stands_in_the_way_is_not_allowed_with_what_is_unmeasured(caveats: RunCaveats) -> None:
     assert may_be_allowed([PASSED, verdict("not_measured")])
     assert not may_be_allowed([PASSED, verdict("not_measured")], caveats=caveats)
 
@@ -220,7 +220,7 @@ def may_be_allowed(
     *,
     interrupted: bool = False,
     coverage: Coverage = ONE_NODE,
-    caveats: Caveats = Caveats(),  # noqa: B008 (frozen)
+    caveats: RunCaveats = RunCaveats(),  # noqa: B008 (frozen)
 ) -> bool:
     allowing = replace(caveats, allows_unmeasured=True)
     others = other_blockers(verdicts, len(verdicts), interrupted, coverage, allowing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpscale.launch.blame import describe, describe_standstill
+from pytest_ddpscale.launch.gang_failure import describe, describe_standstill
 from tests.launch.sample import News
 
 PLACE = "timed block (study weak/r, arm ddp@2, round 3)"

@@ -93,7 +93,7 @@ def _between_nodes(verdicts: Sequence[Verdict], count: str, coverage: Coverage) 
 
 
 @dataclass(frozen=True)
-class Caveats:
+class RunCaveats:
     """What keeps verdicts that are good enough from accepting a machine.
 
     Attributes:
@@ -115,7 +115,7 @@ class Caveats:
     allows_unmeasured: bool = False
 
 
-def qualified(outcome: RunOutcome, reason: str, caveats: Caveats) -> tuple[RunOutcome, str]:
+def qualified(outcome: RunOutcome, reason: str, caveats: RunCaveats) -> tuple[RunOutcome, str]:
     """The outcome as it stands in view of the caveats, and why; one that is not good is left as it is."""
     if outcome not in ("accepted", "partial"):
         return outcome, reason
@@ -176,12 +176,12 @@ def rests_on_published(verdicts: Sequence[Verdict], coverage: Coverage = ONE_NOD
 
 
 def other_blockers(
-    verdicts: Sequence[Verdict], required: int, interrupted: bool, coverage: Coverage, caveats: Caveats
+    verdicts: Sequence[Verdict], required: int, interrupted: bool, coverage: Coverage, caveats: RunCaveats
 ) -> tuple[Blocker, ...]:
     """What besides requirements keeps a machine from being accepted: `Judgement.other_blockers`.
 
     What is about the run as a whole is named if nothing else is. Arguments as of `conclude` and `qualified`; where
-    `Caveats.allows_unmeasured`, what was not measured counts as if nobody had required it.
+    `RunCaveats.allows_unmeasured`, what was not measured counts as if nobody had required it.
     """
     found = tuple(Blocker("test", name, _SPOILED) for name in caveats.spoiled)
     if found or any(v.blocks(allows_unmeasured=caveats.allows_unmeasured) for v in verdicts):
