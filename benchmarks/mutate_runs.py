@@ -35,8 +35,6 @@ from pytest_ddpscale.simulate.writing import write_simulated_run
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 
-# Half of the time otherwise, and no mutant changes them.
-session_open.load_thresholds = cache(load_thresholds)  # type: ignore[attr-defined]
 OUTCOMES = ("refused", "no better", "wrong pass", "traceback", "hang")
 HANG_S = 60
 SIMULATED_FAULTS = (("slow-gpu:3:1.3", "corrupt-rank:5"), ("missing-rank:3:2",))
@@ -190,6 +188,8 @@ def simulated(folder: Path, faults: tuple[str, ...]) -> Path:
 
 def main() -> int:
     """Judge all mutants, print the table; 1 if any came out wrong."""
+    # Half of the time otherwise, and no mutant changes them. Here, so that whoever imports this keeps its own.
+    session_open.load_thresholds = cache(load_thresholds)  # type: ignore[attr-defined]
     parser = argument_parser(__doc__)
     parser.add_argument("--run", type=Path, action="append", default=[], help="a run directory to be changed as well")
     parser.add_argument("--every", type=positive_int, default=1, metavar="N", help="only every Nth mutant")

@@ -14,7 +14,7 @@ from pytest_ddpscale.plan.study import Arm, DeviceType
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.judge import judge
-from tests.verdict.sample import (
+from tests.builders.judged import (
     ALONE_IMG_PER_S,
     CONFIDENCE,
     evidence_of_plan,

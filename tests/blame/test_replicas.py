@@ -14,8 +14,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.judge import judge
-from tests.builders.measurements import Measurement
-from tests.verdict.sample import (
+from tests.builders.judged import (
     CHECKSUM,
     CONFIDENCE,
     OTHER_CHECKSUM,
@@ -26,6 +25,7 @@ from tests.verdict.sample import (
     plan_of,
     seeded_steps,
 )
+from tests.builders.measurements import Measurement
 
 ROUNDS = FEWEST_ROUNDS + 1
 METRIC = "replica_agreement"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pytest_ddpscale.checks.finding import Blocks
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.results.telemetry_record import Telemetry
-from tests.checks.sample import gpus, judged, spread, survey, window
+from tests.builders.nodes_checked import gpus, judged, spread, survey, window
 
 UNDER_LOAD = [name for name, check in NODE_CHECKS.items() if check.reads == "telemetry"]
 OF_WINDOWS = ["throttling_under_load", "pcie_under_load"]

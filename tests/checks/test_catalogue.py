@@ -10,7 +10,7 @@ from pytest_ddpscale.checks.catalogue import unfit_hosts
 from pytest_ddpscale.checks.finding import NodeEvidence
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.results.survey_record import Survey
-from tests.checks.sample import (
+from tests.builders.nodes_checked import (
     A100,
     CPU,
     VERSIONS,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.results.survey_record import ClockSkew, Survey
-from tests.checks.sample import CPU, GIB, cpu_survey, judged, survey
+from tests.builders.nodes_checked import CPU, GIB, cpu_survey, judged, survey
 
 
 def with_clock(host: str, skew_s: float, width_s: float = 0.02) -> Survey:

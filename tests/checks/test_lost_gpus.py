@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_ddpscale.results.survey_record import RemappedRows, Survey, SurveyedGpu
-from tests.checks.sample import CPU, cpu_survey, gpus, judged, survey, windows, with_gpu
+from tests.builders.nodes_checked import CPU, cpu_survey, gpus, judged, survey, windows, with_gpu
 
 LOST = "GPU is lost"
 GONE = SurveyedGpu(3, "", "", "", "", problem="GPU is lost", is_lost=True)

@@ -10,7 +10,7 @@ import pytest
 from pytest_ddpscale.checks.finding import CheckResult
 from pytest_ddpscale.results.survey_record import InfiniBandPort, Survey
 from pytest_ddpscale.results.transport_record import Transport
-from tests.checks.sample import A100, CPU, cpu_survey, judged, survey
+from tests.builders.nodes_checked import A100, CPU, cpu_survey, judged, survey
 
 P2P = {"P2P/CUMEM": 24}
 RDMA = {"NET/IB/GDRDMA": 4}

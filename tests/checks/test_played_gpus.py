@@ -9,7 +9,7 @@ import msgspec
 
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
-from tests.checks.sample import judged, survey
+from tests.builders.nodes_checked import judged, survey
 from tests.nvml_stand_in.gpus import HW_THERMAL_SLOWDOWN, Ecc, Mig, PlayedGpu, Process, RemappedRows, RetiredPages
 from tests.nvml_stand_in.machine import (
     A100,

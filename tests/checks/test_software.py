@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.checks.sample import CPU, VERSIONS, cpu_survey, gpus, judged, survey
+from tests.builders.nodes_checked import CPU, VERSIONS, cpu_survey, gpus, judged, survey
 
 COMPARED = [name for name in VERSIONS if name != "kernel"]
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace as altered
 
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
 from pytest_ddpscale.results.survey_record import GpuProcess, RemappedRows, Survey
-from tests.checks.sample import (
+from tests.builders.nodes_checked import (
     A100,
     GIB,
     NOT_SUPPORTED,

@@ -23,10 +23,10 @@ from pytest_ddpscale.results.run_record import start_run
 from pytest_ddpscale.results.telemetry_record import GpuReadings, TelemetryBlock, joined_telemetry
 from pytest_ddpscale.results.transport_record import Transport
 from tests.builders.json_types import as_json
+from tests.builders.judged import make_case
 from tests.builders.records import blocks_of, gang_of, probe_blocks_of, seeded_line, transport_line
 from tests.verdict.nodes import measure_nodes, nodes_evidence, plan_of_nodes
 from tests.verdict.probed import measure_probe, steady
-from tests.verdict.sample import make_case
 
 Records = list[AnyRecord]
 Change = Callable[[Records], Records]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.history.database import reading
-from tests.history.sample import judged_run
+from tests.builders.nights import judged_run
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_ddpscale.history.drift import Drift, Observed, drifts_of
-from tests.history.sample import key_value, stable
+from tests.builders.nights import key_value, stable
 
 PLACES = 20
 ROUND_THE_CLOCK = "2026-01-01T02:00:00+00:00"

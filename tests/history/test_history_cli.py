@@ -10,7 +10,7 @@ import pytest
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.report.history_text import TSV_HEADER
-from tests.history.sample import SKU, at, judged_run
+from tests.builders.nights import SKU, at, judged_run
 
 pytestmark = pytest.mark.slow
 

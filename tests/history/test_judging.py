@@ -18,7 +18,7 @@ from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import Requirement
-from tests.history.sample import GPUS, SKU, at, judged_run
+from tests.builders.nights import GPUS, SKU, at, judged_run
 from tests.verdict.probed import A100
 
 BOUND = 0.95

@@ -15,9 +15,9 @@ from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from tests.builders.measurements import Measurement
+from tests.builders.nights import ALONE, DDP, EACH, GPUS, SKU, STUDY, key_value, measurements
 from tests.builders.probes import probe_columns_of
 from tests.builders.rounds import columns_of
-from tests.history.sample import ALONE, DDP, EACH, GPUS, SKU, STUDY, key_value, measurements
 
 ONE_NODE = Plan(SKU, "cuda", (STUDY,))
 TWO_NODES = Plan(SKU, "cuda", (STUDY,), nodes=2, ranks_per_node=GPUS)

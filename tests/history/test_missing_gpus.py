@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pytest_ddpscale.history.key_values import KeyValueSeries
 from pytest_ddpscale.history.missing_gpus import fullest_places, missing_gpus
-from tests.history.sample import key_value
+from tests.builders.nights import key_value
 
 
 def told(*gpus: str, host: str = "n1", subject: str = "matmul", at_once: int = 1) -> list[KeyValueSeries]:

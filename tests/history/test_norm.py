@@ -26,8 +26,8 @@ from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.results.verdicts_json import read_judgement
 from tests.builders.json_types import as_json, run_record
 from tests.builders.measurements import measurements_of
+from tests.builders.nights import SKU, at, conclude, judged_run, run_json
 from tests.builders.rounds import columns_of
-from tests.history.sample import SKU, at, conclude, judged_run, run_json
 from tests.history.test_judging import case
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from pytest_ddpscale.errors import HistoryError, OptionError
 from pytest_ddpscale.history.database import writing
 from pytest_ddpscale.history.overview import NodeHistory, read_histories
 from pytest_ddpscale.history.recording import add_run
-from tests.history.sample import SKU, judged_run
+from tests.builders.nights import SKU, judged_run
 
 HOSTS = [f"n{number}" for number in range(1, 8)]
 

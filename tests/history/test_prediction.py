@@ -17,7 +17,7 @@ from pytest_ddpscale.history.prediction import (
     reference_of,
     shared_confidence,
 )
-from tests.history.sample import stable
+from tests.builders.nights import stable
 
 
 def reference(*values: float) -> Reference:

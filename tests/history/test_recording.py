@@ -19,10 +19,10 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts_json import read_judgement
 from pytest_ddpscale.simulate.writing import write_simulated_run
+from tests.builders.clusters import a100, faults
 from tests.builders.json_types import as_json
+from tests.builders.nights import SKU, STUDY, VERSIONS, at, conclude, judged_run, measurements, verdict
 from tests.builders.records import blocks_of
-from tests.history.sample import SKU, STUDY, VERSIONS, at, conclude, judged_run, measurements, verdict
-from tests.simulate.sample import a100, faults
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
 from pytest_ddpscale.history.prediction import MOST_VALUES, Reference, reference_of
 from pytest_ddpscale.history.regressed import regressed_values
-from tests.history.sample import key_value, stable
+from tests.builders.nights import key_value, stable
 
 STEADY = (99.7, 100.0, 100.3, 100.0, 100.2, 99.8)
 YOUNG = (98.9, 101.1, 100.0, 98.9, 101.1)  # five nights of a place that strays by a per cent

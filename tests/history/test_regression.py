@@ -17,7 +17,7 @@ from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.history.regression import regression_of
 from pytest_ddpscale.results.strict_json import read_as
 from tests.builders.json_types import as_json
-from tests.history.sample import SKU, VERSIONS, at, judged_run, key_value, stable
+from tests.builders.nights import SKU, VERSIONS, at, judged_run, key_value, stable
 
 PAST = (99.0, 100.0, 101.0, 100.0, 100.5, 99.5)
 BOUND = 0.95

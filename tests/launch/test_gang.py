@@ -25,7 +25,7 @@ from pytest_ddpscale.results.notices import Queued
 from pytest_ddpscale.results.rank_folder import WantedArms, lines_by_file
 from pytest_ddpscale.results.strict_json import parse_strict_json
 from pytest_ddpscale.results.survey_record import PostMortem, Survey
-from tests.launch.sample import playing, scripted, task
+from tests.builders.launches import playing, scripted, task
 
 Run = Callable[..., GangEnd]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_ddpscale.launch.gang_failure import describe, describe_standstill
-from tests.launch.sample import News
+from tests.builders.launches import News
 
 PLACE = "timed block (study weak/r, arm ddp@2, round 3)"
 

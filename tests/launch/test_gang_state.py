@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest_ddpscale.launch.gang_failure import describe, describe_standstill
 from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.node.protocol import MARK, decode_news
-from tests.launch.sample import News
+from tests.builders.launches import News
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import Survey, post_mortems_of, surveys_of
 from pytest_ddpscale.verdict.judge import judge
-from tests.launch.sample import playing
+from tests.builders.launches import playing
 from tests.session.test_admission import check_case
 
 STUDIES = tuple(

@@ -15,7 +15,7 @@ from pytest_ddpscale.launch.exec import ExecLauncher
 from pytest_ddpscale.launch.hosts import PerHostLauncher, expanded, read_hostfile
 from pytest_ddpscale.launch.launcher import Cluster, Launch
 from pytest_ddpscale.launch.ssh import SshLauncher
-from tests.launch.sample import settings
+from tests.builders.launches import settings
 
 AGENT = [sys.executable, "-m", "pytest_ddpscale.node"]
 

@@ -12,7 +12,7 @@ import pytest
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch import launcher as launcher_module
 from pytest_ddpscale.launch.launcher import ENTRY_POINTS, Cluster, Launch, launcher_for, launchers
-from tests.launch.sample import settings
+from tests.builders.launches import settings
 
 SITES = """
 from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launcher, launcher

@@ -27,7 +27,7 @@ from pytest_ddpscale.results.record_lines import AnyRecord, line_of
 from pytest_ddpscale.results.records import StudyEnd, StudyStart
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.strict_json import read_as
-from tests.launch.sample import slurm
+from tests.builders.launches import slurm
 
 ON_A_NODE, TOO = (
     Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("ddp", 2, 4),), 5, 1.0, 1.0) for name in ("r", "v")

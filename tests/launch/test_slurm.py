@@ -16,7 +16,7 @@ from pytest_ddpscale.launch import slurm as slurm_module
 from pytest_ddpscale.launch.container import Container
 from pytest_ddpscale.launch.launcher import AgentProcess, Launch
 from pytest_ddpscale.launch.slurm import SlurmLauncher, allocated_hosts, complaint_in, reason_of
-from tests.launch.sample import slurm
+from tests.builders.launches import slurm
 
 SRUN = [
     "srun", "--job-name=ddpscale-g1", "--ntasks-per-node=1", "--export=ALL", "--cpu-bind=none", "--kill-on-bad-exit=0",

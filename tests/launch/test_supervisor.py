@@ -21,7 +21,7 @@ from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import errors_of, start_run
 from pytest_ddpscale.results.survey_record import Survey, surveys_of
-from tests.launch.sample import AGENTS, scripted
+from tests.builders.launches import AGENTS, scripted
 
 STUDIES = tuple(
     Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0) for name in ("r", "v")

@@ -10,7 +10,7 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.container import Container
 from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch
 from pytest_ddpscale.launch.torchrun import TorchrunLauncher, launch_here
-from tests.launch.sample import settings
+from tests.builders.launches import settings
 
 AGENT = ["-m", "pytest_ddpscale.node"]
 

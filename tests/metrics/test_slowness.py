@@ -9,9 +9,9 @@ from pytest_ddpscale.metrics.samples import MeasuredArms
 from pytest_ddpscale.metrics.slowness import slowness_by_host, slowness_of
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Arm
+from tests.builders.judged import make_measurement, with_steps
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import rounds_of
-from tests.verdict.sample import make_measurement, with_steps
 
 EACH, ALONE = Arm("each", 4, 4), Arm("alone", 1, 4)
 

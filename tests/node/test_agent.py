@@ -36,7 +36,7 @@ from pytest_ddpscale.node.protocol import (
     decode_news,
     encode_order,
 )
-from tests.launch.sample import task
+from tests.builders.launches import task
 from tests.node.fake_torch import CPU_BUILD, write_torch
 
 Run = Callable[..., "subprocess.Popen[bytes]"]

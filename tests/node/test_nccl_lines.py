@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pytest_ddpscale.node.protocol import FileBytes, Joining, NcclWords, Start, decode_news, encode_order
 from pytest_ddpscale.results.rank_status import STATUS_VARIABLE
-from tests.launch.sample import task
+from tests.builders.launches import task
 
 LINES = [f"n1:42:42 [1] NCCL INFO Channel {number:02}/0 : 3[1] -> 2[0] via P2P/CUMEM" for number in range(30)]
 LINES[27] = "n1:42:99 [1] misc/ibvwrap.cc:123 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out"

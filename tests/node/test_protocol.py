@@ -32,7 +32,7 @@ from pytest_ddpscale.node.protocol import (
     encode_order,
 )
 from pytest_ddpscale.results.rank_folder import WantedArms
-from tests.launch.sample import task
+from tests.builders.launches import task
 
 TEXT = st.text(max_size=3000) | st.sampled_from(
     ["ä" * 5000, "\N{COLLISION SYMBOL}" * 5000, '"\\' * 5000, "\x00" * 5000]

@@ -18,7 +18,7 @@ from pytest_ddpscale.plan.estimate import (
 )
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from tests.plan.sample import PLANS, STUDIES
+from tests.builders.plans import PLANS, STUDIES
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 8)
 STUDY = Study("weak", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 4, 8)), rounds=5, block_s=1.5, warmup_s=10.0)

@@ -10,7 +10,7 @@ from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.strict_json import parse_strict_json, read_as, strict_json
 from tests.builders.json_types import as_json
-from tests.plan.sample import PLANS, STUDIES
+from tests.builders.plans import PLANS, STUDIES
 
 WORKLOAD = Workload("r18", "resnet18", "fp32", 8, global_batch_size=16)
 STUDY = Study("strong", WORKLOAD, (Arm("alone", 1, 16), Arm("ddp", 4, 4)), rounds=5, block_s=1.0, warmup_s=2.0)

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
 from tests.builders.json_types import as_json
-from tests.plan.sample import WORKLOADS
+from tests.builders.plans import WORKLOADS
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=16)
 

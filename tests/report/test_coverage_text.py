@@ -7,7 +7,7 @@ from dataclasses import replace
 from pytest_ddpscale.report.coverage_text import MOST_NODES, MOST_PATHS, node_rows, path_rows, summary
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.results.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
-from tests.report.sample import ACCEPTED, HOSTILE, PLAN, RUN
+from tests.builders.judgements import ACCEPTED, HOSTILE, PLAN, RUN
 
 TRAINED = ("survey", "training", "pairs")
 TOGETHER = "weak_scaling_efficiency[r-4gpu]"

@@ -27,8 +27,8 @@ from pytest_ddpscale.results.run_json import Resumed
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import RunOutcome, Verdict
 from tests.builders.json_types import as_json
+from tests.builders.judgements import HOSTILE
 from tests.report.judged import STARTED_UNIX_S, failed, gpu, link, node, write_judged_run
-from tests.report.sample import HOSTILE
 
 NODES = ("n1", "n2", "n3")
 LATER = STARTED_UNIX_S + 3600

@@ -8,7 +8,17 @@ import pytest
 
 from pytest_ddpscale.report.explain import explain
 from pytest_ddpscale.results.verdicts import Verdict
-from tests.report.sample import ALL, ERROR, FAILED, INCONCLUSIVE, NOT_MEASURED, PASSED, UUID, WARNED, hostile_judgement
+from tests.builders.judgements import (
+    ALL,
+    ERROR,
+    FAILED,
+    INCONCLUSIVE,
+    NOT_MEASURED,
+    PASSED,
+    UUID,
+    WARNED,
+    hostile_judgement,
+)
 
 WHERE = "thresholds.yaml:42"
 RERUN = "pytest --gpu-sku=a100-sxm4-80gb 'test_scaling.py::test_throughput[r-8gpu]'"

@@ -16,7 +16,7 @@ from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.strict_json import read_as
 from pytest_ddpscale.results.verdicts import Judgement
-from tests.report.sample import JUDGEMENT, PLAN, RUN
+from tests.builders.judgements import JUDGEMENT, PLAN, RUN
 
 FILES = ["verdicts.json", "junit.xml", "report.md"]
 

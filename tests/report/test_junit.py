@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.report.junit import render_junit
 from pytest_ddpscale.results.verdicts import Verdict
-from tests.report.sample import (
+from tests.builders.judgements import (
     ALL,
     ERROR,
     FAILED,

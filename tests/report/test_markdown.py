@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest_ddpscale.report.markdown import code_block, escape_markdown, render_markdown
 from pytest_ddpscale.results.verdicts import Judgement, RunOutcome
 from tests.builders.json_types import as_json, run_record
-from tests.report.sample import (
+from tests.builders.judgements import (
     ACCEPTED,
     ALL,
     HOSTILE,

@@ -14,9 +14,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import plots
 from pytest_ddpscale.report.plots import write_plots
 from pytest_ddpscale.report.plotted_series import throughput_series
-from tests.builders.measurements import Measurement
-from tests.builders.rounds import columns_of
-from tests.report.sample import (
+from tests.builders.judgements import (
     ACCEPTED,
     FAILED,
     HOSTILE,
@@ -29,6 +27,8 @@ from tests.report.sample import (
     make_plan,
     make_study,
 )
+from tests.builders.measurements import Measurement
+from tests.builders.rounds import columns_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -137,7 +137,7 @@ def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
     modules = _modules_after(
         "from pathlib import Path; from pytest_ddpscale.report.plots import write_plots; "
         "from tests.builders.rounds import columns_of; "
-        "from tests.report.sample import MEASUREMENTS, PLAN, JUDGEMENT; "
+        "from tests.builders.judgements import MEASUREMENTS, PLAN, JUDGEMENT; "
         f"write_plots(columns_of(MEASUREMENTS), PLAN, JUDGEMENT, Path({str(tmp_path)!r}))"
     )
     assert "matplotlib.figure" in modules

@@ -10,9 +10,9 @@ import pytest
 
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.report.plotted_series import throughput_series
+from tests.builders.judgements import MEASUREMENTS, PLAN, RESNET, STUDIES, make_measurements, make_plan, make_study
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of
-from tests.report.sample import MEASUREMENTS, PLAN, RESNET, STUDIES, make_measurements, make_plan, make_study
 
 WEAK = make_study("weak", RESNET, (1, 2))
 

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
-from tests.report.sample import (
+from tests.builders.judgements import (
     ACCEPTED,
     ALL,
     ERROR,

@@ -16,7 +16,7 @@ from pytest_ddpscale.plan.metric import Unit
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.results.verdicts import Culprit, Verdict, VerdictOutcome
-from tests.report.sample import ALL, FAILED, HOSTILE, MEMORY, NOT_MEASURED, PASSED, UUID, WARNED
+from tests.builders.judgements import ALL, FAILED, HOSTILE, MEMORY, NOT_MEASURED, PASSED, UUID, WARNED
 
 
 def _numbers(shown: str) -> Decimal:

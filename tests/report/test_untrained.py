@@ -25,11 +25,11 @@ from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import EndReason, StudyEnd, StudyStart
 from pytest_ddpscale.results.verdicts import Verdict
+from tests.builders.judgements import JUDGEMENT as TRAINED
+from tests.builders.judgements import MEASUREMENTS, RUN, UUID
+from tests.builders.judgements import PLAN as TRAINED_PLAN
 from tests.builders.rounds import columns_of
-from tests.report.sample import JUDGEMENT as TRAINED
-from tests.report.sample import MEASUREMENTS, RUN, UUID
-from tests.report.sample import PLAN as TRAINED_PLAN
-from tests.report.untrained import (
+from tests.builders.untrained import (
     ALL_REDUCE,
     CHECK,
     CHECK_PASSED,

@@ -14,8 +14,8 @@ from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.results.verdicts import Judgement
 from tests.builders.json_types import run_record
+from tests.builders.judgements import ACCEPTED, JUDGEMENT, MEASUREMENTS, PLAN, RUN
 from tests.builders.rounds import columns_of
-from tests.report.sample import ACCEPTED, JUDGEMENT, MEASUREMENTS, PLAN, RUN
 
 SIMULATED = replace(ACCEPTED, simulated=True)
 

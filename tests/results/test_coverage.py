@@ -20,8 +20,8 @@ from pytest_ddpscale.verdict.covering import coverage_of
 from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.run_outcome import RunCaveats, conclude, other_blockers, qualified
 from tests.builders.json_types import as_json
+from tests.builders.judged import ALONE_IMG_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 from tests.verdict.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
-from tests.verdict.sample import ALONE_IMG_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 
 # Two GPUs a node; what all devices of a node keep, and what two nodes keep together.
 ON_EACH = make_case("throughput_per_gpu", 50.0, world_size=2)

@@ -16,7 +16,7 @@ from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import Site
 from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.sku.detection import Gpu
-from tests.session.sample import THRESHOLDS, InstantGang, Open
+from tests.builders.sessions import THRESHOLDS, InstantGang, Open
 
 
 @pytest.fixture

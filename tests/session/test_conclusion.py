@@ -9,7 +9,7 @@ import pytest
 
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.session.session import AcceptanceSession
-from tests.session.sample import IDS, InstantGang, Open, nothing
+from tests.builders.sessions import IDS, InstantGang, Open, nothing
 
 
 class TestConclusion:

@@ -15,7 +15,7 @@ from pytest_ddpscale.results.verdicts import Judgement
 from pytest_ddpscale.results.verdicts_json import read_judgement
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.session import AcceptanceSession
-from tests.session.sample import IMG_PER_S, InstantGang, nothing
+from tests.builders.sessions import IMG_PER_S, InstantGang, nothing
 
 CANCELLED = Interrupted("the job was cancelled")
 

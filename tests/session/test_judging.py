@@ -14,7 +14,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.sku.detection import Gpu
 from tests.builders.json_types import run_record
-from tests.session.sample import THRESHOLDS, InstantGang, Open, measured_run, nothing
+from tests.builders.sessions import THRESHOLDS, InstantGang, Open, measured_run, nothing
 
 
 class TestJudging:

@@ -12,7 +12,7 @@ from pytest_ddpscale.results.records import gangs_by_number
 from pytest_ddpscale.session.measure import further_name
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import Machine
-from tests.session.sample import IMG_PER_S, InstantGang, Open, nothing
+from tests.builders.sessions import IMG_PER_S, InstantGang, Open, nothing
 
 
 class TestMeasuring:

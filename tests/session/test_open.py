@@ -19,7 +19,7 @@ from pytest_ddpscale.session.sources import Machine
 from pytest_ddpscale.sku.detection import Gpu
 from pytest_ddpscale.util.packaged import packaged
 from tests.builders.json_types import as_json
-from tests.session.sample import THRESHOLDS, Open, gpu, measured_run
+from tests.builders.sessions import THRESHOLDS, Open, gpu, measured_run
 
 
 class TestDevices:

@@ -17,7 +17,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.verdicts_json import read_judgement
 from pytest_ddpscale.session.past_runs import baseline_of, keep_baseline, remember
 from tests.builders.json_types import as_json
-from tests.history.sample import SKU, at, judged_run
+from tests.builders.nights import SKU, at, judged_run
 
 NIGHTS = 3
 

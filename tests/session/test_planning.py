@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from tests.session.sample import InstantGang, Open
+from tests.builders.sessions import InstantGang, Open
 
 
 class TestPlanning:

@@ -22,7 +22,7 @@ from pytest_ddpscale.session.cluster import THIS_MACHINE
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import Machine
 from tests.builders.records import gang_on, steady_block
-from tests.session.sample import IMG_PER_S, THRESHOLDS, Open
+from tests.builders.sessions import IMG_PER_S, THRESHOLDS, Open
 
 PER_NODE = 2
 THREE = ("n1", "n2", "n3")

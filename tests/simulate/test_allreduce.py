@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.simulate.allreduce import Link, Topology, all_reduce_s, ring_s, tree_s
-from tests.simulate.sample import NIC, NVLINK, TOPOLOGY
+from tests.builders.clusters import NIC, NVLINK, TOPOLOGY
 
 SIZES = st.floats(1.0, 1e10)
 RANKS = st.integers(1, 100_000)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.simulate.faults import FORMS, Moment, fault_help, parse_fault
-from tests.simulate.sample import faults, layout_of
+from tests.builders.clusters import faults, layout_of
 
 START, LATER, END = Moment(0, 0, 20), Moment(3, 9, 20), Moment(9, 19, 20)
 

@@ -27,8 +27,8 @@ from pytest_ddpscale.results.transport_record import GangTransport
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_nodes import gang_of
 from pytest_ddpscale.simulate.writing import records as records_of
+from tests.builders.clusters import a100, faults, measured, quiet, weak_study
 from tests.builders.measurements import Measurement, measurements_of
-from tests.simulate.sample import a100, faults, measured, quiet, weak_study
 
 CLUSTER = a100()
 NOISY, QUIET = CLUSTER.performance, quiet(CLUSTER)

@@ -7,7 +7,7 @@ import pytest
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.models import _MODELS, model_of
-from tests.simulate.sample import thresholds
+from tests.builders.clusters import thresholds
 
 
 def workload(model: str) -> Workload:

@@ -16,7 +16,7 @@ from pytest_ddpscale.simulate.performance import (
     _buckets,
     expected_maximum,
 )
-from tests.simulate.sample import RESNET, a100, quiet, weak_study
+from tests.builders.clusters import RESNET, a100, quiet, weak_study
 
 PERFORMANCE = quiet(a100())
 WORKLOAD = weak_study(Arm("alone", 1, 512)).workload

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.simulate.power import DEFAULT_FAULTS, Power, Share, measure_power, place_fault
 from pytest_ddpscale.simulate.power_text import power_lines
-from tests.simulate.sample import a100
+from tests.builders.clusters import a100
 
 CLUSTER = a100()
 PLAN = CLUSTER.plan(short_blocks=True)

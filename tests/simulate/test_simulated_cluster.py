@@ -10,7 +10,7 @@ from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
 from pytest_ddpscale.thresholds.cases import training_cases
-from tests.simulate.sample import RESNET, a100, thresholds
+from tests.builders.clusters import RESNET, a100, thresholds
 
 
 def test_it_is_as_large_as_the_largest_requirement_unless_said_otherwise() -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pytest_ddpscale.simulate.simulated_nodes import name_of_pattern
-from tests.simulate.sample import thresholds
+from tests.builders.clusters import thresholds
 
 
 @pytest.mark.parametrize("name", [n for n, sku in thresholds().thresholds.skus.items() if sku.detect.name])

@@ -7,7 +7,7 @@ import itertools
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.simulate.simulated_session import DecidedStudy, decide
 from pytest_ddpscale.thresholds.cases import training_cases
-from tests.simulate.sample import a100, faults
+from tests.builders.clusters import a100, faults
 
 CLUSTER = a100()
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.simulate.simulated_session import decide
-from tests.simulate.sample import a100, faults
-from tests.verdict.sample import CONFIDENCE
+from tests.builders.clusters import a100, faults
+from tests.builders.judged import CONFIDENCE
 
 GPUS = 8
 CLUSTER = a100(GPUS)

@@ -7,7 +7,7 @@ import pytest
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.sound_machine import Expectation, expectation_of, memory_bytes
-from tests.simulate.sample import RESNET, thresholds
+from tests.builders.clusters import RESNET, thresholds
 
 A100, B200, RTX = "a100-sxm4-80gb", "b200", "rtx-pro-6000-server"
 

@@ -12,9 +12,9 @@ from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_nodes import gang_of
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.judge import judge
+from tests.builders.clusters import a100, faults, weak_study
+from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case
 from tests.builders.measurements import of_ranks
-from tests.simulate.sample import a100, faults, weak_study
-from tests.verdict.sample import CONFIDENCE, evidence_of_plan, make_case
 
 GPUS, PER_NODE = 32, 8
 CLUSTER = a100(GPUS)

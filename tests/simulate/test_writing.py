@@ -16,7 +16,7 @@ from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.session.devices import measured_layout
 from pytest_ddpscale.simulate.writing import write_simulated_run
 from pytest_ddpscale.verdict.judge import judge
-from tests.simulate.sample import a100, faults
+from tests.builders.clusters import a100, faults
 
 # By a sound machine: its host takes longer than so few images, and there are no earlier runs.
 NOT_TOLD = {"strong_scaling_speedup", "strong_scaling_efficiency", "no_regression"}

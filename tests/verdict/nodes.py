@@ -11,9 +11,9 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.results.records import SeededStep
 from pytest_ddpscale.thresholds.cases import Case
+from tests.builders.judged import ALONE_IMG_PER_S, CHECKSUM, FLOPS_PER_IMAGE, make_measurement
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of
-from tests.verdict.sample import ALONE_IMG_PER_S, CHECKSUM, FLOPS_PER_IMAGE, make_measurement
 
 ROUNDS = FEWEST_ROUNDS + 1
 # How many times slower a rank computes; of its node and local rank.

@@ -12,6 +12,7 @@ from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.deciding import arms_needed, still_open
 from pytest_ddpscale.verdict.judge import judge
+from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, evidence_of_plan, make_case, measure, plan_of
 from tests.verdict.nodes import (
     ROUNDS,
     Slowness,
@@ -22,7 +23,6 @@ from tests.verdict.nodes import (
     slow_node,
     slow_rank,
 )
-from tests.verdict.sample import CONFIDENCE, OTHER_CHECKSUM, evidence_of_plan, make_case, measure, plan_of
 
 # Of three nodes with two ranks each: the first two.
 EFFICIENCY = make_case("weak_scaling_efficiency", 0.9, world_size=4)

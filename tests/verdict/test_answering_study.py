@@ -14,8 +14,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.verdict.answering_study import covers, matching_study, why_no_study
 from pytest_ddpscale.verdict.judge import judge
-from tests.builders.rounds import columns_of
-from tests.verdict.sample import (
+from tests.builders.judged import (
     CONFIDENCE,
     WORKLOAD,
     easy_bound,
@@ -25,6 +24,7 @@ from tests.verdict.sample import (
     make_study,
     world_size_of,
 )
+from tests.builders.rounds import columns_of
 
 STEADY = (0.9,) * FEWEST_ROUNDS
 SCALED_WORKLOADS: dict[str, dict[str, Any]] = {

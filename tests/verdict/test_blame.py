@@ -12,8 +12,8 @@ from pytest_ddpscale.results.pair_record import PairMeasurement
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.judge import judge
+from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, at_pace, make_case
 from tests.verdict.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_node, slow_rank
-from tests.verdict.sample import CONFIDENCE, OTHER_CHECKSUM, at_pace, make_case
 
 EXPLAINS_NOTHING = "does not explain it"
 EITHER = "either of the two nodes may be the odd one"

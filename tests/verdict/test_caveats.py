@@ -11,7 +11,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.verdict.judge import judge
-from tests.verdict.sample import (
+from tests.builders.judged import (
     CONFIDENCE,
     judge_values,
     make_case,

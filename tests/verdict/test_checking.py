@@ -23,9 +23,9 @@ from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.verdict.checking import unfit_nodes
 from pytest_ddpscale.verdict.judge import judge
 from tests.builders.measurements import Measurement
+from tests.builders.nodes_checked import by_host, cpu_survey, gpus, survey, unread, windows, with_gpu
 from tests.builders.probes import probe_columns_of
 from tests.builders.rounds import columns_of
-from tests.checks.sample import by_host, cpu_survey, gpus, survey, unread, windows, with_gpu
 from tests.verdict.probed import probe_case
 
 A100 = Sku.model_validate(

@@ -19,8 +19,7 @@ from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.deciding import ROUNDS_WITHOUT_REQUIREMENTS, Decider
 from pytest_ddpscale.verdict.judge import judge
-from tests.builders.records import blocks_of, gang_of, seeded_line
-from tests.verdict.sample import (
+from tests.builders.judged import (
     ALONE_IMG_PER_S,
     CONFIDENCE,
     OTHER_CHECKSUM,
@@ -31,6 +30,7 @@ from tests.verdict.sample import (
     plan_of,
     seeded_steps,
 )
+from tests.builders.records import blocks_of, gang_of, seeded_line
 
 ROUNDS = 16
 WEAK, STRONG = "weak/r", "strong/r"

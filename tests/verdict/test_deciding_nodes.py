@@ -16,10 +16,10 @@ from pytest_ddpscale.verdict import probing
 from pytest_ddpscale.verdict.deciding import Decider
 from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.probing import judge_probe
+from tests.builders.judged import make_case
 from tests.builders.records import lines_of
 from tests.verdict.nodes import measure_nodes, nodes_evidence, plan_of_nodes
 from tests.verdict.probed import CONFIDENCE, MATMUL, measure_probe, probe_case, steady
-from tests.verdict.sample import make_case
 
 PAIRS = "pairs"
 NODES, PER_NODE = 3, 8

@@ -15,9 +15,9 @@ from pytest_ddpscale.results.telemetry_record import Spread, Telemetry
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.verdict.device_notes import device_notes
 from pytest_ddpscale.verdict.judge import judge
+from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
 from tests.builders.measurements import Measurement
 from tests.verdict.nodes import measure_nodes, nodes_evidence, plan_of_nodes
-from tests.verdict.sample import CONFIDENCE, make_case, make_evidence, make_measurements
 
 CASE = make_case("device_utilization", 0.9)
 ROUNDS = 8

@@ -13,6 +13,7 @@ from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.deciding import Decider
 from pytest_ddpscale.verdict.judge import judge, samples_of, worst_per_round
+from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, make_case
 from tests.builders.measurements import Measurement
 from tests.builders.records import lines_of
 from tests.verdict.nodes import (
@@ -26,7 +27,6 @@ from tests.verdict.nodes import (
     slow_node,
     slow_rank,
 )
-from tests.verdict.sample import CONFIDENCE, OTHER_CHECKSUM, make_case
 
 THROUGHPUT = make_case("throughput_per_gpu", 90.0, world_size=2)
 EFFICIENCY = make_case("weak_scaling_efficiency", 0.9, world_size=2)

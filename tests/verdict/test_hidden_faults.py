@@ -12,7 +12,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.verdict.judge import judge
 from tests.blame.test_culprits import judge_slowed, slow
 from tests.blame.test_replicas import ROUNDS, ask, run_of_four, verdict_on
-from tests.verdict.sample import (
+from tests.builders.judged import (
     CONFIDENCE,
     judge_changed,
     judge_values,

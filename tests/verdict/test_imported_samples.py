@@ -12,8 +12,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.verdict.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE
 from pytest_ddpscale.verdict.judge import judge
-from tests.builders.measurements import Measurement
-from tests.verdict.sample import (
+from tests.builders.judged import (
     CONFIDENCE,
     FACTORS,
     OF_A_PACE,
@@ -27,6 +26,7 @@ from tests.verdict.sample import (
     make_evidence,
     make_measurements,
 )
+from tests.builders.measurements import Measurement
 
 # Of differences between arms, and of the slowest of many, one long sample tells no error.
 OF_OWN_ROUNDS = ("rank_uniformity", "exposed_communication", "ddp_overhead")

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.verdict.judge import judge
-from tests.verdict.sample import (
+from tests.builders.judged import (
     CONFIDENCE,
     OF_A_PACE,
     judge_changed,

@@ -17,9 +17,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Question
 from pytest_ddpscale.results.strict_json import strict_json
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.verdict.judge import judge, samples_of
-from tests.builders.measurements import Measurement
-from tests.builders.rounds import columns_of
-from tests.verdict.sample import (
+from tests.builders.judged import (
     CHECKSUM,
     CONFIDENCE,
     DIFFERENCES,
@@ -49,6 +47,8 @@ from tests.verdict.sample import (
     sequential_mean,
     world_size_of,
 )
+from tests.builders.measurements import Measurement
+from tests.builders.rounds import columns_of
 
 STEADY = (0.9,) * FEWEST_ROUNDS
 ALL = tuple(TRAINING_METRICS)

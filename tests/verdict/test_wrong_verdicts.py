@@ -18,7 +18,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.stats.intervals import t_quantile
 from pytest_ddpscale.stats.sequential import EProcess
 from pytest_ddpscale.verdict.judge import judge
-from tests.verdict.sample import CONFIDENCE, make_case, make_evidence, make_measurements
+from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
 
 pytestmark = pytest.mark.slow
 

@@ -25,9 +25,9 @@ from pytest_ddpscale.worker.arms import StudyArms, steps_for_block
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.order import arm_order
 from pytest_ddpscale.worker.training import Trainer
+from tests.builders.trained import TIMEOUT, study
 
 from .ranks import on_two_ranks
-from .sample import TIMEOUT, study
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_ddpscale.worker.flops import _convolution_backward_flops, flops_per_image, workload_flops_record
 from pytest_ddpscale.worker.training import build_model
-
-from .sample import CPU, TINY, study
+from tests.builders.trained import CPU, TINY, study
 
 pytestmark = pytest.mark.slow
 

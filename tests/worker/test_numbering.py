@@ -11,7 +11,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.worker.control import connect, rank_of
 from pytest_ddpscale.worker.rank import refuse_other_layout
-from tests.worker.sample import study
+from tests.builders.trained import study
 
 TIMEOUT = timedelta(seconds=5)
 # What torchrun and the agent say on the last of three nodes.

@@ -17,7 +17,7 @@ from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.probes.matmul import Matmul
-from tests.worker.sample import CPU, TIMEOUT, study
+from tests.builders.trained import CPU, TIMEOUT, study
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpscale.worker.process_groups import communicator_options, new_group
-
-from .sample import CPU, TIMEOUT
+from tests.builders.trained import CPU, TIMEOUT
 
 CPU_0 = torch.device("cpu", 0)
 CAN_BE_LAZY = dist.is_nccl_available() and hasattr(dist.ProcessGroupNCCL.Options, "lazy_init")

@@ -17,8 +17,7 @@ from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.rank import GangMember
 from pytest_ddpscale.worker.rank_context import RankContext
 from pytest_ddpscale.worker.rank_progress import RankProgress
-
-from .sample import TIMEOUT, study
+from tests.builders.trained import TIMEOUT, study
 
 
 class NeverUsed(CpuDevice):

@@ -19,9 +19,9 @@ from pytest_ddpscale.plan.workload import MemoryFormat
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.replica import Replicas, StepCounter, crew, make_groups
 from pytest_ddpscale.worker.training import Batch, build_model
+from tests.builders.trained import CPU, TIMEOUT, TINY
 
 from .ranks import on_two_ranks
-from .sample import CPU, TIMEOUT, TINY
 
 ALONE, DDP_1, DDP_2 = Arm("alone", 1, 2), Arm("ddp", 1, 2), Arm("ddp", 2, 2)
 EACH_2, SILENT_2 = Arm("each", 2, 2), Arm("no_sync", 2, 2)

@@ -17,9 +17,9 @@ from pytest_ddpscale.worker import replica_checksum as agreement
 from pytest_ddpscale.worker.replica import Weights
 from pytest_ddpscale.worker.replica_checksum import align, checksum
 from pytest_ddpscale.worker.training import build_model
+from tests.builders.trained import CPU, TINY
 
 from .ranks import on_two_ranks
-from .sample import CPU, TINY
 
 INTEGER = {
     torch.float16: torch.int16,

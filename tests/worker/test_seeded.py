@@ -12,9 +12,9 @@ from pytest_ddpscale.worker import seeded
 from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.seeded import seeded_checksum
 from pytest_ddpscale.worker.training import Batch, build_model
+from tests.builders.trained import CPU, TINY
 
 from .ranks import on_two_ranks
-from .sample import CPU, TINY
 
 pytestmark = pytest.mark.slow
 

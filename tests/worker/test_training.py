@@ -9,8 +9,7 @@ import torch
 
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.training import Batch, Trainer, build_model, new_scaler
-
-from .sample import CPU, TINY
+from tests.builders.trained import CPU, TINY
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
-from tests.report.sample import PASSED, UUID
+from tests.builders.judgements import PASSED, UUID
 
 MATMUL = Verdict(
     id="matmul_tflops[matmul-bf16]",

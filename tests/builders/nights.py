@@ -18,9 +18,9 @@ from pytest_ddpscale.results.run_json import RunRecord
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
 from tests.builders.json_types import run_record
+from tests.builders.judged import ALONE_IMG_PER_S, WORKLOAD, make_measurement
 from tests.builders.measurements import Measurement
 from tests.builders.records import blocks_of, gang_on
-from tests.verdict.sample import ALONE_IMG_PER_S, WORKLOAD, make_measurement
 
 SKU = "tested-gpu"
 GPUS = 2
