@@ -1,4 +1,4 @@
-"""The suite in several pytest-xdist workers (``-n 3``): who shares a worker, and who has the machine to themselves.
+"""The suite in several pytest-xdist workers (``-n 4``): who shares a worker, and who has the machine to themselves.
 
 Tests that start real ranks go first, each lane to a worker of its own; the rest go by file, with lower priority.
 A test marked ``timing`` runs while no other does: it would take a neighbour's work for its own ranks' slowness.

@@ -27,6 +27,7 @@ _MOST_CHARACTERS = 500  # of each of them
 _MOST_LINE_BYTES = 65_536
 _READ_BYTES = 2**20
 _FILES_PER_PROCESS = 3
+_OUTPUT_S = 2.0  # for what a process wrote last; a child of its own may hold its output open for ever
 _POLL_S = 0.5
 # A process that reads nothing any more is told nothing more once so much waits for it.
 _MOST_WAITING_BYTES = 2**28
@@ -42,6 +43,15 @@ class _Carrier:
     waiting: bytearray = field(default_factory=bytearray)
     has_spoken: bool = False
     open_outputs: int = 2
+    ended_s: float | None = None  # when it was first seen to have ended
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, and all that it wrote was read."""
+        if self.process.poll() is None:
+            return False
+        self.ended_s = self.ended_s or time.monotonic()
+        return not self.open_outputs or time.monotonic() - self.ended_s > _OUTPUT_S
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,7 @@ class Channel:
             return [
                 EndedProcess(one.host, one.process.returncode, tuple(one.lines))
                 for one in self._carriers
-                if one.host and not one.open_outputs and one.process.poll() is not None
+                if one.host and one.is_done
             ]
 
     @property

@@ -69,6 +69,9 @@ class Gang:
         self._roll = GangState()
         self._silent: tuple[str, ...] = ()
         self._cut_off: tuple[EndedProcess, ...] = ()  # what carried agents that have not said their last word
+        self._missing_since_s: float | None = None
+        self._records_heard = 0  # bytes
+        self._hole = ""
         self._trouble_s: float | None = None
         self._ended_itself = False
         self._heard_s = self._began_s = time.monotonic()
@@ -101,7 +104,9 @@ class Gang:
         still_silent = roll.silent_hosts(time.monotonic(), self._limits.silence_s)
         lost = given_up or tuple(host for host in self._silent if host in still_silent)
         lost = lost or tuple(one.host for one in cut_off)
-        if lost or why == _LOST:
+        if not given_up and len(lost) > 1 and set(lost) >= self._serving:
+            lost, why = (), f"none of {first_few(lost, MOST_NAMED)} was heard of any more, all at once: {_OUR_LINK}"
+        elif lost or why == _LOST:
             how = f"not heard of for {self._limits.silence_s:g} s"
             if given_up:
                 how = f"given up by {self._launcher.calls_itself}"
@@ -254,10 +259,16 @@ class Gang:
         """Have the first node say where ranks meet. Returns why they cannot; empty if they can."""
         roll, first, second = self._roll, self._roll.nodes[0], self._roll.nodes[1]
         channel.say(Meet(second.host, second.addresses))
-        said = lambda: bool(roll.endpoint or roll.endpoint_problem) or first.exit is not None  # noqa: E731
-        self._await(channel, said, MEET_S)
+
+        def is_answered() -> bool:
+            self._cut_off = tuple(one for one in channel.ended if one.host in self._serving)
+            return bool(roll.endpoint or roll.endpoint_problem or self._cut_off) or first.exit is not None
+
+        self._await(channel, is_answered, MEET_S)
         if roll.endpoint or channel.poll() is not None:
             return ""
+        if self._cut_off:
+            return _LOST
         problem = roll.endpoint_problem or f"no answer within {MEET_S:g} s"
         return (
             f"{first.host} finds no way to {second.host} ({problem}), so that ranks cannot meet: nodes have to know "
@@ -326,8 +337,15 @@ class Gang:
         limits = self._limits
         # Some may say a last word yet, as when this process had been stopped.
         self._silent = tuple(self._roll.silent_hosts(now_s, limits.silence_s))
-        if self._silent or self._launcher.given_up(channel.own_lines) or self._cut_off:
+        if self._launcher.given_up(channel.own_lines):
             return _LOST
+        if self._silent or self._cut_off:
+            # Others may be gone as well, and only be noticed with their next beat: then it is no single node's fault.
+            self._missing_since_s = self._missing_since_s or now_s
+            return _LOST if now_s - self._missing_since_s > COLLECT_S + self._task.beat_s else ""
+        self._missing_since_s = None
+        if self._hole:
+            return self._hole
         limit_s = limits.inactivity_s if self._has_recorded else limits.startup_s
         if now_s - max(self._heard_s, self._roll.moved_s or 0.0) > limit_s:
             return f"nothing was recorded for {limit_s:g} s, so the gang was ended."
@@ -351,6 +369,10 @@ class Gang:
                 self._roll.hear(news, time.monotonic(), arrived_unix_s)
             elif news.file == RECORDS:
                 self._arrived.append(news.data)
+                if news.offset != self._records_heard:
+                    lines = "what carries its agent's output drops or changes lines"
+                    self._hole = f"records were lost on the way from {news.host}: {lines}"
+                self._records_heard = news.offset + len(news.data)
             else:
                 self._keep_log(news)
 
@@ -387,6 +409,7 @@ class Gang:
 
 _TROUBLE = "trouble"
 _LOST = "lost"
+_OUR_LINK = "this machine's own link to them is down, or theirs"
 
 
 def _last_line(ended: EndedProcess) -> str:

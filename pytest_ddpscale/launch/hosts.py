@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -18,7 +19,7 @@ from pytest_ddpscale.settings import MOST_NODES
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # so that none is taken for an option
 _BETWEEN_HOSTS = re.compile(r",(?![^\[]*\])")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _MPICH = re.compile(r"(.*):(\d+)")
 _SLOTS = re.compile(r"slots=(\d+)")
 _NO_PACKAGE = re.compile(r"No module named '?pytest_ddpscale")
@@ -83,7 +84,7 @@ class PerHostLauncher(Launcher):
         if settings.hostfile:
             return read_hostfile(settings.hostfile)
         hosts = expanded("--ddp-hosts", settings.hosts or "")
-        twice = next((host for number, host in enumerate(hosts) if host in hosts[:number]), None)
+        twice = next((host for host, count in Counter(hosts).items() if count > 1), None)
         if twice:
             raise OptionError("--ddp-hosts", f"found {twice} twice", "each host once")
         if not hosts:
@@ -162,4 +163,6 @@ def _expanded(where: str, part: str) -> list[str]:
             raise OptionError(where, f"found {part!r}", "names of hosts such as n1,n2 or n[1-8]")
         for number in range(int(first), int(last) + 1):
             found += _expanded(where, part[: brackets.start()] + str(number).zfill(len(first)) + part[brackets.end() :])
+            if len(found) > MOST_NODES:
+                return found  # too many, which is all that anybody needs to know
     return found

@@ -106,6 +106,7 @@ class NodeAgent:
         self._port: socket.socket | None = None
         self._folder: Path | None = None  # of the ranks', once they have started
         self._records = b""  # of rank 0, the line that is not whole yet
+        self._records_sent = 0  # bytes of it
 
     def run(self) -> int:
         """Serve until the ranks are done or the supervisor wants no more. Returns the exit code."""
@@ -299,7 +300,8 @@ class NodeAgent:
                 data.append(piece)
         whole, newline, self._records = b"".join(data).rpartition(b"\n")
         if newline:
-            self._say(FileBytes, file=RECORDS, data=whole + newline)
+            self._say(FileBytes, file=RECORDS, data=whole + newline, offset=self._records_sent)
+            self._records_sent += len(whole) + 1
 
     def _pass_logs_on(self, logs: LogRelay, *, is_last: bool = False) -> None:
         for name, data in logs.fresh(is_last=is_last):

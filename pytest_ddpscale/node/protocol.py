@@ -244,10 +244,12 @@ class FileBytes(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True,
     Attributes:
         file: `RECORDS`, or a log's path below the folder of its node.
         data: as it is.
+        offset: how many bytes of `RECORDS` went before, so that a hole shows.
     """
 
     file: str
     data: bytes
+    offset: int = 0
 
 
 class Piece(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="piece"):
@@ -258,12 +260,14 @@ class Piece(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag
         part: its number.
         parts: how many there are.
         data: of the compressed whole, in base64.
+        offset: as `FileBytes` has it.
     """
 
     file: str = ""
     part: int
     parts: int
     data: str
+    offset: int = 0
 
 
 RECORDS = "records"  # what rank 0 has measured, as `RecordSink` writes it
@@ -294,7 +298,7 @@ def decode_order(line: bytes) -> Order | None:
 def encode_news(news: News | FileBytes) -> Iterator[bytes]:
     """Lines, none longer than is forwarded in one piece."""
     if isinstance(news, FileBytes):
-        yield from _pieces(news.node, news.host, news.file, news.data)
+        yield from _pieces(news.node, news.host, news.file, news.data, news.offset)
         return
     line = _line(news)
     if len(line) <= MOST_BYTES:
@@ -341,18 +345,19 @@ def _joined(last: Piece, text: str) -> News | FileBytes | None:
         if not decompressor.eof:
             return None
         if last.file:
-            return FileBytes(node=last.node, host=last.host, file=last.file, data=data)
+            return FileBytes(node=last.node, host=last.host, file=last.file, data=data, offset=last.offset)
         return _NEWS.decode(data)
     except (ValueError, zlib.error, RecursionError):
         return None
 
 
-def _pieces(node: int, host: str, file: str, data: bytes) -> Iterator[bytes]:
+def _pieces(node: int, host: str, file: str, data: bytes, offset: int = 0) -> Iterator[bytes]:
     text = base64.b64encode(zlib.compress(data, 1)).decode("ascii")
     starts = range(0, len(text), _PIECE_CHARACTERS)
     for part, start in enumerate(starts):
         piece = text[start : start + _PIECE_CHARACTERS]
-        yield _line(Piece(node=node, host=host, file=file, part=part, parts=len(starts), data=piece))
+        cut = Piece(node=node, host=host, file=file, part=part, parts=len(starts), data=piece, offset=offset)
+        yield _line(cut)
 
 
 def _line(news: News) -> bytes:

@@ -51,6 +51,7 @@ class NvmlCalls:
     def refuse(self, reading: str, error: Exception) -> None:
         """Note that a reading failed, and how."""
         self.reasons[reading] = words(error)
+        self.lost.pop(reading, None)
         if is_lost(error):
             self.lost[reading] = str(error)
         if isinstance(error, pynvml.NVMLError) and error.value in _FOR_GOOD:

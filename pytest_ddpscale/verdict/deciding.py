@@ -50,8 +50,8 @@ class Decider:
         self._each = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.kind == "each"}
         self._records: dict[str, list[AnyRecord]] = defaultdict(list)
         self._probes = GrowingProbes()
-        # Of each study, requirements that were open when they were last judged: the others are only once more, when
-        # no other is open any longer.
+        # Of each study, requirements that were open when they were last judged: the others are only once more, before
+        # an arm is dropped, which does not come back.
         self._open: dict[str, list[Case]] = {}
         # Of probes that had told enough: how many measurements of them there were then.
         self._told: dict[Probe, int] = {}
@@ -87,7 +87,7 @@ class Decider:
         evidence = evidence_of(self._plan_of_those_there(study, columns), columns, records)
         asked, everything = self._open.get(study_id) or self._cases[study_id], self._cases[study_id]
         found = still_open(asked, evidence, self._confidence)
-        if not found and len(asked) < len(everything):
+        if len(asked) < len(everything) and arms_needed(study, found) != arms_needed(study, asked):
             found = still_open(everything, evidence, self._confidence)
         self._open[study_id] = found
         return arms_needed(study, found)

@@ -28,8 +28,11 @@ TASK = {{}}
 RANK = {{"pid": 1, "phase": "timed block", "study": "weak/r", "arm": "ddp@2", "round": 3, "entered": 12, "state": "S"}}
 def say(word, node=0, **fields):
     print("@ddpscale " + json.dumps({{"say": word, "node": node, "host": f"n{{node + 1}}", **fields}}), flush=True)
+SENT = {{}}
 def send(file, data, node=0):
-    say("piece", node, file=file, part=0, parts=1, data=base64.b64encode(zlib.compress(data)).decode())
+    told = base64.b64encode(zlib.compress(data)).decode()
+    say("piece", node, file=file, part=0, parts=1, data=told, offset=SENT.get(file, 0))
+    SENT[file] = SENT.get(file, 0) + len(data)
 def record(kind, **fields):
     send("records", b"measurements.jsonl " + json.dumps({{"kind": kind, **fields}}).encode() + b"\\n")
 def up(nodes=1, **fields):

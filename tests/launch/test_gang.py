@@ -249,6 +249,22 @@ def test_a_node_that_is_not_heard_of_is_lost_and_the_others_are_not(run: Run) ->
     assert end.interrupted == ""
 
 
+def test_of_nodes_that_fall_silent_all_at_once_none_is_lost(run: Run) -> None:
+    """As when it is the supervisor's own link that is down."""
+    end = run("serve(3); time.sleep(0.2); say('beat', 1); say('beat', 2); order()", nodes=3, silence_s=0.5)
+    assert end.lost_hosts == ()
+    assert (
+        end.why
+        == "none of n1, n2, n3 was heard of any more, all at once: this machine's own link to them is down, or theirs"
+    )
+
+
+def test_records_that_were_lost_on_the_way_end_the_gang(run: Run, owner: Owner) -> None:
+    end = run("serve(); record('x'); SENT['records'] += 1; record('y'); beat_until_stop(0)")
+    assert end.why.startswith("records were lost on the way from n1: what carries its agent's output drops or changes")
+    assert b'"y"' in owner.kept, "what did arrive is kept"
+
+
 def test_nobody_is_silent_while_the_supervisor_does_not_listen(run: Run, owner: Owner) -> None:
     """Judging what was recorded may take longer than a node may be silent."""
     beats = "for n in range(30): say('beat'); say('beat', 1); time.sleep(0.05)"

@@ -146,6 +146,26 @@ class TestOpenStudies:
         assert words(THROUGHPUT).index(True) < decided
         assert not words(THROUGHPUT, slow_to_decide)[decided], "the first one's rounds got slower meanwhile"
 
+    def test_keep_the_arms_of_a_requirement_that_is_open_again_before_another_one_drops_them(self) -> None:
+        """An arm that was dropped once does not come back."""
+        again = make_case("throughput_per_gpu", 70.0, world_size=4)
+        first, last = (make_case("weak_scaling_efficiency", 0.9, world_size=size) for size in (4, 2))
+        plan = plan_of([again, first, last])
+        decider = Decider(plan, [again, first, last], CONFIDENCE)
+
+        def pace(arm: Arm, number: int, rank: int) -> float:
+            level = ALONE_IMG_PER_S * (1.0 if number < FEWEST_ROUNDS else 0.45)
+            uneasy = {"ddp@4": 0.055, "ddp@2": 0.075}.get(arm.name, 0.0)
+            return level * (1.0 + (uneasy if number % 2 else -uneasy))
+
+        needed = []
+        for number in range(ROUNDS):
+            for record in records(plan, WEAK, [number], pace):
+                decider.hear(record)
+            decider.hear(RoundEnd(study=WEAK, round=number, arms=tuple(arm.name for arm in plan.studies[0].arms)))
+            needed.append(decider.needed_arms(WEAK))
+        assert all("ddp@4" in names for names in needed), needed
+
     def test_go_on_after_an_incomplete_round(self) -> None:
         plan = plan_of([EFFICIENCY])
         decider = Decider(plan, [EFFICIENCY], CONFIDENCE)
