@@ -218,7 +218,12 @@ def test_a_launcher_that_ends_before_any_node_is_up_has_its_last_words_told(run:
 def test_a_gang_that_records_nothing_and_moves_no_more_is_ended_and_who_is_behind_is_named(
     run: Run,
 ) -> None:
-    end = run("serve(); record('x'); rank(0, 4); rank(1, 3)\nbeat_until_stop(0)", startup_s=99.0, inactivity_s=0.7)
+    end = run(
+        "serve(); record('x'); rank(0, 4); rank(1, 3)\nbeat_until_stop(0)",
+        startup_s=99.0,
+        inactivity_s=0.7,
+        total_s=20.0,
+    )
     assert end.exit_code is None
     assert end.why == (
         "nothing was recorded for 0.7 s, so the gang was ended. "
@@ -227,7 +232,7 @@ def test_a_gang_that_records_nothing_and_moves_no_more_is_ended_and_who_is_behin
 
 
 def test_before_the_first_record_the_limit_for_the_start_counts(run: Run) -> None:
-    end = run("serve(); beat_until_stop(0)", startup_s=0.5, inactivity_s=99.0)
+    end = run("serve(); beat_until_stop(0)", startup_s=0.5, inactivity_s=99.0, total_s=20.0)
     assert end == GangEnd(None, "nothing was recorded for 0.5 s, so the gang was ended.")
 
 

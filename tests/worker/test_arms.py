@@ -24,6 +24,7 @@ from pytest_ddpscale.worker import arms as arms_module
 from pytest_ddpscale.worker.arms import StudyArms, steps_for_block
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.order import arm_order
+from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.training import Trainer
 from tests.builders.trained import TIMEOUT, study
 
@@ -196,28 +197,33 @@ class OneBitWrong(CpuDevice):
         return timing
 
 
-def checksums_of_four_rounds(rank: int) -> list[str | None]:
-    """Of ddp@2, with every other arm in between; one bit goes wrong on rank 1 in the second block of ddp@2."""
+def checksums_of_four_rounds(rank: int) -> tuple[list[str | None], list[str]]:
+    """Of ddp@2, with every other arm in between; one bit goes wrong on rank 1 in the second block of ddp@2.
+
+    And those of the parameters after no_sync@2, the last of the others.
+    """
     device = OneBitWrong()
     arms = StudyArms(study(*TWO_RANKS), device, rank, Layout(1, 2), TIMEOUT)
     if rank == 1:
         device.victim = max(arms.model.parameters(), key=torch.numel).detach()
-    last, found = TWO_RANKS[-1], []
+    last, found, silent = TWO_RANKS[-1], list[str | None](), list[str]()
     found.append(arms.time_block(last, 3).parameters_checksum)
     found.append(arms.time_block(last, 3).parameters_checksum)
     for _ in range(2):
         for arm in TWO_RANKS[:-1]:
             if rank < arm.world_size:
                 arms.time_block(arm, 3)
+        silent.append(checksum(arms.model.parameters()))
         found.append(arms.time_block(last, 3).parameters_checksum)
     arms.close()
-    return found
+    return found, silent
 
 
 def test_replicas_agree_in_every_round_and_one_wrong_bit_shows(tmp_path: Path) -> None:
-    first, second = on_two_ranks(checksums_of_four_rounds, tmp_path)
+    (first, silent), (second, silent_too) = on_two_ranks(checksums_of_four_rounds, tmp_path)
     assert [a == b for a, b in zip(first, second, strict=True)] == [True, False, True, True]
     assert len(set(first)) == 4, "training went on"
+    assert not set(silent) & set(silent_too), "without communication each trains on its own images"
 
 
 def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(
