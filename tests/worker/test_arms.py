@@ -200,13 +200,18 @@ class OneBitWrong(CpuDevice):
 def checksums_of_four_rounds(rank: int) -> tuple[list[str | None], list[str]]:
     """Of ddp@2, with every other arm in between; one bit goes wrong on rank 1 in the second block of ddp@2.
 
-    And those of the parameters after no_sync@2, which follows on ddp@2 at the end of the last two.
+    And those of the parameters after no_sync@2: as the first of all, and following on ddp@2.
     """
+    silent = []
+    fresh = StudyArms(study(*TWO_RANKS), CpuDevice(), rank, Layout(1, 2), TIMEOUT)
+    fresh.time_block(TWO_RANKS[-2], 3)
+    silent.append(checksum(fresh.model.parameters()))
+    fresh.close()
     device = OneBitWrong()
     arms = StudyArms(study(*TWO_RANKS), device, rank, Layout(1, 2), TIMEOUT)
     if rank == 1:
         device.victim = max(arms.model.parameters(), key=torch.numel).detach()
-    last, found, silent = TWO_RANKS[-1], list[str | None](), list[str]()
+    last, found = TWO_RANKS[-1], list[str | None]()
     found.append(arms.time_block(last, 3).parameters_checksum)
     found.append(arms.time_block(last, 3).parameters_checksum)
     for _ in range(2):
