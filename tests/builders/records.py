@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from pytest_ddpscale.plan.study import Arm
-from pytest_ddpscale.results.pair_record import PairMeasurement, PairRound
+from pytest_ddpscale.results.pair_record import PairMeasurement
 from pytest_ddpscale.results.probe_record import ProbeBlock, ProbeMeasurement
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import (
@@ -19,7 +19,7 @@ from pytest_ddpscale.results.records import (
     step_bytes,
 )
 from pytest_ddpscale.results.strict_json import column
-from pytest_ddpscale.results.telemetry_record import GpuReadings, Telemetry, TelemetryBlock, joined_telemetry
+from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.results.transport_record import GangTransport, RankTransport, Transport, joined_transport
 from tests.builders.measurements import Measurement
 
@@ -96,36 +96,10 @@ def probe_blocks_of(probed: Iterable[ProbeMeasurement], gang: int = 0) -> list[P
     return found
 
 
-def pair_rounds_of(pairs: Iterable[PairMeasurement], gang: int = 0) -> list[PairRound]:
-    """What pairs of ranks reached, round by round."""
-    found = []
-    for _, group in groupby(pairs, lambda one: (one.study, one.round)):
-        some = list(group)
-        first = some[0]
-        found.append(
-            PairRound(
-                study=first.study, round=first.round, gang=gang, message_bytes=first.message_bytes,
-                iterations=first.iterations, ranks=tuple(one.ranks for one in some),
-                busbw_gbps=column(one.busbw_gbps for one in some),
-            )
-        )  # fmt: skip
-    return found
-
-
 def transport_line(transports: Sequence[Transport], study: str = "weak/r", gang: int = 0) -> GangTransport:
     """What all ranks said of their connections."""
     names = RankTransport.__struct_fields__
     return joined_transport([RankTransport(**{n: getattr(one, n) for n in names}) for one in transports], study, gang)
-
-
-def telemetry_blocks_of(telemetry: Iterable[Telemetry], gang: int = 0) -> list[TelemetryBlock]:
-    """What GPUs said, as the lines of telemetry.jsonl."""
-    found = []
-    for (study, arm, number), group in groupby(telemetry, lambda one: (one.study, one.arm, one.round)):
-        gpus = list(group)
-        readings = [GpuReadings(**{n: getattr(g, n) for n in GpuReadings.__struct_fields__}) for g in gpus]
-        found.append(joined_telemetry([one.rank for one in gpus], readings, study, arm, number, gang))
-    return found
 
 
 def lines_of(

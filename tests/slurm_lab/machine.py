@@ -153,3 +153,13 @@ def _kill(process: psutil.Process) -> None:
         process.kill()  # psutil makes sure that the pid is still the same process's
     except psutil.NoSuchProcess:
         return
+
+
+def program_of(process: psutil.Process) -> str:
+    """The program a process runs; empty when it has ended."""
+    try:
+        command = process.cmdline()
+    except psutil.NoSuchProcess:
+        return ""
+    # slurmstepd calls itself "slurmstepd: [7.0]".
+    return Path(command[0].split(":")[0]).name if command else ""

@@ -9,7 +9,7 @@ import psutil
 
 from tests.slurm_lab.cgroup import CpuQuota
 from tests.slurm_lab.config import Paths
-from tests.slurm_lab.machine import Machine
+from tests.slurm_lab.machine import Machine, program_of
 from tests.slurm_lab.network import INTERFACE, execute, ip, lift_limit, limit_rate
 from tests.slurm_lab.polling import wait_until
 
@@ -57,7 +57,7 @@ class Node(Machine):
         wait_until(lambda: not self._slurmds(), 10, f"slurmd of {self.name} to end")
 
     def _slurmds(self) -> list[psutil.Process]:
-        return [process for process in super().processes() if _name(process) == "slurmd"]
+        return [process for process in super().processes() if program_of(process) == "slurmd"]
 
     # -- processes
 
@@ -68,7 +68,9 @@ class Node(Machine):
             with_slurm: slurmd and slurmstepd too.
         """
         processes = super().processes()
-        return processes if with_slurm else [process for process in processes if _name(process) not in ("", *_SLURM)]
+        return (
+            processes if with_slurm else [process for process in processes if program_of(process) not in ("", *_SLURM)]
+        )
 
     # -- faults
 
@@ -134,13 +136,3 @@ class Node(Machine):
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-
-
-def _name(process: psutil.Process) -> str:
-    """The program a process runs; empty when it has ended."""
-    try:
-        command = process.cmdline()
-    except psutil.NoSuchProcess:
-        return ""
-    # slurmstepd calls itself "slurmstepd: [7.0]".
-    return Path(command[0].split(":")[0]).name if command else ""

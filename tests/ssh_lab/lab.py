@@ -22,7 +22,7 @@ from types import TracebackType
 import psutil
 
 from tests.slurm_lab.cgroup import CpuQuota, machine_cores
-from tests.slurm_lab.machine import Machine, lab_path
+from tests.slurm_lab.machine import Machine, lab_path, program_of
 from tests.slurm_lab.network import Network, execute
 from tests.slurm_lab.polling import wait_until
 
@@ -115,7 +115,7 @@ class SshLab:
     def processes(self) -> list[psutil.Process]:
         """Every living process on any host but sshd's: empty when nothing survived."""
         found = [process for host in self.hosts.values() for process in host.processes()]
-        return [process for process in found if _name(process) not in ("", "sshd", "sshd-session")]
+        return [process for process in found if program_of(process) not in ("", "sshd", "sshd-session")]
 
     def write(self, name: str, text: str) -> None:
         """Replace a file of head's ~/.ssh."""
@@ -200,11 +200,3 @@ def why_not() -> str | None:
     """Why no lab with ssh can run here besides what other labs need; None where one can."""
     missing = [name for name in ("/usr/sbin/sshd", "ssh", "ssh-keygen") if shutil.which(name) is None]
     return f"the ssh lab needs {', '.join(missing)}: apt-get install -y openssh-server" if missing else None
-
-
-def _name(process: psutil.Process) -> str:
-    try:
-        command = process.cmdline()
-    except psutil.NoSuchProcess:
-        return ""
-    return Path(command[0].split(":")[0]).name if command else ""
