@@ -30,9 +30,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_ddpscale.evidence.columns import BoolArray, FloatArray
 from pytest_ddpscale.metrics.peers import Peers
 from pytest_ddpscale.metrics.rounds import ArmRounds
+from pytest_ddpscale.results.column_record import BoolArray, FloatArray
 
 MINIMUM_RELATIVE_GAP = 0.05
 MAD_FACTOR = 4.0

@@ -21,8 +21,9 @@ import numpy as np
 
 from pytest_ddpscale.blame.link_faults import listed
 from pytest_ddpscale.blame.stragglers import MINIMUM_RELATIVE_GAP, MINIMUM_ROUNDS, Straggler, rounds_needed
-from pytest_ddpscale.evidence.columns import FloatArray, IntArray, RankColumns
+from pytest_ddpscale.evidence.columns import RankColumns
 from pytest_ddpscale.metrics.rounds import ArmRounds
+from pytest_ddpscale.results.column_record import FloatArray, IntArray
 
 _LEAST_SHARE = 0.25  # of all ranks, in each group
 _APART = 0.9  # of the ranks of a group that are apart from as many of the other one in a round, and of the rounds

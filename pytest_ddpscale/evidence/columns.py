@@ -15,13 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pytest_ddpscale.results.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.results.records import Block, GangRecord
-from pytest_ddpscale.results.strict_json import each
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 StepArray: TypeAlias = npt.NDArray[np.float32]
-IntArray: TypeAlias = npt.NDArray[np.int64]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 TextArray: TypeAlias = npt.NDArray[np.object_]
 Index: TypeAlias = slice | IntArray | BoolArray
 
@@ -161,7 +158,6 @@ class GrowingColumns:
     def __init__(self) -> None:
         self._gangs: dict[int, RankColumns] = {}
         self._rows: dict[tuple[str, str], list[_BlockArrays]] = {}
-        self._checksums: dict[str | None, int] = {None: 0, "": 0}
 
     def add_gang(self, gang: GangRecord) -> None:
         """Take note of who the ranks of a launch are, before anything that they measured."""
@@ -170,7 +166,7 @@ class GrowingColumns:
     def add(self, block: Block) -> None:
         """Add a block. Of one that was measured twice the earlier one counts."""
         rows = self._rows.setdefault((block.study, block.arm), [])
-        row = _BlockArrays.of(block, self._checksums)
+        row = _BlockArrays.of(block)
         twin = next((i for i, other in enumerate(rows) if other.number == row.number), None)
         if twin is None:
             rows.append(row)
@@ -230,18 +226,11 @@ class _BlockArrays:
         return float(self.cells["started_unix_s"].min()), float(self.cells["block_s"].max())
 
     @staticmethod
-    def of(block: Block, checksums: dict[str | None, int]) -> _BlockArrays:
-        """Of a block; `checksums` has a number for each that was ever seen."""
-        count = len(block.ranks)
-        # None becomes NaN.
-        cells: dict[str, Any] = {name: np.array(getattr(block, name), np.float64) for name in _NUMBERS}
-        cells |= {name: np.array(getattr(block, name), np.int64) for name in ("steps", "skipped_steps")}
-        texts = each(block.parameters_checksum, 1)
-        for text in dict.fromkeys(texts):
-            checksums.setdefault(text, len(checksums))
-        cells["checksum"] = np.array(list(map(checksums.__getitem__, texts)), np.int64)
-        step_s = np.frombuffer(block.step_s, "<f4").reshape(count, -1).astype(np.float32, copy=False)
-        ranks = np.array(block.ranks, np.int64)
+    def of(block: Block) -> _BlockArrays:
+        """Of a block."""
+        cells = {name: block.each(name) for name in (*_NUMBERS, "steps", "skipped_steps")}
+        cells["checksum"], ranks = block.checksums, block.each("ranks")
+        step_s = np.frombuffer(block.step_s, "<f4").reshape(len(ranks), -1).astype(np.float32, copy=False)
         return _BlockArrays(block.round, block.batch_size, block.single_sample, block.gang, ranks, cells, step_s)
 
 

@@ -8,20 +8,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.evidence.columns import (
-    BoolArray,
-    FloatArray,
-    IntArray,
-    RankColumns,
-    ranks_in_one_place,
-    ranks_of_gang,
-)
-from pytest_ddpscale.results.probe_record import ProbeBlock, ProbeMeasurement
+from pytest_ddpscale.evidence.columns import RankColumns, ranks_in_one_place, ranks_of_gang
+from pytest_ddpscale.results.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.results.probe_record import NO_PEER, ProbeBlock, ProbeMeasurement
 from pytest_ddpscale.results.records import GangRecord
-from pytest_ddpscale.results.strict_json import each
 
 ProbeName: TypeAlias = tuple[str, int]  # name of the probe and world size
-NO_PEER = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,10 +159,10 @@ def _columns(blocks: Sequence[ProbeBlock], gangs: Mapping[int, RankColumns]) -> 
 
 def _ends(block: ProbeBlock) -> IntArray:
     """Rank and peer of each entry of a block, (ranks, 2)."""
-    peers = each(NO_PEER if block.peers is None else block.peers, len(block.ranks))
-    return np.stack([np.array(block.ranks, np.int64), np.array(peers, np.int64)], axis=1)
+    ranks = block.each("ranks")
+    return np.stack([ranks, np.full_like(ranks, NO_PEER) if block.peers is None else block.each("peers")], axis=1)
 
 
 def _age(block: ProbeBlock) -> tuple[float, float]:
     """So that the order of records does not matter, not even of two that began at once."""
-    return min(each(block.started_unix_s, 1)), max(each(block.seconds, 1))
+    return float(np.min(block.started_unix_s)), float(np.max(block.seconds))

@@ -32,7 +32,6 @@ from pytest_ddpscale.results.records import (
 )
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.results.run_record import studies_measured
-from pytest_ddpscale.results.strict_json import each
 from pytest_ddpscale.results.telemetry_record import TelemetryBlock
 from pytest_ddpscale.util.listing import first_few
 
@@ -176,7 +175,8 @@ def _key(block: Block | ProbeBlock) -> tuple[str, str, int]:
 
 
 def _times(block: Block | ProbeBlock | TelemetryBlock) -> list[tuple[int, float]]:
-    return sorted(zip(block.ranks, each(block.started_unix_s, len(block.ranks)), strict=True))
+    ranks, started = np.asarray(block.ranks).tolist(), np.asarray(block.started_unix_s)
+    return sorted(zip(ranks, np.broadcast_to(started, len(ranks)).tolist(), strict=True))
 
 
 def _said_twice(recorded: Recorded) -> Iterator[Contradiction]:
@@ -224,12 +224,11 @@ def _impossible_steps(recorded: Recorded) -> Iterator[Contradiction]:
     for line, block in recorded.blocks:
         if not block.step_s:
             continue
-        steps = np.frombuffer(block.step_s, "<f4").astype(float).reshape(len(block.ranks), -1)
-        block_s = np.broadcast_to(np.asarray(block.block_s, dtype=float), len(block.ranks))
+        steps, block_s = np.frombuffer(block.step_s, "<f4").reshape(len(block.ranks), -1), block.each("block_s")
         impossible = ~(np.isfinite(steps) & (steps > 0))
         if impossible.any():
             yield Contradiction(line, f"has a step of {steps[impossible][0]:g} s (step_s)")
-        total_s = steps.sum(axis=1)
+        total_s = steps.sum(axis=1, dtype=np.float64)
         differ = np.abs(total_s - block_s) > STEPS_DIFFER_FROM_BLOCK * block_s
         if differ.any():
             rank = int(np.argmax(differ))
@@ -361,11 +360,11 @@ def _out_of_turn(recorded: Recorded) -> Iterator[Contradiction]:
         arm = recorded.arms[block.study][block.arm]
         if arm.world_size != 1:
             continue
-        turn, local_ranks = studies[block.study].turn(recorded.plan.seed, block.round), recorded.gangs[block.gang]
-        for rank in block.ranks:
-            if (local_ranks.local_ranks[rank] if recorded.plan.nodes > 1 else rank) != turn:
-                found = f"has rank {rank} in round {block.round} of {block.arm} of {block.study}"
-                yield Contradiction(line, f"{found}, in which it is rank {turn}'s turn")
+        turn, ranks = studies[block.study].turn(recorded.plan.seed, block.round), block.each("ranks")
+        turns = np.array(recorded.gangs[block.gang].local_ranks)[ranks] if recorded.plan.nodes > 1 else ranks
+        if (turns != turn).any():
+            found = f"has rank {ranks[turns != turn][0]} in round {block.round} of {block.arm} of {block.study}"
+            yield Contradiction(line, f"{found}, in which it is rank {turn}'s turn")
 
 
 def _other_ranks(recorded: Recorded) -> Iterator[Contradiction]:
@@ -389,10 +388,13 @@ def _other_ranks(recorded: Recorded) -> Iterator[Contradiction]:
             what, arm = one.arm, studies[one.study].arm(one.arm)
             assert arm is not None  # planned
             expected = layout.ranks([arm], studies[one.study].turn(seed, one.round))
-        absent, others = sorted(set(expected) - set(one.ranks)), sorted(set(one.ranks) - set(expected))
-        if absent or others:
-            said = "lacks" if absent else "has"
-            ranks = first_few([str(rank) for rank in absent or others], _MOST_NAMED)
+        due = np.fromiter(expected, np.int64, len(expected))
+        if np.array_equal(due, one.ranks):
+            continue
+        absent, others = np.setdiff1d(due, one.ranks), np.setdiff1d(one.ranks, due)
+        if len(absent) or len(others):
+            said = "lacks" if len(absent) else "has"
+            ranks = first_few([str(rank) for rank in (absent if len(absent) else others)], _MOST_NAMED)
             yield Contradiction(line, f"{said} rank {ranks} of {what} of {one.study}")
 
 
@@ -416,5 +418,5 @@ def _no_steps(recorded: Recorded) -> Iterator[Contradiction]:
         if block.single_sample:
             yield Contradiction(line, "is the single sample of an imported result (single_sample)")
         is_ddp = getattr(recorded.arms[block.study][block.arm], "kind", "") == "ddp"
-        if is_ddp and None in each(block.parameters_checksum, 1):
+        if is_ddp and not block.checksums.all():
             yield Contradiction(line, "has a replica without a checksum (parameters_checksum)")

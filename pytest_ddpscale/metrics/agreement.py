@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_ddpscale.evidence.columns import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.metrics.rounds import ArmRounds
+from pytest_ddpscale.results.column_record import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray
     """
     parameters, own = measured.measured.checksum, _seeded_of(measured, seeded)
     is_known = ~((measured.present & ((parameters == 0) | (own == 0))).any(axis=1))
-    pairs = parameters * (len(own) + 1) + own
     found = np.full(len(measured), np.nan)
     for row in np.flatnonzero(is_known):
-        of_round = pairs[row, measured.present[row]]
+        there = measured.present[row]
+        of_round = np.unique(parameters[row, there], return_inverse=True)[1] * (len(own) + 1) + own[there]
         found[row] = _most_alike(of_round)[1] / len(of_round)
     return found
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pytest_ddpscale.evidence.columns import FloatArray
 from pytest_ddpscale.metrics.rounds import ArmRounds
+from pytest_ddpscale.results.column_record import FloatArray
 
 # Makes the median absolute deviation of normal noise its standard deviation: 1 / Φ⁻¹(3/4).
 MAD_TO_STDEV = 1.4826

@@ -20,13 +20,13 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from pytest_ddpscale.evidence.columns import BoolArray
-from pytest_ddpscale.evidence.probe_columns import NO_PEER, ProbeColumns
+from pytest_ddpscale.evidence.probe_columns import ProbeColumns
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import Ranks, expected_ranks
-from pytest_ddpscale.results.probe_record import ProbeMeasurement
+from pytest_ddpscale.results.column_record import BoolArray
+from pytest_ddpscale.results.probe_record import NO_PEER, ProbeMeasurement
 
 TERA, GIGA = 1e12, 1e9
 # What a worker may leave of a message, so that ranks share it evenly in aligned pieces: bytes for each rank.

@@ -9,20 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pytest_ddpscale.evidence.columns import (
-    NOBODY,
-    OF_A_CELL,
-    OF_A_ROUND,
-    ArmColumns,
-    BoolArray,
-    Columns,
-    FloatArray,
-    IntArray,
-    RankColumns,
-    joined,
-)
+from pytest_ddpscale.evidence.columns import NOBODY, OF_A_CELL, OF_A_ROUND, ArmColumns, Columns, RankColumns, joined
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.results.column_record import BoolArray, FloatArray, IntArray
 
 GIB = 2**30
 

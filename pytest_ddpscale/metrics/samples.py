@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pytest_ddpscale.evidence.columns import FloatArray
 from pytest_ddpscale.metrics.agreement import agreeing_share
 from pytest_ddpscale.metrics.peers import slowest_to_peers
 from pytest_ddpscale.metrics.rounds import ArmRounds
 from pytest_ddpscale.metrics.slowness import Slowness
 from pytest_ddpscale.metrics.step_times import round_percentiles_ms, step_time_cv
 from pytest_ddpscale.plan.per_round import PerRound
+from pytest_ddpscale.results.column_record import FloatArray
 
 
 @dataclass(frozen=True)

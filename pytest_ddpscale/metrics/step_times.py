@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pytest_ddpscale.evidence.columns import FloatArray, StepArray
+from pytest_ddpscale.evidence.columns import StepArray
 from pytest_ddpscale.metrics.rounds import ArmRounds
+from pytest_ddpscale.results.column_record import FloatArray
 
 PERCENTS = (50, 75, 90, 95, 99)
 _MS_PER_S = 1000.0

@@ -101,12 +101,12 @@ class Progress:
         self._say(f"{study_id}: warming up", passing=True)
 
     def _measured(self, block: Block) -> None:
-        if 0 not in block.ranks or self._study is None:
+        of_rank_0 = block.each("ranks") == 0
+        if self._study is None or not of_rank_0.any():
             return
         self._blocks += 1
-        place, count = block.ranks.index(0), len(block.ranks)
-        img = block.batch_size * each(block.steps, count)[place]
-        self._img_per_s[block.arm] = img / each(block.block_s, count)[place]
+        img_per_s = block.batch_size * block.each("steps")[of_rank_0] / block.each("block_s")[of_rank_0]
+        self._img_per_s[block.arm] = float(img_per_s[0])
         self._round = max(self._round, block.round + 1)
         speeds = "  ".join(f"{arm} {speed:.0f}" for arm, speed in sorted(self._img_per_s.items()))
         line = f"{self._study.id}: round {self._round}/{self._study.rounds}  {speeds} img/s per rank"

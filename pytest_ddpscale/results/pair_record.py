@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,13 +43,13 @@ class PairRound(Record, frozen=True, kw_only=True, tag_field="kind", tag="pair")
 
     def __post_init__(self) -> None:
         refuse_other_lengths(self, len(self.ranks), "busbw_gbps")
-        if len(set(self.all_ranks)) != 2 * len(self.ranks):
+        if len({rank for pair in self.ranks for rank in pair}) != 2 * len(self.ranks):
             raise ValueError("a rank is in two pairs of one round (ranks)")
 
     @property
-    def all_ranks(self) -> Iterable[int]:
-        """Every rank that is named."""
-        return [rank for pair in self.ranks for rank in pair]
+    def highest_rank(self) -> int:
+        """That is named."""
+        return max(map(max, self.ranks))
 
 
 class PairSpeed(Record, frozen=True, kw_only=True):

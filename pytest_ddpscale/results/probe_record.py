@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
+import numpy as np
 from msgspec import Meta
 
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.results.records import GangRecord, Ranks, Texts, gangs_by_number, refuse_twice
+from pytest_ddpscale.results.column_record import BOOLEANS, INTEGERS, NUMBERS, ColumnRecord
+from pytest_ddpscale.results.records import Ranks, Texts, gangs_by_number, refuse_twice
 from pytest_ddpscale.results.strict_json import (
     Count,
     Positive,
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     from pytest_ddpscale.results.record_lines import AnyRecord
 
 WorkDone = Annotated[float, Meta(gt=0, le=1e30)]
+NO_PEER = -1
 
 
-class ProbeBlock(Record, frozen=True, kw_only=True, tag_field="kind", tag="probe"):
+class ProbeBlock(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="probe"):
     """One probe in one round, as all its ranks timed it. Columns are in the order of `ranks`; what all have alike
     stands there once.
 
@@ -61,16 +63,24 @@ class ProbeBlock(Record, frozen=True, kw_only=True, tag_field="kind", tag="probe
     started_unix_s: UnixSeconds | tuple[UnixSeconds, ...]
     is_correct: bool | tuple[bool, ...]
 
+    columns: ClassVar[Mapping[str, str]] = {
+        "ranks": INTEGERS, "peers": INTEGERS, "work": NUMBERS, "seconds": NUMBERS, "started_unix_s": NUMBERS,
+        "is_correct": BOOLEANS,
+    }  # fmt: skip
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         probe = Probe(self.probe, self.world_size)  # raises ValueError if there is no such probe
-        count = len(self.ranks)
-        refuse_other_lengths(self, count, "peers", "work", "seconds", "started_unix_s", "is_correct")
         if (self.peers is None) != (probe.kind != "send-recv"):
-            raise ValueError(f"peers={self.peers}; expected other ranks of a send-recv, None of all others")
-        peers = each(self.peers, count)
-        if any(map(operator.eq, self.ranks, peers)):
+            there = "no peers" if self.peers is None else "peers"
+            raise ValueError(f"{there}; expected other ranks of a send-recv, None of all others")
+        if self.peers is None:
+            refuse_twice(self.ranks)
+            return
+        ranks, peers = self.each("ranks"), self.each("peers")
+        if (ranks == peers).any():
             raise ValueError("a rank is its own peer")
-        if len(set(zip(self.ranks, peers, strict=True))) != count:
+        if (np.diff(np.sort(ranks * (peers.max() + 1) + peers)) == 0).any():
             raise ValueError(f"{probe.id} has a rank twice (ranks)")
 
     @property
@@ -79,9 +89,9 @@ class ProbeBlock(Record, frozen=True, kw_only=True, tag_field="kind", tag="probe
         return Probe(self.probe, self.world_size).id
 
     @property
-    def all_ranks(self) -> Iterable[int]:
-        """Every rank that is named."""
-        return (*self.ranks, *(peer for peer in each(self.peers, 1) if peer is not None))
+    def highest_rank(self) -> int:
+        """That is named."""
+        return int(max(np.max(self.ranks), NO_PEER if self.peers is None else np.max(self.peers)))
 
 
 class RankProbe(Record, frozen=True, kw_only=True):
@@ -154,25 +164,6 @@ class ProbeMeasurement:
     def per_second(self) -> float:
         """Work done per second, in its unit."""
         return self.work * self.iterations / self.seconds
-
-
-def probes_of(records: Sequence[AnyRecord]) -> list[ProbeMeasurement]:
-    """What was probed among records, rank by rank, in their order."""
-    gangs = gangs_by_number(records)
-    return [one for block in records if isinstance(block, ProbeBlock) for one in probed_ranks(block, gangs[block.gang])]
-
-
-def probed_ranks(block: ProbeBlock, gang: GangRecord) -> Iterator[ProbeMeasurement]:
-    """A block rank by rank."""
-    count = len(block.ranks)
-    columns = (block.peers, block.work, block.seconds, block.started_unix_s, block.is_correct)
-    for rank, peer, work, seconds, started, is_correct in zip(
-        block.ranks, *(each(one, count) for one in columns), strict=True
-    ):
-        yield ProbeMeasurement(
-            block.study, block.probe, block.world_size, block.round, rank, gang.local_ranks[rank], gang.hosts[rank],
-            gang.devices[rank], work, block.iterations, seconds, started, is_correct, peer,
-        )  # fmt: skip
 
 
 def unsupported_of(records: Sequence[AnyRecord]) -> dict[str, str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+import numpy as np
 
+from pytest_ddpscale.results.column_record import as_json
 from pytest_ddpscale.results.pair_record import PairRound
 from pytest_ddpscale.results.probe_record import ProbeBlock, ProbeUnsupported
 from pytest_ddpscale.results.records import (
@@ -31,7 +33,7 @@ AnyRecord = (
 )
 _RECORDS: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _TELEMETRY = msgspec.json.Decoder(TelemetryBlock)
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=as_json).encode
 
 
 class RecordReader:
@@ -69,9 +71,9 @@ class RecordReader:
         size = self._world_sizes.get(record.gang)
         if size is None:
             raise ValueError(f"gang {record.gang} never announced itself")
-        ranks = record.all_ranks if isinstance(record, ProbeBlock | PairRound) else record.ranks
-        if max(ranks) >= size:
-            raise ValueError(f"rank {max(ranks)} is named, but gang {record.gang} has {size} ranks")
+        highest = record.highest_rank if isinstance(record, ProbeBlock | PairRound) else int(np.max(record.ranks))
+        if highest >= size:
+            raise ValueError(f"rank {highest} is named, but gang {record.gang} has {size} ranks")
 
 
 def checked_line(record: AnyRecord | TelemetryBlock) -> bytes:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import array
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 from msgspec import Meta, field
 
+from pytest_ddpscale.results.column_record import INTEGERS, NUMBERS, ColumnRecord, IntArray
 from pytest_ddpscale.results.strict_json import (
     Count,
     Positive,
@@ -21,7 +23,6 @@ from pytest_ddpscale.results.strict_json import (
     Seconds,
     UnixSeconds,
     column,
-    each,
     refuse_other_lengths,
 )
 
@@ -29,12 +30,13 @@ from pytest_ddpscale.results.strict_json import (
 BEFORE_ROUNDS = -1
 # A thousand times what any GPU trains of the smallest images: more is a broken clock, and would overflow in ratios.
 MOST_IMG_PER_S = 1e9
+NO_CHECKSUM = "0" * 16  # of parameters
 STEP_BYTES = 4  # of one step time: float32 has seven digits, more than any clock of a GPU
 
 Ranks = Annotated[tuple[Count, ...], Meta(min_length=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Joules = Annotated[float, Meta(ge=0, le=1e12)]
-PeakBytes = Annotated[int, Meta(ge=2**20, le=2**47)]  # no process is smaller, and no device larger
+PeakBytes = Annotated[float, Meta(ge=2**20, le=2**47)]  # no process is smaller, and no device larger
 Deviation = Annotated[float, Meta(ge=0, le=1e7)]
 Texts = tuple[str, ...]
 EndReason = Literal["decided", "rounds", "budget", "interrupted", "error"]
@@ -207,7 +209,7 @@ class WorkloadFlops(Record, frozen=True, kw_only=True, tag_field="kind", tag="wo
     counter: str
 
 
-class Block(Record, frozen=True, kw_only=True, tag_field="kind", tag="block"):
+class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="block"):
     """One arm in one round, as all its ranks saw it. Columns are in the order of `ranks`; what all ranks have alike
     stands there once.
 
@@ -231,8 +233,9 @@ class Block(Record, frozen=True, kw_only=True, tag_field="kind", tag="block"):
         peak_memory_bytes: most memory held (GPU: allocated by torch in this block; CPU: the
             process's largest resident set so far).
         skipped_steps: optimizer steps that fp16's loss scaler left out in this block.
-        parameters_checksum: of the bits of all parameters after the block, hexadecimal; under ``ddp``
-            only, where all ranks of the arm have to agree. None where it was not taken.
+        parameters_checksum: of the bits of all parameters after the block: 16 hexadecimal digits of each rank, rank
+            after rank, `NO_CHECKSUM` where it was not taken; under ``ddp`` only, where all ranks of a group have to
+            agree.
         single_sample: the one long sample of an imported result: its spread is that of its steps.
     """
 
@@ -251,32 +254,41 @@ class Block(Record, frozen=True, kw_only=True, tag_field="kind", tag="block"):
     energy_j: Joules | tuple[Joules | None, ...] | None = None
     peak_memory_bytes: PeakBytes | tuple[PeakBytes | None, ...] | None = None
     skipped_steps: Count | tuple[Count, ...] = 0
-    parameters_checksum: str | tuple[str | None, ...] | None = None
+    parameters_checksum: Annotated[str, Meta(pattern="^([0-9a-f]{16})+$")] | None = None
     single_sample: bool = False
 
+    columns: ClassVar[Mapping[str, str]] = {
+        "ranks": INTEGERS, "steps": INTEGERS, "started_unix_s": NUMBERS, "block_s": NUMBERS, "step_stdev_s": NUMBERS,
+        "utilization": NUMBERS, "energy_j": NUMBERS, "peak_memory_bytes": NUMBERS, "skipped_steps": INTEGERS,
+    }  # fmt: skip
+
     def __post_init__(self) -> None:
-        count = len(self.ranks)
+        super().__post_init__()
         refuse_twice(self.ranks)
-        refuse_other_lengths(self, count, *_BLOCK_COLUMNS)
-        fewest = min(each(self.steps, 1))
-        if self.step_s and (isinstance(self.steps, tuple) or len(self.step_s) != STEP_BYTES * count * fewest):
+        count, fewest, skipped = len(self.ranks), int(np.min(self.steps)), int(np.max(self.skipped_steps))
+        if self.step_s and (isinstance(self.steps, np.ndarray) or len(self.step_s) != STEP_BYTES * count * fewest):
             found = f"{len(self.step_s)} bytes of step times (step_s)"
-            raise ValueError(f"{found}; expected {STEP_BYTES} for each of {count} x {self.steps}")
-        if max(each(self.skipped_steps, 1)) > fewest:
-            raise ValueError(f"skipped_steps={max(each(self.skipped_steps, 1))}; expected at most {fewest} steps")
-        if self.batch_size * max(each(self.steps, 1)) > MOST_IMG_PER_S * min(each(self.block_s, 1)):
-            for steps, block_s in zip(each(self.steps, count), each(self.block_s, count), strict=True):
-                if self.batch_size * steps > MOST_IMG_PER_S * block_s:
-                    raise ValueError(
-                        f"batch_size={self.batch_size}, steps={steps}, block_s={block_s} are "
-                        f"{self.batch_size * steps / block_s:g} img/s; expected at most {MOST_IMG_PER_S:g}"
-                    )
+            raise ValueError(f"{found}; expected {STEP_BYTES} for each of {count} x {fewest}")
+        if len(self.parameters_checksum or NO_CHECKSUM) not in (len(NO_CHECKSUM), len(NO_CHECKSUM) * count):
+            found = f"parameters_checksum has {len(self.parameters_checksum or '')} digits"
+            raise ValueError(f"{found}; expected {len(NO_CHECKSUM)} for each of {count} ranks")
+        if skipped > fewest:
+            raise ValueError(f"skipped_steps={skipped}; expected at most {fewest} steps")
+        steps, block_s = self.each("steps"), self.each("block_s")
+        with np.errstate(over="ignore"):  # what is more than a float holds is infinite
+            absurd = np.flatnonzero(float(self.batch_size) * steps > MOST_IMG_PER_S * block_s)
+        if len(absurd):
+            made, lasted = self.batch_size * int(steps[absurd[0]]), float(block_s[absurd[0]])
+            raise ValueError(
+                f"batch_size={self.batch_size}, steps={steps[absurd[0]]}, block_s={lasted} are "
+                f"{made / lasted:g} img/s; expected at most {MOST_IMG_PER_S:g}"
+            )
 
-
-_BLOCK_COLUMNS = (
-    "steps", "started_unix_s", "block_s", "step_stdev_s", "utilization", "energy_j", "peak_memory_bytes",
-    "skipped_steps", "parameters_checksum",
-)  # fmt: skip
+    @property
+    def checksums(self) -> IntArray:
+        """Of the parameters of each rank, as numbers: 0 where it was not taken, (ranks,)."""
+        digits = bytes.fromhex(self.parameters_checksum or NO_CHECKSUM)
+        return np.broadcast_to(np.frombuffer(digits, ">i8").astype(np.int64), len(self.ranks))
 
 
 class RankBlock(Record, frozen=True, kw_only=True):
@@ -289,7 +301,7 @@ class RankBlock(Record, frozen=True, kw_only=True):
     utilization: Share | None
     peak_memory_bytes: PeakBytes | None
     skipped_steps: Count
-    parameters_checksum: str | None
+    parameters_checksum: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")] | None
     energy_j: Joules | None = None
 
 
@@ -302,11 +314,19 @@ def joined_block(parts: Sequence[RankBlock], **common: Any) -> Block:
     """
     columns: dict[str, Any] = {
         name: column(getattr(part, name) for part in parts)
-        for name in _BLOCK_COLUMNS
-        if name not in ("steps", "step_stdev_s")
+        for name in Block.columns
+        if name not in ("ranks", "steps", "step_stdev_s")
     }
-    ranks = tuple(part.rank for part in parts)
-    return Block(**common, ranks=ranks, step_s=b"".join(part.step_s for part in parts), **columns)
+    ranks, step_s = tuple(part.rank for part in parts), b"".join(part.step_s for part in parts)
+    checksums = joined_checksums([part.parameters_checksum for part in parts])
+    return Block(**common, ranks=ranks, step_s=step_s, parameters_checksum=checksums, **columns)
+
+
+def joined_checksums(of_ranks: Sequence[str | None]) -> str | None:
+    """As `Block.parameters_checksum` has them; what all ranks have alike stands there once."""
+    if len(set(of_ranks)) == 1:
+        return of_ranks[0]
+    return "".join(one or NO_CHECKSUM for one in of_ranks)
 
 
 class RoundEnd(Record, frozen=True, kw_only=True, tag_field="kind", tag="round_end"):
@@ -366,9 +386,10 @@ def step_bytes(step_s: Iterable[float]) -> bytes:
     return packed.tobytes()
 
 
-def refuse_twice(ranks: Sequence[int]) -> None:
+def refuse_twice(ranks: Sequence[int] | IntArray) -> None:
     """Refuse a rank that is there twice. Raises ValueError."""
-    if len(set(ranks)) != len(ranks):
+    twice = int((np.diff(np.sort(ranks)) == 0).sum())
+    if twice:
         raise ValueError(
-            f"ranks has {len(ranks)} values, and {len(set(ranks))} different ones; expected each rank once"
+            f"ranks has {len(ranks)} values, and {len(ranks) - twice} different ones; expected each rank once"
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -155,7 +155,7 @@ def refuse_other_lengths(record: Record, count: int, *names: str) -> None:
     """
     for name in names:
         found = getattr(record, name)
-        if isinstance(found, tuple) and len(found) != count:
+        if not isinstance(found, str | dict) and isinstance(found, Sized) and len(found) != count:
             raise ValueError(f"{name} has {len(found)} values; expected {count}, one for each rank")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.record_lines import AnyRecord, line_of
+from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import GangRecord, Lost, gangs_by_number
 from pytest_ddpscale.results.run_directory import (
     RunDirectory,
@@ -147,8 +147,9 @@ class Resumption:
         superseded: list[bytes] = []
         kept: list[bytes] = []
         records = self.run.read_telemetry() if path == self.run.telemetry_jsonl else self.run.read_records()
-        for record in records:
-            (superseded if self._is_measured_anew(record, left_out) else kept).append(line_of(record))
+        with path.open("rb") as lines:
+            for record, line in zip(records, lines, strict=False):  # as they were written; the last one may be torn
+                (superseded if self._is_measured_anew(record, left_out) else kept).append(line)
         cut_torn_line(self.run.superseded_jsonl)
         append_whole(self.run.superseded_jsonl, b"".join(superseded))
         with self.run.superseded_jsonl.open("rb") as file:

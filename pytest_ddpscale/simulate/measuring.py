@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S, STARTUP_S
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Placement, Plan, Study
-from pytest_ddpscale.results.records import Block, SeededSteps
+from pytest_ddpscale.results.records import Block, SeededSteps, joined_checksums
 from pytest_ddpscale.results.strict_json import column
 from pytest_ddpscale.simulate.faults import Faults, Moment
 from pytest_ddpscale.simulate.models import model_of
@@ -100,7 +100,7 @@ class SimulatedRun:
                 utilization=tuple(utilization[there].tolist()),
                 energy_j=None if power_w is None else tuple(np.round(power_w * block_s, 3).tolist()),
                 peak_memory_bytes=self.performance.memory_bytes(study.workload, arm),
-                parameters_checksum=None if checksums is None else tuple(checksums[there].tolist()),
+                parameters_checksum=None if checksums is None else joined_checksums(checksums[there].tolist()),
             )
 
     def _each(self, computed_s: FloatArray, steps: int) -> FloatArray:

@@ -6,6 +6,8 @@ import platform
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 from pytest_ddpscale import __version__
 from pytest_ddpscale.plan.device_name import is_named
 from pytest_ddpscale.plan.layout import Layout
@@ -15,7 +17,7 @@ from pytest_ddpscale.plan.torch_versions import NEWEST_TRIED
 from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.records import Block, GangRecord
 from pytest_ddpscale.results.run_json import SIMULATED_DEVICE
-from pytest_ddpscale.results.strict_json import column, each
+from pytest_ddpscale.results.strict_json import column
 from pytest_ddpscale.results.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
 from pytest_ddpscale.results.telemetry_record import SpreadColumns, TelemetryBlock
 from pytest_ddpscale.results.transport_record import GangTransport
@@ -131,11 +133,9 @@ def transports(study_id: str, expectation: NodeExpectation, layout: Layout) -> G
 
 def telemetry_of_block(block: Block | ProbeBlock, expectation: NodeExpectation, faults: Faults) -> TelemetryBlock:
     """What the GPUs say of themselves while a block is timed."""
-    ranks, count = block.ranks, len(block.ranks)
-    started = each(block.started_unix_s, count)
-    lasted = each(block.block_s if isinstance(block, Block) else block.seconds, count)
-    shares = each(block.utilization, count) if isinstance(block, Block) else (1.0,) * count
-    busy = tuple(1.0 if share is None else share for share in shares)
+    ranks, started = tuple(block.each("ranks").tolist()), block.each("started_unix_s")
+    ended = np.round(started + block.each("block_s" if isinstance(block, Block) else "seconds"), 3)
+    busy = np.nan_to_num(block.each("utilization"), nan=1.0) if isinstance(block, Block) else np.ones(len(ranks))
     bad = {what: faults.bad_gpus(what) for what in ("lanes", "clock")}
     lanes, slow = expectation.pcie_width or 16, {HELD_DOWN_BY: 1.0}
     return TelemetryBlock(
@@ -144,10 +144,10 @@ def telemetry_of_block(block: Block | ProbeBlock, expectation: NodeExpectation, 
         round=block.round,
         gang=GANG,
         ranks=ranks,
-        started_unix_s=block.started_unix_s,
-        ended_unix_s=tuple(round(begin + seconds, 3) for begin, seconds in zip(started, lasted, strict=True)),
+        started_unix_s=column(started.tolist()),
+        ended_unix_s=column(ended.tolist()),
         polls=1,
-        utilization=SpreadColumns(mean=column(busy), minimum=min(busy), maximum=1.0, samples=_SAMPLES),
+        utilization=SpreadColumns(mean=column(busy.tolist()), minimum=float(busy.min()), maximum=1.0, samples=_SAMPLES),
         throttle_reasons=column(slow if rank in bad["clock"] else {} for rank in ranks),
         ecc_corrected=0,
         ecc_uncorrected=0,

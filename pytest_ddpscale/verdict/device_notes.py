@@ -14,11 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_ddpscale.evidence.columns import ArmColumns, Columns, IntArray
+from pytest_ddpscale.evidence.columns import ArmColumns, Columns
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.device_flags import IDLE, flags, mean_power_w
 from pytest_ddpscale.metrics.rounds import ArmRounds
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
+from pytest_ddpscale.results.column_record import IntArray
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.results.verdicts import Culprit, Verdict

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import Block, GangRecord, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.strict_json import each
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,16 @@ def measurements_of(records: Sequence[AnyRecord]) -> list[Measurement]:
 
 def of_ranks(block: Block, gang: GangRecord) -> Iterator[Measurement]:
     """A block rank by rank."""
-    count = len(block.ranks)
-    steps = np.frombuffer(block.step_s, "<f4").reshape(count, -1).astype(float)
-    deviations = steps.std(axis=1, ddof=1).tolist() if steps.shape[1] > 1 else each(block.step_stdev_s, count)
+    steps = np.frombuffer(block.step_s, "<f4").reshape(len(block.ranks), -1).astype(float)
+    deviations = steps.std(axis=1, ddof=1).tolist() if steps.shape[1] > 1 else _column(block, "step_stdev_s")
     columns = (
-        each(block.steps, count), each(block.started_unix_s, count), each(block.block_s, count),
+        _column(block, "steps"), _column(block, "started_unix_s"), _column(block, "block_s"),
         map(tuple, steps.tolist()), deviations,
-        each(block.utilization, count), each(block.energy_j, count), each(block.peak_memory_bytes, count),
-        each(block.skipped_steps, count), each(block.parameters_checksum, count),
+        _column(block, "utilization"), _column(block, "energy_j"), _column(block, "peak_memory_bytes"),
+        _column(block, "skipped_steps"), _checksums(block),
     )  # fmt: skip
     for rank, made, started, block_s, step_s, stdev_s, busy, energy_j, memory, skipped, checksum in zip(
-        block.ranks, *columns, strict=True
+        block.each("ranks").tolist(), *columns, strict=True
     ):
         host, local_rank, device = gang.place(rank)
         yield Measurement(
@@ -70,6 +69,16 @@ def of_ranks(block: Block, gang: GangRecord) -> Iterator[Measurement]:
             step_s=step_s, step_stdev_s=stdev_s, utilization=busy, peak_memory_bytes=memory, skipped_steps=skipped,
             parameters_checksum=checksum, single_sample=block.single_sample, energy_j=energy_j,
         )  # fmt: skip
+
+
+def _checksums(block: Block) -> list[str | None]:
+    return [f"{one & (2**64 - 1):016x}" if one else None for one in block.checksums.tolist()]
+
+
+def _column(block: Block, name: str) -> list[Any]:
+    """One value for each rank; None where it is not known."""
+    values = block.each(name)
+    return [None if value != value else value for value in values.tolist()]  # NaN
 
 
 def measurements_in(run: RunDirectory) -> list[Measurement]:

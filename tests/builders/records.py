@@ -16,6 +16,7 @@ from pytest_ddpscale.results.records import (
     GangRecord,
     SeededStep,
     SeededSteps,
+    joined_checksums,
     step_bytes,
 )
 from pytest_ddpscale.results.strict_json import column
@@ -26,7 +27,6 @@ from tests.builders.measurements import Measurement
 Placed = Measurement | SeededStep | ProbeMeasurement | Transport | Telemetry
 _COLUMNS = (
     "steps", "started_unix_s", "block_s", "utilization", "energy_j", "peak_memory_bytes", "skipped_steps",
-    "parameters_checksum",
 )  # fmt: skip
 
 
@@ -57,10 +57,11 @@ def block_of(ranks: Sequence[Measurement], gang: int = 0) -> Block:
     columns: dict[str, Any] = {name: column(getattr(one, name) for one in ranks) for name in _COLUMNS}
     has_steps = all(one.step_s for one in ranks)
     stdev_s = None if has_steps else column(one.step_stdev_s for one in ranks)
+    checksums = joined_checksums([one.parameters_checksum and f"{one.parameters_checksum:0>16}" for one in ranks])
     return Block(
         study=first.study, arm=first.arm, round=first.round, gang=gang, batch_size=first.batch_size,
         ranks=tuple(one.rank for one in ranks), step_s=b"".join(step_bytes(one.step_s) for one in ranks if has_steps),
-        step_stdev_s=stdev_s, single_sample=first.single_sample, **columns,
+        step_stdev_s=stdev_s, single_sample=first.single_sample, parameters_checksum=checksums, **columns,
     )  # fmt: skip
 
 
@@ -96,6 +97,28 @@ def probe_blocks_of(probed: Iterable[ProbeMeasurement], gang: int = 0) -> list[P
     return found
 
 
+def probes_of(records: Iterable[AnyRecord]) -> list[ProbeMeasurement]:
+    """What was probed among records, rank by rank, in their order."""
+    gangs: dict[int, GangRecord] = {}
+    found = []
+    for one in records:
+        if isinstance(one, GangRecord):
+            gangs[one.gang] = one
+        elif isinstance(one, ProbeBlock):
+            peers = [None] * len(one.ranks) if one.peers is None else one.each("peers").tolist()
+            names = ("ranks", "work", "seconds", "started_unix_s", "is_correct")
+            columns = [one.each(name).tolist() for name in names]
+            for rank, work, seconds, started, is_correct, peer in zip(*columns, peers, strict=True):
+                host, local_rank, device = gangs[one.gang].place(rank)
+                found.append(
+                    ProbeMeasurement(
+                        one.study, one.probe, one.world_size, one.round, rank, local_rank, host, device, work,
+                        one.iterations, seconds, started, is_correct, peer,
+                    )
+                )  # fmt: skip
+    return found
+
+
 def transport_line(transports: Sequence[Transport], study: str = "weak/r", gang: int = 0) -> GangTransport:
     """What all ranks said of their connections."""
     names = RankTransport.__struct_fields__
@@ -118,7 +141,7 @@ def steady_block(
     """One arm in one round, all ranks at one pace, as a worker writes it: with steps, and replicas that agree."""
     block_s = arm.batch_size * 10 / img_per_s
     step_s = step_bytes([block_s / 10 * (1 + 3e-7 * (number + 1))] * 10 * len(ranks))
-    checksum = "c0ffee" if arm.kind == "ddp" else None
+    checksum = "c0ffee" * 2 + "c0de" if arm.kind == "ddp" else None
     fields: dict[str, Any] = {
         "study": study, "arm": arm.name, "round": number, "gang": gang, "batch_size": arm.batch_size, "steps": 10,
         "ranks": tuple(ranks), "started_unix_s": 1.7e9 + number, "block_s": block_s, "step_s": step_s,

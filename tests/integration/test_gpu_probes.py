@@ -8,8 +8,9 @@ import pytest
 
 from pytest_ddpscale.metrics.probes import value_of
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.results.probe_record import ProbeMeasurement, probes_of, unsupported_of
+from pytest_ddpscale.results.probe_record import ProbeMeasurement, unsupported_of
 from pytest_ddpscale.thresholds.model import Sku
+from tests.builders.records import probes_of
 from tests.integration.gpu_run import PROBE_BLOCK_S, PROBES, ROUNDS, GpuRun, TorchGpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]

@@ -12,11 +12,11 @@ from pytest_ddpscale.metrics.device_flags import flags
 from pytest_ddpscale.metrics.rounds import arm_rounds
 from pytest_ddpscale.metrics.samples import ArmSamples
 from pytest_ddpscale.plan.workload import Precision
-from pytest_ddpscale.results.probe_record import probes_of
 from pytest_ddpscale.results.records import gangs_by_number
 from pytest_ddpscale.results.telemetry_record import Telemetry, telemetry_of
 from pytest_ddpscale.telemetry.link import Sampler
 from tests.builders.measurements import measurements_in
+from tests.builders.records import probes_of
 from tests.builders.rounds import columns_of
 from tests.integration.gpu_run import ROUNDS, GpuRun, TorchGpu, gpu_environment
 from tests.telemetry.sampled import cut, wait_until

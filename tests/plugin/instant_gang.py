@@ -85,7 +85,7 @@ class InstantGang:
             study=study.id, arm=arm.name, round=number, gang=self.gang, batch_size=arm.batch_size, steps=10,
             ranks=ranks, started_unix_s=1.7e9 + number, block_s=block_s,
             step_s=step_bytes([block_s / 10] * 10 * len(ranks)),
-            parameters_checksum="c0ffee" if arm.kind == "ddp" else None,
+            parameters_checksum="c0ffee" * 2 + "c0de" if arm.kind == "ddp" else None,
         )  # fmt: skip
 
 

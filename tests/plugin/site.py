@@ -172,7 +172,7 @@ def _measurements(series: Series) -> list[Measurement]:
                     step_s=(series.arm.batch_size / rate,) * 20,
                     started_unix_s=1.7e9 + number,
                     utilization=series.utilization - 0.001 * rank + 0.0005 * (number % 3),
-                    parameters_checksum="c0ffee" if series.arm.kind == "ddp" else None,
+                    parameters_checksum="c0ffee" * 2 + "c0de" if series.arm.kind == "ddp" else None,
                     peak_memory_bytes=47_360_000_000 + 1_000_000 * number,
                 )
             )

@@ -38,14 +38,14 @@ PARTS = st.builds(
     utilization=st.none() | st.floats(0, 1),
     peak_memory_bytes=st.none() | st.integers(2**20, 2**40),
     skipped_steps=st.integers(0, 4),
-    parameters_checksum=st.none() | TEXT,
+    parameters_checksum=st.none() | st.text("0123456789abcdef", min_size=16, max_size=16),
     energy_j=st.none() | st.floats(0, 1e12),
 )
 SOUND: dict[str, Any] = {
     "kind": "block", "study": "weak/r", "arm": "ddp@3", "round": 3, "gang": 2, "batch_size": 32, "steps": 4,
     "ranks": [0, 1, 2], "started_unix_s": 10.0, "block_s": [4.0, 4.1, 4.2], "utilization": [0.9, None, 1],
     "step_s": "AACAPwAAgD8AAIA/AACAPwAAgD8AAIA/AACAPwAAgD8AAIA/AACAPwAAgD8AAIA/", "peak_memory_bytes": 2**30,
-    "energy_j": 7, "parameters_checksum": ["a", "a", "b"],
+    "energy_j": 7, "parameters_checksum": f"{10:016x}{10:016x}{11:016x}",
 }  # fmt: skip
 
 
@@ -126,10 +126,9 @@ def test_throughput_is_images_over_time() -> None:
         ({"utilization": False}, "got `bool`"),
         ({"energy_j": -0.5}, "Expected `float` >= 0.0"),
         ({"energy_j": [1, 2, 3, 4]}, "energy_j has 4 values; expected 3"),
-        ({"peak_memory_bytes": 1}, "Expected `int` >= 1048576"),
-        ({"peak_memory_bytes": 10**39}, "Expected `int` <= 140737488355328"),
-        ({"peak_memory_bytes": 2**50}, "Expected `int` <= 140737488355328"),
-        ({"peak_memory_bytes": 1.5e9 + 0.5}, "got `float`"),
+        ({"peak_memory_bytes": 1}, "Expected `float` >= 1048576"),
+        ({"peak_memory_bytes": 10**39}, "Expected `float` <= 140737488355328"),
+        ({"peak_memory_bytes": 2**50}, "Expected `float` <= 140737488355328"),
         ({"skipped_steps": 5}, "skipped_steps=5; expected at most 4 steps"),
         ({"skipped_steps": [0, 0, -1]}, "Expected `int` >= 0"),
         ({"ranks": []}, "Expected `array` of length >= 1"),

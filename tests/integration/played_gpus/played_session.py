@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.results.probe_record import probes_of
 from pytest_ddpscale.results.records import Block, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.telemetry_record import Telemetry, telemetry_of
+from tests.builders.records import probes_of
 from tests.node.fake_torch import CUDA_BUILD, write_torch
 from tests.nvml_stand_in.machine import PlayedMachine
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.results.probe_record import ProbeMeasurement, ProbeUnsupported, probes_of
+from pytest_ddpscale.results.probe_record import ProbeMeasurement, ProbeUnsupported
 from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.results.records import GangRecord, RoundEnd
 from pytest_ddpscale.worker.control import Control
@@ -27,6 +27,7 @@ from pytest_ddpscale.worker.probes.send_recv import SendReceive
 from pytest_ddpscale.worker.probes.work import CannotProbeError
 from pytest_ddpscale.worker.rank_context import RankContext
 from pytest_ddpscale.worker.rank_progress import RankProgress
+from tests.builders.records import probes_of
 
 from ..ranks import on_ranks
 

@@ -12,7 +12,7 @@ from torch.distributed import TCPStore
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.results.probe_record import ProbeMeasurement, ProbeUnsupported, probes_of
+from pytest_ddpscale.results.probe_record import ProbeMeasurement, ProbeUnsupported
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import GangRecord, RoundEnd
 from pytest_ddpscale.worker.control import Control
@@ -23,6 +23,7 @@ from pytest_ddpscale.worker.probes.memory import Copy
 from pytest_ddpscale.worker.probes.running import ProbeRounds
 from pytest_ddpscale.worker.rank_context import RankContext
 from pytest_ddpscale.worker.rank_progress import RankProgress
+from tests.builders.records import probes_of
 
 TIMEOUT = timedelta(seconds=20)
 COPIES = (Probe("memory-copy"), Probe("host-to-device"), Probe("device-to-host"))
