@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property, reduce
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -184,17 +184,14 @@ class GrowingColumns:
 
     def _arm(self, study: str, arm: str) -> ArmColumns:
         rows = sorted(self._rows[study, arm], key=lambda row: row.number)
-        numbers = reduce(np.union1d, (row.ranks for row in rows)) if len(rows) > 1 else np.sort(rows[0].ranks)
-        shape, most = (len(rows), len(numbers)), max(row.step_s.shape[1] for row in rows)
-        cells: dict[str, Any] = {name: np.full(shape, np.nan) for name in _NUMBERS}
-        cells |= {name: np.zeros(shape, np.int64) for name in _COUNTS}
-        present, step_s = np.zeros(shape, np.bool_), np.full((*shape, most), np.nan, np.float32)
+        numbers = np.sort(rows[0].ranks)
+        if not all(np.array_equal(row.ranks, rows[0].ranks) for row in rows):  # ranks take turns, or one is missing
+            numbers = np.unique(np.concatenate([row.ranks for row in rows]))
+        at = [np.searchsorted(numbers, row.ranks) for row in rows]
+        cells = {name: _laid_out([row.cells[name] for row in rows], at, len(numbers)) for name in rows[0].cells}
+        steps = np.full((len(rows), len(numbers), max(row.step_s.shape[1] for row in rows)), np.nan, np.float32)
         for i, row in enumerate(rows):
-            at = np.searchsorted(numbers, row.ranks)
-            present[i, at] = True
-            step_s[i, at, : row.step_s.shape[1]] = row.step_s
-            for name, values in row.cells.items():
-                cells[name][i, at] = values
+            steps[i, at[i], : row.step_s.shape[1]] = row.step_s
         return ArmColumns(
             study=study,
             arm=arm,
@@ -202,8 +199,8 @@ class GrowingColumns:
             batch_size=np.array([row.batch_size for row in rows], np.int64),
             single_sample=np.array([row.single_sample for row in rows], np.bool_),
             ranks=ranks_in_one_place({row.gang: self._gangs[row.gang] for row in rows}, numbers),
-            present=present,
-            step_s=step_s,
+            present=_laid_out([np.broadcast_to(np.True_, len(places)) for places in at], at, len(numbers)),
+            step_s=steps,
             **cells,
         )
 
@@ -234,8 +231,25 @@ class _BlockArrays:
         return _BlockArrays(block.round, block.batch_size, block.single_sample, block.gang, ranks, cells, step_s)
 
 
+def _laid_out(rows: Sequence[Any], at: Sequence[IntArray], ranks: int) -> Any:
+    """What the blocks of some rounds say of one quantity, (rounds, ranks): NaN, 0 or False of ranks that took no part.
+
+    Args:
+        rows: of each round, a value for each rank that took part.
+        at: the columns of those.
+        ranks: how many columns there are.
+    """
+    if all(len(values) == ranks and values.strides == (0,) for values in rows):  # alike on all ranks
+        return np.broadcast_to(np.array([values[0] for values in rows])[:, np.newaxis], (len(rows), ranks))
+    found = np.empty((len(rows), ranks), rows[0].dtype)
+    for i, values in enumerate(rows):
+        if len(values) < ranks:
+            found[i] = np.nan if found.dtype.kind == "f" else 0
+        found[i, at[i]] = values
+    return found
+
+
 _NUMBERS = ("block_s", "started_unix_s", "step_stdev_s", "utilization", "energy_j", "peak_memory_bytes")
-_COUNTS = ("steps", "skipped_steps", "checksum")
 
 
 def ranks_of_gang(gang: GangRecord) -> RankColumns:
