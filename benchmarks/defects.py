@@ -471,8 +471,8 @@ DEFECTS = (
         "history",
         "a step time that rises is an improvement",
         "history/regression.py",
-        "        log_ratio = -log_ratio\n",
-        "        pass\n",
+        "    return -ratio if is_lower_better(value.metric) else ratio",
+        "    return ratio",
         ("history",),
     ),
     Defect(

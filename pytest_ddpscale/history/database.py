@@ -13,7 +13,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from pytest_ddpscale.errors import HistoryError
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_opening import RUNS_FOLDER
 
+DEFAULT_HISTORY = RUNS_FOLDER / "history.sqlite"
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x64647073  # "ddps": by which SQLite's header knows whose file this is
 BUSY_S = 60.0
@@ -42,6 +45,14 @@ _SCHEMA = (
 )
 _BROKEN = ("not a database", "malformed", "no such table", "no such column", "encrypted")
 _BUSY = ("locked", "busy")
+
+
+def history_file_of(asked: Path | None, run: RunDirectory) -> Path | None:
+    """The site's history: the file asked for, else the one beside a run in ``ddpscale-runs``; None if there is none."""
+    if asked is not None:
+        return asked
+    folder = run.path.parent
+    return folder / DEFAULT_HISTORY.name if folder.resolve() == RUNS_FOLDER.resolve() else None
 
 
 @contextmanager

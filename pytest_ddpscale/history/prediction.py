@@ -16,6 +16,7 @@ from functools import lru_cache
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.stats.intervals import t_quantile
 
+CONFIDENCE = 0.95
 FEWEST_VALUES = 5  # fewer say too little about their spread
 MOST_VALUES = 20  # the latest ones: a node's norm may change for good reasons
 # Relative. Five equal numbers are no proof of a machine without noise: repeated trainings on one sound node range over
