@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from pytest_ddpscale.checks import gpu_links as links
 from pytest_ddpscale.checks import gpus, host, memory_errors, software, throttling
 from pytest_ddpscale.checks import nccl_transport as transport
 from pytest_ddpscale.checks.finding import CheckResult, Finding, NodeEvidence, concluded
+from pytest_ddpscale.checks.from_survey import each_gpu, each_node
+from pytest_ddpscale.checks.under_load import each_working_gpu
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 
 _FIND: dict[str, Callable[[NodeEvidence], dict[str, Finding]]] = {
     "gpus": gpus.gpus,
-    "processes": gpus.processes,
-    "mig": gpus.mig,
-    "ecc": memory_errors.ecc,
-    "throttling": throttling.throttling,
-    "pcie": links.pcie,
-    "nvlink": links.nvlink,
+    "processes": partial(each_gpu, gpus.processes),
+    "mig": partial(each_gpu, gpus.mig),
+    "ecc": partial(each_gpu, memory_errors.ecc),
+    "throttling": partial(each_gpu, throttling.throttling),
+    "pcie": partial(each_gpu, links.pcie),
+    "nvlink": partial(each_node, links.nvlink),
     "versions": software.versions,
-    "kernels": software.kernels,
+    "kernels": partial(each_node, software.kernels),
     "bf16": software.bf16,
-    "disk": host.disk,
+    "disk": partial(each_node, host.disk),
     "clock": host.clock,
     "transport": transport.transport,
     "ecc_under_load": memory_errors.ecc_under_load,
-    "throttling_under_load": throttling.throttling_under_load,
-    "pcie_under_load": links.pcie_under_load,
+    "throttling_under_load": partial(each_working_gpu, throttling.throttling_under_load),
+    "pcie_under_load": partial(each_working_gpu, links.pcie_under_load),
 }
 
 

@@ -52,7 +52,7 @@ def accept_losses(history_file: Path, node: str, sku: str | None = None) -> int:
             (node, sku, sku),
         ).fetchall()
         for _, of_sku in groupby(rows, key=lambda row: row[0]):
-            told = [_Kept(*row[1:4], KeyValue(*row[4:])) for row in of_sku]
+            told = [_Kept(row[1], row[2], row[3], KeyValue(*row[4:])) for row in of_sku]
             gone = _gone(told)
             by_series: dict[KeyValueSeries, list[_Kept]] = {}
             for one in told:
