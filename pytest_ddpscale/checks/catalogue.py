@@ -36,16 +36,9 @@ _FIND: dict[str, Callable[[NodeEvidence], dict[str, Finding]]] = {
 def check(name: str, evidence: NodeEvidence) -> CheckResult:
     """One check of all nodes.
 
-    Args:
-        name: in the catalogue `NODE_CHECKS`.
-        evidence: all that is known of them; checks under load read telemetry and blocks, others surveys or transports.
-
     Returns:
         ``passed`` if every planned node passes, ``failed`` if any does not; ``not_measured`` if that cannot be told of
         some node, or if the check means nothing without a GPU and ranks train on CPUs.
-
-    Raises:
-        KeyError: there is no such check.
     """
     if evidence.expectation.device_type == "cpu" and not NODE_CHECKS[name].on_cpu:
         return CheckResult(name, "not_measured", None, f"{NODE_CHECKS[name].title}: means nothing without a GPU")
@@ -56,16 +49,10 @@ def unfit_hosts(names: Iterable[str], evidence: NodeEvidence) -> dict[str, str]:
     """Nodes to leave out: those that certainly fail a check of their survey, or that could not be looked at.
 
     A node that may be as it should, because most fail alike or nothing says which of two is the odd one, stays.
-
-    Args:
-        names: of checks that a node has to pass; those that read no survey are passed over.
-        evidence: surveys, and what they are held against.
+    Checks that read no survey are passed over.
 
     Returns:
         Host → why, in the order of hosts.
-
-    Raises:
-        KeyError: there is no such check.
     """
     reasons: dict[str, list[str]] = {}
     asked = [name for name in names if NODE_CHECKS[name].reads == "survey"]

@@ -24,10 +24,7 @@ class NodeEvidence:
 
     Attributes:
         expectation: what nodes have to be.
-        surveys: host → what it is, of those that said so.
-        hosts_planned: how many nodes there should be.
-        telemetry: what GPUs said while they worked.
-        transports: what NCCL said, of each rank.
+        surveys: by host, of those that said so.
         blocks: (host, GPU UUID) → the blocks that it took part in, by (study, arm, round); empty where nobody knows.
         post_mortems: what GPUs were after ranks had failed; empty if none did.
     """
@@ -43,12 +40,7 @@ class NodeEvidence:
 
 @dataclass(frozen=True)
 class GpuPlace:
-    """A GPU on a node.
-
-    Attributes:
-        index: local rank: place among the GPUs that ranks may use.
-        uuid: as NVML has it; empty of a GPU that does not even tell that.
-    """
+    """A GPU on a node: its local rank, and its UUID, empty of a GPU that does not even tell that."""
 
     index: int | None
     uuid: str
@@ -62,10 +54,9 @@ class GpuPlace:
 
 @dataclass(frozen=True)
 class NodeFault:
-    """Something that is not as it should be.
+    """Something that is not as it should be: what was found, and what was expected.
 
     Attributes:
-        text: what was found, and what was expected.
         gpu: on which GPU; None if it is about the node.
         stands_alone: whether it is a fault whatever other nodes are like, such as a lost GPU. Of anything else the
             expectation may be wrong, if most nodes do not meet it.
@@ -83,14 +74,7 @@ class NodeFault:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found on one node; with neither faults nor unknowns it passes.
-
-    Attributes:
-        faults: that it has.
-        unknown: what would have to be known, and is not, with the reason.
-        notes: what the reader should know.
-        gpus: how many were looked at.
-    """
+    """What a check found on one node: faults, what is not known and why, notes for the reader, and GPUs looked at."""
 
     faults: tuple[NodeFault, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -137,12 +121,9 @@ class CheckResult:
     """A check of all nodes.
 
     Attributes:
-        name: of the check.
         outcome: ``passed`` if every planned node passes; ``failed`` if one has a fault; else ``not_measured``.
         share: of the planned nodes, those that pass: 0 … 1; None if nothing is known of any.
         reason: one sentence: why this outcome.
-        culprits: nodes and GPUs at fault.
-        notes: what the reader should know.
     """
 
     name: str

@@ -40,13 +40,7 @@ def in_most_windows(
 
     Arms are looked at one by one: what shows only in training must not be outvoted by probes that heat nothing.
     Not known is an arm that could not be read in so many windows that they decide, and a GPU that was hardly polled.
-
-    Args:
-        windows: of one GPU.
-        was_so: asked of each.
-        text: says what was so.
-        what: that would have to be read.
-        place: the GPU.
+    `text` says what was so, and `what` would have to be read.
     """
     answers = {arm: [was_so(window) for window in of_arm] for arm, of_arm in _by_arm(windows).items()}
     half = {arm: SHARE_OF_WINDOWS * len(of_arm) for arm, of_arm in answers.items()}

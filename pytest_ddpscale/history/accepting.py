@@ -26,12 +26,7 @@ def accept_losses(history_file: Path, node: str, sku: str | None = None) -> int:
     """Take what a node reached last for its norm, wherever that was worse than before.
 
     Of a value that had fallen in its latest run, the nights since it fell count from now on, and those before no more.
-    Nor do values of GPUs that the node no longer has.
-
-    Args:
-        history_file: the site's.
-        node: its name.
-        sku: only of this one; None for all.
+    Nor do values of GPUs that the node no longer has. Without an SKU of all.
 
     Returns:
         how many values were accepted, or are no longer waited for.

@@ -21,12 +21,10 @@ class Baseline:
     """The past of the hosts of a run.
 
     Attributes:
-        sku: canonical SKU name.
         before: ISO 8601 in UTC: of runs that began before.
         past: the latest twenty values of each series, summed up.
         versions: of the software in those runs, by host and name, oldest first, each once.
         places: what each GPU told in the latest of those runs in which most GPUs of its node did, in order.
-        schema_version: of baseline.json.
     """
 
     sku: str
@@ -38,15 +36,10 @@ class Baseline:
 
 
 def read_baseline(history_file: Path, sku: str, hosts: Collection[str], before_iso: str) -> Baseline:
-    """What the hosts reached in runs of a SKU that began before a moment.
+    """What the hosts reached in runs of a SKU that began before a moment (ISO 8601 in UTC, whole seconds).
 
-    Rejected runs are left out, and what had fallen: a node that broke must not become its own norm.
-
-    Args:
-        history_file: the site's.
-        sku: canonical name; ``simulated …`` of simulated runs.
-        hosts: of the run that is to be judged.
-        before_iso: when it began, ISO 8601 in UTC with whole seconds.
+    Rejected runs are left out, and what had fallen: a node that broke must not become its own norm. Simulated runs
+    have SKUs of their own, ``simulated …``.
 
     Raises:
         HistoryError: there is no history, or it cannot be used.
@@ -76,10 +69,6 @@ def version_changes(before: Mapping[str, tuple[str, ...]], now: Mapping[str, str
     """What of the software was another in any earlier run: ``torch 2.14.0 before, 2.15.0 now``.
 
     That explains a drift before any GPU does. What either side does not say is not compared.
-
-    Args:
-        before: `versions_seen` in the earlier runs.
-        now: of the run in question, by name.
     """
     changes = []
     for name, versions in sorted(before.items()):
@@ -93,10 +82,7 @@ def fullest_places(runs: Iterable[Iterable[KeyValueSeries]]) -> set[KeyValueSeri
     """Of each kind of value, what the GPUs told in the latest run in which most GPUs did.
 
     Not in the latest run at all, which may have lacked the same GPU. And not in any run: a GPU that was replaced is in
-    the earlier ones.
-
-    Args:
-        runs: all series of each run of one host, oldest first.
+    the earlier ones. Runs are of one host, oldest first.
     """
     fullest: dict[_Kind, dict[str, KeyValueSeries]] = {}
     for run in runs:
@@ -109,12 +95,8 @@ def fullest_places(runs: Iterable[Iterable[KeyValueSeries]]) -> set[KeyValueSeri
 def missing_gpus(before: Iterable[KeyValueSeries], now: Iterable[KeyValueSeries]) -> list[tuple[str, str]]:
     """Host and UUID of every GPU that tells nothing of what others of its node still do; in order.
 
-    A kind of value that no GPU of the node told now was not asked for. Where as many GPUs tell it as before, one that
-    is missing was replaced.
-
-    Args:
-        before: `fullest_places` of the nodes.
-        now: of the run in question.
+    A kind of value that no GPU of the node told now was not asked for. Where as many GPUs tell it as before (in
+    `fullest_places`), one that is missing was replaced.
     """
     told = _by_kind(now)
     found: set[tuple[str, str]] = set()

@@ -59,9 +59,7 @@ def history_file_of(asked: Path | None, run: RunDirectory) -> Path | None:
 def writing(file: Path, busy_s: float = BUSY_S) -> Iterator[sqlite3.Connection]:
     """One transaction, committed at the end and rolled back if anything is raised. Makes the file if there is none.
 
-    Args:
-        file: the history.
-        busy_s: how long to wait for other writers, in seconds.
+    Waits for other writers for so many seconds.
 
     Raises:
         HistoryError: the file is not ours, broken, newer than this version, locked, or cannot be written.

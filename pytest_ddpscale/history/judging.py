@@ -20,19 +20,12 @@ _HOW_TO_ACCEPT = "ddpscale history NODE --accept"
 
 
 def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | None, confidence: float) -> Verdict:
-    """The verdict on ``no_regression``.
-
-    Args:
-        case: the requirement: the least ratio of a value to that of earlier runs.
-        evidence: of the run.
-        baseline: what the same nodes reached before; None if the site keeps no history.
-        confidence: of all comparisons together, 0 … 1.
+    """The verdict on ``no_regression``: no value is below the least ratio to earlier runs, all intervals together.
 
     Returns:
-        ``passed`` if no value fell below the bound for sure, and every one is above it for sure; ``failed`` if any is
-        below it for sure; ``inconclusive`` in between, where there is too little history, and where a GPU that told
-        something in earlier runs does not now: no history is no pass.
-        ``not_measured`` if the run has no values.
+        ``passed`` if every value is above the bound for sure; ``failed`` if any is below it for sure; ``inconclusive``
+        in between, where there is no or too little history, and where a GPU that told something in earlier runs does
+        not now: no history is no pass. ``not_measured`` if the run has no values.
     """
     blank = blank_verdict(case, confidence)
     if not has_key_values(evidence):

@@ -29,9 +29,7 @@ class KeyValueSeries:
     """What has to be equal for two key values to be comparable: the same place, doing the same thing.
 
     Attributes:
-        host: name of the node.
         gpu: UUID of the GPU; ``cpu:0`` is the CPU rank of that number; empty for the whole node.
-        metric: name in the catalogue.
         subject: name of the workload or probe.
         world_size: ranks on this host that did it together, or at once.
         arm: ``alone``, ``each``, ``ddp`` or ``probe``.
@@ -92,9 +90,6 @@ def key_values_of(evidence: Evidence) -> list[KeyValue]:
     gave. Per node: throughput per GPU under DDP, where that fits one node, and what the slowest group or pair of its
     ranks reached in each probe that communicates. Medians over rounds; too few rounds, a study that broke and
     imported samples give none.
-
-    Args:
-        evidence: of the run.
     """
     unique: dict[KeyValueSeries, KeyValue] = {}
     for value in _values(evidence):  # of two arms that tell the same, such as each@8 beside each@16, the first counts

@@ -30,10 +30,9 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Observed:
-    """A value with what it is to be compared with.
+    """The latest value of a series with what it is to be compared with.
 
     Attributes:
-        value: the latest of its series.
         at: when its run began, ISO 8601 in UTC.
         past: earlier values of the same series, oldest first; the latest twenty are looked at.
         peers: latest values of the same place on other hosts, one for each host.
@@ -50,8 +49,7 @@ class ValueComparison:
     """A value beside others.
 
     Attributes:
-        reference: the others.
-        ratio: the value over their median.
+        ratio: the value over the median of the others.
         interval: within which it should lie, in the unit of the value; None where too few others are there.
         standing: ``worse`` and ``better`` lie outside of the interval, ``unknown`` has none.
     """
@@ -91,7 +89,6 @@ class NodeHistory:
 
     Attributes:
         sku: canonical name; ``simulated …`` of simulated runs.
-        host: its name.
         runs: the latest ones, oldest first; at least one.
         drifts: of all values of its last week.
         changes: of the software between the last run and those before.
@@ -131,10 +128,6 @@ def drifts_of(observed: Sequence[Observed], confidence: float = CONFIDENCE) -> l
     A value is worse, or better, if it lies outside of the interval that the others predict for one more of them. The
     intervals hold all together: if nothing changed, any value at all is flagged with a probability of at most
     1 - `confidence`, and as worse with half of that.
-
-    Args:
-        observed: everything that is looked at together.
-        confidence: that none is flagged that did not change, 0 … 1.
     """
     references = [(reference_of(one.past[-MOST_VALUES:]), reference_of(one.peers)) for one in observed]
     number = sum(one is not None and one.is_enough for pair in references for one in pair)
@@ -159,14 +152,9 @@ def _compared(value: KeyValue, reference: Reference | None, confidence: float) -
 
 
 def read_histories(history_file: Path, sku: str | None = None, node: str | None = None) -> list[NodeHistory]:
-    """All nodes with a run, by SKU and name, with the drift of what each reached.
+    """All nodes with a run, by SKU and name, with the drift of what each reached; or only one SKU's, or one node.
 
     Intervals hold all together: for one node those of its values, without one those of all nodes.
-
-    Args:
-        history_file: the site's.
-        sku: only this one; None for all.
-        node: only this one; its peers are looked up all the same.
 
     Raises:
         HistoryError: there is no history, it is empty, or cannot be used.

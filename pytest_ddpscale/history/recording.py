@@ -49,13 +49,6 @@ def record_run(
     that was resumed and judged anew takes the place of what it had been. A simulated run is kept under a SKU of its
     own, ``simulated a100-sxm4-80gb``, so that no machine is compared with it.
 
-    Args:
-        history_file: made if it is not there.
-        run: the directory that was measured into.
-        judgement: on it.
-        evidence: of the run, if it has been read already.
-        busy_s: how long to wait for other writers, in seconds.
-
     Raises:
         RunDirectoryError: the run is broken, or was imported.
         HistoryError: the history cannot be used; the run is unharmed.

@@ -18,8 +18,6 @@ class Compared:
     """A value beside the past of its place.
 
     Attributes:
-        value: of this run.
-        past: of the same series.
         ratio: value over geometric mean of the past; turned over where a lower value is better, so that below 1 is
             always worse.
         interval: of the ratio, allowing for the spread of single runs.
@@ -68,16 +66,10 @@ def regression_of(
     confidence: float = CONFIDENCE,
     versions: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Regression:
-    """Compare the values of a run with the past of the same places.
+    """Compare the values of a run with the past of the same places, of the same SKU and hosts.
 
     The interval of a ratio is the prediction interval of `history.prediction` seen from the other side: as far from
     the ratio as a single run strays from the mean of those before. All intervals hold together with `confidence`.
-
-    Args:
-        current: key values of the run.
-        baseline: of the same SKU and hosts.
-        confidence: that no place is found worse that did not change, 0 … 1.
-        versions: of the software in this run, by host and name, where it is known.
     """
     pairs = _with_past(current, dict(baseline.past))
     each = shared_confidence(confidence, len(pairs))
@@ -99,10 +91,6 @@ def regressed_values(values: Sequence[KeyValue], past: Mapping[KeyValueSeries, R
     it lies beyond its single interval. Where the norm is so steady that it could find such a loss, no sound value loses
     that much; and while it is young, the intervals of all together are wider than the loss, which would become the norm
     before anybody could find it. With fewer than five earlier values none has fallen.
-
-    Args:
-        values: of the run.
-        past: of the same places.
     """
     pairs = _with_past(values, past)
     together = shared_confidence(CONFIDENCE, len(pairs))

@@ -27,11 +27,7 @@ def breakdown(
 
     Percentiles are over the raw steps of all ranks; throughput is the median over the rounds, at the slowest
     rank's pace; memory is the most of any round. All groups of ranks count that trained an arm at the same time.
-
-    Args:
-        columns: what the run measured.
-        plan: of the run.
-        flops_per_image: floating-point operations of forward and backward pass, by study, where they were counted.
+    The floating-point operations of forward and backward pass are by study, where they were counted.
     """
     rows = []
     for study in plan.studies:

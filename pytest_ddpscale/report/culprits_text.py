@@ -73,11 +73,8 @@ class HostFinding:
 class HostFindings:
     """Everything a run says.
 
-    Attributes:
-        findings: of this run.
-        started_unix_s: when it began.
-        kept: of a run in which all that was asked was kept, whether all was asked or not: ids of the requirements that
-            passed, by the hosts that took part in measuring them.
+    Of a run in which all that was asked was kept, whether all was asked or not, `kept` has the ids of the requirements
+    that passed, by the hosts that took part in measuring them.
     """
 
     findings: tuple[HostFinding, ...]
@@ -88,11 +85,7 @@ class HostFindings:
 def read_findings(
     path: Path, judgement_of: Callable[[RunDirectory], Judgement] = lambda run: read_judgement(run.verdicts_json)
 ) -> HostFindings:
-    """What a run says of its hosts.
-
-    Args:
-        path: the run directory.
-        judgement_of: gives its verdicts.
+    """What a run says of its hosts, by the verdicts that `judgement_of` gives.
 
     Raises:
         RunDirectoryError: it is no run directory, is broken, or was not judged yet.

@@ -7,13 +7,7 @@ from pytest_ddpscale.results.verdicts import Verdict
 
 
 def explain(verdict: Verdict, where: str, rerun: str) -> str:
-    """Value, interval, bound, margin, who is to blame and how to measure it again.
-
-    Args:
-        verdict: to be explained.
-        where: ``file:line`` of the requirement.
-        rerun: the command that measures just this again.
-    """
+    """Value, interval, bound, margin, who is to blame and how to measure it again; `where` is ``file:line``."""
     lines = [f"{text.verdict_word(verdict)}  {text.one_line(verdict.id)}: {text.reason_text(verdict)}"]
     if text.check_text(verdict):
         lines.append(f"  check     {text.check_text(verdict)}")

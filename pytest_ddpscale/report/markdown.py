@@ -121,8 +121,7 @@ def render_markdown(
         run: the content of run.json.
         plan: what was to be measured; None if that was not kept.
         plots: paths of the pictures, as seen from the report.
-        columns: what was measured, for the table of where the time went.
-        flops_per_image: for the same, by study.
+        columns: what was measured, for the table of where the time went; with the operations of each study's image.
     """
     rendered = _template().render(
         judgement=judgement,

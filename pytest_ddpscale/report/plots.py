@@ -51,8 +51,6 @@ class _Quantity:
     """What one plot shows of each series.
 
     Attributes:
-        file: name without the scaling, for example ``efficiency``.
-        title: what it is.
         axis: label of the y axis, with its unit; ``{device}`` is GPU or rank.
         factor: from the values' unit to that of the axis.
         metrics: the first gives the values, with one formula for both scalings; the bounds of all are drawn.
@@ -83,16 +81,10 @@ _PLOTS: tuple[tuple[Scaling, _Quantity], ...] = (
 
 
 def write_plots(columns: Columns, plan: Plan, judgement: Judgement, directory: Path) -> list[Path]:
-    """Draw what was measured, one PNG per scaling mode and quantity.
-
-    Args:
-        columns: what the run measured.
-        plan: of the run: it says how many ranks an arm has.
-        judgement: whose bounds are drawn, and whose failures are marked.
-        directory: where the files go; made if there is something to draw.
+    """Draw what was measured, one PNG per scaling mode and quantity, with bounds and failures.
 
     Returns:
-        The files written, ``weak-throughput.png`` first; none if nothing can be drawn.
+        The files written, ``weak-throughput.png`` first; none, and no directory, if nothing can be drawn.
     """
     # Someone's own matplotlibrc may ask for LaTeX or another font: reports look alike everywhere.
     with matplotlib.rc_context():

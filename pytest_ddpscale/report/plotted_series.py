@@ -20,7 +20,6 @@ class Point:
     """One quantity at one world size, over the rounds.
 
     Attributes:
-        world_size: ranks that trained together.
         center: geometric mean over the rounds.
         below: distance from `center` to one geometric standard deviation below; 0 with one round. `above` likewise.
     """
