@@ -444,8 +444,8 @@ DEFECTS = (
         "checks",
         "GPUs whose processes cannot be read are free",
         "checks/gpus.py",
-        '        return unread(gpu, place, "processes")',
-        "        return Finding()",
+        '        yield unread(gpu, place, "processes")',
+        "        pass",
         ("checks",),
     ),
     Defect(
@@ -471,8 +471,8 @@ DEFECTS = (
         "history",
         "a step time that rises is an improvement",
         "history/regression.py",
-        "        log_ratio = -log_ratio\n",
-        "        pass\n",
+        "    return -ratio if is_lower_better(value.metric) else ratio",
+        "    return ratio",
         ("history",),
     ),
     Defect(

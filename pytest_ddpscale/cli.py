@@ -192,7 +192,7 @@ def _add_history(commands: Commands) -> None:
 
 
 def _history(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.history.location import DEFAULT_HISTORY
+    from pytest_ddpscale.history.database import DEFAULT_HISTORY
     from pytest_ddpscale.history.overview import read_histories
     from pytest_ddpscale.report.history_text import json_text, node_lines, overview_lines, tsv_lines
 

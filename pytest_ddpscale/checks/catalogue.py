@@ -3,46 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from pytest_ddpscale.checks import gpu_links as links
 from pytest_ddpscale.checks import gpus, host, memory_errors, software, throttling
 from pytest_ddpscale.checks import nccl_transport as transport
 from pytest_ddpscale.checks.finding import CheckResult, Finding, NodeEvidence, concluded
+from pytest_ddpscale.checks.from_survey import each_gpu, each_node
+from pytest_ddpscale.checks.under_load import each_working_gpu
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 
 _FIND: dict[str, Callable[[NodeEvidence], dict[str, Finding]]] = {
     "gpus": gpus.gpus,
-    "processes": gpus.processes,
-    "mig": gpus.mig,
-    "ecc": memory_errors.ecc,
-    "throttling": throttling.throttling,
-    "pcie": links.pcie,
-    "nvlink": links.nvlink,
+    "processes": partial(each_gpu, gpus.processes),
+    "mig": partial(each_gpu, gpus.mig),
+    "ecc": partial(each_gpu, memory_errors.ecc),
+    "throttling": partial(each_gpu, throttling.throttling),
+    "pcie": partial(each_gpu, links.pcie),
+    "nvlink": partial(each_node, links.nvlink),
     "versions": software.versions,
-    "kernels": software.kernels,
+    "kernels": partial(each_node, software.kernels),
     "bf16": software.bf16,
-    "disk": host.disk,
+    "disk": partial(each_node, host.disk),
     "clock": host.clock,
     "transport": transport.transport,
     "ecc_under_load": memory_errors.ecc_under_load,
-    "throttling_under_load": throttling.throttling_under_load,
-    "pcie_under_load": links.pcie_under_load,
+    "throttling_under_load": partial(each_working_gpu, throttling.throttling_under_load),
+    "pcie_under_load": partial(each_working_gpu, links.pcie_under_load),
 }
 
 
 def check(name: str, evidence: NodeEvidence) -> CheckResult:
     """One check of all nodes.
 
-    Args:
-        name: in the catalogue `NODE_CHECKS`.
-        evidence: all that is known of them; checks under load read telemetry and blocks, others surveys or transports.
-
     Returns:
         ``passed`` if every planned node passes, ``failed`` if any does not; ``not_measured`` if that cannot be told of
         some node, or if the check means nothing without a GPU and ranks train on CPUs.
-
-    Raises:
-        KeyError: there is no such check.
     """
     if evidence.expectation.device_type == "cpu" and not NODE_CHECKS[name].on_cpu:
         return CheckResult(name, "not_measured", None, f"{NODE_CHECKS[name].title}: means nothing without a GPU")
@@ -53,16 +49,10 @@ def unfit_hosts(names: Iterable[str], evidence: NodeEvidence) -> dict[str, str]:
     """Nodes to leave out: those that certainly fail a check of their survey, or that could not be looked at.
 
     A node that may be as it should, because most fail alike or nothing says which of two is the odd one, stays.
-
-    Args:
-        names: of checks that a node has to pass; those that read no survey are passed over.
-        evidence: surveys, and what they are held against.
+    Checks that read no survey are passed over.
 
     Returns:
         Host → why, in the order of hosts.
-
-    Raises:
-        KeyError: there is no such check.
     """
     reasons: dict[str, list[str]] = {}
     asked = [name for name in names if NODE_CHECKS[name].reads == "survey"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,6 +13,7 @@ from pytest_ddpscale.results.transport_record import Transport
 from pytest_ddpscale.results.verdicts import Culprit
 
 CheckOutcome = Literal["passed", "failed", "not_measured"]
+_Doubt = Literal["outside", "nodes", "gpus"]
 Blocks = Mapping[tuple[str, str], Collection[tuple[str, str, int]]]
 _MOST_NAMED = 3
 
@@ -23,10 +24,7 @@ class NodeEvidence:
 
     Attributes:
         expectation: what nodes have to be.
-        surveys: host → what it is, of those that said so.
-        hosts_planned: how many nodes there should be.
-        telemetry: what GPUs said while they worked.
-        transports: what NCCL said, of each rank.
+        surveys: by host, of those that said so.
         blocks: (host, GPU UUID) → the blocks that it took part in, by (study, arm, round); empty where nobody knows.
         post_mortems: what GPUs were after ranks had failed; empty if none did.
     """
@@ -42,23 +40,23 @@ class NodeEvidence:
 
 @dataclass(frozen=True)
 class GpuPlace:
-    """A GPU on a node.
-
-    Attributes:
-        index: local rank: place among the GPUs that ranks may use.
-        uuid: as NVML has it; empty of a GPU that does not even tell that.
-    """
+    """A GPU on a node: its local rank, and its UUID, empty of a GPU that does not even tell that."""
 
     index: int | None
     uuid: str
 
+    @property
+    def label(self) -> str:
+        """``GPU 3 (GPU-1f…)``, as far as it is known."""
+        number = "" if self.index is None else f" {self.index}"
+        return f"GPU{number} ({self.uuid})" if self.uuid else f"GPU{number}"
+
 
 @dataclass(frozen=True)
 class NodeFault:
-    """Something that is not as it should be.
+    """Something that is not as it should be: what was found, and what was expected.
 
     Attributes:
-        text: what was found, and what was expected.
         gpu: on which GPU; None if it is about the node.
         stands_alone: whether it is a fault whatever other nodes are like, such as a lost GPU. Of anything else the
             expectation may be wrong, if most nodes do not meet it.
@@ -76,14 +74,7 @@ class NodeFault:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found on one node; with neither faults nor unknowns it passes.
-
-    Attributes:
-        faults: that it has.
-        unknown: what would have to be known, and is not, with the reason.
-        notes: what the reader should know.
-        gpus: how many were looked at.
-    """
+    """What a check found on one node: faults, what is not known and why, notes for the reader, and GPUs looked at."""
 
     faults: tuple[NodeFault, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -95,20 +86,34 @@ class Finding:
             self.faults + other.faults, self.unknown + other.unknown, self.notes + other.notes, self.gpus + other.gpus
         )
 
+    @property
+    def passes(self) -> bool:
+        """Whether nothing is wrong, and nothing unknown."""
+        return not self.faults and not self.unknown
+
+
+def summed(findings: Iterable[Finding]) -> Finding:
+    """All of them as one; without any, a finding that passes."""
+    return sum(findings, Finding())
+
 
 def fault(text: str, gpu: GpuPlace | None = None, *, stands_alone: bool = False) -> Finding:
     """A finding of one fault."""
     return Finding(faults=(NodeFault(text, gpu, stands_alone),))
 
 
-def unknown(text: str) -> Finding:
+def unknown(text: str, gpu: GpuPlace | None = None) -> Finding:
     """A finding of one thing that is not known."""
-    return Finding(unknown=(text,))
+    return Finding(unknown=(_labelled(text, gpu),))
 
 
-def note(text: str) -> Finding:
+def note(text: str, gpu: GpuPlace | None = None) -> Finding:
     """A finding of one thing to be told."""
-    return Finding(notes=(text,))
+    return Finding(notes=(_labelled(text, gpu),))
+
+
+def _labelled(text: str, gpu: GpuPlace | None) -> str:
+    return f"{gpu.label}: {text}" if gpu else text
 
 
 @dataclass(frozen=True)
@@ -116,12 +121,9 @@ class CheckResult:
     """A check of all nodes.
 
     Attributes:
-        name: of the check.
         outcome: ``passed`` if every planned node passes; ``failed`` if one has a fault; else ``not_measured``.
         share: of the planned nodes, those that pass: 0 … 1; None if nothing is known of any.
         reason: one sentence: why this outcome.
-        culprits: nodes and GPUs at fault.
-        notes: what the reader should know.
     """
 
     name: str
@@ -133,89 +135,57 @@ class CheckResult:
 
 
 def concluded(name: str, findings: Mapping[str, Finding], hosts_planned: int) -> CheckResult:
-    """What findings on nodes come to.
-
-    Args:
-        name: of the check.
-        findings: by host.
-        hosts_planned: how many nodes there should be.
-    """
-    planned = max(hosts_planned, len(findings))
-    failed = {host: finding for host, finding in sorted(findings.items()) if finding.faults}
-    untold = [f"{host}: {text}" for host, finding in sorted(findings.items()) for text in finding.unknown]
-    missing = planned - len(findings)
-    if missing:
-        untold.append(f"nothing is known of {missing} of {_nodes(planned)}")
-    passing = sum(not finding.faults and not finding.unknown for finding in findings.values())
-    doubts = _doubts(findings, planned)
-    notes = [f"{host}: {text}" for host, finding in sorted(findings.items()) for text in finding.notes]
-    share = passing / planned if findings else None
-    if failed:
-        told = [f"{host}: {_labelled(one)}" for host, finding in failed.items() for one in finding.faults]
-        reason = f"{len(failed)} of {_nodes(planned)} not as expected: {_listed(told)}"
+    """What findings on nodes, by host, come to, where there should be so many nodes."""
+    planned, in_order = max(hosts_planned, len(findings)), sorted(findings.items())
+    faults = [(host, one) for host, finding in in_order for one in finding.faults]
+    untold = [f"{host}: {text}" for host, finding in in_order for text in finding.unknown]
+    notes = [f"{host}: {text}" for host, finding in in_order for text in finding.notes]
+    if planned > len(findings):
+        untold.append(f"nothing is known of {planned - len(findings)} of {_nodes(planned)}")
+    share = sum(finding.passes for finding in findings.values()) / planned if findings else None
+    if faults:
+        told = [f"{host}: {_labelled(one.text, one.gpu)}" for host, one in faults]
+        reason = f"{len(dict(faults))} of {_nodes(planned)} not as expected: {_listed(told)}"
         notes += [f"also not known: {_listed(untold)}"] if untold else []
-        culprits = tuple(_culprit(host, one, doubts) for host, finding in failed.items() for one in finding.faults)
-        return CheckResult(name, "failed", share, reason, culprits, (*notes, *doubts.notes))
+        doubts = _doubts(findings, planned)
+        notes += [f"{text} No node is certain to be at fault" for text in doubts.values()]
+        culprits = tuple(_culprit(host, one, doubts) for host, one in faults)
+        return CheckResult(name, "failed", share, reason, culprits, tuple(notes))
     if untold or not findings:
         reason = f"cannot be told: {_listed(untold) or 'nothing is known of any node'}"
         return CheckResult(name, "not_measured", share, reason, (), tuple(notes))
-    return CheckResult(
-        name, "passed", share, f"{'' if planned == 1 else 'all '}{_nodes(planned)} as expected", (), tuple(notes)
-    )
+    reason = f"{'' if planned == 1 else 'all '}{_nodes(planned)} as expected"
+    return CheckResult(name, "passed", share, reason, (), tuple(notes))
 
 
-@dataclass(frozen=True)
-class _Doubts:
-    """Whether most nodes, or most GPUs, fail alike, so that the expectation, or what they share, may be at fault."""
+def _doubts(findings: Mapping[str, Finding], planned: int) -> dict[_Doubt, str]:
+    """Whether most nodes, or most GPUs, fail alike, so that the expectation, or what they share, may be at fault.
 
-    of_nodes: bool
-    of_gpus: bool
-    from_outside: bool
-    notes: tuple[str, ...]
-
-
-def _doubts(findings: Mapping[str, Finding], planned: int) -> _Doubts:
-    """The rule of `failed_nodes.with_failed_nodes`; a node where some of its GPUs fail has the others to compare with.
-
+    The rule of `failed_nodes.with_failed_nodes`; a node where some of its GPUs fail has the others to compare with.
     A single node is no majority: what it is not is its own fault.
     """
     compared = [(host, one) for host, finding in findings.items() for one in finding.faults if not one.stands_alone]
-    failed_nodes = {host for host, one in compared if one.gpu is None}
-    failed_gpus = {(host, one.gpu) for host, one in compared if one.gpu is not None}
-    of_nodes = planned > 1 and 2 * len(failed_nodes) > planned
-    has_most_nodes = 2 * len({host for host, _ in failed_gpus}) > planned
-    of_gpus = has_most_nodes and 2 * len(failed_gpus) > sum(finding.gpus for finding in findings.values())
-    outside = [host for host, finding in findings.items() if any(one.is_from_outside for one in finding.faults)]
-    from_outside = 2 * len(outside) > planned
-    notes = []
-    if from_outside:
-        notes.append(f"{len(outside)} of {planned} nodes are held down from outside: is it the facility?")
-    if of_nodes:
-        notes.append(f"{len(failed_nodes)} of {planned} nodes fail alike: is the expectation right?")
-    if of_gpus:
-        notes.append(f"{len(failed_gpus)} GPUs of most nodes fail alike: is the expectation right?")
-    return _Doubts(
-        of_nodes, of_gpus, from_outside, tuple(f"{text} No node is certain to be at fault" for text in notes)
-    )
+    nodes = len({host for host, one in compared if one.gpu is None})
+    gpus = {(host, one.gpu) for host, one in compared if one.gpu is not None}
+    has_most_nodes = 2 * len({host for host, _ in gpus}) > planned
+    outside = sum(any(one.is_from_outside for one in finding.faults) for finding in findings.values())
+    doubts: dict[_Doubt, str] = {}
+    if 2 * outside > planned:
+        doubts["outside"] = f"{outside} of {planned} nodes are held down from outside: is it the facility?"
+    if planned > 1 and 2 * nodes > planned:
+        doubts["nodes"] = f"{nodes} of {planned} nodes fail alike: is the expectation right?"
+    if has_most_nodes and 2 * len(gpus) > sum(finding.gpus for finding in findings.values()):
+        doubts["gpus"] = f"{len(gpus)} GPUs of most nodes fail alike: is the expectation right?"
+    return doubts
 
 
-def _culprit(host: str, one: NodeFault, doubts: _Doubts) -> Culprit:
-    doubted = not one.stands_alone and (doubts.of_nodes if one.gpu is None else doubts.of_gpus)
-    doubted |= one.is_from_outside and doubts.from_outside
+def _culprit(host: str, one: NodeFault, doubts: Collection[_Doubt]) -> Culprit:
+    doubted = not one.stands_alone and ("nodes" if one.gpu is None else "gpus") in doubts
+    doubted |= one.is_from_outside and "outside" in doubts
     is_certain = one.is_certain and not doubted
     if one.gpu is None:
         return Culprit("node", host, None, None, one.text, is_certain=is_certain)
     return Culprit("gpu", host, one.gpu.index, one.gpu.uuid or None, one.text, is_certain=is_certain)
-
-
-def _labelled(one: NodeFault) -> str:
-    return one.text if one.gpu is None else f"{gpu_label(one.gpu)}: {one.text}"
-
-
-def gpu_label(gpu: GpuPlace) -> str:
-    """``GPU 3 (GPU-1f…)``, as far as it is known."""
-    number = "" if gpu.index is None else f" {gpu.index}"
-    return f"GPU{number} ({gpu.uuid})" if gpu.uuid else f"GPU{number}"
 
 
 def _listed(texts: Sequence[str]) -> str:

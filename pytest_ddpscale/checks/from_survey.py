@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
-from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, gpu_label, unknown
+from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, summed, unknown
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
 
 Findings = dict[str, Finding]
-JudgeNode = Callable[[NodeExpectation, Survey], Finding]
-JudgeGpu = Callable[[NodeExpectation, SurveyedGpu, GpuPlace], Finding]
+JudgeNode = Callable[[NodeExpectation, Survey], Iterable[Finding]]
+JudgeGpu = Callable[[NodeExpectation, SurveyedGpu, GpuPlace], Iterable[Finding]]
 # What is asked of the driver together goes by one name in `SurveyedGpu.unreadable`.
 _READ_AS = {"memory_bytes": "memory", "pci_device_id": "pci", "nvlinks_active": "nvlinks"}
 
 
-def each_node(evidence: NodeEvidence, judge: JudgeNode) -> Findings:
+def each_node(judge: JudgeNode, evidence: NodeEvidence) -> Findings:
     """Judge each node that could be looked at."""
-    return {host: looked_at(survey) or judge(evidence.expectation, survey) for host, survey in evidence.surveys.items()}
+    return {
+        host: looked_at(survey) or summed(judge(evidence.expectation, survey))
+        for host, survey in evidence.surveys.items()
+    }
 
 
 def looked_at(survey: Survey) -> Finding | None:
@@ -25,9 +28,9 @@ def looked_at(survey: Survey) -> Finding | None:
     return unknown(f"it could not be looked at: {survey.problem}") if survey.problem else None
 
 
-def each_gpu(evidence: NodeEvidence, judge: JudgeGpu) -> Findings:
+def each_gpu(judge: JudgeGpu, evidence: NodeEvidence) -> Findings:
     """Judge each GPU that ranks may use and that answers; of one that does not, nothing is known."""
-    return each_node(evidence, lambda expectation, survey: gpus_of(expectation, survey, judge))
+    return each_node(lambda expectation, survey: gpus_of(expectation, survey, judge), evidence)
 
 
 def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, GpuPlace]]:
@@ -45,8 +48,7 @@ def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, GpuPlace]]:
 
 def unread(gpu: SurveyedGpu, place: GpuPlace, reading: str) -> Finding:
     """That a reading is not known, with the driver's reason."""
-    reason = _reason(gpu, reading) or "the driver does not say why"
-    return unknown(f"{gpu_label(place)}: {reading} cannot be read ({reason})")
+    return unknown(f"{reading} cannot be read ({_reason(gpu, reading) or 'the driver does not say why'})", place)
 
 
 def is_unsupported(gpu: SurveyedGpu, reading: str) -> bool:
@@ -58,18 +60,17 @@ def _reason(gpu: SurveyedGpu, reading: str) -> str:
     return gpu.unreadable.get(reading) or gpu.unreadable.get(_READ_AS.get(reading, ""), "")
 
 
-def gpus_of(expectation: NodeExpectation, survey: Survey, judge: JudgeGpu) -> Finding:
+def gpus_of(expectation: NodeExpectation, survey: Survey, judge: JudgeGpu) -> Iterator[Finding]:
     """Judge the GPUs of one node, as `each_gpu` does."""
-    found = Finding()
     places = gpu_places(survey)
     if not places:
-        found += unknown(f"no GPU is visible ({no_gpu_reason(survey)})")
+        yield unknown(f"no GPU is visible ({no_gpu_reason(survey)})")
     for gpu, place in places:
         if gpu.problem:
-            found += unknown(f"{gpu_label(place)} does not answer: {gpu.problem}")
+            yield unknown(f"{place.label} does not answer: {gpu.problem}")
         else:
-            found += judge(expectation, gpu, place) + Finding(gpus=1)
-    return found
+            yield Finding(gpus=1)
+            yield from judge(expectation, gpu, place)
 
 
 def no_gpu_reason(survey: Survey) -> str:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, fault, note, unknown
-from pytest_ddpscale.checks.from_survey import (
-    Findings,
-    each_gpu,
-    each_node,
-    gpu_places,
-    is_unsupported,
-    no_gpu_reason,
-    unread,
-)
+from pytest_ddpscale.checks.from_survey import Findings, each_node, gpu_places, is_unsupported, no_gpu_reason, unread
 from pytest_ddpscale.checks.lost_gpus import lost_at_work
 from pytest_ddpscale.plan.device_name import is_named
 from pytest_ddpscale.plan.node_check import NodeExpectation
@@ -23,86 +17,77 @@ _GIB = 2**30
 def gpus(evidence: NodeEvidence) -> Findings:
     """As many GPUs of the SKU as asked, each of which answers, also while it works; on CPU as many cores as ranks."""
     if evidence.expectation.device_type == "cpu":
-        return each_node(evidence, _cores)
-    found = each_node(evidence, _gpus)
+        return each_node(_cores, evidence)
+    found = each_node(_gpus, evidence)
     for host, finding in lost_at_work(evidence).items():
         found[host] = found.get(host, Finding()) + finding
     return found
 
 
-def processes(evidence: NodeEvidence) -> Findings:
+def processes(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:
     """Nobody else computes on the GPUs."""
-    return each_gpu(evidence, _processes)
+    if gpu.processes is None:
+        yield unread(gpu, place, "processes")
+    for process in gpu.processes or ():
+        held = "unknown memory" if process.memory_bytes is None else f"{process.memory_bytes / _GIB:.1f} GiB"
+        name = process.name or "unseen from here"
+        yield fault(f"foreign process {process.pid} ({name}) holds {held}", place)
 
 
-def mig(evidence: NodeEvidence) -> Findings:
+def mig(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:
     """No GPU is cut into slices."""
-    return each_gpu(evidence, _mig)
+    if gpu.mig_enabled:
+        yield fault("MIG is enabled; expected the whole GPU", place)
+    elif gpu.mig_enabled is None and not is_unsupported(gpu, "mig_enabled"):
+        yield unread(gpu, place, "mig_enabled")
 
 
-def _cores(expectation: NodeExpectation, survey: Survey) -> Finding:
+def _cores(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
     asked = expectation.gpus_per_node or 1
     if survey.cores is None:
-        return unknown("how many cores ranks may use is not known")
-    return Finding() if survey.cores >= asked else fault(f"{survey.cores} CPU cores for {asked} ranks")
+        yield unknown("how many cores ranks may use is not known")
+    elif survey.cores < asked:
+        yield fault(f"{survey.cores} CPU cores for {asked} ranks")
 
 
-def _gpus(expectation: NodeExpectation, survey: Survey) -> Finding:
+def _gpus(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
     places = gpu_places(survey)
-    found = Finding(gpus=len(places))
+    yield Finding(gpus=len(places))
     for gpu, place in places:
-        found += fault(f"lost: {gpu.problem}", place, stands_alone=True) if gpu.problem else Finding()
-        found += Finding() if gpu.problem else _model(expectation, gpu, place)
+        if gpu.problem:
+            yield fault(f"lost: {gpu.problem}", place, stands_alone=True)
+        else:
+            yield from _model(expectation, gpu, place)
     asked = expectation.gpus_per_node or 1
     if len(places) < asked:
         why = "" if places else f": {no_gpu_reason(survey)}"
-        found += fault(f"{len(places)} GPUs are visible; expected {asked}{why}")
-    found += _installed(expectation, survey)
-    for gpu in survey.gpus:
-        if gpu.problem and not gpu.is_visible:
-            found += note(f"GPU {gpu.index} of the node, which ranks do not use, does not answer: {gpu.problem}")
-    return found
-
-
-def _installed(expectation: NodeExpectation, survey: Survey) -> Finding:
-    """Whether a GPU is gone from the driver, which ranks of a gang that is as large as what is left cannot miss."""
+        yield fault(f"{len(places)} GPUs are visible; expected {asked}{why}")
+    # Whether a GPU is gone from the driver, which ranks of a gang that is as large as what is left cannot miss.
     pattern, least = expectation.name_pattern or "^.*$", expectation.gpus_installed or 0
     # One that a cgroup withholds has no name.
     seen = sum(not gpu.name or is_named(gpu.name, pattern) for gpu in survey.gpus)
-    return fault(f"the driver has {seen} GPUs of this SKU; expected {least}") if seen < least else Finding()
+    if seen < least:
+        yield fault(f"the driver has {seen} GPUs of this SKU; expected {least}")
+    for gpu in survey.gpus:
+        if gpu.problem and not gpu.is_visible:
+            yield note(f"GPU {gpu.index} of the node, which ranks do not use, does not answer: {gpu.problem}")
 
 
-def _model(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:
+def _model(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:
     """What tells a GPU of another SKU: as many of name, PCI device id and memory as the SKU says."""
     pattern, ids, band = expectation.name_pattern, expectation.pci_device_ids, expectation.memory_gib
-    found, differences = Finding(), []
+    differences = []
     if pattern is not None and not gpu.name:
-        found += unread(gpu, place, "name")
+        yield unread(gpu, place, "name")
     elif pattern is not None and not is_named(gpu.name, pattern):
         differences.append(f"is a {gpu.name}; expected a name like {pattern}")
     if ids and not gpu.pci_device_id:
-        found += unread(gpu, place, "pci_device_id")
+        yield unread(gpu, place, "pci_device_id")
     elif ids and gpu.pci_device_id not in ids:
         differences.append(f"has PCI device id {gpu.pci_device_id}; expected {' or '.join(ids)}")
     if band is not None and gpu.memory_bytes is None:
-        found += unread(gpu, place, "memory_bytes")
+        yield unread(gpu, place, "memory_bytes")
     elif band is not None and gpu.memory_bytes is not None and not band[0] <= gpu.memory_bytes / _GIB <= band[1]:
         differences.append(f"has {gpu.memory_bytes / _GIB:.1f} GiB; expected {band[0]:.1f} to {band[1]:.1f}")
-    return found + (fault(", ".join(differences), place) if differences else Finding())
-
-
-def _processes(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:
-    if gpu.processes is None:
-        return unread(gpu, place, "processes")
-    found = Finding()
-    for process in gpu.processes:
-        held = "unknown memory" if process.memory_bytes is None else f"{process.memory_bytes / _GIB:.1f} GiB"
-        name = process.name or "unseen from here"
-        found += fault(f"foreign process {process.pid} ({name}) holds {held}", place)
-    return found
-
-
-def _mig(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:
-    if gpu.mig_enabled is None:
-        return Finding() if is_unsupported(gpu, "mig_enabled") else unread(gpu, place, "mig_enabled")
-    return fault("MIG is enabled; expected the whole GPU", place) if gpu.mig_enabled else Finding()
+    if differences:
+        yield fault(", ".join(differences), place)

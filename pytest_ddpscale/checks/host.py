@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 
-from pytest_ddpscale.checks.finding import Finding, NodeEvidence, NodeFault, fault, note, unknown
-from pytest_ddpscale.checks.from_survey import Findings, each_node, looked_at
+from pytest_ddpscale.checks.finding import Finding, NodeEvidence, fault, note, unknown
+from pytest_ddpscale.checks.from_survey import Findings, looked_at
 from pytest_ddpscale.plan.node_check import NodeExpectation
-from pytest_ddpscale.results.survey_record import ClockSkew, Survey
+from pytest_ddpscale.results.survey_record import Survey
 
 _GIB = 2**30
 _RUN_DIRECTORY = "run_directory"
 
 
-def disk(evidence: NodeEvidence) -> Findings:
+def disk(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
     """Room where the run is written."""
-    return each_node(evidence, _disk)
+    least = expectation.free_disk_gib
+    for name, free_bytes in sorted(survey.free_bytes.items()):
+        if free_bytes < least * _GIB and name != _RUN_DIRECTORY:
+            yield note(f"{free_bytes / _GIB:.2f} GiB are free in {name.replace('_', ' ')}")
+    free = survey.free_bytes.get(_RUN_DIRECTORY)
+    if free is None:
+        yield unknown("how much is free where the run is written is not known")
+    elif free < least * _GIB:
+        yield fault(f"{free / _GIB:.2f} GiB are free where the run is written; expected {least:g}")
 
 
 def clock(evidence: NodeEvidence) -> Findings:
@@ -25,35 +34,29 @@ def clock(evidence: NodeEvidence) -> Findings:
     A node's skew is known as an interval, as wide as its answer took. It is at fault if the whole interval is further
     from the median of all nodes (of two: from the other's middle) than is allowed, and passes if none of it is.
     """
-    expectation, surveys = evidence.expectation, evidence.surveys
-    middles = {host: _middle_s(survey.clock) for host, survey in surveys.items() if survey.clock and not survey.problem}
-    if len(surveys) == 1 and evidence.hosts_planned <= 1:
-        return each_node(evidence, lambda *_: Finding())  # no other clock to agree with
+    middles = {
+        host: (survey.clock.earliest_skew_s + survey.clock.latest_skew_s) / 2
+        for host, survey in evidence.surveys.items()
+        if survey.clock and not survey.problem
+    }
+    has_no_other = len(evidence.surveys) == 1 and evidence.hosts_planned <= 1
     found = {}
-    for host, survey in surveys.items():
-        reference_s = _reference_s(host, middles)
-        found[host] = looked_at(survey) or _clock(survey, reference_s, expectation)
+    for host, survey in evidence.surveys.items():
+        # Of two nodes the median would be half as far from either.
+        compared = [s for other, s in middles.items() if other != host] if len(middles) == 2 else middles.values()
+        agrees = Finding() if has_no_other else _clock(survey, statistics.median([*compared] or [0.0]), evidence)
+        found[host] = looked_at(survey) or agrees
     if 2 * sum(bool(finding.faults) for finding in found.values()) < len(middles):
         return found
-    return {host: _none_is_certain(finding) for host, finding in found.items()}
+    # Half of the nodes are on either side: the median is between them.
+    return {
+        host: replace(finding, faults=tuple(replace(one, is_certain=False) for one in finding.faults))
+        for host, finding in found.items()
+    }
 
 
-def _disk(expectation: NodeExpectation, survey: Survey) -> Finding:
-    found = Finding()
-    least = expectation.free_disk_gib
-    for name, free_bytes in sorted(survey.free_bytes.items()):
-        if free_bytes < least * _GIB and name != _RUN_DIRECTORY:
-            found += note(f"{free_bytes / _GIB:.2f} GiB are free in {name.replace('_', ' ')}")
-    free = survey.free_bytes.get(_RUN_DIRECTORY)
-    if free is None:
-        return found + unknown("how much is free where the run is written is not known")
-    if free < least * _GIB:
-        found += fault(f"{free / _GIB:.2f} GiB are free where the run is written; expected {least:g}")
-    return found
-
-
-def _clock(survey: Survey, reference_s: float, expectation: NodeExpectation) -> Finding:
-    skew, most = survey.clock, expectation.clock_skew_s
+def _clock(survey: Survey, reference_s: float, evidence: NodeEvidence) -> Finding:
+    skew, most = survey.clock, evidence.expectation.clock_skew_s
     if skew is None:
         return unknown("nothing is known of its clock")
     early, late = skew.earliest_skew_s - reference_s, skew.latest_skew_s - reference_s
@@ -62,20 +65,3 @@ def _clock(survey: Survey, reference_s: float, expectation: NodeExpectation) -> 
     if early < -most or late > most:
         return unknown(f"its clock is somewhere from {early:+.2f} to {late:+.2f} s off the others'")
     return Finding()
-
-
-def _reference_s(host: str, middles: Mapping[str, float]) -> float:
-    """What a node's clock is compared with. Of two nodes the median would be half as far from either."""
-    if len(middles) == 2 and host in middles:
-        return next(middle for other, middle in middles.items() if other != host)
-    return statistics.median(middles.values()) if middles else 0.0
-
-
-def _middle_s(skew: ClockSkew) -> float:
-    return (skew.earliest_skew_s + skew.latest_skew_s) / 2
-
-
-def _none_is_certain(finding: Finding) -> Finding:
-    """Half of the nodes are on either side: the median is between them."""
-    faults = tuple(NodeFault(one.text, is_certain=False) for one in finding.faults)
-    return Finding(faults, finding.unknown, finding.notes)

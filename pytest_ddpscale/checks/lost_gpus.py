@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_ddpscale.checks.finding import (
-    Finding,
-    GpuPlace,
-    NodeEvidence,
-    fault,
-    gpu_label,
-    note,
-    unknown,
-)
+from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, fault, note, unknown
 from pytest_ddpscale.checks.from_survey import Findings, gpu_places
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.results.telemetry_record import Telemetry
@@ -28,7 +20,7 @@ def lost_at_work(evidence: NodeEvidence) -> Findings:
     As the sampler was told while they worked, and as a look at the GPUs says after they have failed.
     """
     lost: dict[tuple[str, GpuPlace], str] = {}
-    silent: Findings = {}
+    silent: list[tuple[str, Finding]] = []
     for window in evidence.telemetry:
         if window.lost and not _is_from_before(window, evidence):
             place = GpuPlace(window.local_rank, window.device)
@@ -37,13 +29,10 @@ def lost_at_work(evidence: NodeEvidence) -> Findings:
         if after.is_lost and not before.problem:
             lost.setdefault((host, place), f"lost when ranks had failed: {after.problem}")
         elif after.problem and not before.problem:
-            text = f"{gpu_label(place)} did not answer when ranks had failed: {after.problem}"
-            silent[host] = silent.get(host, Finding()) + unknown(text)
-    for host, finding in _silent_drivers(evidence):
-        silent[host] = silent.get(host, Finding()) + finding
+            silent.append((host, unknown(f"{place.label} did not answer when ranks had failed: {after.problem}")))
     faults = [(host, fault(why, place, stands_alone=True)) for (host, place), why in lost.items()]
     found: Findings = {}
-    for host, finding in (*faults, *silent.items()):
+    for host, finding in (*faults, *silent, *_silent_drivers(evidence)):
         found[host] = found.get(host, Finding()) + finding
     return found
 

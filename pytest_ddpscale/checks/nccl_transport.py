@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, fault, gpu_label, note, unknown
+from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, fault, note, summed, unknown
 from pytest_ddpscale.checks.from_survey import Findings
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.survey_record import Survey
@@ -31,7 +31,7 @@ def transport(evidence: NodeEvidence) -> Findings:
     # Nothing that is measured goes from node to node: each is looked at by itself.
     planned = evidence.hosts_planned if evidence.expectation.crosses_nodes else 1
     across = _Across(ranks, evidence.surveys, planned)
-    return {host: _node(evidence.expectation, host, of_host, across) for host, of_host in ranks.items()}
+    return {host: summed(_node(evidence.expectation, host, of_host, across)) for host, of_host in ranks.items()}
 
 
 class _Across:
@@ -62,44 +62,43 @@ class _Across:
         return dict(one.channels_within_node) | (_left(one, _NETWORKS) if self.is_one_node else {})
 
 
-def _node(expectation: NodeExpectation, host: str, ranks: Sequence[Transport], across: _Across) -> Finding:
-    found = Finding(gpus=len(ranks))
+def _node(expectation: NodeExpectation, host: str, ranks: Sequence[Transport], across: _Across) -> Iterator[Finding]:
+    yield Finding(gpus=len(ranks))
     asked = expectation.gpus_per_node or 1
     if len(ranks) < asked:
-        found += unknown(f"NCCL spoke of {len(ranks)} of {asked} ranks")
+        yield unknown(f"NCCL spoke of {len(ranks)} of {asked} ranks")
     for one in ranks:
-        found += _rank(expectation, one, across)
+        yield _rank(expectation, one, across)
     if not across.is_one_node:
-        found += _between_nodes(host, ranks, across)
-    return found
+        yield from _between_nodes(host, ranks, across)
 
 
 def _rank(expectation: NodeExpectation, one: Transport, across: _Across) -> Finding:
     """What a rank by itself says of it: whether anything is known, and of what is within the node."""
     place = GpuPlace(one.local_rank, one.device)
     if one.problem:
-        return unknown(f"{gpu_label(place)}: {one.problem}")
+        return unknown(one.problem, place)
     if one.unreadable:
-        return unknown(f"{gpu_label(place)}: NCCL says what nobody understands: {one.unreadable[0]}")
+        return unknown(f"NCCL says what nobody understands: {one.unreadable[0]}", place)
     if not one.channels and not one.nvls and not across.is_alone:
-        return unknown(f"{gpu_label(place)}: NCCL connected it with no other rank")
-    detours = [name for name in across.stays(one) if name.startswith(_DETOURS)]
+        return unknown("NCCL connected it with no other rank", place)
+    detours = sorted(name for name in across.stays(one) if name.startswith(_DETOURS))
     if expectation.nvlinks and detours:
-        text = f"reaches GPUs of its own node by {', '.join(sorted(detours))}; expected NVLink or P2P"
-        return fault(text, place)
+        return fault(f"reaches GPUs of its own node by {', '.join(detours)}; expected NVLink or P2P", place)
     return Finding()
 
 
-def _between_nodes(host: str, ranks: Sequence[Transport], across: _Across) -> Finding:
+def _between_nodes(host: str, ranks: Sequence[Transport], across: _Across) -> Iterator[Finding]:
     if not across.is_crossed:
-        return unknown("no rank was seen to communicate with another node")
+        yield unknown("no rank was seen to communicate with another node")
+        return
     used = {name for one in ranks for name in across.leaves_node(one)}
     without_rdma = sorted(name for name in used if name.startswith(_RDMA) and "GDRDMA" not in name)
-    found = (
-        note(f"{', '.join(without_rdma)} goes through the host's memory: no GPUDirect RDMA") if without_rdma else None
-    )
-    talks_tcp = any(name.startswith(_TCP) for name in used)
-    return (found or Finding()) + (_tcp(host, across) if talks_tcp else Finding()) + _ports(host, across)
+    if without_rdma:
+        yield note(f"{', '.join(without_rdma)} goes through the host's memory: no GPUDirect RDMA")
+    if any(name.startswith(_TCP) for name in used):
+        yield _tcp(host, across)
+    yield _ports(host, across)
 
 
 def _tcp(host: str, across: _Across) -> Finding:
@@ -109,9 +108,8 @@ def _tcp(host: str, across: _Across) -> Finding:
         return unknown("it talks TCP to other nodes, and nothing is known of its ports")
     active = _active_ports(survey, *across.fast)
     if active:
-        return fault(
-            f"talks TCP to other nodes although {', '.join(active)} {'is' if len(active) == 1 else 'are'} active"
-        )
+        are = "is" if len(active) == 1 else "are"
+        return fault(f"talks TCP to other nodes although {', '.join(active)} {are} active")
     if across.has_fast_ports:
         states = _states(survey) or "it has none"
         return fault(f"talks TCP to other nodes, which have active InfiniBand or RoCE ports: {states}")

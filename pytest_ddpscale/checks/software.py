@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, NodeFault, fault, note, unknown
 from pytest_ddpscale.checks.from_survey import Findings, each_gpu, each_node, gpus_of, looked_at, unread
@@ -26,7 +27,7 @@ _BF16_CAPABILITY = (8, 0)
 def versions(evidence: NodeEvidence) -> Findings:
     """Driver, CUDA, NCCL, torch, Python and this package are the same on all nodes."""
     compared = _COMPARED[evidence.expectation.device_type]
-    found = {host: looked_at(survey) or _unread(survey, compared) for host, survey in evidence.surveys.items()}
+    found = {host: looked_at(survey) or _unread_versions(survey, compared) for host, survey in evidence.surveys.items()}
     seen = {host: survey for host, survey in evidence.surveys.items() if not survey.problem}
     for name in compared:
         for host, odd in _odd_ones(name, _versions_of(name, seen)).items():
@@ -41,16 +42,11 @@ def versions(evidence: NodeEvidence) -> Findings:
     return found
 
 
-def kernels(evidence: NodeEvidence) -> Findings:
-    """The torch build has code for the GPUs."""
-    return each_node(evidence, _kernels)
-
-
 def bf16(evidence: NodeEvidence) -> Findings:
     """GPUs compute bf16 themselves, if any workload is trained in it."""
     if "bf16" not in evidence.expectation.precisions:
-        return each_node(evidence, lambda *_: Finding())
-    return each_gpu(evidence, _bf16)
+        return each_node(lambda *_: (), evidence)
+    return each_gpu(_bf16, evidence)
 
 
 def _versions_of(name: str, surveys: Mapping[str, Survey]) -> dict[str, str]:
@@ -58,7 +54,7 @@ def _versions_of(name: str, surveys: Mapping[str, Survey]) -> dict[str, str]:
     return {host: version for host, version in read.items() if version}
 
 
-def _unread(survey: Survey, compared: tuple[str, ...]) -> Finding:
+def _unread_versions(survey: Survey, compared: tuple[str, ...]) -> Finding:
     missing = [name for name in compared if not survey.versions.get(name)]
     reason = survey.torch_problem or survey.driver_problem
     return unknown(f"no version of {', '.join(missing)}{f' ({reason})' if reason else ''}") if missing else Finding()
@@ -77,30 +73,34 @@ def _odd_ones(name: str, found: Mapping[str, str]) -> dict[str, NodeFault]:
     return {h: NodeFault(f"{name} {v}; nodes have {have}, no majority any", is_certain=False) for h, v in found.items()}
 
 
-def _kernels(expectation: NodeExpectation, survey: Survey) -> Finding:
+def kernels(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
+    """The torch build has code for the GPUs."""
+    torch, architectures = survey.versions.get("torch"), survey.arch_list
+    build = f"torch {torch or 'of unknown version'}"
     if survey.torch_problem:
-        return unknown(f"torch cannot be asked: {survey.torch_problem}")
-    build = f"torch {survey.versions.get('torch') or 'of unknown version'}"
-    if not survey.arch_list:
-        is_cpu_build = survey.versions.get("torch") is not None and survey.versions.get("cuda") is None
-        return fault(f"{build} was built without CUDA") if is_cpu_build else unknown(f"{build} names no architectures")
-
-    def judge(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:
-        capability = parse_capability(gpu.compute_capability or "")
-        if capability is None:
-            return unread(gpu, place, "compute_capability")
-        if has_kernels(survey.arch_list, capability):
-            return Finding()
-        text = f"{build} has no kernels for compute capability {gpu.compute_capability}; it has "
-        return fault(f"{text}{' '.join(survey.arch_list)}; {wheel_for(capability)}", place)
-
-    return gpus_of(expectation, survey, judge)
+        yield unknown(f"torch cannot be asked: {survey.torch_problem}")
+    elif not architectures and torch is not None and survey.versions.get("cuda") is None:
+        yield fault(f"{build} was built without CUDA")
+    elif not architectures:
+        yield unknown(f"{build} names no architectures")
+    else:
+        yield from gpus_of(expectation, survey, partial(_kernels, build, architectures))
 
 
-def _bf16(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:
+def _kernels(
+    build: str, architectures: tuple[str, ...], _: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace
+) -> Iterator[Finding]:
     capability = parse_capability(gpu.compute_capability or "")
     if capability is None:
-        return unread(gpu, place, "compute_capability")
-    if capability >= _BF16_CAPABILITY:
-        return Finding()
-    return fault(f"compute capability {gpu.compute_capability} has no bf16 of its own; expected 8.0 or later", place)
+        yield unread(gpu, place, "compute_capability")
+    elif not has_kernels(architectures, capability):
+        text = f"{build} has no kernels for compute capability {gpu.compute_capability}; it has "
+        yield fault(f"{text}{' '.join(architectures)}; {wheel_for(capability)}", place)
+
+
+def _bf16(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:
+    capability = parse_capability(gpu.compute_capability or "")
+    if capability is None:
+        yield unread(gpu, place, "compute_capability")
+    elif capability < _BF16_CAPABILITY:
+        yield fault(f"compute capability {gpu.compute_capability} has no bf16 of its own; expected 8.0 or later", place)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, fault
-from pytest_ddpscale.checks.from_survey import Findings, each_gpu, unread
-from pytest_ddpscale.checks.under_load import each_working_gpu, in_most_windows
+from pytest_ddpscale.checks.finding import Finding, GpuPlace, fault
+from pytest_ddpscale.checks.from_survey import unread
+from pytest_ddpscale.checks.under_load import in_most_windows
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.survey_record import SurveyedGpu
 from pytest_ddpscale.results.telemetry_record import Telemetry
@@ -16,14 +16,22 @@ from pytest_ddpscale.results.telemetry_record import Telemetry
 SHARE_OF_POLLS = 0.1
 
 
-def throttling(evidence: NodeEvidence) -> Findings:
+def throttling(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:
     """Nothing holds clocks down now."""
-    return each_gpu(evidence, _now)
+    if gpu.throttle_reasons is None:
+        yield unread(gpu, place, "throttle_reasons")
+    elif found := held_down_by(gpu.throttle_reasons):
+        heat = "" if gpu.temperature_c is None else f" at {gpu.temperature_c} °C"
+        yield _alone(fault(f"clocks are held down{heat}: {', '.join(found)}", place), found)
 
 
-def throttling_under_load(evidence: NodeEvidence) -> Findings:
+def throttling_under_load(
+    _: NodeExpectation, windows: Sequence[Telemetry], place: GpuPlace
+) -> Iterator[Finding]:  # fmt: skip
     """Nothing holds clocks down while GPUs work."""
-    return each_working_gpu(evidence, _under_load)
+    seen = {reason for window in windows for reason in held_down_by(_lasting(window))}
+    text = f"clocks are held down: {', '.join(sorted(seen))},"
+    yield _alone(in_most_windows(windows, _was_held_down, text, "throttle_reasons", place), seen)
 
 
 def held_down_by(reasons: Iterable[str]) -> list[str]:
@@ -32,22 +40,6 @@ def held_down_by(reasons: Iterable[str]) -> list[str]:
     Idling, clocks that somebody set, and the power cap of a GPU at full load are none.
     """
     return [reason for reason in reasons if reason.startswith("hw_") or "thermal" in reason or "power_brake" in reason]
-
-
-def _now(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Finding:
-    if gpu.throttle_reasons is None:
-        return unread(gpu, place, "throttle_reasons")
-    found = held_down_by(gpu.throttle_reasons)
-    if not found:
-        return Finding()
-    heat = "" if gpu.temperature_c is None else f" at {gpu.temperature_c} °C"
-    return _alone(fault(f"clocks are held down{heat}: {', '.join(found)}", place), found)
-
-
-def _under_load(_: NodeExpectation, windows: Sequence[Telemetry], place: GpuPlace) -> Finding:
-    seen = {reason for window in windows for reason in held_down_by(_lasting(window))}
-    text = f"clocks are held down: {', '.join(sorted(seen))},"
-    return _alone(in_most_windows(windows, _was_held_down, text, "throttle_reasons", place), seen)
 
 
 def _alone(found: Finding, reasons: Collection[str]) -> Finding:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, fault, gpu_label, unknown
+from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, fault, summed, unknown
 from pytest_ddpscale.checks.from_survey import Findings
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.telemetry_record import Telemetry
 
-JudgeWindows = Callable[[NodeExpectation, Sequence[Telemetry], GpuPlace], Finding]
+JudgeWindows = Callable[[NodeExpectation, Sequence[Telemetry], GpuPlace], Iterable[Finding]]
 # Whether something was so in a window; None if that cannot be told.
 WasSo = Callable[[Telemetry], bool | None]
 # What is no more than a fluke lies in fewer of an arm's windows.
@@ -22,7 +22,7 @@ LONGEST_UNPOLLED_S = 2.0
 RAREST_POLLS_S = 10.0
 
 
-def each_working_gpu(evidence: NodeEvidence, judge: JudgeWindows) -> Findings:
+def each_working_gpu(judge: JudgeWindows, evidence: NodeEvidence) -> Findings:
     """Judge each GPU by all its windows; a GPU of a planned rank that has none, or too few, is not known."""
     windows: dict[str, dict[str, list[Telemetry]]] = {host: {} for host, _ in evidence.blocks}
     for window in evidence.telemetry:
@@ -30,39 +30,31 @@ def each_working_gpu(evidence: NodeEvidence, judge: JudgeWindows) -> Findings:
     worked: dict[str, set[str]] = {host: set() for host in windows}
     for host, uuid in evidence.blocks:
         worked[host].add(uuid)
-    return {host: _node(evidence, host, of_host, worked[host], judge) for host, of_host in windows.items()}
+    return {host: summed(_node(evidence, host, of_host, worked[host], judge)) for host, of_host in windows.items()}
 
 
-def in_most_windows(windows: Sequence[Telemetry], was_so: WasSo, text: str, what: str, place: GpuPlace) -> Finding:
+def in_most_windows(
+    windows: Sequence[Telemetry], was_so: WasSo, text: str, what: str, place: GpuPlace
+) -> Finding:  # fmt: skip
     """A fault if something was so in at least half of an arm's windows, whatever the unreadable ones would say.
 
     Arms are looked at one by one: what shows only in training must not be outvoted by probes that heat nothing.
     Not known is an arm that could not be read in so many windows that they decide, and a GPU that was hardly polled.
-
-    Args:
-        windows: of one GPU.
-        was_so: asked of each.
-        text: says what was so.
-        what: that would have to be read.
-        place: the GPU.
+    `text` says what was so, and `what` would have to be read.
     """
-    arms = _by_arm(windows)
-    answers = {arm: [was_so(window) for window in of_arm] for arm, of_arm in arms.items()}
+    answers = {arm: [was_so(window) for window in of_arm] for arm, of_arm in _by_arm(windows).items()}
     half = {arm: SHARE_OF_WINDOWS * len(of_arm) for arm, of_arm in answers.items()}
-    at_fault = [arm for arm, of_arm in answers.items() if of_arm.count(True) >= half[arm]]
+    at_fault = {arm: of_arm for arm, of_arm in answers.items() if of_arm.count(True) >= half[arm]}
+    untold = {arm: of_arm for arm, of_arm in answers.items() if len(of_arm) - of_arm.count(False) >= half[arm]}
+    found = [answer for of_arm in (at_fault or untold).values() for answer in of_arm]
+    of_arms = f" of {', '.join(at_fault or untold)}" if len(at_fault or untold) < len(answers) else ""
     if at_fault:
-        found = [answer for arm in at_fault for answer in answers[arm]]
-        of_arms = f" of {', '.join(at_fault)}" if len(at_fault) < len(arms) else ""
         return fault(f"{text} in {found.count(True)} of {len(found)} windows under load{of_arms}", place)
-    untold = [arm for arm, of_arm in answers.items() if len(of_arm) - of_arm.count(False) >= half[arm]]
     if untold:
-        found = [answer for arm in untold for answer in answers[arm]]
-        of_arms = f" of {', '.join(untold)}" if len(untold) < len(arms) else ""
-        text = f"{what} cannot be read in {found.count(None)} of {len(found)} windows{of_arms}"
-        return unknown(f"{gpu_label(place)}: {text}")
+        return unknown(f"{what} cannot be read in {found.count(None)} of {len(found)} windows{of_arms}", place)
     seconds, polls = sum(map(_seconds, windows)), sum(window.polls for window in windows)
     if seconds >= RAREST_POLLS_S * max(polls, 1):
-        return unknown(f"{gpu_label(place)}: it was asked {polls} times in {seconds:.0f} s of work")
+        return unknown(f"it was asked {polls} times in {seconds:.0f} s of work", place)
     return Finding()
 
 
@@ -85,16 +77,16 @@ def _seconds(window: Telemetry) -> float:
 
 def _node(
     evidence: NodeEvidence, host: str, devices: dict[str, list[Telemetry]], worked: set[str], judge: JudgeWindows
-) -> Finding:
-    found = Finding(gpus=len(devices))
+) -> Iterator[Finding]:
+    yield Finding(gpus=len(devices))
     for uuid, windows in devices.items():
         place = GpuPlace(windows[0].local_rank, uuid)
-        found += judge(evidence.expectation, windows, place) + _missing(evidence, host, windows, place)
+        yield from judge(evidence.expectation, windows, place)
+        yield _missing(evidence, host, windows, place)
     asked = evidence.expectation.gpus_per_node or 1
     watched = len(devices.keys() & _working_gpus(evidence, host, devices, worked))
     if watched < asked:
-        found += unknown(f"{watched} of {asked} GPUs were watched while they worked")
-    return found
+        yield unknown(f"{watched} of {asked} GPUs were watched while they worked")
 
 
 def _missing(evidence: NodeEvidence, host: str, windows: Sequence[Telemetry], place: GpuPlace) -> Finding:
@@ -103,7 +95,7 @@ def _missing(evidence: NodeEvidence, host: str, windows: Sequence[Telemetry], pl
     watched = blocks & {(window.study, window.arm, window.round) for window in windows}
     if len(watched) >= LEAST_SHARE_WATCHED * len(blocks):
         return Finding()
-    return unknown(f"{gpu_label(place)}: it was watched in {len(watched)} of {len(blocks)} blocks")
+    return unknown(f"it was watched in {len(watched)} of {len(blocks)} blocks", place)
 
 
 def _working_gpus(evidence: NodeEvidence, host: str, devices: Collection[str], worked: set[str]) -> set[str]:

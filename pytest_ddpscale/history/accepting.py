@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.history.baseline import fullest_places, missing_gpus
 from pytest_ddpscale.history.database import reading, writing
 from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
-from pytest_ddpscale.history.missing_gpus import fullest_places, missing_gpus
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """A row of the history.
-
-    Attributes:
-        row: its number.
-        run: that told it.
-        value: what it says.
-        standing: ``norm`` or ``worse``.
-    """
+class _Kept(NamedTuple):
+    """A row of the history: its number, the run that told it, whether it had fallen, and its value."""
 
     row: int
     run: str
+    is_worse: bool
     value: KeyValue
-    standing: str
 
 
 def accept_losses(history_file: Path, node: str, sku: str | None = None) -> int:
     """Take what a node reached last for its norm, wherever that was worse than before.
 
     Of a value that had fallen in its latest run, the nights since it fell count from now on, and those before no more.
-    Nor do values of GPUs that the node no longer has.
-
-    Args:
-        history_file: the site's.
-        node: its name.
-        sku: only of this one; None for all.
+    Nor do values of GPUs that the node no longer has. Without an SKU of all.
 
     Returns:
         how many values were accepted, or are no longer waited for.
@@ -50,30 +37,28 @@ def accept_losses(history_file: Path, node: str, sku: str | None = None) -> int:
     """
     with reading(history_file):
         pass  # there is one; writing would make it
-    norm: list[int] = []
-    former: list[int] = []
+    standings: list[tuple[str, int]] = []
     accepted = 0
     with writing(history_file) as connection:
         rows = connection.execute(
-            "SELECT key_values.rowid, sku, run, standing, host, gpu_index, gpu_uuid, metric, subject, world_size, arm, "
-            "definition, value, unit FROM key_values JOIN runs ON runs.id = run "
+            "SELECT sku, key_values.rowid, run, standing = 'worse', host, gpu_index, gpu_uuid, metric, subject, "
+            "world_size, arm, definition, value, unit FROM key_values JOIN runs ON runs.id = run "
             "WHERE host = ? AND (? IS NULL OR sku = ?) AND standing != 'former' ORDER BY sku, started_at, run",
             (node, sku, sku),
         ).fetchall()
-        for _, of_sku in groupby(rows, key=lambda row: row[1]):
-            told = [_Kept(row[0], row[2], KeyValue(*row[4:]), row[3]) for row in of_sku]
+        for _, of_sku in groupby(rows, key=lambda row: row[0]):
+            told = [_Kept(row[1], row[2], row[3], KeyValue(*row[4:])) for row in of_sku]
             gone = _gone(told)
-            for series, theirs in _by_series(told).items():
-                since = _fallen_since(theirs)
-                if series.gpu in gone:
-                    since = len(theirs)
-                elif since == len(theirs):
-                    continue
-                accepted += 1
-                former += [one.row for one in theirs[:since]]
-                norm += [one.row for one in theirs[since:]]
-        connection.executemany("UPDATE key_values SET standing = 'norm' WHERE rowid = ?", [(row,) for row in norm])
-        connection.executemany("UPDATE key_values SET standing = 'former' WHERE rowid = ?", [(row,) for row in former])
+            by_series: dict[KeyValueSeries, list[_Kept]] = {}
+            for one in told:
+                by_series.setdefault(one.value.series, []).append(one)
+            for series, theirs in by_series.items():
+                is_gone = series.gpu in gone
+                if is_gone or theirs[-1].is_worse:
+                    since = len(theirs) if is_gone else _fallen_since(theirs)
+                    accepted += 1
+                    standings += [("norm" if i >= since else "former", one.row) for i, one in enumerate(theirs)]
+        connection.executemany("UPDATE key_values SET standing = ? WHERE rowid = ?", standings)
     if not accepted:
         found = f"found {node!r}, of which the history has nothing that fell or is missing"
         raise OptionError("--accept", found, "a node that is worse than it was", "Nothing was changed.")
@@ -86,16 +71,6 @@ def _gone(told: Sequence[_Kept]) -> set[str]:
     return {gpu for _, gpu in missing_gpus(fullest_places(runs), runs[-1])}
 
 
-def _by_series(told: Sequence[_Kept]) -> dict[KeyValueSeries, list[_Kept]]:
-    found: dict[KeyValueSeries, list[_Kept]] = {}
-    for one in told:
-        found.setdefault(one.value.series, []).append(one)
-    return found
-
-
 def _fallen_since(theirs: Sequence[_Kept]) -> int:
-    """Index of the first of the latest values that all had fallen; their number if the latest had not."""
-    since = len(theirs)
-    while since and theirs[since - 1].standing == "worse":
-        since -= 1
-    return since
+    """Index of the first of the latest values that all had fallen."""
+    return max((i + 1 for i, one in enumerate(theirs) if not one.is_worse), default=0)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.key_values import KeyValueSeries
-from pytest_ddpscale.history.missing_gpus import fullest_places
 from pytest_ddpscale.history.prediction import MOST_VALUES, Reference
-from pytest_ddpscale.history.reading import host_runs, references_of
-from pytest_ddpscale.history.versions import versions_seen
+from pytest_ddpscale.history.reading import HostRun, host_runs, references_of
 
 BASELINE_SCHEMA_VERSION: Literal[1] = 1
+_Kind: TypeAlias = "tuple[str, str, str, str, str]"  # host, metric, subject, arm, definition
 
 
 @dataclass(frozen=True)
@@ -22,12 +21,10 @@ class Baseline:
     """The past of the hosts of a run.
 
     Attributes:
-        sku: canonical SKU name.
         before: ISO 8601 in UTC: of runs that began before.
         past: the latest twenty values of each series, summed up.
         versions: of the software in those runs, by host and name, oldest first, each once.
         places: what each GPU told in the latest of those runs in which most GPUs of its node did, in order.
-        schema_version: of baseline.json.
     """
 
     sku: str
@@ -39,15 +36,10 @@ class Baseline:
 
 
 def read_baseline(history_file: Path, sku: str, hosts: Collection[str], before_iso: str) -> Baseline:
-    """What the hosts reached in runs of a SKU that began before a moment.
+    """What the hosts reached in runs of a SKU that began before a moment (ISO 8601 in UTC, whole seconds).
 
-    Rejected runs are left out, and what had fallen: a node that broke must not become its own norm.
-
-    Args:
-        history_file: the site's.
-        sku: canonical name; ``simulated …`` of simulated runs.
-        hosts: of the run that is to be judged.
-        before_iso: when it began, ISO 8601 in UTC with whole seconds.
+    Rejected runs are left out, and what had fallen: a node that broke must not become its own norm. Simulated runs
+    have SKUs of their own, ``simulated …``.
 
     Raises:
         HistoryError: there is no history, or it cannot be used.
@@ -60,5 +52,66 @@ def read_baseline(history_file: Path, sku: str, hosts: Collection[str], before_i
             runs = host_runs(connection, sku, host, before_iso)
             past |= references_of(runs)
             places |= fullest_places([one.series for one in run.values] for run in runs if run.counts)
-            versions[host] = versions_seen(run.versions for run in [run for run in runs if run.counts][-MOST_VALUES:])
+            versions[host] = versions_seen(runs)
     return Baseline(sku, before_iso, tuple(past.items()), versions, tuple(sorted(places)))
+
+
+def versions_seen(runs: Iterable[HostRun]) -> dict[str, tuple[str, ...]]:
+    """Every version of each thing in the latest twenty runs that count, oldest first, each once."""
+    seen: dict[str, dict[str, None]] = {}
+    for run in [run for run in runs if run.counts][-MOST_VALUES:]:
+        for name, version in run.versions.items():
+            seen.setdefault(name, {})[version] = None
+    return {name: tuple(found) for name, found in sorted(seen.items())}
+
+
+def version_changes(before: Mapping[str, tuple[str, ...]], now: Mapping[str, str]) -> tuple[str, ...]:
+    """What of the software was another in any earlier run: ``torch 2.14.0 before, 2.15.0 now``.
+
+    That explains a drift before any GPU does. What either side does not say is not compared.
+    """
+    changes = []
+    for name, versions in sorted(before.items()):
+        others = [version for version in versions if version != now.get(name, version)]
+        if others:
+            changes.append(f"{name} {', '.join(others)} before, {now[name]} now")
+    return tuple(changes)
+
+
+def fullest_places(runs: Iterable[Iterable[KeyValueSeries]]) -> set[KeyValueSeries]:
+    """Of each kind of value, what the GPUs told in the latest run in which most GPUs did.
+
+    Not in the latest run at all, which may have lacked the same GPU. And not in any run: a GPU that was replaced is in
+    the earlier ones. Runs are of one host, oldest first.
+    """
+    fullest: dict[_Kind, dict[str, KeyValueSeries]] = {}
+    for run in runs:
+        for kind, gpus in _by_kind(run).items():
+            if len(gpus) >= len(fullest.get(kind, {})):
+                fullest[kind] = gpus
+    return {series for gpus in fullest.values() for series in gpus.values()}
+
+
+def missing_gpus(before: Iterable[KeyValueSeries], now: Iterable[KeyValueSeries]) -> list[tuple[str, str]]:
+    """Host and UUID of every GPU that tells nothing of what others of its node still do; in order.
+
+    A kind of value that no GPU of the node told now was not asked for. Where as many GPUs tell it as before (in
+    `fullest_places`), one that is missing was replaced.
+    """
+    told = _by_kind(now)
+    found: set[tuple[str, str]] = set()
+    for kind, gpus in _by_kind(before).items():
+        still = told.get(kind, {})
+        if 0 < len(still) < len(gpus):
+            found |= {(kind[0], gpu) for gpu in gpus if gpu not in still}
+    return sorted(found)
+
+
+def _by_kind(run: Iterable[KeyValueSeries]) -> dict[_Kind, dict[str, KeyValueSeries]]:
+    """The GPUs that told each kind of value. How many did so at once is no part of it: fewer may be left."""
+    found: dict[_Kind, dict[str, KeyValueSeries]] = {}
+    for one in run:
+        if one.gpu:
+            kind = (one.host, one.metric, one.subject, one.arm, one.definition)
+            found.setdefault(kind, {})[one.gpu] = one
+    return found

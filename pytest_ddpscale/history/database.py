@@ -13,7 +13,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from pytest_ddpscale.errors import HistoryError
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_opening import RUNS_FOLDER
 
+DEFAULT_HISTORY = RUNS_FOLDER / "history.sqlite"
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x64647073  # "ddps": by which SQLite's header knows whose file this is
 BUSY_S = 60.0
@@ -44,13 +47,19 @@ _BROKEN = ("not a database", "malformed", "no such table", "no such column", "en
 _BUSY = ("locked", "busy")
 
 
+def history_file_of(asked: Path | None, run: RunDirectory) -> Path | None:
+    """The site's history: the file asked for, else the one beside a run in ``ddpscale-runs``; None if there is none."""
+    if asked is not None:
+        return asked
+    folder = run.path.parent
+    return folder / DEFAULT_HISTORY.name if folder.resolve() == RUNS_FOLDER.resolve() else None
+
+
 @contextmanager
 def writing(file: Path, busy_s: float = BUSY_S) -> Iterator[sqlite3.Connection]:
     """One transaction, committed at the end and rolled back if anything is raised. Makes the file if there is none.
 
-    Args:
-        file: the history.
-        busy_s: how long to wait for other writers, in seconds.
+    Waits for other writers for so many seconds.
 
     Raises:
         HistoryError: the file is not ours, broken, newer than this version, locked, or cannot be written.

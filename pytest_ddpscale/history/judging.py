@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Literal
 
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.history.baseline import Baseline
-from pytest_ddpscale.history.key_values import KeyValue, has_key_values, key_values_of
-from pytest_ddpscale.history.missing_gpus import missing_gpus
+from pytest_ddpscale.history.baseline import Baseline, missing_gpus
+from pytest_ddpscale.history.key_values import KeyValue, has_key_values, key_values_of, known_versions
+from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.regression import Compared, Regression, regression_of
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
@@ -20,19 +20,12 @@ _HOW_TO_ACCEPT = "ddpscale history NODE --accept"
 
 
 def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | None, confidence: float) -> Verdict:
-    """The verdict on ``no_regression``.
-
-    Args:
-        case: the requirement: the least ratio of a value to that of earlier runs.
-        evidence: of the run.
-        baseline: what the same nodes reached before; None if the site keeps no history.
-        confidence: of all comparisons together, 0 … 1.
+    """The verdict on ``no_regression``: no value is below the least ratio to earlier runs, all intervals together.
 
     Returns:
-        ``passed`` if no value fell below the bound for sure, and every one is above it for sure; ``failed`` if any is
-        below it for sure; ``inconclusive`` in between, where there is too little history, and where a GPU that told
-        something in earlier runs does not now: no history is no pass.
-        ``not_measured`` if the run has no values.
+        ``passed`` if every value is above the bound for sure; ``failed`` if any is below it for sure; ``inconclusive``
+        in between, where there is no or too little history, and where a GPU that told something in earlier runs does
+        not now: no history is no pass. ``not_measured`` if the run has no values.
     """
     blank = blank_verdict(case, confidence)
     if not has_key_values(evidence):
@@ -40,10 +33,11 @@ def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | No
     if baseline is None:
         return replace(blank, outcome="inconclusive", reason="there is no history of these nodes (--ddp-history)")
     current = key_values_of(evidence)
-    versions = {host: _known(survey.versions) for host, survey in evidence.surveys.items()}
+    versions = {host: known_versions(survey.versions) for host, survey in evidence.surveys.items()}
     found = regression_of(current, baseline, confidence, versions)
-    if found.ratio is None or found.interval is None:
-        return replace(blank, outcome="inconclusive", reason=found.why_unknown)
+    if not found.compared:
+        reason = f"none of its {len(current)} values has {FEWEST_VALUES} earlier runs to be compared with"
+        return replace(blank, outcome="inconclusive", reason=reason)
     missing = missing_gpus(baseline.places, [one.series for one in current])
     return _against_bound(blank, case.requirement.bound, found, missing)
 
@@ -105,8 +99,3 @@ def _place(value: KeyValue) -> str:
 def _in_words(one: Compared) -> str:
     value = one.value
     return f"{_place(value)}: {value.metric} of {value.subject} is {one.ratio:.1%} of its past"
-
-
-def _known(versions: object) -> dict[str, str]:
-    items = versions.items() if isinstance(versions, dict) else ()
-    return {str(name): str(version) for name, version in items if version is not None}

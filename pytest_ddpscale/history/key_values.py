@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.evidence.probe_columns import ProbeColumns, ProbeName
+from pytest_ddpscale.evidence.probe_columns import ProbeColumns
 from pytest_ddpscale.metrics.probes import places
 from pytest_ddpscale.metrics.rounds import group_rounds
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
@@ -30,9 +29,7 @@ class KeyValueSeries:
     """What has to be equal for two key values to be comparable: the same place, doing the same thing.
 
     Attributes:
-        host: name of the node.
         gpu: UUID of the GPU; ``cpu:0`` is the CPU rank of that number; empty for the whole node.
-        metric: name in the catalogue.
         subject: name of the workload or probe.
         world_size: ranks on this host that did it together, or at once.
         arm: ``alone``, ``each``, ``ddp`` or ``probe``.
@@ -50,19 +47,12 @@ class KeyValueSeries:
 
 @dataclass(frozen=True)
 class KeyValue:
-    """What one place reached.
+    """What one place reached; what it shares with `KeyValueSeries` means the same.
 
     Attributes:
-        host: name of the node.
-        gpu_index: local rank of the GPU on it; None for the whole node.
+        gpu_index: local rank of the GPU on its node; None for the whole node.
         gpu_uuid: as NVML has it, or ``cpu``; None for the whole node.
-        metric: name in the catalogue.
-        subject: name of the workload or probe.
-        world_size: ranks on this host that did it together, or at once.
-        arm: ``alone``, ``each``, ``ddp`` or ``probe``.
-        definition: digest of all else that the value depends on; values of two definitions are never compared.
-        value: in `unit`; the median over the rounds.
-        unit: the metric's.
+        value: in `unit`, the metric's; the median over the rounds.
     """
 
     host: str
@@ -100,9 +90,6 @@ def key_values_of(evidence: Evidence) -> list[KeyValue]:
     gave. Per node: throughput per GPU under DDP, where that fits one node, and what the slowest group or pair of its
     ranks reached in each probe that communicates. Medians over rounds; too few rounds, a study that broke and
     imported samples give none.
-
-    Args:
-        evidence: of the run.
     """
     unique: dict[KeyValueSeries, KeyValue] = {}
     for value in _values(evidence):  # of two arms that tell the same, such as each@8 beside each@16, the first counts
@@ -115,6 +102,11 @@ def has_key_values(evidence: Evidence) -> bool:
     return any(True for _ in _values(evidence))
 
 
+def known_versions(versions: Mapping[str, str | None]) -> dict[str, str]:
+    """Of the software, less what is not there."""
+    return {name: version for name, version in versions.items() if version is not None}
+
+
 def _values(evidence: Evidence) -> Iterator[KeyValue]:
     for study in evidence.plan.studies:
         if study.id not in evidence.errors:
@@ -122,20 +114,23 @@ def _values(evidence: Evidence) -> Iterator[KeyValue]:
                 yield from _arm_values(evidence, study, arm)
     probes = evidence.plan.probes
     if probes and probes.id not in evidence.errors:
-        yield from probe_values(evidence.plan, evidence.probes)
+        for probe in probes.probes:
+            measured = evidence.probes.get((probe.name, probe.world_size))
+            if measured is not None:
+                yield from _of_probe(evidence.plan, probe, measured)
 
 
 def _arm_values(evidence: Evidence, study: Study, arm: Arm) -> Iterator[KeyValue]:
     definition = _definition(evidence.plan, study, arm)
     if arm.kind in ("alone", "each"):
-        yield from _gpu_values(evidence.columns, study, arm, definition)
+        yield from _gpu_values(evidence, study, arm, definition)
     elif arm.kind == "ddp" and evidence.plan.layout.fits_node(arm):
         yield from _node_values(evidence, study, arm, definition)
 
 
-def _gpu_values(columns: Columns, study: Study, arm: Arm, definition: str) -> Iterator[KeyValue]:
+def _gpu_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> Iterator[KeyValue]:
     """What each rank reached without communication: no rank waits for another, so each is judged by itself."""
-    measured = columns.arms.get((study.id, arm.name))
+    measured = evidence.columns.arms.get((study.id, arm.name))
     if measured is None:
         return
     ours = measured.of((measured.batch_size == arm.batch_size) & ~measured.single_sample)
@@ -147,7 +142,7 @@ def _gpu_values(columns: Columns, study: Study, arm: Arm, definition: str) -> It
         if value is not None:
             # Of an arm of one rank all take turns.
             together = 1 if arm.world_size == 1 else len(ours.ranks.by_host[host])
-            yield _throughput(host, local_rank, device, study, together, arm, definition, value)
+            yield _throughput(study, arm, definition, value, (host, local_rank, device), together)
 
 
 def _node_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> Iterator[KeyValue]:
@@ -157,49 +152,36 @@ def _node_values(evidence: Evidence, study: Study, arm: Arm, definition: str) ->
         value = _median(ours.img_per_s_per_gpu.tolist())
         hosts = list(ours.ranks.by_host)
         if value is not None and len(hosts) == 1:
-            yield _throughput(hosts[0], None, None, study, arm.world_size, arm, definition, value)
-
-
-def probe_values(plan: Plan, probes: Mapping[ProbeName, ProbeColumns]) -> list[KeyValue]:
-    """What each GPU, or the slowest group or pair of ranks of each node, reached in every probe.
-
-    Rounds with a wrong result are left out, and so are groups of several nodes: those are no place of one.
-
-    Args:
-        plan: with the probes and the layout of the gang.
-        probes: what was measured of its probes.
-    """
-    planned = plan.probes.probes if plan.probes else ()
-    measured = [(probe, probes.get((probe.name, probe.world_size))) for probe in planned]
-    return [value for probe, found in measured if found is not None for value in _of_probe(plan, probe, found)]
+            yield _throughput(study, arm, definition, value, (hosts[0], None, None), arm.world_size)
 
 
 def _of_probe(plan: Plan, probe: Probe, measured: ProbeColumns) -> Iterator[KeyValue]:
+    """What each GPU, or the slowest group or pair of ranks of each node, reached in a probe.
+
+    Rounds with a wrong result are left out, and so are groups of several nodes: those are no place of one.
+    """
     metric = next((one for one in METRICS.values() if probe.kind in one.probes), None)
     if metric is None or probe.world_size > plan.layout.ranks_per_node:
         return
-    share = _digest({"ranks_per_cpu": _ranks_per_cpu(plan)})
+    of_all = (metric.name, probe.name, probe.world_size, "probe", _digest({"ranks_per_cpu": _ranks_per_cpu(plan)}))
     slowest: dict[str, float] = {}
     for place, samples in places(measured.only(measured.is_correct), probe, plan.layout).items():
         value = _median([sample.value for sample in samples])
         if value is None or place.peer_host not in (None, place.host):
             continue
         if place.kind == "gpu":
-            yield KeyValue(
-                place.host, place.gpu_index, place.gpu_uuid, metric.name, probe.name, 1, "probe", share, value,
-                metric.unit,
-            )  # fmt: skip
+            yield KeyValue(place.host, place.gpu_index, place.gpu_uuid, *of_all, value, metric.unit)
         elif place.kind in ("node", "link"):
             slowest[place.host] = min(value, slowest.get(place.host, value))
     for host, value in sorted(slowest.items()):
-        yield KeyValue(host, None, None, metric.name, probe.name, probe.world_size, "probe", share, value, metric.unit)
+        yield KeyValue(host, None, None, *of_all, value, metric.unit)
 
 
 def _throughput(
-    host: str, index: int | None, uuid: str | None, study: Study, ranks: int, arm: Arm, definition: str, value: float
+    study: Study, arm: Arm, definition: str, value: float, place: tuple[str, int | None, str | None], ranks: int
 ) -> KeyValue:
-    unit, name = THROUGHPUT_PER_GPU.unit, THROUGHPUT_PER_GPU.name
-    return KeyValue(host, index, uuid, name, study.workload.name, ranks, arm.kind, definition, value, unit)
+    metric = THROUGHPUT_PER_GPU
+    return KeyValue(*place, metric.name, study.workload.name, ranks, arm.kind, definition, value, metric.unit)
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from pytest_ddpscale.errors import HistoryError, OptionError
+from pytest_ddpscale.history.baseline import version_changes, versions_seen
 from pytest_ddpscale.history.database import reading
-from pytest_ddpscale.history.drift import Drift, Observed, drifts_of
 from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
-from pytest_ddpscale.history.prediction import MOST_VALUES
-from pytest_ddpscale.history.reading import HostRun, host_runs, skus_and_hosts
-from pytest_ddpscale.history.versions import version_changes, versions_seen
+from pytest_ddpscale.history.prediction import (
+    CONFIDENCE,
+    MOST_VALUES,
+    Reference,
+    is_lower_better,
+    reference_of,
+    shared_confidence,
+)
+from pytest_ddpscale.history.reading import MOST_RUNS, HostRun, host_runs, skus_and_hosts
 from pytest_ddpscale.util.listing import first_few
 
 # A peer that was last measured longer ago may have been another machine by its software.
@@ -22,12 +29,66 @@ _MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
+class Observed:
+    """The latest value of a series with what it is to be compared with.
+
+    Attributes:
+        at: when its run began, ISO 8601 in UTC.
+        past: earlier values of the same series, oldest first; the latest twenty are looked at.
+        peers: latest values of the same place on other hosts, one for each host.
+    """
+
+    value: KeyValue
+    at: str
+    past: tuple[float, ...] = ()
+    peers: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ValueComparison:
+    """A value beside others.
+
+    Attributes:
+        ratio: the value over the median of the others.
+        interval: within which it should lie, in the unit of the value; None where too few others are there.
+        standing: ``worse`` and ``better`` lie outside of the interval, ``unknown`` has none.
+    """
+
+    reference: Reference
+    ratio: float
+    interval: tuple[float, float] | None
+    standing: Literal["usual", "worse", "better", "unknown"]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What became of a value: beside its own past and beside its peers, None where there are none of them."""
+
+    value: KeyValue
+    at: str
+    past: ValueComparison | None
+    peers: ValueComparison | None
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether it is worse than it was, or than its peers."""
+        return any(one is not None and one.standing == "worse" for one in (self.past, self.peers))
+
+    @property
+    def loss(self) -> float:
+        """By what share it is worse than its own past, or than its peers if it has none; negative if it is better."""
+        one = self.past or self.peers
+        if one is None:
+            return 0.0
+        return (1 - 1 / one.ratio) if is_lower_better(self.value.metric) else 1 - one.ratio
+
+
+@dataclass(frozen=True)
 class NodeHistory:
     """One node, of one SKU.
 
     Attributes:
         sku: canonical name; ``simulated …`` of simulated runs.
-        host: its name.
         runs: the latest ones, oldest first; at least one.
         drifts: of all values of its last week.
         changes: of the software between the last run and those before.
@@ -50,15 +111,8 @@ class NodeHistory:
         return max(self.drifts, key=lambda drift: (drift.is_worse, drift.loss), default=None)
 
 
-@dataclass(frozen=True)
-class _Told:
-    """What one run told of a place.
-
-    Attributes:
-        value: of the place.
-        at: when the run began.
-        counts: whether it may be a norm.
-    """
+class _Told(NamedTuple):
+    """What one run told of a place, when it began, and whether that may be a norm."""
 
     value: KeyValue
     at: str
@@ -68,41 +122,68 @@ class _Told:
 Places = Mapping[KeyValueSeries, Sequence[_Told]]  # by what the places of all hosts have in common, oldest first
 
 
+def drifts_of(observed: Sequence[Observed], confidence: float = CONFIDENCE) -> list[Drift]:
+    """Compare all values with their past and their peers.
+
+    A value is worse, or better, if it lies outside of the interval that the others predict for one more of them. The
+    intervals hold all together: if nothing changed, any value at all is flagged with a probability of at most
+    1 - `confidence`, and as worse with half of that.
+    """
+    references = [(reference_of(one.past[-MOST_VALUES:]), reference_of(one.peers)) for one in observed]
+    number = sum(one is not None and one.is_enough for pair in references for one in pair)
+    each = shared_confidence(confidence, number)
+    return [
+        Drift(one.value, one.at, _compared(one.value, past, each), _compared(one.value, peers, each))
+        for one, (past, peers) in zip(observed, references, strict=True)
+    ]
+
+
+def _compared(value: KeyValue, reference: Reference | None, confidence: float) -> ValueComparison | None:
+    if reference is None:
+        return None
+    found = ValueComparison(reference, value.value / reference.median, None, "unknown")
+    if not reference.is_enough:
+        return found
+    low, high = reference.interval(confidence)
+    if low <= value.value <= high:
+        return replace(found, interval=(low, high), standing="usual")
+    is_worse = (value.value > high) == is_lower_better(value.metric)
+    return replace(found, interval=(low, high), standing="worse" if is_worse else "better")
+
+
 def read_histories(history_file: Path, sku: str | None = None, node: str | None = None) -> list[NodeHistory]:
-    """All nodes with a run, by SKU and name, with the drift of what each reached.
+    """All nodes with a run, by SKU and name, with the drift of what each reached; or only one SKU's, or one node.
 
     Intervals hold all together: for one node those of its values, without one those of all nodes.
-
-    Args:
-        history_file: the site's.
-        sku: only this one; None for all.
-        node: only this one; its peers are looked up all the same.
 
     Raises:
         HistoryError: there is no history, it is empty, or cannot be used.
         OptionError: it has no such SKU or node.
     """
-    found: list[NodeHistory] = []
-    observed: list[list[Observed]] = []
     with reading(history_file) as connection:
         nodes = _asked(skus_and_hosts(connection), history_file, sku)
         asked = [one for one in nodes if node in (None, one[1])]
         if not asked:
             raise OptionError("NODE", f"found {node!r}", f"one of {_names(host for _, host in nodes)}")
-        norms: dict[str, dict[str, dict[KeyValueSeries, _Told]]] = {}
-        for its_sku, host in nodes:
-            if its_sku in {of for of, _ in asked}:
-                norms.setdefault(its_sku, {})[host] = _norm(host_runs(connection, its_sku, host, limit=MOST_VALUES))
+        skus = {its_sku for its_sku, _ in asked}
+        runs = {
+            (its_sku, host): host_runs(
+                connection, its_sku, host, limit=MOST_RUNS if node in (None, host) else MOST_VALUES
+            )
+            for its_sku, host in nodes
+            if its_sku in skus
+        }
+        norms = {one: _norm(of_host) for one, of_host in runs.items()}
+        found = []
         for its_sku, host in asked:
-            runs = host_runs(connection, its_sku, host)
-            if not runs:  # its only run has just been replaced
-                continue
-            observed.append(_observed(runs, {other: norm for other, norm in norms[its_sku].items() if other != host}))
-            found.append(NodeHistory(its_sku, host, tuple(runs), (), _changes(runs)))
-    drifts = iter(drifts_of([one for theirs in observed for one in theirs]))
+            of_host = runs[its_sku, host]
+            if of_host:  # else its only run has just been replaced
+                others = [norm for one, norm in norms.items() if one[0] == its_sku and one[1] != host]
+                found.append((its_sku, host, of_host, _observed(of_host, others)))
+    drifts = iter(drifts_of([one for *_, theirs in found for one in theirs]))
     return [
-        NodeHistory(one.sku, one.host, one.runs, tuple(next(drifts) for _ in theirs), one.changes)
-        for one, theirs in zip(found, observed, strict=True)
+        NodeHistory(its_sku, host, tuple(of_host), tuple(next(drifts) for _ in theirs), _changes(of_host))
+        for its_sku, host, of_host, theirs in found
     ]
 
 
@@ -126,15 +207,16 @@ def _told(runs: Iterable[HostRun]) -> Places:
 
 def _norm(runs: Iterable[HostRun]) -> dict[KeyValueSeries, _Told]:
     """What each place of a host reached last that may be a norm."""
-    norms = {place: [one for one in told if one.counts] for place, told in _told(runs).items()}
-    return {place: told[-1] for place, told in norms.items() if told}
+    return {place: one for place, told in _told(runs).items() for one in told if one.counts}
 
 
-def _observed(runs: Sequence[HostRun], others: Mapping[str, Mapping[KeyValueSeries, _Told]]) -> list[Observed]:
+def _observed(runs: Sequence[HostRun], others: Iterable[Mapping[KeyValueSeries, _Told]]) -> list[Observed]:
     """A node's values of its last week, beside their past and those of the same places of other hosts."""
-    since, until = _week_around(runs[-1].started_at)
+    last_at = datetime.fromisoformat(runs[-1].started_at)
+    # ISO 8601 in UTC sorts as the times that it means.
+    since, until = (last_at - PEERS_WITHIN).isoformat(), (last_at + PEERS_WITHIN).isoformat()
     peers: dict[KeyValueSeries, list[float]] = {}
-    for norm in others.values():
+    for norm in others:
         for place, told in norm.items():
             if since <= told.at <= until:
                 peers.setdefault(place, []).append(told.value.value)
@@ -149,15 +231,8 @@ def _observed(runs: Sequence[HostRun], others: Mapping[str, Mapping[KeyValueSeri
     return found
 
 
-def _week_around(at: str) -> tuple[str, str]:
-    """A week before and a week after, as ISO 8601 in UTC, which sorts as the times it means."""
-    now = datetime.fromisoformat(at)
-    return (now - PEERS_WITHIN).isoformat(), (now + PEERS_WITHIN).isoformat()
-
-
 def _changes(runs: list[HostRun]) -> tuple[str, ...]:
-    before = [run.versions for run in runs[:-1] if run.counts][-MOST_VALUES:]
-    return version_changes(versions_seen(before), runs[-1].versions)
+    return version_changes(versions_seen(runs[:-1]), runs[-1].versions)
 
 
 def _names(names: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ from functools import lru_cache
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.stats.intervals import t_quantile
 
+CONFIDENCE = 0.95
 FEWEST_VALUES = 5  # fewer say too little about their spread
 MOST_VALUES = 20  # the latest ones: a node's norm may change for good reasons
 # Relative. Five equal numbers are no proof of a machine without noise: repeated trainings on one sound node range over
@@ -55,14 +56,7 @@ class Reference:
         return self.number >= FEWEST_VALUES
 
     def reach(self, confidence: float) -> float:
-        """Half the prediction interval of the next logarithm.
-
-        Args:
-            confidence: that the next value lies within, if nothing changed.
-
-        Raises:
-            ValueError: there is one value only.
-        """
+        """Half the prediction interval of the next logarithm. Raises ValueError if there is one value only."""
         spread = max(self.log_sd, LEAST_SPREAD)
         return _quantile(0.5 + confidence / 2, self.number - 1) * spread * math.sqrt(1 + 1 / self.number)
 
@@ -73,11 +67,7 @@ class Reference:
 
 
 def reference_of(values: Sequence[float]) -> Reference | None:
-    """What values tell of the next one; None of no values.
-
-    Args:
-        values: positive and finite, in any order.
-    """
+    """What values, positive and finite, tell of the next one; None of no values."""
     if not values:
         return None
     logs = [math.log(value) for value in values]

@@ -24,8 +24,6 @@ class HostRun:
         id: digest that tells it from all others.
         path: where its directory was when it was added.
         started_at: ISO 8601 in UTC.
-        outcome: of the whole run.
-        versions: of the software on this host, by name.
         failed: ids of the requirements that failed, on whatever host.
         values: what the host and its GPUs reached; without what no longer counts since a later run was accepted.
         worse: those of the values that had fallen when the run was added.
@@ -66,17 +64,10 @@ def skus_and_hosts(connection: sqlite3.Connection) -> list[tuple[str, str]]:
 def host_runs(
     connection: sqlite3.Connection, sku: str, host: str, before: str | None = None, limit: int = MOST_RUNS
 ) -> list[HostRun]:
-    """The latest runs of a host, oldest first.
+    """The latest runs of a host, oldest first; if so asked, those that began before a moment (ISO 8601).
 
     As far back as it takes for `limit` runs that left a norm. Runs between them that left none, since they were
     rejected or only looked at the node, come with them and push none of those out.
-
-    Args:
-        connection: to the history.
-        sku: of the runs.
-        host: that took part.
-        before: ISO 8601 in UTC: only runs that began before; None for all.
-        limit: of how many runs with a norm.
     """
     rows = connection.execute(
         "SELECT runs.id, run_path, started_at, outcome, versions, outcome != ? AND EXISTS "
@@ -97,11 +88,7 @@ def host_runs(
 
 
 def references_of(runs: Iterable[HostRun]) -> dict[KeyValueSeries, Reference]:
-    """The latest twenty values of each series that may be a norm, summed up.
-
-    Args:
-        runs: of one host, oldest first.
-    """
+    """The latest twenty values of each series that may be a norm, summed up; of one host's runs, oldest first."""
     found: dict[KeyValueSeries, list[float]] = {}
     for run in runs:
         for value in run.norm:

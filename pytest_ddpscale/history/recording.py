@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import astuple
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
@@ -12,10 +13,10 @@ from typing import Literal
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
 from pytest_ddpscale.history.database import BUSY_S, reading, writing
-from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries, key_values_of
+from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries, key_values_of, known_versions
 from pytest_ddpscale.history.prediction import Reference
 from pytest_ddpscale.history.reading import host_runs, references_of
-from pytest_ddpscale.history.regressed import regressed_values
+from pytest_ddpscale.history.regression import regressed_values
 from pytest_ddpscale.results.record_lines import AnyRecord, line_of
 from pytest_ddpscale.results.records import GangRecord, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -47,13 +48,6 @@ def record_run(
     A run is known by its first sign of life, wherever its directory lies by now. Adding it again changes nothing; one
     that was resumed and judged anew takes the place of what it had been. A simulated run is kept under a SKU of its
     own, ``simulated a100-sxm4-80gb``, so that no machine is compared with it.
-
-    Args:
-        history_file: made if it is not there.
-        run: the directory that was measured into.
-        judgement: on it.
-        evidence: of the run, if it has been read already.
-        busy_s: how long to wait for other writers, in seconds.
 
     Raises:
         RunDirectoryError: the run is broken, or was imported.
@@ -110,12 +104,8 @@ def _write(
     )
     connection.executemany(
         "INSERT INTO key_values VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (identity, v.host, v.gpu_index, v.gpu_uuid, v.metric, v.subject, v.world_size, v.arm, v.definition,
-             v.value, v.unit, "worse" if v in fallen else "norm")
-            for v in values
-        ],
-    )  # fmt: skip
+        [(identity, *astuple(value), "worse" if value in fallen else "norm") for value in values],
+    )
     return "added" if known is None else "replaced"
 
 
@@ -151,17 +141,11 @@ def _identity(sku: str, started_at: str, record: RunRecord, records: Sequence[An
 
 
 def _judged_at(judgement: Judgement, started_at: str) -> str:
-    return _utc(judgement.basis.get("judged_at")) or started_at
-
-
-def _utc(text: object) -> str | None:
     try:
-        moment = datetime.fromisoformat(str(text))
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        return None
-    return moment.astimezone(timezone.utc).isoformat(timespec="seconds")
+        moment = datetime.fromisoformat(judgement.basis["judged_at"])
+    except (KeyError, ValueError):
+        return started_at
+    return moment.astimezone(timezone.utc).isoformat(timespec="seconds") if moment.tzinfo else started_at
 
 
 def _versions_by_host(record: RunRecord, records: Sequence[AnyRecord], evidence: Evidence) -> dict[str, dict[str, str]]:
@@ -170,13 +154,9 @@ def _versions_by_host(record: RunRecord, records: Sequence[AnyRecord], evidence:
     found = {host: dict(everywhere) for host in (*named, *sorted(evidence.columns.hosts), *evidence.hosts)}
     for gang in gangs_by_number(records).values():
         for host, versions in zip(gang.hosts, each(gang.versions, gang.world_size), strict=True):
-            found[host] |= _texts(versions)
+            found[host] |= known_versions(versions)
     took_part = list(found) or list(evidence.surveys)  # a node that was left out has no part in what the others did
     for host, survey in evidence.surveys.items():
         if host in took_part:
-            found[host] = found.get(host, dict(everywhere)) | _texts(survey.versions)
+            found[host] = found.get(host, dict(everywhere)) | known_versions(survey.versions)
     return found
-
-
-def _texts(versions: Mapping[str, str | None]) -> dict[str, str]:
-    return {name: version for name, version in versions.items() if version is not None}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from pytest_ddpscale.evidence.columns import Columns
@@ -18,39 +17,24 @@ HEADINGS = (
     "Study", "Arm", "Rounds", "img/s per rank", "TFLOPS per rank", *(f"p{percent} ms" for percent in PERCENTS),
     "Peak GiB", "Memory spread", "Skipped steps",
 )  # fmt: skip
-
-
 NOT_COUNTED: Mapping[str, float] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class Row:
-    """One arm over all its complete rounds.
-
-    Attributes:
-        cells: as text, one for each of `HEADINGS`.
-    """
-
-    cells: tuple[str, ...]
-
-
-def breakdown(columns: Columns, plan: Plan, flops_per_image: Mapping[str, float] = NOT_COUNTED) -> list[Row]:
-    """A row for each arm that was measured, in the plan's order.
+def breakdown(
+    columns: Columns, plan: Plan, flops_per_image: Mapping[str, float] = NOT_COUNTED
+) -> list[tuple[str, ...]]:
+    """A row for each arm that was measured, in the plan's order: texts, one for each of `HEADINGS`.
 
     Percentiles are over the raw steps of all ranks; throughput is the median over the rounds, at the slowest
     rank's pace; memory is the most of any round. All groups of ranks count that trained an arm at the same time.
-
-    Args:
-        columns: what the run measured.
-        plan: of the run.
-        flops_per_image: floating-point operations of forward and backward pass, by study, where they were counted.
+    The floating-point operations of forward and backward pass are by study, where they were counted.
     """
     rows = []
     for study in plan.studies:
         for arm in study.arms:
             rounds = all_groups(columns, study.id, arm, plan.layout)
             if len(rounds):
-                rows.append(Row((study.id, arm.name, *_cells(rounds, flops_per_image.get(study.id)))))
+                rows.append((study.id, arm.name, *_cells(rounds, flops_per_image.get(study.id))))
     return rows
 
 

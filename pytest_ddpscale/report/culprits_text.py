@@ -28,7 +28,6 @@ REASON_PREFIX = "ddpscale: "  # by which drain_failed.sh knows the nodes that it
 MOST_REASON_CHARACTERS = 180
 NOBODY = "-"
 TSV_HEADER = ("use", "host", "started_unix_s", "run", "reason")
-_FINISHED = "finished"
 _ALLOW_INCOMPLETE = "--ddp-allow-incomplete"
 _LEAST_EVIDENCE = 40
 # Slurm keeps a reason as bytes and cuts it where they end; what a shell or scontrol may read as syntax is left out.
@@ -44,18 +43,18 @@ class HostFinding:
         use: ``drain``: the run rejects the host. ``accepted``: the run accepts it. ``look``: for a person to judge.
             ``none``: nothing follows from the run.
         host: as the run recorded it; ``-`` where no host is meant.
-        run: the run directory.
-        started_unix_s: when the run began; 0 where nothing follows from it.
         evidence: why, in one line.
         requirements: ids of those that the host is rejected for; empty unless it is ``drain``.
+        run: the run directory.
+        started_unix_s: when the run began; 0 where nothing follows from it.
     """
 
     use: Use
     host: str
-    run: Path
-    started_unix_s: int
     evidence: str
     requirements: frozenset[str] = frozenset()
+    run: Path = Path()
+    started_unix_s: int = 0
 
     @property
     def reason(self) -> str:
@@ -74,11 +73,8 @@ class HostFinding:
 class HostFindings:
     """Everything a run says.
 
-    Attributes:
-        findings: of this run.
-        started_unix_s: when it began.
-        kept: of a run in which all that was asked was kept, whether all was asked or not: ids of the requirements that
-            passed, by the hosts that took part in measuring them.
+    Of a run in which all that was asked was kept, whether all was asked or not, `kept` has the ids of the requirements
+    that passed, by the hosts that took part in measuring them.
     """
 
     findings: tuple[HostFinding, ...]
@@ -89,38 +85,44 @@ class HostFindings:
 def read_findings(
     path: Path, judgement_of: Callable[[RunDirectory], Judgement] = lambda run: read_judgement(run.verdicts_json)
 ) -> HostFindings:
-    """What a run says of its hosts.
-
-    Args:
-        path: the run directory.
-        judgement_of: gives its verdicts.
+    """What a run says of its hosts, by the verdicts that `judgement_of` gives.
 
     Raises:
         RunDirectoryError: it is no run directory, is broken, or was not judged yet.
     """
     run = RunDirectory.open(path)
     record, judgement = run.read_run(), judgement_of(run)
-    aside = _set_aside(record, judgement)
+    began, aside, why_not = int(record.began.timestamp()), _set_aside(record, judgement), _why_no_return(record)
     if aside is not None:
-        return HostFindings((HostFinding("none", NOBODY, path, 0, aside),))
-    started = int(record.began.timestamp())
-    if record.status != _FINISHED:
-        unfinished = f"its status is {record.status}, not {_FINISHED}: an unfinished run rejects and accepts nobody"
-        named = [*_lost(path, started, run), *_accused(path, started, replace(judgement, outcome="incomplete"))]
-        return HostFindings(tuple(_for_a_person(path, unfinished, named)))
+        return _findings(path, 0, [HostFinding("none", NOBODY, aside)])
+    if record.status != "finished":
+        unfinished = f"its status is {record.status}, not finished: an unfinished run rejects and accepts nobody"
+        named = [*_lost(run), *_accused(replace(judgement, outcome="incomplete"))]
+        named = [replace(one, started_unix_s=began) for one in named]
+        return _findings(path, 0, _for_a_person(unfinished, named))
     done, hosts = _done(run), [host.host for host in record.hosts]
-    kept = {host: _passed(judgement, done[host]) for host in done}
+    kept = {host: _passed(judgement, what) for host, what in done.items()}
     if judgement.outcome == "accepted":
         # A rank that came up and never measured proves nothing of its host, nor does a look at it.
         trained = [host for host in hosts if any(kind == "measurement" for kind, *_ in done.get(host, ()))]
-        return _accepted(path, started, record, judgement, {host: kept[host] for host in trained})
-    lost, findings = list(_lost(path, started, run)), list(_accused(path, started, judgement))
+        findings = [HostFinding("accepted", host, text.one_line(judgement.reason)) for host in trained]
+        if why_not:
+            findings = [HostFinding("none", NOBODY, f"accepted, but {why_not}: that brings no node back")]
+        return _findings(path, began, findings, {host: kept[host] for host in trained})
+    accused, lost = list(_accused(judgement)), list(_lost(run))
     if judgement.outcome == "rejected":
         # Also those on which no rank came up.
-        findings = [*_rejected(path, started, judgement, sorted({*hosts, *done}), findings), *lost]
-    else:
-        findings = _for_a_person(path, text.outcome_text(judgement), [*lost, *findings], started)
-    return HostFindings(tuple(findings), started, kept if judgement.outcome == "partial" else {})
+        return _findings(path, began, [*_rejected(judgement, sorted({*hosts, *done}), accused), *lost])
+    findings = _for_a_person(text.outcome_text(judgement), [*lost, *accused])
+    return _findings(path, began, findings, kept if judgement.outcome == "partial" else {})
+
+
+def _findings(
+    path: Path, began: int, findings: Sequence[HostFinding], kept: Mapping[str, frozenset[str]] | None = None
+) -> HostFindings:
+    """Of a run, each with its directory and beginning."""
+    dated = (replace(one, run=path, started_unix_s=one.started_unix_s or began) for one in findings)
+    return HostFindings(tuple(dated), began, kept or {})
 
 
 def settled(runs: Sequence[HostFindings]) -> list[HostFinding]:
@@ -154,16 +156,16 @@ def _set_aside(record: RunRecord, judgement: Judgement) -> str | None:
     return None
 
 
-def _lost(path: Path, started: int, run: RunDirectory) -> Iterator[HostFinding]:
+def _lost(run: RunDirectory) -> Iterator[HostFinding]:
     """Nodes that the run lost on its way: each for a person, whatever its verdicts say of it."""
     why = {host: one.message for one in run.read_records() if isinstance(one, Lost) for host in one.hosts}
     for host, message in why.items():
-        yield HostFinding("look", host, path, started, f"lost: {text.one_line(message)}")
+        yield HostFinding("look", host, f"lost: {text.one_line(message)}")
 
 
-def _for_a_person(path: Path, why: str, named: list[HostFinding], started: int = 0) -> list[HostFinding]:
+def _for_a_person(why: str, named: list[HostFinding]) -> list[HostFinding]:
     """What follows from a run that neither rejects nor accepts: nothing, unless it names somebody."""
-    return [HostFinding("look" if named else "none", NOBODY, path, started, why), *named]
+    return [HostFinding("look" if named else "none", NOBODY, why), *named]
 
 
 def _done(run: RunDirectory) -> dict[str, set[Done]]:
@@ -209,18 +211,8 @@ def _arms_of(verdict: Verdict) -> Iterator[str]:
     yield f"{METRICS[verdict.metric].measured}@{verdict.world_size}{'-spread' if verdict.placement == 'spread' else ''}"
 
 
-def _accepted(
-    path: Path, started: int, record: RunRecord, judgement: Judgement, kept: Mapping[str, frozenset[str]]
-) -> HostFindings:
-    but = _why_it_brings_nobody_back(record)
-    if but:
-        finding = HostFinding("none", NOBODY, path, started, f"accepted, but {but}: that brings no node back")
-        return HostFindings((finding,), started, kept)
-    evidence = text.one_line(judgement.reason)
-    return HostFindings(tuple(HostFinding("accepted", host, path, started, evidence) for host in kept), started, kept)
-
-
-def _why_it_brings_nobody_back(record: RunRecord) -> str:
+def _why_no_return(record: RunRecord) -> str:
+    """Why an accepted run brings no node back; empty if it does."""
     if _ALLOW_INCOMPLETE in record.argv:
         return f"{_ALLOW_INCOMPLETE} was given"
     if record.resumed:
@@ -228,7 +220,7 @@ def _why_it_brings_nobody_back(record: RunRecord) -> str:
     return ""
 
 
-def _accused(path: Path, started: int, judgement: Judgement) -> Iterator[HostFinding]:
+def _accused(judgement: Judgement) -> Iterator[HostFinding]:
     """One finding for each host that verdicts name and each use of it, with every piece of evidence once."""
     evidence: dict[tuple[str, Use], list[str]] = {}
     rejected_for: dict[str, set[str]] = {}
@@ -245,7 +237,7 @@ def _accused(path: Path, started: int, judgement: Judgement) -> Iterator[HostFin
                 seen.append(said)
     for (host, use), pieces in evidence.items():
         requirements = frozenset(rejected_for[host] if use == "drain" else ())
-        yield HostFinding(use, host, path, started, "; ".join(pieces), requirements)
+        yield HostFinding(use, host, "; ".join(pieces), requirements)
 
 
 def _rejects(judgement: Judgement, verdict: Verdict) -> bool:
@@ -258,26 +250,22 @@ def _said(verdict: Verdict, culprit: Culprit, use: Use) -> str:
     return said if use == "drain" else f"{said} ({text.verdict_word(verdict)} {text.one_line(verdict.id)})"
 
 
-def _rejected(
-    path: Path, started: int, judgement: Judgement, hosts: Sequence[str], accused: list[HostFinding]
-) -> list[HostFinding]:
+def _rejected(judgement: Judgement, hosts: Sequence[str], accused: list[HostFinding]) -> list[HostFinding]:
     """With the only host of the run blamed even if nobody is named; of several, nobody is then."""
     if any(finding.use == "drain" for finding in accused):
         return accused
     failed = [verdict for verdict in judgement.verdicts if _rejects(judgement, verdict)]
-    first = f"{text.short_name(failed[0])} " if failed else ""
-    evidence = (
-        f"{failed[0].metric} {first}{text.point_text(failed[0])}, bound {text.bound_text(failed[0])}"
-        if failed
-        else text.one_line(judgement.reason)
-    )
-    if len(failed) > 1:
-        evidence += f" and {len(failed) - 1} more failed"
+    evidence = text.one_line(judgement.reason)
+    if failed:
+        first, more = failed[0], len(failed) - 1
+        name = f"{first.metric} {text.short_name(first)}"
+        evidence = f"{name} {text.point_text(first)}, bound {text.bound_text(first)}"
+        evidence += f" and {more} more failed" if more else ""
     if len(hosts) == 1:
         requirements = frozenset(verdict.id for verdict in failed)
-        return [HostFinding("drain", hosts[0], path, started, evidence, requirements), *accused]
+        return [HostFinding("drain", hosts[0], evidence, requirements), *accused]
     nobody = f"rejected ({evidence}), and neither a node nor a GPU is {'sure to be at fault' if accused else 'named'}"
-    return [HostFinding("look", NOBODY, path, started, nobody), *accused]
+    return [HostFinding("look", NOBODY, nobody), *accused]
 
 
 def _held_against(finding: HostFinding, runs: Sequence[HostFindings]) -> HostFinding:

@@ -22,14 +22,9 @@ def write_reports(
     *,
     is_final: bool = True,
 ) -> list[str]:
-    """Write verdicts.json first, then the views of it.
+    """Write verdicts.json first, then the views of it, with what the measured run's run.json and evidence say.
 
-    Args:
-        run: where the files go.
-        judgement: what was concluded.
-        record: the content of the measured run's run.json.
-        evidence: of the measured run.
-        is_final: else measuring still goes on, and plots and junit.xml, which take longest, can wait.
+    Unless it is final measuring still goes on, and plots and junit.xml, which take longest, can wait.
 
     Returns:
         One sentence for each file that could not be written.

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pytest_ddpscale.history.drift import ValueComparison
 from pytest_ddpscale.history.key_values import KeyValue
-from pytest_ddpscale.history.overview import NodeHistory
+from pytest_ddpscale.history.overview import NodeHistory, ValueComparison
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.report import text
 from pytest_ddpscale.results.strict_json import strict_json

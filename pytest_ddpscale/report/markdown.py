@@ -67,12 +67,12 @@ def escape_markdown(content: object) -> str:
     return _SPECIAL.sub(lambda match: f"\\{match.group()}", line)
 
 
-def code_block(content: str, language: str = "sh") -> Markdown:
-    """One line of code, fenced by more backticks than it holds in a row."""
+def code_block(content: str) -> Markdown:
+    """One line of shell, fenced by more backticks than it holds in a row."""
     line = text.one_line(content)
     longest = max((len(run) for run in re.findall("`+", line)), default=0)
     fence = "`" * max(longest + 1, 3)
-    return Markdown(f"{fence}{language}\n{line}\n{fence}")
+    return Markdown(f"{fence}sh\n{line}\n{fence}")
 
 
 def image(path: str) -> Markdown:
@@ -97,7 +97,6 @@ def _template() -> jinja2.Template:
     environment.globals.update(
         text=text,
         coverage_text=coverage_text,
-        metrics=METRICS,
         absent=ABSENT,
         code_block=code_block,
         image=image,
@@ -122,8 +121,7 @@ def render_markdown(
         run: the content of run.json.
         plan: what was to be measured; None if that was not kept.
         plots: paths of the pictures, as seen from the report.
-        columns: what was measured, for the table of where the time went.
-        flops_per_image: for the same, by study.
+        columns: what was measured, for the table of where the time went; with the operations of each study's image.
     """
     rendered = _template().render(
         judgement=judgement,

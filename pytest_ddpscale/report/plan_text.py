@@ -11,13 +11,9 @@ from pytest_ddpscale.report.text import count_text
 
 
 def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mapping[str, float] = UNKNOWN) -> list[str]:
-    """Studies, arms, estimated minutes and GPU-hours.
+    """Studies, arms, estimated minutes and GPU-hours of a plan that answers so many requirements.
 
-    Args:
-        plan: to be measured.
-        requirements: how many it answers.
-        isolate: a gang for each study.
-        img_per_s: expected throughput per GPU, by workload name.
+    To isolate is to start a gang for each study; the throughput expected per GPU is by workload name.
     """
     whole = estimate(plan, isolate=isolate, img_per_s=img_per_s)
     device = "GPU" if plan.device_type == "cuda" else "core"

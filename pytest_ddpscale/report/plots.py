@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,6 @@ _LONGEST_LABEL = 34
 _CROSS: dict[str, Any] = {
     "color": "black", "marker": "x", "markersize": 11, "markeredgewidth": 2.0, "linestyle": "none",
 }  # fmt: skip
-_SCALING_TITLES: dict[Scaling, str] = {"weak": "Weak scaling", "strong": "Strong scaling"}
 
 _Key = tuple[Line2D, str]
 
@@ -52,34 +51,26 @@ class _Quantity:
     """What one plot shows of each series.
 
     Attributes:
-        file: name without the scaling, for example ``efficiency``.
-        title: what it is.
         axis: label of the y axis, with its unit; ``{device}`` is GPU or rank.
-        points: the values.
         factor: from the values' unit to that of the axis.
-        metrics: whose bounds are drawn, one of a scaling.
+        metrics: the first gives the values, with one formula for both scalings; the bounds of all are drawn.
     """
 
     file: str
     title: str
     axis: str
-    points: Callable[[PlottedSeries], list[Point]]
     factor: float
     metrics: tuple[Metric, ...]
 
 
 _THROUGHPUT = _Quantity(
-    "throughput", "throughput per {device}", "throughput per {device} (img/s)", PlottedSeries.throughput_per_gpu, 1.0,
-    (THROUGHPUT_PER_GPU,),
-)  # fmt: skip
+    "throughput", "throughput per {device}", "throughput per {device} (img/s)", 1.0, (THROUGHPUT_PER_GPU,)
+)
 _EFFICIENCY = _Quantity(
-    "efficiency", "efficiency against one {device} alone", "scaling efficiency (%)", PlottedSeries.efficiency, 100.0,
+    "efficiency", "efficiency against one {device} alone", "scaling efficiency (%)", 100.0,
     (WEAK_SCALING_EFFICIENCY, STRONG_SCALING_EFFICIENCY),
 )  # fmt: skip
-_SPEEDUP = _Quantity(
-    "speedup", "speed-up over one {device} alone", "speed-up (×)", PlottedSeries.speedup, 1.0,
-    (STRONG_SCALING_SPEEDUP,),
-)  # fmt: skip
+_SPEEDUP = _Quantity("speedup", "speed-up over one {device} alone", "speed-up (×)", 1.0, (STRONG_SCALING_SPEEDUP,))
 _PLOTS: tuple[tuple[Scaling, _Quantity], ...] = (
     ("weak", _THROUGHPUT),
     ("weak", _EFFICIENCY),
@@ -90,16 +81,10 @@ _PLOTS: tuple[tuple[Scaling, _Quantity], ...] = (
 
 
 def write_plots(columns: Columns, plan: Plan, judgement: Judgement, directory: Path) -> list[Path]:
-    """Draw what was measured, one PNG per scaling mode and quantity.
-
-    Args:
-        columns: what the run measured.
-        plan: of the run: it says how many ranks an arm has.
-        judgement: whose bounds are drawn, and whose failures are marked.
-        directory: where the files go; made if there is something to draw.
+    """Draw what was measured, one PNG per scaling mode and quantity, with bounds and failures.
 
     Returns:
-        The files written, ``weak-throughput.png`` first; none if nothing can be drawn.
+        The files written, ``weak-throughput.png`` first; none, and no directory, if nothing can be drawn.
     """
     # Someone's own matplotlibrc may ask for LaTeX or another font: reports look alike everywhere.
     with matplotlib.rc_context():
@@ -110,7 +95,7 @@ def write_plots(columns: Columns, plan: Plan, judgement: Judgement, directory: P
 def _write_plots(all_series: Sequence[PlottedSeries], plan: Plan, judgement: Judgement, directory: Path) -> list[Path]:
     written = []
     for scaling, quantity in _PLOTS:
-        chosen = [series for series in all_series if series.scaling == scaling and quantity.points(series)]
+        chosen = [series for series in all_series if series.scaling == scaling and series.points(quantity.metrics[0])]
         if chosen:
             figure = _draw(scaling, quantity, chosen, judgement, "GPU" if plan.device_type == "cuda" else "rank")
             directory.mkdir(parents=True, exist_ok=True)
@@ -125,12 +110,9 @@ class _Curve:
     """One series as one plot shows it.
 
     Attributes:
-        name: of the workload, as the legend can draw it.
         points: the values, in the axis' unit.
         verdicts: the requirements whose bounds belong to it.
         factor: from a bound's unit to that of the axis.
-        colour: of everything that belongs to it.
-        marker: of its points.
         dodge: factor on the world size that keeps the error bars of several curves apart.
     """
 
@@ -171,11 +153,8 @@ def _draw(
     _set_world_sizes(axes, world_sizes, device)
     _set_values(axes, quantity, [value for curve in curves for value in curve.extent])
     reference = _draw_reference(axes, quantity, curves, device)
-    axes.set_title(
-        f"{_SCALING_TITLES[scaling]}: {quantity.title.format(device=device)}\n{_label(judgement.sku)}",
-        loc="left",
-        parse_math=False,
-    )
+    title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
+    axes.set_title(f"{title}\n{_label(judgement.sku)}", loc="left", parse_math=False)
     axes.set_ylabel(quantity.axis.format(device=device))
     axes.grid(visible=True, color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
@@ -211,7 +190,7 @@ def _curves(
             name=_label(series.workload),
             points=[
                 Point(p.world_size, p.center * factor, p.below * factor, p.above * factor)
-                for p in quantity.points(series)
+                for p in series.points(quantity.metrics[0])
             ],
             verdicts=[v for v in judgement.verdicts if v.metric in drawn and v.workload == series.workload],
             factor=factor,
@@ -227,18 +206,8 @@ def _draw_points(axes: Axes, curve: _Curve) -> None:
     x = [curve.x(point.world_size) for point in curve.points]
     y = [point.center for point in curve.points]
     axes.plot(x, y, color=curve.colour, marker=curve.marker, markersize=5.5, linewidth=1.5, zorder=3)
-    bars = [point for point in curve.points if point.below or point.above]
-    if bars:
-        axes.errorbar(
-            [curve.x(point.world_size) for point in bars],
-            [point.center for point in bars],
-            yerr=[[point.below for point in bars], [point.above for point in bars]],
-            color=curve.colour,
-            linestyle="none",
-            capsize=3,
-            linewidth=1.2,
-            zorder=3,
-        )
+    spread = [[point.below or math.nan for point in curve.points], [point.above or math.nan for point in curve.points]]
+    axes.errorbar(x, y, yerr=spread, color=curve.colour, linestyle="none", capsize=3, linewidth=1.2, zorder=3)
 
 
 def _draw_bounds(axes: Axes, curve: _Curve) -> None:
@@ -327,14 +296,8 @@ def _other_keys(curves: Sequence[_Curve]) -> list[_Key]:
 
 
 def _draw_legend(figure: Figure, keys: Sequence[_Key]) -> Legend:
-    legend = figure.legend(
-        [handle for handle, _ in keys],
-        [label for _, label in keys],
-        loc="upper right",
-        borderaxespad=0.4,
-        frameon=False,
-        fontsize=9,
-    )
+    handles, labels = zip(*keys, strict=True)
+    legend = figure.legend(handles, labels, loc="upper right", borderaxespad=0.4, frameon=False, fontsize=9)
     for label in legend.get_texts():
         label.set_parse_math(False)
     return legend

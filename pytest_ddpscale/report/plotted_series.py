@@ -10,7 +10,7 @@ from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds, group_rounds
 from pytest_ddpscale.metrics.samples import MeasuredArms
 from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import STRONG_SCALING_SPEEDUP, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.study import Arm, Plan, Scaling
 
@@ -20,10 +20,8 @@ class Point:
     """One quantity at one world size, over the rounds.
 
     Attributes:
-        world_size: ranks that trained together.
         center: geometric mean over the rounds.
-        below: distance from `center` to one geometric standard deviation below; 0 with one round.
-        above: the same above.
+        below: distance from `center` to one geometric standard deviation below; 0 with one round. `above` likewise.
     """
 
     world_size: int
@@ -34,41 +32,18 @@ class Point:
 
 @dataclass(frozen=True)
 class PlottedSeries:
-    """One study's rounds.
-
-    Attributes:
-        scaling: ``weak`` or ``strong``.
-        workload: its name.
-        rounds: complete ones, by world size; 1 is the arm alone.
-    """
+    """One study's complete rounds, by world size; 1 is the arm alone."""
 
     scaling: Scaling
     workload: str
     rounds: dict[int, ArmRounds]
 
-    def throughput_per_gpu(self) -> list[Point]:
-        """Images each rank trains per second."""
-        return self._points(THROUGHPUT_PER_GPU, self.rounds)
-
-    def speedup(self) -> list[Point]:
-        """Throughput of k ranks over that of one rank alone, from two ranks on."""
-        return self._points(STRONG_SCALING_SPEEDUP, self._many)
-
-    def efficiency(self) -> list[Point]:
-        """The speed-up divided by the world size, 0 … 1, from two ranks on.
-
-        One formula for both scalings: only the batch differs.
-        """
-        return self._points(WEAK_SCALING_EFFICIENCY, self._many)
-
-    def _points(self, metric: Metric, of: dict[int, ArmRounds]) -> list[Point]:
+    def points(self, metric: Metric) -> list[Point]:
+        """Throughput per GPU of any number of ranks; what compares several with one alone, from two ranks on."""
         alone = self.rounds.get(1, NO_ROUNDS)
-        samples = {k: metric.samples_of(MeasuredArms(rounds, alone, k)) for k, rounds in sorted(of.items())}
+        shown = {k: rounds for k, rounds in sorted(self.rounds.items()) if k > 1 or metric is THROUGHPUT_PER_GPU}
+        samples = {k: metric.samples_of(MeasuredArms(rounds, alone, k)) for k, rounds in shown.items()}
         return [_point(k, found) for k, found in samples.items() if found]
-
-    @property
-    def _many(self) -> dict[int, ArmRounds]:
-        return {k: rounds for k, rounds in self.rounds.items() if k > 1}
 
 
 def throughput_series(columns: Columns, plan: Plan) -> list[PlottedSeries]:

@@ -39,12 +39,9 @@ _HEADER = ("value ± interval", "bound", "margin", "verdict")
 
 
 def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
-    """The judgement as a table, with what did not pass explained under its row.
+    """The judgement as a table so many characters wide, with what did not pass explained under its row.
 
-    Args:
-        judgement: what was concluded.
-        columns: width of the terminal, in characters. Only the last line, the outcome, may be longer:
-            it stays one line so that it can be searched for.
+    Only the last line, the outcome, may be longer: it stays one line so that it can be searched for.
 
     Returns:
         Pairs of a line and its style: ``header``, ``passed``, ``failed``, ``warned``, ``undecided`` or none.

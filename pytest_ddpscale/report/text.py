@@ -98,10 +98,7 @@ def reason_text(verdict: Verdict) -> str:
 def number_text(value: float, unit: Unit, decimals: int | None = None) -> str:
     """A number with its unit: ``97.4 %``, ``1159.2 img/s``, ``2.36×``, ``44.1 GiB``, ``445.8 ms``.
 
-    Args:
-        value: in `unit`; a fraction is shown as per cent.
-        unit: of the value.
-        decimals: digits after the point of what is shown; None chooses what the unit deserves.
+    A fraction is shown as per cent. Without `decimals` there are as many as the unit deserves.
     """
     return _digits(value, unit, _default_decimals(value, unit) if decimals is None else decimals) + _SUFFIX[unit]
 

@@ -40,14 +40,7 @@ class GpuCoverage:
 
 @dataclass(frozen=True)
 class NodeCoverage:
-    """One node.
-
-    Attributes:
-        host: its name.
-        tested_by: ``survey``, ``probes``, ``training``, ``pairs``.
-        left_out: why nothing was launched on it; empty if something was to be.
-        gpus: that ranks may use, or that do not answer; empty on a CPU.
-    """
+    """One node; why nothing was launched on it, if so; and its GPUs that ranks may use or that do not answer."""
 
     host: str
     tested_by: tuple[str, ...]
@@ -58,11 +51,7 @@ class NodeCoverage:
 class PathCoverage(Struct, frozen=True, array_like=True):
     """Two nodes that were measured with each other and with nobody else; in JSON ``[node, other, GB/s, rounds]``.
 
-    Attributes:
-        node: place of one of them in `Coverage.nodes`.
-        other: place of the other, which is larger.
-        gbps: bandwidth in GB/s: of the slowest rail of each round, the best.
-        rounds: how often.
+    The smaller and the larger place in `Coverage.nodes`; bandwidth of the slowest rail of each round, the best of them.
     """
 
     node: int
@@ -78,8 +67,7 @@ class Coverage:
     Attributes:
         nodes: all whose names are known, in order of their names.
         unnamed_nodes: how many more were planned, of which nothing was ever heard.
-        ranks_per_node: of the gang as it was planned.
-        ranks: of the gang, on all nodes that were not left out.
+        ranks: of the gang, on all nodes that were not left out; `ranks_per_node` as it was planned.
         paths: between nodes, measured directly.
         paths_planned: how many were to be.
         why_paths_are_missing: what ended their measuring early; empty if nothing did.

@@ -34,9 +34,6 @@ def why_not_one_machine(records: Sequence[AnyRecord]) -> str:
     Each study tells of the devices it ran on and of no others: a cluster of which every half passed another half of
     the studies has passed none of them. A launch with fewer ranks on the same hosts is no contradiction. Surveys tell
     of the nodes they were made on: one that was measured and never looked at is not what they are about.
-
-    Args:
-        records: all of measurements.jsonl, in order.
     """
     gangs = sorted(gangs_of(records).items())
     for (one, first), (other, second) in combinations(gangs, 2):

@@ -1,32 +1,36 @@
 """Import of results of willgpaik/pytorch-ddp-scaling-benchmark as a run that can be judged.
 
-Its files hold one long sample per world size. A run directory made of them has one round, whose
-spread is that of its steps (`Block.single_sample`).
+That tool's ``benchmark_ddp.py`` writes one JSON object per world size: one long sample, with means and deviations per
+rank. A run directory made of them has one round, whose spread is that of its steps (`Block.single_sample`).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from pytest_ddpscale.errors import ResultFileError, RunDirectoryError, SkuError
+from msgspec import Meta, Struct
+from msgspec.json import Decoder
+from msgspec.structs import replace
+
+from pytest_ddpscale.errors import ResultFileError, SkuError
 from pytest_ddpscale.plan.device_name import is_named
-from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.paik_files import TOOL, ResultFile, read_result_files
-from pytest_ddpscale.results.record_lines import line_of
+from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
+from pytest_ddpscale.plan.workload import Precision, Workload
 from pytest_ddpscale.results.records import Block, GangRecord
-from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
-from pytest_ddpscale.results.run_json import RunDevice, RunHost, RunRecord
-from pytest_ddpscale.results.run_record import now_iso
-from pytest_ddpscale.results.strict_json import column
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_json import RunHost, RunRecord
+from pytest_ddpscale.results.run_record import hosts_of, now_iso
+from pytest_ddpscale.results.strict_json import column, decode
 
 if TYPE_CHECKING:  # pydantic is imported by whoever loads thresholds, not by reading results
     from pytest_ddpscale.thresholds.model import Thresholds
 
+TOOL = "willgpaik/pytorch-ddp-scaling-benchmark"
 UNKNOWN_HOST = "imported"
 _NOTES = (
     "single samples: intervals come from the step-time standard deviation",
@@ -34,45 +38,96 @@ _NOTES = (
     "every step was followed by a synchronize, and throughput is batch over mean step time",
     "host names and GPU UUIDs are unknown: the source records none",
 )
+_ANSI_CODE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+# Beyond any machine there is, and short of what makes arithmetic overflow.
+_Positive = Annotated[float, Meta(ge=1e-9, le=1e15)]
+_NotNegative = Annotated[float, Meta(ge=0, le=1e15)]
+_Whole = Annotated[int, Meta(ge=1, le=10**15)]
+_Text = Annotated[str, Meta(pattern=r"\S")]
 
 
-@dataclass(frozen=True, order=True)
-class _Key:
-    """What makes one study of files of different world sizes: all but the world size.
+class PaikActivity(Struct, frozen=True):
+    """What nvidia-smi's utilization.gpu was, in per cent; no mean where it had no answer."""
 
-    Attributes:
-        batch_size: what the scaling keeps fixed: the per-GPU batch (weak) or the global one (strong).
-    """
+    mean: Annotated[float, Meta(ge=0, le=100)] | None
 
-    scaling: str
-    model: str
-    precision: str
-    batch_size: int
-    image_size: int
-    channels_last: bool
-    compile: bool
 
-    def describes(self, workload: Workload) -> bool:
-        """Whether thresholds mean exactly this by that workload."""
-        batch_size = workload.batch_size if self.scaling == "weak" else workload.global_batch_size
-        return (
-            self.resembles(workload)
-            and self.batch_size == batch_size
-            and self.channels_last == (workload.memory_format == "channels_last")
-            and self.compile == workload.compile
-        )
+class PaikSampling(Struct, frozen=True):
+    """What nvidia-smi was asked."""
 
-    def resembles(self, workload: Workload) -> bool:
-        """Whether it is the same job, perhaps with another batch or memory format."""
-        theirs = (workload.model, workload.precision, workload.image_size)
-        return (self.model, self.precision, self.image_size) == theirs
+    gpu_activity_pct: PaikActivity
+
+
+class PaikRank(Struct, frozen=True):
+    """One rank: its steps, their mean and sample deviation in seconds, and its peak memory in GiB, called GB there."""
+
+    rank: int
+    n_steps: _Whole
+    mean_step_sec: _Positive
+    stdev_step_sec: _NotNegative
+    peak_mem_gb: _Positive
+    gpu_sampling: PaikSampling | None
 
     @property
-    def details(self) -> tuple[str, ...]:
-        """What tells it from others of the same model and precision, most telling first."""
-        memory_format = "channels-last" if self.channels_last else "contiguous"
-        compiled = "compiled" if self.compile else "eager"
-        return (f"bs{self.batch_size}", f"{self.image_size}px", memory_format, compiled)
+    def utilization(self) -> float | None:
+        """As a share, 0 … 1; None where it was not sampled."""
+        percent = self.gpu_sampling.gpu_activity_pct.mean if self.gpu_sampling else None
+        return None if percent is None else percent / 100
+
+
+class PaikResult(Struct, frozen=True, kw_only=True):
+    """One result file: one workload at one world size; `path` is that of the file."""
+
+    path: str = ""
+    scaling_mode: Scaling
+    world_size: _Whole
+    nodes: _Whole
+    model: Annotated[str, Meta(pattern="^[A-Za-z0-9_]+$")]  # it becomes part of study ids, and so of file names
+    precision: Precision
+    batch_size_per_gpu: _Whole
+    global_batch_size: _Whole
+    image_size: _Whole
+    channels_last: bool
+    compile: bool
+    warmup_sec_target: _NotNegative
+    bench_sec_target: _Positive
+    device_name: _Text
+    torch_version: _Text
+    cuda_version: _Text | None
+    nccl_topology: _Text | None
+    per_rank: tuple[PaikRank, ...]
+
+    def __post_init__(self) -> None:
+        batch = self.batch_size_per_gpu * self.world_size
+        if self.global_batch_size != batch:
+            raise ValueError(f"global_batch_size is {self.global_batch_size}, and batch_size_per_gpu x ranks {batch}")
+        if [one.rank for one in self.per_rank] != list(range(self.world_size)):
+            raise ValueError(f"per_rank does not hold the ranks 0 to {self.world_size - 1} in order")
+
+    @property
+    def workload(self) -> Workload:
+        """What makes one study of files of different world sizes; without a name, and with the batch that is fixed."""
+        is_strong = self.scaling_mode == "strong"
+        return Workload(
+            name="",
+            model=self.model,
+            precision=self.precision,
+            batch_size=self.global_batch_size if is_strong else self.batch_size_per_gpu,
+            image_size=self.image_size,
+            memory_format="channels_last" if self.channels_last else "contiguous",
+            global_batch_size=self.global_batch_size if is_strong else None,
+            compile=self.compile,
+        )
+
+    @property
+    def arm(self) -> Arm:
+        """How it was trained."""
+        return Arm("alone" if self.world_size == 1 else "ddp", self.world_size, self.batch_size_per_gpu)
+
+
+_DECODER = Decoder(PaikResult)
+_Key = tuple[Scaling, Workload]
 
 
 def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds) -> RunDirectory:
@@ -91,66 +146,79 @@ def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds
 
     Nothing is written before all of `source` is found to be sound.
     """
-    files = read_result_files(source)
+    files = _read_files(source)
     name = _sku_name(files, sku, thresholds)
+    workloads = thresholds.skus[name].workloads
     grouped = _grouped(files)
-    names = _workload_names(grouped, thresholds.skus[name].workloads)
-    studies = {key: _study(key, names[key], group) for key, group in grouped.items()}
-    plan = Plan(sku=name, device_type="cuda", studies=tuple(studies.values()))
-    numbered = enumerate((key, file) for key, group in grouped.items() for file in group)
-    records = [one for number, (key, file) in numbered for one in _records(studies[key].id, file, number)]
+    names = _workload_names(list(grouped), workloads)
+    studies = [_study(key, names[key], group) for key, group in grouped.items()]
+    plan = Plan(sku=name, device_type="cuda", studies=tuple(studies))
+    pairs = [(study, file) for study, group in zip(studies, grouped.values(), strict=True) for file in group]
+    gangs = [_gang(file, number) for number, (_, file) in enumerate(pairs)]
+    blocks = [_block(study.id, file, number) for number, (study, file) in enumerate(pairs)]
+    records = [record for both in zip(gangs, blocks, strict=True) for record in both]
+    notes = [note for study in studies for note in _notes_on(study, workloads)]
     run = RunDirectory.create(out)
-    try:
-        run.write_json(run.plan_json, plan)
-        write_atomically(run.measurements_jsonl, b"".join(map(line_of, records)).decode())
-        # Last, because it is what makes a directory a run.
-        run.write_json(run.run_json, _run(name, source, files, plan, thresholds))
-    except OSError as error:
-        raise RunDirectoryError(
-            str(out), f"cannot be written ({error.strerror or error})", "a writable directory with space left",
-            f"Remove {out}, and import into another directory.",
-        ) from None  # fmt: skip
+    run.write_json(run.plan_json, plan)
+    run.append_records(records)
+    # Last, because it is what makes a directory a run.
+    run.write_json(run.run_json, _run(name, source, files, gangs, notes))
     return run
 
 
-def _sku_name(files: list[ResultFile], asked: str | None, thresholds: Thresholds) -> str:
+def _read_files(directory: Path) -> list[PaikResult]:
+    """Every ``*.json`` in a directory and below it, in the order of their paths. Raises ResultFileError."""
+    paths = sorted(path for path in directory.rglob("*.json") if path.is_file())
+    if not paths:
+        found = "holds no *.json file" if directory.is_dir() else "is no directory"
+        raise ResultFileError(
+            str(directory), found, f"a directory of result files of {TOOL}",
+            "Name the directory that its --output-json wrote to.",
+        )  # fmt: skip
+    return [_read_file(path) for path in paths]
+
+
+def _read_file(path: Path) -> PaikResult:
+    try:
+        return replace(decode(_DECODER, path.read_bytes()), path=str(path))
+    except (OSError, ValueError) as error:
+        raise ResultFileError(
+            str(path), f"is no sound result ({error})", f"what {TOOL} writes",
+            f"Restore {path.name} from a copy, measure it again, or move it elsewhere.",
+        ) from None  # fmt: skip
+
+
+def _sku_name(files: list[PaikResult], asked: str | None, thresholds: Thresholds) -> str:
     """The SKU that all files come from. Files of two are refused: the source tool would mix them up."""
-    skus_of_device = {file.device_name: _skus_of_device(file.device_name, thresholds) for file in files}
-    first = files[0]
-    for other in files:
-        if not _same_device(first.device_name, other.device_name, skus_of_device):
+    first, *others = files
+    found = _skus_of_device(first.device_name, thresholds)
+    for other in others:
+        # Drivers of different age name the same GPU differently; its SKU knows all the names.
+        is_same = other.device_name == first.device_name
+        if not is_same and not set(found) & set(_skus_of_device(other.device_name, thresholds)):
             raise ResultFileError(
-                str(other.path), f"is of {other.device_name!r}, while {first.path} is of {first.device_name!r}",
+                other.path, f"is of {other.device_name!r}, while {first.path} is of {first.device_name!r}",
                 "results of one GPU model", "Keep the results of each GPU model in a directory of its own.",
             )  # fmt: skip
-    found = skus_of_device[first.device_name]
     return _detected_sku(first, found, thresholds) if asked is None else _asked_sku(first, asked, found, thresholds)
 
 
 def _skus_of_device(device_name: str, thresholds: Thresholds) -> list[str]:
-    return [
-        name
-        for name, sku in thresholds.skus.items()
-        if sku.detect.name is not None and is_named(device_name, sku.detect.name)
-    ]
+    patterns = {name: sku.detect.name for name, sku in thresholds.skus.items()}
+    return [name for name, pattern in patterns.items() if pattern is not None and is_named(device_name, pattern)]
 
 
-def _same_device(one: str, other: str, skus_of_device: Mapping[str, list[str]]) -> bool:
-    """Drivers of different age name the same GPU differently; its SKU knows all the names."""
-    return one == other or bool(set(skus_of_device[one]) & set(skus_of_device[other]))
-
-
-def _detected_sku(file: ResultFile, found: list[str], thresholds: Thresholds) -> str:
+def _detected_sku(file: PaikResult, found: list[str], thresholds: Thresholds) -> str:
     if len(found) == 1:
         return found[0]
     which = f"several SKUs of the thresholds: {', '.join(found)}" if found else "no SKU of the thresholds"
     raise SkuError(
-        str(file.path), f"device {file.device_name!r} is {which}",
-        f"exactly one of {', '.join(found or thresholds.skus)}", "Say which with --sku SKU.",
+        file.path, f"device {file.device_name!r} is {which}", f"exactly one of {', '.join(found or thresholds.skus)}",
+        "Say which with --sku SKU.",
     )  # fmt: skip
 
 
-def _asked_sku(file: ResultFile, asked: str, found: list[str], thresholds: Thresholds) -> str:
+def _asked_sku(file: PaikResult, asked: str, found: list[str], thresholds: Thresholds) -> str:
     name = thresholds.canonical_name(asked)
     if name is None:
         raise SkuError(
@@ -164,171 +232,150 @@ def _asked_sku(file: ResultFile, asked: str, found: list[str], thresholds: Thres
     return name
 
 
-def _grouped(files: Iterable[ResultFile]) -> dict[_Key, list[ResultFile]]:
+def _grouped(files: Iterable[PaikResult]) -> dict[_Key, list[PaikResult]]:
     """The files of each study, by world size."""
 
-    def order(file: ResultFile) -> tuple[_Key, int]:
-        return (_key(file), file.world_size)
+    def order(file: PaikResult) -> tuple[object, ...]:
+        own = file.workload
+        batch = (own.batch_size, own.image_size, file.channels_last, file.compile)
+        return (file.scaling_mode, own.model, own.precision, *batch, file.world_size)
 
     ordered = sorted(files, key=order)
     for one, other in pairwise(ordered):
         if order(one) == order(other):
             raise ResultFileError(
-                str(other.path),
-                f"is a second result of {one.scaling} scaling of {one.model} {one.precision} with batch "
-                f"{_key(one).batch_size} at world size {one.world_size}, beside {one.path}",
+                other.path,
+                f"is a second result of {one.scaling_mode} scaling of {one.model} {one.precision} with batch "
+                f"{one.workload.batch_size} at world size {one.world_size}, beside {one.path}",
                 "one file for each", "Move the one that should not count elsewhere.",
             )  # fmt: skip
-    return {key: list(group) for key, group in groupby(ordered, key=_key)}
+    return {key: list(group) for key, group in groupby(ordered, key=lambda file: (file.scaling_mode, file.workload))}
 
 
-def _key(file: ResultFile) -> _Key:
-    return _Key(
-        scaling=file.scaling,
-        model=file.model,
-        precision=file.precision,
-        batch_size=file.batch_size if file.scaling == "weak" else file.global_batch_size,
-        image_size=file.image_size,
-        channels_last=file.channels_last,
-        compile=file.compile,
-    )
+def _differences(ours: Workload, theirs: Workload) -> list[tuple[str, object, object]]:
+    """Name and both values of each setting in which the same job, in another workload of the thresholds, differs."""
+    batch = "global_batch_size" if ours.global_batch_size else "batch_size"
+    both = [(name, getattr(ours, name), getattr(theirs, name)) for name in (batch, "memory_format", "compile")]
+    return [(name, one, other) for name, one, other in both if one != other]
 
 
-def _workload_names(keys: Iterable[_Key], workloads: Mapping[str, Workload]) -> dict[_Key, str]:
+def _is_same_job(ours: Workload, theirs: Workload) -> bool:
+    """Whether they differ in batch, memory format or compile only."""
+    return all(getattr(ours, name) == getattr(theirs, name) for name in ("model", "precision", "image_size"))
+
+
+def _workload_names(keys: list[_Key], workloads: Mapping[str, Workload]) -> dict[_Key, str]:
     """A name for each study's workload, unique within weak and within strong scaling.
 
     The one that thresholds describe has their name. Another has it too if there is no rival for it
     and it differs in batch, memory format or compile only; rivals are told apart by their batch, as
     in ``resnet152-fp16-bs256``.
     """
-    ordered = list(keys)
-    names = {key: name for key in ordered for name, workload in workloads.items() if key.describes(workload)}
-    for key in ordered:
+    names: dict[_Key, str] = {}
+    for key in keys:
+        for name, workload in workloads.items():
+            if _is_same_job(key[1], workload) and not _differences(key[1], workload):
+                names[key] = name
+    for key in keys:
         if key not in names:
-            names[key] = _free_name(key, ordered, names, workloads)
+            names[key] = _free_name(key, keys, names, workloads)
     return names
 
 
 def _free_name(key: _Key, keys: list[_Key], names: Mapping[_Key, str], workloads: Mapping[str, Workload]) -> str:
-    alike = next((name for name, workload in workloads.items() if key.resembles(workload)), None)
-    name = alike or f"{key.model.replace('_', '-')}-{key.precision}"
+    scaling, ours = key
+    alike = next((name for name, workload in workloads.items() if _is_same_job(ours, workload)), None)
+    name = alike or f"{ours.model.replace('_', '-')}-{ours.precision}"
     # A name of the thresholds that stands for something else would be judged as that.
-    taken = {names[other] for other in names if other.scaling == key.scaling} | (set(workloads) - {alike})
-    rivals = [k for k in keys if (k.scaling, k.model, k.precision) == (key.scaling, key.model, key.precision)]
-    candidates = ["-".join((name, *key.details[:count])) for count in range(len(key.details) + 1)]
-    return next(c for c in candidates[len(rivals) > 1 :] if c not in taken)
-
-
-def _study(key: _Key, name: str, files: list[ResultFile]) -> Study:
-    first = files[0]
-    workload = Workload(
-        name=name,
-        model=key.model,
-        precision=first.precision,
-        batch_size=key.batch_size,
-        image_size=key.image_size,
-        memory_format="channels_last" if key.channels_last else "contiguous",
-        global_batch_size=key.batch_size if first.scaling == "strong" else None,
-        compile=key.compile,
-    )
-    return Study(
-        scaling=first.scaling,
-        workload=workload,
-        arms=tuple(_arm(file) for file in files),
-        rounds=1,
-        block_s=max(file.block_s for file in files),
-        warmup_s=max(file.warmup_s for file in files),
-    )
-
-
-def _arm(file: ResultFile) -> Arm:
-    return Arm("alone" if file.world_size == 1 else "ddp", file.world_size, file.batch_size)
-
-
-def _records(study_id: str, file: ResultFile, number: int) -> tuple[GangRecord, Block]:
-    """Each file is the work of a gang of its own."""
-    ranks = file.ranks
-    places = [_place(file, rank) for rank in range(file.world_size)]
-    gang = GangRecord(
-        gang=number, hosts=tuple(host for host, _ in places), local_ranks=tuple(local for _, local in places),
-        devices=tuple(f"unknown-{rank}" for rank in range(file.world_size)), device_names=file.device_name,
+    taken = {names[other] for other in names if other[0] == scaling} | (set(workloads) - {alike})
+    rivals = [one for one in keys if (one[0], one[1].model, one[1].precision) == (scaling, ours.model, ours.precision)]
+    # What tells it from others of the same model and precision, most telling first.
+    details = (
+        f"bs{ours.batch_size}", f"{ours.image_size}px", ours.memory_format.replace("_", "-"),
+        "compiled" if ours.compile else "eager",
     )  # fmt: skip
-    block = Block(
+    candidates = ["-".join((name, *details[:count])) for count in range(len(details) + 1)]
+    return next(one for one in candidates[len(rivals) > 1 :] if one not in taken)
+
+
+def _study(key: _Key, name: str, files: list[PaikResult]) -> Study:
+    scaling, workload = key
+    return Study(
+        scaling=scaling,
+        workload=dataclasses.replace(workload, name=name),
+        arms=tuple(file.arm for file in files),
+        rounds=1,
+        block_s=max(file.bench_sec_target for file in files),
+        warmup_s=max(file.warmup_sec_target for file in files),
+    )
+
+
+def _gang(file: PaikResult, number: int) -> GangRecord:
+    """Each file is the work of a gang of its own, in torchrun's usual order: the ranks of a node are consecutive."""
+    ranks_per_node = -(-file.world_size // file.nodes)
+    places = [divmod(rank, ranks_per_node) for rank in range(file.world_size)]
+    return GangRecord(
+        gang=number,
+        hosts=tuple(f"{UNKNOWN_HOST}-{node}" if node else UNKNOWN_HOST for node, _ in places),
+        local_ranks=tuple(local_rank for _, local_rank in places),
+        devices=tuple(f"unknown-{rank}" for rank in range(file.world_size)),
+        device_names=file.device_name,
+    )
+
+
+def _block(study_id: str, file: PaikResult, number: int) -> Block:
+    ranks = file.per_rank
+    return Block(
         study=study_id,
-        arm=_arm(file).name,
+        arm=file.arm.name,
         round=0,
         gang=number,
-        batch_size=file.batch_size,
-        steps=column(rank.steps for rank in ranks),
-        ranks=tuple(rank.rank for rank in ranks),
+        batch_size=file.batch_size_per_gpu,
+        steps=column(one.n_steps for one in ranks),
+        ranks=tuple(one.rank for one in ranks),
         started_unix_s=0.0,
         # Not the wall time: the tool's throughput is the batch over the mean step.
-        block_s=column(rank.mean_step_s * rank.steps for rank in ranks),
-        step_stdev_s=column(rank.step_stdev_s for rank in ranks),
-        utilization=column(rank.utilization for rank in ranks),
-        peak_memory_bytes=column(rank.peak_memory_bytes for rank in ranks),
+        block_s=column(one.mean_step_sec * one.n_steps for one in ranks),
+        step_stdev_s=column(one.stdev_step_sec if one.n_steps > 1 else None for one in ranks),
+        utilization=column(one.utilization for one in ranks),
+        peak_memory_bytes=column(round(one.peak_mem_gb * 2**30) for one in ranks),
         single_sample=True,
     )
-    return gang, block
 
 
-def _place(file: ResultFile, rank: int) -> tuple[str, int]:
-    """Host and local rank, for torchrun's usual order: the ranks of a node are consecutive."""
-    ranks_per_node = -(-file.world_size // file.nodes)
-    node, local_rank = divmod(rank, ranks_per_node)
-    return (UNKNOWN_HOST if node == 0 else f"{UNKNOWN_HOST}-{node}"), local_rank
-
-
-def _run(sku: str, source: Path, files: list[ResultFile], plan: Plan, thresholds: Thresholds) -> RunRecord:
+def _run(
+    sku: str, source: Path, files: list[PaikResult], gangs: Iterable[GangRecord], notes: Iterable[str]
+) -> RunRecord:  # fmt: skip
     """The content of run.json."""
-    largest = max(files, key=lambda file: file.world_size)
     versions = {
-        "torch": _all_of(file.torch_version for file in files),
-        "cuda": _all_of(file.cuda_version or "unknown" for file in files),
+        "torch": ", ".join(sorted({file.torch_version for file in files})),
+        "cuda": ", ".join(sorted({file.cuda_version or "unknown" for file in files})),
     }
-    notes = [*_NOTES, *_differences(plan, thresholds.skus[sku].workloads)]
-    notes += [
+    several = [
         f"the results are of several versions of {name}: {text}" for name, text in versions.items() if ", " in text
     ]
+    topology = max(files, key=lambda file: file.world_size).nccl_topology
     return RunRecord(
         sku=sku,
         status="imported",
         source=TOOL,
         imported_from=source.resolve().name,
         started_at=now_iso(),
-        hosts=_hosts(files),
+        hosts=tuple(_without_uuids(host) for host in hosts_of(gangs)),
         versions=versions,
-        notes=tuple(notes),
-        nccl_topology=largest.topology,
+        notes=(*_NOTES, *notes, *several),
+        nccl_topology=None if topology is None else _ANSI_CODE.sub("", topology),
     )
 
 
-def _all_of(texts: Iterable[str]) -> str:
-    return ", ".join(sorted(set(texts)))
+def _without_uuids(host: RunHost) -> RunHost:
+    return replace(host, devices=tuple(replace(device, uuid="unknown") for device in host.devices))
 
 
-def _hosts(files: list[ResultFile]) -> tuple[RunHost, ...]:
-    devices: dict[str, dict[int, str]] = {}
-    for file in files:
-        for rank in file.ranks:
-            host, local_rank = _place(file, rank.rank)
-            devices.setdefault(host, {})[local_rank] = file.device_name
-    return tuple(
-        RunHost(host, tuple(RunDevice(i, "unknown", name) for i, name in sorted(of_host.items())))
-        for host, of_host in devices.items()
-    )
-
-
-def _differences(plan: Plan, workloads: Mapping[str, Workload]) -> list[str]:
+def _notes_on(study: Study, workloads: Mapping[str, Workload]) -> list[str]:
     """Where a study bears a name of the thresholds, but was measured with another setting."""
-    notes = []
-    for study in plan.studies:
-        known = workloads.get(study.workload.name)
-        if known is None:
-            continue
-        batch = "batch_size" if study.scaling == "weak" else "global_batch_size"
-        for field in (batch, "memory_format", "compile"):
-            ours, theirs = getattr(study.workload, field), getattr(known, field)
-            if ours != theirs:
-                notes.append(f"{study.id}: measured with {field} {ours}; the thresholds have {theirs}")
-    return notes
+    known = workloads.get(study.workload.name)
+    differences = _differences(study.workload, known) if known else []
+    return [
+        f"{study.id}: measured with {name} {ours}; the thresholds have {theirs}" for name, ours, theirs in differences
+    ]

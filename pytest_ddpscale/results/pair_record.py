@@ -23,9 +23,6 @@ class PairRound(Record, frozen=True, kw_only=True, tag_field="kind", tag="pair")
     """All-reduces between two ranks of different nodes, all pairs of one round at once.
 
     Attributes:
-        study: id of the study, ``pairs``.
-        round: counted from 0.
-        gang: number of the gang.
         message_bytes: what one all-reduce sums, in bytes.
         iterations: how many all-reduces were timed.
         ranks: the two ends of each pair, numbered as in the gang.

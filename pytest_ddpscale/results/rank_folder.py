@@ -30,7 +30,6 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     Attributes:
         plan: all studies of the run, as in plan.json.
         studies: ids of those to measure, in order.
-        gang: its number in the run.
         timeout_s: limit for one wait or collective.
         steered: whether rank 0 waits after each round for the supervisor's word.
         deadline_unix_s: no round starts after it; None for no limit.
@@ -86,11 +85,7 @@ def open_records(folder: Path) -> int:
 
 
 class RecordSink:
-    """Rank 0's end: what it appends is sent on as it is, and is there as a whole or not at all.
-
-    Args:
-        folder: of the node's agent.
-    """
+    """Rank 0's end, in the folder of its agent: what it appends is sent on as it is, as a whole or not at all."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _RECORDS

@@ -25,13 +25,9 @@ class RankStatus:
     """What a rank last said of itself.
 
     Attributes:
-        pid: of its process.
         rank: global rank; -1 before it has joined the gang.
-        local_rank: rank on its node.
         phase: what it is doing; `FINISHED` once all its studies are done.
-        study: id of the study; None between studies.
-        arm: name of the arm; None outside.
-        round: number of the round; None outside.
+        study: id of the study; None between studies, as `arm` and `round` are outside of them.
         entered: how many phases it has entered, so that a change is seen even if the words are the same.
         steps: training steps since it entered that phase: ranks that take part in more arms are not ahead by it.
     """
@@ -48,12 +44,7 @@ class RankStatus:
 
 
 class StatusWriter:
-    """The rank's side.
-
-    Args:
-        folder: in memory, such as below /dev/shm.
-        local_rank: of this rank.
-    """
+    """The side of the rank with that local rank; the folder is in memory, such as below /dev/shm."""
 
     def __init__(self, folder: Path, local_rank: int) -> None:
         self._path, self._error = folder / f"{local_rank}.json", folder / f"{local_rank}.error.json"

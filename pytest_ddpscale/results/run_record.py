@@ -28,15 +28,9 @@ def start_run(
     thresholds_sha256: str,
     devices_present: int | None = None,
 ) -> None:
-    """Record what is about to happen, before it happens.
+    """Record in run.json what is about to happen, before it happens.
 
-    Args:
-        run: whose run.json is written.
-        sku: canonical SKU name.
-        argv: the command line.
-        thresholds_path: the file judged by.
-        thresholds_sha256: its digest.
-        devices_present: GPUs that may be used here, whether they are going to be or not.
+    `devices_present` are GPUs that may be used here, whether they are going to be or not.
     """
     record = RunRecord(
         sku=sku,
@@ -51,13 +45,7 @@ def start_run(
 
 
 def note_left_out(run: RunDirectory, devices_present: int, unfit: Mapping[str, str]) -> None:
-    """Record that nodes were left out before anything was launched on them.
-
-    Args:
-        run: whose run.json is brought up to date.
-        devices_present: on the nodes that are left.
-        unfit: host → why.
-    """
+    """Record that nodes (host → why) were left out before anything was launched; devices are of those left."""
     record = replace(run.read_run(), devices_present=devices_present, left_out=dict(unfit))
     run.write_json(run.run_json, record)
 
@@ -65,13 +53,7 @@ def note_left_out(run: RunDirectory, devices_present: int, unfit: Mapping[str, s
 def resume_run(
     run: RunDirectory, argv: Sequence[str], thresholds_sha256: str, measured_anew: Mapping[str, str]
 ) -> None:
-    """Record that an earlier run goes on.
-
-    Args:
-        run: whose run.json is brought up to date.
-        argv: the command line.
-        thresholds_sha256: digest of the file that is judged by now.
-        measured_anew: how each study that is measured again had ended, by its id.
+    """Record that an earlier run goes on, and how each study that is measured again had ended, by its id.
 
     Raises:
         RunDirectoryError: run.json is broken or cannot be written.

@@ -24,17 +24,12 @@ VERDICTS_SCHEMA_VERSION: Literal[2] = 2
 
 @dataclass(frozen=True)
 class Culprit:
-    """Who is to blame.
+    """Who is to blame: a GPU, a node, or a link, of which `peer_host` and so on are the other end.
 
     Attributes:
-        kind: ``gpu``, ``node`` or ``link``.
-        host: host name; of a link that of one end.
         gpu_index: local rank of the device on its host; None for a whole node.
         gpu_uuid: as NVML has it; ``cpu`` without a GPU; None for a whole node.
         evidence: what was seen, in numbers.
-        peer_host: host name of a link's other end; None of anything else.
-        peer_gpu_index: as `gpu_index`, of that end.
-        peer_gpu_uuid: as `gpu_uuid`, of that end.
         is_certain: False if either of two may be the odd one, if it stands out by too little to explain the failure, or
             if most nodes fail alike: no machine is drained for that.
     """
@@ -57,22 +52,18 @@ class Verdict:
     Attributes:
         id: ``metric[workload-8gpu]``, the test item's name.
         metric: name in the catalogue.
-        workload: name of the workload.
         world_size: ranks that trained together.
-        severity: ``fail`` or ``warn``: whether a failure rejects the run.
+        severity: whether a failure rejects the run.
         bound: ``{"at_least": x}`` or ``{"at_most": x}``, in `unit`.
-        outcome: ``passed``, ``failed``, ``inconclusive``, ``not_measured`` or ``error``.
         value: point estimate, in `unit`; None if nothing was measured.
         interval: confidence interval of the value, in `unit`; None if there is none.
         confidence: of the interval, 0 … 1.
-        rounds: how many rounds stand behind it.
+        rounds: how many stand behind it.
         reason: one sentence: why this outcome.
         provisional: the bound has no published source.
         source: where the bound comes from, for the reader.
         notes: what the reader should know, such as ``host-bound``.
-        culprits: who is to blame.
         flags: what code has to know.
-        placement: of the ranks: ``packed`` or ``spread``.
         unit: of value, interval and bound: the metric's.
         margin: distance of the value from the bound, relative to the bound: positive on the good side.
     """
@@ -116,10 +107,8 @@ class Verdict:
         """Whether a machine cannot be accepted as long as this is so, whatever else is kept.
 
         What only warns does not, unless nothing is known of it: a machine is accepted for what was measured. A check
-        that only warns could reject nothing, so that nobody waits for it either.
-
-        Args:
-            allows_unmeasured: somebody said that not everything need be measured.
+        that only warns could reject nothing, so that nobody waits for it either. Nor for anything, if somebody said
+        that not everything need be measured.
         """
         if self.outcome == "not_measured":
             is_waited_for = self.severity == "fail" or METRICS[self.metric].subject != "check"
@@ -159,8 +148,6 @@ class Judgement:
     """All verdicts of a run and what they come to: the content of verdicts.json.
 
     Attributes:
-        sku: canonical SKU name.
-        outcome: ``accepted``, ``rejected``, ``incomplete`` or ``partial``.
         reason: one sentence: why this outcome.
         verdicts: in the order of the thresholds file.
         notes: what the reader should know about the whole run, such as where it was imported from.
@@ -170,7 +157,6 @@ class Judgement:
         simulated: whether no machine was measured.
         blockers: all that keeps the machine from being accepted: what items, reports and the exit code show as
             failures. Whoever makes a judgement says what there is besides requirements.
-        schema_version: of verdicts.json.
     """
 
     sku: str

@@ -10,8 +10,8 @@ from typing import TypeGuard
 from pytest_ddpscale.blame.slow_links import slow_links
 from pytest_ddpscale.errors import HistoryError
 from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.history.database import history_file_of
 from pytest_ddpscale.history.judging import judge_regression
-from pytest_ddpscale.history.location import history_file_of
 from pytest_ddpscale.results.coverage import Coverage
 from pytest_ddpscale.results.gangs import why_not_one_machine
 from pytest_ddpscale.results.notices import Listener

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_ddpscale.history.drift import Drift, Observed, drifts_of
+from pytest_ddpscale.history.overview import Drift, Observed, drifts_of
 from tests.builders.nights import key_value, stable
 
 PLACES = 20

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.history.location import DEFAULT_HISTORY, history_file_of
+from pytest_ddpscale.history.database import DEFAULT_HISTORY, history_file_of
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_opening import RUNS_FOLDER
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pytest_ddpscale.history.baseline import fullest_places, missing_gpus
 from pytest_ddpscale.history.key_values import KeyValueSeries
-from pytest_ddpscale.history.missing_gpus import fullest_places, missing_gpus
 from tests.builders.nights import key_value
 
 

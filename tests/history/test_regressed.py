@@ -9,7 +9,7 @@ import pytest
 
 from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
 from pytest_ddpscale.history.prediction import MOST_VALUES, Reference, reference_of
-from pytest_ddpscale.history.regressed import regressed_values
+from pytest_ddpscale.history.regression import regressed_values
 from tests.builders.nights import key_value, stable
 
 STEADY = (99.7, 100.0, 100.3, 100.0, 100.2, 99.8)

@@ -26,7 +26,7 @@ def measured(arm: Arm, rank: int, step_ms: float, memory_gib: float = 1.0, skipp
 
 def row(*measurements: Measurement) -> dict[str, str]:
     (found,) = breakdown(columns_of(measurements), PLAN)
-    return dict(zip(HEADINGS, found.cells, strict=True))
+    return dict(zip(HEADINGS, found, strict=True))
 
 
 def test_percentiles_are_over_the_steps_of_all_ranks() -> None:
@@ -40,7 +40,7 @@ def test_throughput_is_that_of_the_slowest_rank() -> None:
 
 def test_achieved_tflops_are_throughput_times_what_an_image_costs() -> None:
     (found,) = breakdown(columns_of([measured(ARMS[0], 0, 10.0)]), PLAN, {"weak/r": 25e9})
-    assert found.cells[HEADINGS.index("TFLOPS per rank")] == "10"  # 400 img/s of 25 GFLOP
+    assert found[HEADINGS.index("TFLOPS per rank")] == "10"  # 400 img/s of 25 GFLOP
     assert row(measured(ARMS[0], 0, 10.0))["TFLOPS per rank"] == ABSENT
 
 
@@ -56,12 +56,12 @@ def test_an_arm_with_a_rank_missing_has_no_row() -> None:
 def test_arms_come_in_the_order_of_the_plan() -> None:
     blocks = [measured(arm, rank, 5.0) for arm in reversed(ARMS) for rank in range(arm.world_size)]
     found = breakdown(columns_of(blocks), PLAN)
-    assert [found_row.cells[1] for found_row in found] == ["alone", "each@2", "ddp@2"]
-    assert all(found_row.cells[-1] == ABSENT for found_row in found)
+    assert [found_row[1] for found_row in found] == ["alone", "each@2", "ddp@2"]
+    assert all(found_row[-1] == ABSENT for found_row in found)
 
 
 def test_all_nodes_that_trained_an_arm_at_the_same_time_are_in_its_row() -> None:
     on_second = [replace(measured(ARMS[1], rank, 40.0), rank=rank + 2, local_rank=rank, host="m") for rank in range(2)]
     blocks = [*(measured(ARMS[1], rank, 10.0) for rank in range(2)), *on_second]
     (found,) = breakdown(columns_of(blocks), replace(PLAN, nodes=2, ranks_per_node=2))
-    assert found.cells[HEADINGS.index("img/s per rank")] == "100.0"
+    assert found[HEADINGS.index("img/s per rank")] == "100.0"

@@ -45,7 +45,7 @@ def said(*runs: Path) -> list[tuple[str, str]]:
 
 
 def finding(evidence: str, run: Path = Path("/runs/nightly/2026-01-31/n7")) -> HostFinding:
-    return HostFinding("drain", "n7", run, STARTED_UNIX_S, evidence)
+    return HostFinding("drain", "n7", evidence, run=run, started_unix_s=STARTED_UNIX_S)
 
 
 def test_nodes_and_the_hosts_of_gpus_that_made_a_run_fail_are_drained(tmp_path: Path) -> None:
@@ -278,8 +278,8 @@ def test_a_long_reason_keeps_the_name_of_the_run() -> None:
 
 
 def test_every_line_for_scripts_has_five_fields_whatever_is_in_them() -> None:
-    hostile = HostFinding("drain", HOSTILE + "\t", Path("/runs") / "a\tb\n", STARTED_UNIX_S, HOSTILE)
-    empty = HostFinding("look", "", Path("/runs/r"), 0, "")
+    hostile = HostFinding("drain", HOSTILE + "\t", HOSTILE, run=Path("/runs") / "a\tb\n", started_unix_s=STARTED_UNIX_S)
+    empty = HostFinding("look", "", "", run=Path("/runs/r"))
     lines = list(tsv_lines([hostile, empty]))
     assert lines[0].split("\t") == list(TSV_HEADER)
     for line in lines[1:]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.plan.metric_catalogue import STRONG_SCALING_SPEEDUP, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.report.plotted_series import throughput_series
 from tests.builders.judgements import MEASUREMENTS, PLAN, RESNET, STUDIES, make_measurements, make_plan, make_study
@@ -23,7 +24,7 @@ def _block(arm: str, number: int, rank: int, block_s: float) -> Measurement:
 
 def test_slowest_rank_sets_the_throughput_of_a_round() -> None:
     (series,) = throughput_series(columns_of([_block("ddp@2", 0, 0, 4.0), _block("ddp@2", 0, 1, 5.0)]), make_plan(WEAK))
-    (point,) = series.throughput_per_gpu()
+    (point,) = series.points(THROUGHPUT_PER_GPU)
     assert point.world_size == 2
     assert point.center == pytest.approx(512 * 10 / 5.0)
 
@@ -32,11 +33,11 @@ def test_efficiency_pairs_the_arms_of_one_round() -> None:
     blocks = [_block("alone", 0, 0, 4.0), _block("alone", 1, 0, 2.0)]
     blocks += [_block("ddp@2", i, rank, seconds) for i, seconds in ((0, 5.0), (1, 2.5), (2, 9.0)) for rank in (0, 1)]
     (series,) = throughput_series(columns_of(blocks), make_plan(WEAK))
-    (point,) = series.efficiency()
+    (point,) = series.points(WEAK_SCALING_EFFICIENCY)
     assert point.world_size == 2
     assert point.center == pytest.approx(0.8)
     assert [point.below, point.above] == pytest.approx([0, 0], abs=1e-9)
-    assert series.speedup()[0].center == pytest.approx(1.6)
+    assert series.points(STRONG_SCALING_SPEEDUP)[0].center == pytest.approx(1.6)
 
 
 def test_error_bars_are_one_geometric_standard_deviation() -> None:
@@ -44,7 +45,7 @@ def test_error_bars_are_one_geometric_standard_deviation() -> None:
     (series,) = throughput_series(
         columns_of([_block("alone", i, 0, s) for i, s in enumerate(seconds)]), make_plan(WEAK)
     )
-    (point,) = series.throughput_per_gpu()
+    (point,) = series.points(THROUGHPUT_PER_GPU)
     logs = [math.log(5120 / s) for s in seconds]
     assert point.center == pytest.approx(math.exp(statistics.fmean(logs)))
     assert point.center + point.above == pytest.approx(point.center * math.exp(statistics.stdev(logs)))
@@ -53,7 +54,7 @@ def test_error_bars_are_one_geometric_standard_deviation() -> None:
 
 def test_single_round_has_no_error_bar() -> None:
     (series,) = throughput_series(columns_of(make_measurements(WEAK, 1000.0, 0.05, rounds=1)), make_plan(WEAK))
-    assert {(point.below, point.above) for point in series.throughput_per_gpu()} == {(0.0, 0.0)}
+    assert {(point.below, point.above) for point in series.points(THROUGHPUT_PER_GPU)} == {(0.0, 0.0)}
 
 
 def test_round_that_lacks_a_rank_is_left_out() -> None:
@@ -68,8 +69,8 @@ def test_what_the_plan_does_not_know_is_left_out() -> None:
 def test_one_series_per_study_in_the_order_of_the_plan() -> None:
     found = throughput_series(columns_of(MEASUREMENTS), PLAN)
     assert [f"{series.scaling}/{series.workload}" for series in found] == [study.id for study in STUDIES]
-    assert [point.world_size for point in found[0].throughput_per_gpu()] == [1, 2, 4, 8]
-    assert [point.world_size for point in found[0].efficiency()] == [2, 4, 8]
+    assert [point.world_size for point in found[0].points(THROUGHPUT_PER_GPU)] == [1, 2, 4, 8]
+    assert [point.world_size for point in found[0].points(WEAK_SCALING_EFFICIENCY)] == [2, 4, 8]
 
 
 def test_of_several_nodes_the_curve_is_that_of_rank_0s_and_of_packed_ranks() -> None:
@@ -83,5 +84,5 @@ def test_of_several_nodes_the_curve_is_that_of_rank_0s_and_of_packed_ranks() -> 
     blocks = [block("ddp@2", rank, 4.0 + rank // 2) for rank in range(4)]
     blocks += [block("ddp@2-spread", rank, 9.0) for rank in (0, 2)]
     (series,) = throughput_series(columns_of(blocks), plan)
-    (point,) = series.throughput_per_gpu()
+    (point,) = series.points(THROUGHPUT_PER_GPU)
     assert point.center == pytest.approx(512 * 10 / 4.0)

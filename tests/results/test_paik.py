@@ -14,7 +14,6 @@ import pytest
 from pytest_ddpscale.errors import BadInput, ResultFileError, RunDirectoryError, SkuError
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.results.paik import import_paik
-from pytest_ddpscale.results.paik_files import read_result_file
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import RunDevice
 from pytest_ddpscale.thresholds.model import Thresholds
@@ -323,44 +322,37 @@ def put_rank(key: str, value: Any) -> Edit:
 
 
 REFUSED: dict[str, tuple[Edit, str]] = {
-    "no world size": (delete("world_size"), "key world_size is missing"),
-    "no ranks": (delete("per_rank"), "key per_rank is missing"),
-    "no model": (delete("model"), "key model is missing"),
-    "no device": (delete("device_name"), "key device_name is missing"),
+    "no world size": (delete("world_size"), "required field `world_size`"),
+    "no ranks": (delete("per_rank"), "required field `per_rank`"),
     "rank without a step time": (
-        lambda result: result["per_rank"][1].pop("mean_step_sec"), r"key per_rank\[1\].mean_step_sec is missing",
+        lambda result: result["per_rank"][1].pop("mean_step_sec"), r"field `mean_step_sec` - at .*per_rank\[1\]",
     ),
     "rank without activity": (
         lambda result: result["per_rank"][1]["gpu_sampling"].pop("gpu_activity_pct"),
-        r"key per_rank\[1\].gpu_sampling.gpu_activity_pct is missing",
+        r"required field `gpu_activity_pct` - at .*per_rank\[1\].gpu_sampling",
     ),
-    "step time 0": (put_rank("mean_step_sec", 0), r"per_rank\[1\].mean_step_sec is 0; expected a positive number"),
-    "negative step time": (put_rank("mean_step_sec", -0.4), r"mean_step_sec is -0.4"),
-    "denormal step time": (put_rank("mean_step_sec", 5e-324), r"mean_step_sec is 5e-324"),
-    "step time as text": (put_rank("mean_step_sec", "0.4"), r"mean_step_sec is '0.4'"),
-    "step time true": (put_rank("mean_step_sec", True), r"mean_step_sec is True"),
-    "huge step time": (put_rank("mean_step_sec", 10**400), r"is out of range"),
-    "negative deviation": (put_rank("stdev_step_sec", -1), r"stdev_step_sec is -1; expected a number, at least 0"),
-    "no steps": (put_rank("n_steps", 0), r"n_steps is 0; expected a whole number"),
-    "half a step": (put_rank("n_steps", 2.5), r"n_steps is 2.5"),
-    "no memory": (put_rank("peak_mem_gb", 0), r"peak_mem_gb is 0"),
-    "rank twice": (put_rank("rank", 0), r"per_rank\[1\].rank is 0; expected 1"),
-    "sampling is a list": (put_rank("gpu_sampling", []), r"gpu_sampling is \[\]; expected an object"),
+    "step time 0": (put_rank("mean_step_sec", 0), r">= 1e-09 - at .*per_rank\[1\].mean_step_sec"),
+    "step time as text": (put_rank("mean_step_sec", "0.4"), r"got `str` - at .*mean_step_sec"),
+    "step time true": (put_rank("mean_step_sec", True), r"got `bool` - at .*mean_step_sec"),
+    "huge step time": (put_rank("mean_step_sec", 10**400), "out of range"),
+    "negative deviation": (put_rank("stdev_step_sec", -1), r">= 0.* - at .*stdev_step_sec"),
+    "no steps": (put_rank("n_steps", 0), r">= 1 - at .*n_steps"),
+    "half a step": (put_rank("n_steps", 2.5), r"got `float` - at .*n_steps"),
+    "no memory": (put_rank("peak_mem_gb", 0), r"peak_mem_gb"),
+    "rank twice": (put_rank("rank", 0), "per_rank does not hold the ranks 0 to 1 in order"),
     "activity above 100": (
         lambda result: result["per_rank"][1]["gpu_sampling"].update(gpu_activity_pct={"mean": 101}),
-        r"gpu_activity_pct.mean is 101; expected a number, from 0 to 100",
+        r"<= 100.* - at .*gpu_activity_pct.mean",
     ),
-    "a rank is missing": (lambda result: result["per_rank"].pop(), "per_rank has 1 entries; .*one for each of 2"),
-    "ranks are no list": (put("per_rank", {}), "per_rank is {}; expected a list of objects"),
-    "batches contradict": (put("global_batch_size", 512), "global_batch_size is 512; expected .*1024"),
-    "no batch": (put("batch_size_per_gpu", 0), "batch_size_per_gpu is 0"),
-    "unknown scaling": (put("scaling_mode", "medium"), "scaling_mode is 'medium'; expected weak or strong"),
-    "unknown precision": (put("precision", ["fp16"]), "precision is .*expected fp32 or fp16 or bf16"),
-    "compile is no flag": (put("compile", 1), "compile is 1; expected true or false"),
-    "model is a path": (put("model", "../../etc"), "model is '../../etc'"),
-    "device is blank": (put("device_name", " "), "device_name is ' '"),
-    "half a surrogate pair": (put("torch_version", "\ud800"), "torch_version is "),
-    "no block": (put("bench_sec_target", 0), "bench_sec_target is 0"),
+    "a rank is missing": (lambda result: result["per_rank"].pop(), "per_rank does not hold the ranks 0 to 1"),
+    "batches contradict": (put("global_batch_size", 512), "global_batch_size is 512, and .* 1024"),
+    "no batch": (put("batch_size_per_gpu", 0), "batch_size_per_gpu"),
+    "unknown scaling": (put("scaling_mode", "medium"), "'medium' - at .*scaling_mode"),
+    "compile is no flag": (put("compile", 1), "Expected `bool`, got `int` - at .*compile"),
+    "model is a path": (put("model", "../../etc"), "matching regex .* - at .*model"),
+    "device is blank": (put("device_name", " "), "matching regex .* - at .*device_name"),
+    "half a surrogate pair": (put("torch_version", "\ud800"), "surrogate"),
+    "no block": (put("bench_sec_target", 0), "bench_sec_target"),
 }  # fmt: skip
 
 
@@ -378,30 +370,23 @@ def test_an_unsound_file_is_refused_by_file_and_key(tmp_path: Path, edit: Edit, 
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"{", b"\xff\xfe", b"not json", b'{"scaling_mode": NaN}', b'{"per_rank": -Infinity}', b"[" * 100_000,
-        b"1" * 5000,
+        b"", b"{", b"\xff\xfe", b"not json", b'{"scaling_mode": NaN}', b'{"nodes": 1e999}',
+        b'{"per_rank": -Infinity}', b"[" * 100_000, b"1" * 5000,
     ],
 )  # fmt: skip
 def test_what_is_not_strict_json_is_refused(tmp_path: Path, content: bytes) -> None:
     shutil.copy(PUBLISHED / ONE_GPU, tmp_path)
     (tmp_path / "broken.json").write_bytes(content)
-    with pytest.raises(ResultFileError, match=r"broken\.json: is not strict JSON"):
+    with pytest.raises(ResultFileError, match=r"broken\.json: is no sound result"):
         import_paik(tmp_path, tmp_path / "run", None, thresholds())
     assert not (tmp_path / "run").exists()
-
-
-def test_a_number_that_overflows_to_infinity_is_refused(tmp_path: Path) -> None:
-    text = json.dumps(edited(bench_sec_target=-7)).replace("-7", "1e999")
-    (tmp_path / "result.json").write_text(text)
-    with pytest.raises(ResultFileError, match="1e999 is out of range"):
-        read_result_file(tmp_path / "result.json")
 
 
 @pytest.mark.parametrize("content", [[], 3, None, "text", {}, {"schema_version": 1, "sku": "cpu"}])
 def test_other_json_is_refused_with_what_to_do(tmp_path: Path, content: Any) -> None:
     shutil.copy(PUBLISHED / ONE_GPU, tmp_path)
     (tmp_path / "other.json").write_text(json.dumps(content))
-    with pytest.raises(ResultFileError, match=r"other\.json: is JSON, but no result of .*Move other\.json elsewhere"):
+    with pytest.raises(ResultFileError, match=r"other\.json: is no sound result .*move it elsewhere"):
         import_paik(tmp_path, tmp_path / "run", None, thresholds())
 
 
@@ -430,10 +415,10 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str) -> None:
+    def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pytest_ddpscale.results.paik.write_atomically", full)
+    monkeypatch.setattr("pytest_ddpscale.results.run_directory.append_whole", full)
     with pytest.raises(RunDirectoryError, match="No space left on device"):
         import_results(tmp_path, published())
     with pytest.raises(BadInput, match=r"has no run\.json"):
