@@ -18,8 +18,7 @@ from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.launch.launcher import AgentProcess, Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
-from pytest_ddpscale.node.protocol import RECORDS, AskClock, FileBytes, Meet, Start, Stop
-from pytest_ddpscale.node.task import Task
+from pytest_ddpscale.node.protocol import RECORDS, AskClock, FileBytes, Meet, Start, Stop, Task
 from pytest_ddpscale.results.notices import Idle, Queued
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.util.listing import first_few

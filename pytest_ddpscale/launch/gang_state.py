@@ -11,13 +11,12 @@ from pytest_ddpscale.node.protocol import (
     Exit,
     Failed,
     Gone,
-    NcclWords,
+    LastWords,
     News,
     NodeAfterFailure,
     NodeSurvey,
     RankSeen,
     Up,
-    Words,
 )
 from pytest_ddpscale.results.rank_status import FINISHED
 
@@ -48,8 +47,7 @@ class GangState:
         ranks: by node and local rank.
         failures: reports that ranks left of themselves, in the order in which they were heard.
         gone: ranks whose process ended before its work did, in that order.
-        words: last lines of a rank's output, by node and local rank.
-        nccl: last lines that its NCCL wrote, likewise.
+        last_words: what ranks and their NCCL wrote last, by node and local rank.
         versions: of the package on the nodes, with the hosts that have it.
         endpoint: where ranks meet, an address and port of the first node; empty before that says so.
         endpoint_problem: why it cannot say so.
@@ -62,8 +60,7 @@ class GangState:
     ranks: dict[tuple[int, int], RankSeen] = field(default_factory=dict)
     failures: list[Failed] = field(default_factory=list)
     gone: list[Gone] = field(default_factory=list)
-    words: dict[tuple[int, int], list[str]] = field(default_factory=dict)
-    nccl: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    last_words: dict[tuple[int, int], LastWords] = field(default_factory=dict)
     versions: dict[str, list[str]] = field(default_factory=dict)
     endpoint: str = ""
     endpoint_problem: str = ""
@@ -98,10 +95,8 @@ class GangState:
                 self.ranks[news.node, news.local_rank] = news
             case Failed():
                 self.failures.append(news)
-            case NcclWords():
-                self.nccl.setdefault((news.node, news.local_rank), []).append(news.text)
-            case Words():
-                self.words.setdefault((news.node, news.local_rank), []).append(news.text)
+            case LastWords():
+                self.last_words[news.node, news.local_rank] = news
             case NodeAfterFailure():
                 self.post_mortems.hear(news)
             case NodeSurvey():

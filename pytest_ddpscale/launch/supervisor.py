@@ -20,8 +20,7 @@ from pytest_ddpscale.launch.gang_owner import GangEnd
 from pytest_ddpscale.launch.interruption import interrupted_by_termination
 from pytest_ddpscale.launch.launcher import Launch, why_signalled
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.node.protocol import SILENCE_S
-from pytest_ddpscale.node.task import Task
+from pytest_ddpscale.node.protocol import SILENCE_S, Task
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.notices import Interrupted, Listener, Notice
 from pytest_ddpscale.results.rank_folder import MEASUREMENTS, Assignment, WantedArms, lines_by_file

@@ -86,7 +86,7 @@ def test_a_node_is_silent_after_its_time_unless_it_said_goodbye(news: News) -> N
 VALUES = st.none() | st.booleans() | st.integers(-2, 3) | st.text(max_size=3) | st.lists(st.integers(0, 3), max_size=4)
 NAMES = st.sampled_from(
     ["node", "host", "local_rank", "rank", "pid", "state", "phase", "entered", "steps", "exits", "code", "endpoint",
-     "version", "reported", "oom_kills", "ended_pids", "text", "study", "round", "type", "message"]
+     "version", "reported", "oom_kills", "ended_pids", "lines", "study", "round", "type", "message"]
 )  # fmt: skip
 MESSAGES = st.builds(
     lambda word, fields, node: {"node": node, "host": "n", **fields, "say": word},
