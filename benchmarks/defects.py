@@ -425,7 +425,7 @@ DEFECTS = (
         "throttle-mixed",
         "telemetry",
         "heat that hardware sees has the name of a power brake",
-        "telemetry/throttle.py",
+        "telemetry/nvml_calls.py",
         '0x040: "hw_thermal_slowdown",\n    0x080: "hw_power_brake_slowdown"',
         '0x080: "hw_thermal_slowdown",\n    0x040: "hw_power_brake_slowdown"',
         ("telemetry", "checks"),

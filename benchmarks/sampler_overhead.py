@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,7 +195,7 @@ def measure(arguments: argparse.Namespace, uuids: list[str]) -> list[Round]:
         train()
     with (
         real_node(uuids) if uuids else played_node() as (read, environment),
-        Sampler(read, arguments.poll_s, environment) as sampler,
+        closing(Sampler(read, arguments.poll_s, environment)) as sampler,
     ):
         now = time.time()
         pid = sampler.pid

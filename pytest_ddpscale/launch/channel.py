@@ -29,6 +29,7 @@ _READ_BYTES = 2**20
 _FILES_PER_PROCESS = 3
 _OUTPUT_S = 2.0  # for what a process wrote last; a child of its own may hold its output open for ever
 _POLL_S = 0.5
+_FULL_PIPE_POLL_S = 0.02  # while a process has not taken all that it is told
 # A process that reads nothing any more is told nothing more once so much waits for it.
 _MOST_WAITING_BYTES = 2**28
 
@@ -204,17 +205,17 @@ class Channel:
         stay_s = time.monotonic() + STAY_EVERY_S
         with self._selector, self._log:
             while not self._is_given_up and not (self._is_closing and self._is_read):
-                for key, _ in self._selector.select(min(_POLL_S, max(0.0, stay_s - time.monotonic()))):
+                is_waiting = any(carrier.waiting for carrier in self._carriers)
+                poll_s = _FULL_PIPE_POLL_S if is_waiting else _POLL_S
+                for key, _ in self._selector.select(min(poll_s, max(0.0, stay_s - time.monotonic()))):
                     if key.fileobj == self._wake_read:
                         os.read(self._wake_read, 65_536)
-                    elif isinstance(key.data, _Stream):
-                        self._read(key.data)
                     else:
-                        self._write(key.data)
+                        self._read(key.data)
                 if time.monotonic() >= stay_s:
                     stay_s = time.monotonic() + STAY_EVERY_S
                     self._stay()
-                self._attend()
+                self._tell()
             self._close_all()
 
     def _close_all(self) -> None:
@@ -243,48 +244,23 @@ class Channel:
         if carrier.process.stdin and not carrier.process.stdin.closed and len(carrier.waiting) < _MOST_WAITING_BYTES:
             carrier.waiting += line
 
-    def _attend(self) -> None:
-        """Watch those inputs that something waits for; close them at the end."""
+    def _tell(self) -> None:
+        """Have each process take what waits for it, as far as it does; its input ends at the end."""
         with self._lock:
             for carrier in self._carriers:
                 stdin = carrier.process.stdin
                 if stdin is None or stdin.closed:
                     continue
-                if carrier.waiting:
-                    self._write_locked(carrier)
-                elif self._is_closing:
-                    self._forget(carrier)
-
-    def _write(self, carrier: _Carrier) -> None:
-        with self._lock:
-            self._write_locked(carrier)
-
-    def _write_locked(self, carrier: _Carrier) -> None:
-        stdin = carrier.process.stdin
-        assert stdin is not None
-        try:
-            while carrier.waiting:
-                del carrier.waiting[: os.write(stdin.fileno(), carrier.waiting[:65_536])]
-        except BlockingIOError:
-            self._watch(stdin, carrier)
-            return
-        except (OSError, ValueError):  # gone, or closed
-            carrier.waiting.clear()
-            self._forget(carrier)
-            return
-        if stdin in self._selector.get_map():
-            self._selector.unregister(stdin)
-
-    def _watch(self, stdin: IO[bytes], carrier: _Carrier) -> None:
-        if stdin not in self._selector.get_map():
-            self._selector.register(stdin, selectors.EVENT_WRITE, carrier)
-
-    def _forget(self, carrier: _Carrier) -> None:
-        stdin = carrier.process.stdin
-        if stdin is not None and not stdin.closed:
-            if stdin in self._selector.get_map():
-                self._selector.unregister(stdin)
-            _close(stdin)
+                try:
+                    while carrier.waiting:
+                        del carrier.waiting[: os.write(stdin.fileno(), carrier.waiting[:65_536])]
+                except BlockingIOError:
+                    continue
+                except OSError:  # gone
+                    carrier.waiting.clear()
+                    _close(stdin)
+                if self._is_closing:
+                    _close(stdin)
 
     def _read(self, stream: _Stream) -> None:
         try:

@@ -18,10 +18,10 @@ from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.launch.launcher import AgentProcess, Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
-from pytest_ddpscale.node.protocol import RECORDS, AskClock, FileBytes, Meet, Start, Stop
-from pytest_ddpscale.node.task import Task
+from pytest_ddpscale.node.protocol import RECORDS, AskClock, FileBytes, Meet, Start, Stop, Task
 from pytest_ddpscale.results.notices import Idle, Queued
 from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.survey_record import PostMortem
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.masking import masked_arguments
 
@@ -121,7 +121,7 @@ class Gang:
             why = self._node_is_lost(lost, how) if lost else describe(roll, exit_code, channel.other_lines)
         elif why is not None and roll.ranks:
             why = f"{why} {describe_standstill(roll)}."
-        looked = roll.post_mortems.post_mortems()
+        looked = tuple(PostMortem(survey=survey) for _, survey in sorted(roll.post_mortems.items()))
         left = self._await_step_end(lost) if why and not interrupted else ""
         return GangEnd(exit_code, why or "", interrupted, lost, tuple(roll.failures), post_mortems=looked, left=left)
 
@@ -243,16 +243,14 @@ class Gang:
 
     def _survey(self, channel: Channel) -> str:
         """Have it recorded what the nodes are. Returns why they are not admitted; empty if they are."""
-        surveys = self._roll.surveys
-        self._await(channel, lambda: self._all_answered(surveys.found), self._limits.survey_s)
+        self._await(channel, lambda: self._all_answered(self._roll.surveys), self._limits.survey_s)
         asked_unix_s = time.time()
         channel.say(AskClock())
         patience_s = min(CLOCK_S, self._limits.survey_s)
-        self._await(channel, lambda: self._all_answered(surveys.clocks), patience_s)
+        self._await(channel, lambda: self._all_answered(self._roll.clocks), patience_s)
         if channel.poll() is not None:
             return ""  # whatever it was that ended it
-        hosts = {index: node.host for index, node in self._roll.nodes.items()}
-        self._refused = self._owner.admit(surveys.records(hosts, asked_unix_s))
+        self._refused = self._owner.admit(self._roll.surveyed(asked_unix_s))
         return self._refused
 
     def _meet(self, channel: Channel) -> str:

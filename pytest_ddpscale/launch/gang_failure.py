@@ -166,15 +166,15 @@ def _in_brackets(study: str | None, arm: str | None, number: int | None) -> str:
 
 
 def _quoted(roll: GangState, rank: RankSeen) -> str:
-    words = roll.words.get((rank.node, rank.local_rank))
-    quoted = f"; its last lines:\n{_indented(words)}" if words else ""
+    words = roll.last_words.get((rank.node, rank.local_rank))
+    quoted = f"; its last lines:\n{_indented(words.lines)}" if words and words.lines else ""
     return quoted + _nccl(roll, rank.node, rank.local_rank)
 
 
 def _nccl(roll: GangState, node: int, local_rank: int) -> str:
     """What a rank's NCCL wrote last; nothing without NCCL."""
-    lines = roll.nccl.get((node, local_rank), ())
-    return f"\nlast lines of its NCCL:\n{_indented(lines, _NCCL_LINES)}" if lines else ""
+    words = roll.last_words.get((node, local_rank))
+    return f"\nlast lines of its NCCL:\n{_indented(words.nccl, _NCCL_LINES)}" if words and words.nccl else ""
 
 
 def _indented(lines: Sequence[str], most: int = _LAST_LINES) -> str:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, field
 
-from pytest_ddpscale.launch.surveying import Surveys
+from msgspec.structs import replace
+
 from pytest_ddpscale.node.protocol import (
     Clock,
     Endpoint,
     Exit,
     Failed,
     Gone,
-    NcclWords,
+    LastWords,
     News,
     NodeAfterFailure,
     NodeSurvey,
     RankSeen,
     Up,
-    Words,
 )
 from pytest_ddpscale.results.rank_status import FINISHED
+from pytest_ddpscale.results.survey_record import ClockSkew, Survey
 
 
 @dataclass
@@ -48,28 +51,28 @@ class GangState:
         ranks: by node and local rank.
         failures: reports that ranks left of themselves, in the order in which they were heard.
         gone: ranks whose process ended before its work did, in that order.
-        words: last lines of a rank's output, by node and local rank.
-        nccl: last lines that its NCCL wrote, likewise.
+        last_words: what ranks and their NCCL wrote last, by node and local rank.
         versions: of the package on the nodes, with the hosts that have it.
         endpoint: where ranks meet, an address and port of the first node; empty before that says so.
         endpoint_problem: why it cannot say so.
         moved_s: when any rank last did something, on the supervisor's clock; None before all began.
-        surveys: what the nodes are, as far as their agents said so.
-        post_mortems: what GPUs were after ranks had failed, likewise.
+        surveys: what the nodes are, as far as their agents said so, by index.
+        clocks: what a node's clock showed and when the answer arrived, on the supervisor's; unix seconds, by index.
+        post_mortems: what GPUs were after ranks had failed, as surveys.
     """
 
     nodes: dict[int, NodeState] = field(default_factory=dict)
     ranks: dict[tuple[int, int], RankSeen] = field(default_factory=dict)
     failures: list[Failed] = field(default_factory=list)
     gone: list[Gone] = field(default_factory=list)
-    words: dict[tuple[int, int], list[str]] = field(default_factory=dict)
-    nccl: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    last_words: dict[tuple[int, int], LastWords] = field(default_factory=dict)
     versions: dict[str, list[str]] = field(default_factory=dict)
     endpoint: str = ""
     endpoint_problem: str = ""
     moved_s: float | None = None
-    surveys: Surveys = field(default_factory=Surveys)
-    post_mortems: Surveys = field(default_factory=Surveys)
+    surveys: dict[int, Survey] = field(default_factory=dict)
+    clocks: dict[int, tuple[float, float]] = field(default_factory=dict)
+    post_mortems: dict[int, Survey] = field(default_factory=dict)
 
     def hear(self, news: News, now_s: float, now_unix_s: float = 0.0) -> None:
         """Take note of a message.
@@ -98,16 +101,14 @@ class GangState:
                 self.ranks[news.node, news.local_rank] = news
             case Failed():
                 self.failures.append(news)
-            case NcclWords():
-                self.nccl.setdefault((news.node, news.local_rank), []).append(news.text)
-            case Words():
-                self.words.setdefault((news.node, news.local_rank), []).append(news.text)
+            case LastWords():
+                self.last_words[news.node, news.local_rank] = news
             case NodeAfterFailure():
-                self.post_mortems.hear(news)
+                self.post_mortems.setdefault(news.node, news.survey)
             case NodeSurvey():
-                self.surveys.hear(news)
+                self.surveys.setdefault(news.node, news.survey)
             case Clock():
-                self.surveys.clocks[news.node] = news.unix_s, now_unix_s
+                self.clocks[news.node] = news.unix_s, now_unix_s
             case Exit():
                 node.exit = news
 
@@ -117,6 +118,19 @@ class GangState:
         gave_up = any(node.exit is not None and node.exit.code for node in self.nodes.values())
         return gave_up or bool(self.failures or self.gone)
 
+    def surveyed(self, asked_unix_s: float) -> list[Survey]:
+        """What each node is, in their order, and how far its clock is ahead.
+
+        Args:
+            asked_unix_s: when the supervisor asked for their clocks, on its own.
+        """
+        found = []
+        for index, node in sorted(self.nodes.items()):
+            survey = self.surveys.get(index) or Survey(node.host, time.time(), "its agent sent no survey in time")
+            skew = clock_skew(asked_unix_s, *self.clocks[index]) if index in self.clocks else None
+            found.append(replace(survey, clock=skew))
+        return found
+
     def expect_beats(self, now_s: float) -> None:
         """From now on agents speak regularly; before, they waited in silence."""
         for node in self.nodes.values():
@@ -125,3 +139,17 @@ class GangState:
     def silent_hosts(self, now_s: float, silence_s: float) -> list[str]:
         """Nodes that have not been heard of for so long, and did not say that they end."""
         return [n.host for n in self.nodes.values() if n.exit is None and now_s - n.heard_s > silence_s]
+
+
+def clock_skew(asked_unix_s: float, said_unix_s: float, heard_unix_s: float) -> ClockSkew | None:
+    """How far a node's clock is ahead, from one question and its answer.
+
+    The node read its clock between the two, whose times are the supervisor's: Cristian's algorithm
+    (F. Cristian, Probabilistic clock synchronization, Distributed Computing 3, 1989), as an interval.
+
+    Returns:
+        None if the supervisor's own clock went back meanwhile.
+    """
+    if not heard_unix_s >= asked_unix_s or not math.isfinite(said_unix_s):
+        return None
+    return ClockSkew(said_unix_s - heard_unix_s, said_unix_s - asked_unix_s)

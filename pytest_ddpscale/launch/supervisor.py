@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from pytest_ddpscale.errors import WritingError
-from pytest_ddpscale.launch.early_stop import Judge, wanted_arms
 from pytest_ddpscale.launch.environment import travelling
 from pytest_ddpscale.launch.gang import Gang
 from pytest_ddpscale.launch.gang_owner import GangEnd
-from pytest_ddpscale.launch.interruption import interrupted_by_termination
 from pytest_ddpscale.launch.launcher import Launch, why_signalled
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.node.protocol import SILENCE_S
-from pytest_ddpscale.node.task import Task
+from pytest_ddpscale.node.protocol import SILENCE_S, Task
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.notices import Interrupted, Listener, Notice
 from pytest_ddpscale.results.rank_folder import MEASUREMENTS, Assignment, WantedArms, lines_by_file
 from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader
-from pytest_ddpscale.results.records import EndReason, Lost, StudyEnd, StudyStart
+from pytest_ddpscale.results.records import EndReason, Lost, RoundEnd, StudyEnd, StudyStart
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import ends_of
 from pytest_ddpscale.results.strict_json import strict_json
@@ -38,6 +38,16 @@ Admit = Callable[[Sequence[Survey]], str]
 # lost, as it is after SILENCE_S.
 _RANKS_PER_BEAT_S = 200.0
 _LONGEST_BEAT_S = SILENCE_S / 3
+
+
+class Judge(Protocol):
+    """Who knows when a study has told enough."""
+
+    def hear(self, record: AnyRecord) -> None:
+        """Take note of a record that was just written."""
+
+    def needed_arms(self, study_id: str) -> Sequence[str]:
+        """Names of the arms of which further rounds may decide something."""
 
 
 class NotAdmitted(Exception):
@@ -284,6 +294,35 @@ class Supervisor:
         named = str(interrupt)
         told = why_signalled(self._launch.launcher.settings, os.environ) if named else ""
         return told or (f"{named} was received" if named else "Ctrl-C was pressed")
+
+
+@contextmanager
+def interrupted_by_termination() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP (kill, scancel, a time limit, a lost ssh) interrupt like Ctrl-C.
+
+    Does nothing outside the main thread, where Python takes no signal handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def wanted_arms(judge: Judge, record: AnyRecord) -> WantedArms | None:
+    """Have a record judged; the answer for which rank 0 waits, if the record ends a round."""
+    judge.hear(record)
+    if not isinstance(record, RoundEnd):
+        return None
+    return WantedArms(record.study, record.round, tuple(judge.needed_arms(record.study)))
 
 
 class _Progress:

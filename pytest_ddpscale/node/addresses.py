@@ -1,13 +1,17 @@
-"""Which of this machine's addresses and interfaces lead to another machine."""
+"""Where ranks meet: which of this machine's addresses and interfaces lead to another machine, and at which port."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import zlib
 from collections.abc import Sequence
 
 import psutil
 
 _MOST_ADDRESSES = 8
+# Above the services of most sites, below the ports that Linux hands out by itself (32768 …).
+_FIRST_PORT, _PORTS = 20_000, 10_000
 
 
 def address_toward(host: str) -> str:
@@ -65,3 +69,25 @@ def interface_of(address: str) -> str | None:
     return next(
         (name for name, found in psutil.net_if_addrs().items() if any(one.address == address for one in found)), None
     )
+
+
+def reserved_port(gang_id: str) -> socket.socket:
+    """A socket bound to a port of this node that nobody listens on, derived from the gang.
+
+    So gangs that share a node start looking at different ports, and what a firewall has to let
+    through is known: 20000 to 29999. As long as the socket is open nobody takes the port by chance, and
+    rank 0 can listen on it, which asks for SO_REUSEADDR.
+
+    Raises:
+        OSError: no port is free.
+    """
+    seed = zlib.crc32(gang_id.encode())
+    for offset in range(100):
+        port = _FIRST_PORT + (seed + offset) % _PORTS
+        candidate = socket.socket()
+        with contextlib.suppress(OSError):
+            candidate.bind(("", port))
+            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only now: else a port in use would do
+            return candidate
+        candidate.close()
+    raise OSError(f"100 ports from {_FIRST_PORT + seed % _PORTS} on are all in use")

@@ -20,10 +20,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.node.addresses import address_toward_any, outward_addresses
-from pytest_ddpscale.node.log_relay import LogRelay
-from pytest_ddpscale.node.log_tail import last_nccl_lines, last_words
-from pytest_ddpscale.node.ports import reserved_port
+from pytest_ddpscale.node.addresses import address_toward_any, outward_addresses, reserved_port
+from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.node.processes import GANG_VARIABLE, members, stop_gang
 from pytest_ddpscale.node.protocol import (
     RECORDS,
@@ -36,8 +34,8 @@ from pytest_ddpscale.node.protocol import (
     FileBytes,
     Gone,
     Heard,
+    LastWords,
     Meet,
-    NcclWords,
     NodeAfterFailure,
     NodeSurvey,
     Order,
@@ -45,27 +43,15 @@ from pytest_ddpscale.node.protocol import (
     Start,
     Stay,
     Stop,
+    Task,
     Up,
-    Words,
     decode_order,
     encode_news,
 )
+from pytest_ddpscale.node.rank_logs import LogRelay, last_nccl_lines, last_words, rank_log
 from pytest_ddpscale.node.ranks import LocalRanks, oom_kills
-from pytest_ddpscale.node.survey_process import (
-    POST_MORTEM_LIMIT_S,
-    SurveyProcess,
-    post_mortem_command,
-    survey_command,
-)
-from pytest_ddpscale.node.task import Task
-from pytest_ddpscale.node.torchrun_command import (
-    GangNode,
-    ended_pids,
-    interfaces,
-    rank_exits,
-    rank_log,
-    torchrun_command,
-)
+from pytest_ddpscale.node.survey_process import LIMIT_S, POST_MORTEM_LIMIT_S, survey_command, survey_from
+from pytest_ddpscale.node.torchrun_command import GangNode, ended_pids, interfaces, rank_exits, torchrun_command
 from pytest_ddpscale.results.rank_folder import (
     LOGS,
     WantedArms,
@@ -102,6 +88,7 @@ class NodeAgent:
         self._orders: deque[Order] = deque()
         self._half_line = b""
         self._is_input_open = True
+        self._selector = selectors.DefaultSelector()  # of what is read, with what reads it
         self._oom_kills = oom_kills()
         self._port: socket.socket | None = None
         self._folder: Path | None = None  # of the ranks', once they have started
@@ -112,11 +99,15 @@ class NodeAgent:
         """Serve until the ranks are done or the supervisor wants no more. Returns the exit code."""
         # torchrun's ends come from the supervisor's word, not from a signal that a scheduler sends to all at once.
         signal.signal(signal.SIGTERM, _exit_on_signal)
+        self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ, self._read_orders)
         self._say(Up, version=__version__, addresses=outward_addresses())
         task = self._await_order(Task)
         if task is None:
             return self._leave()
-        survey = self._start_survey(task) if task.survey else None
+        survey = None
+        if task.survey:
+            options = () if task.has_gpus else ("--no-gpu",)
+            survey = Command(survey_command(self._host, *options), LIMIT_S)
         try:
             start = self._await_order(Start, survey)
         finally:
@@ -149,23 +140,22 @@ class NodeAgent:
         except OSError as error:
             self._say(Endpoint, problem=error.strerror or str(error))
 
-    def _start_survey(self, task: Task) -> SurveyProcess:
-        return SurveyProcess(survey_command(self._host, gpus=task.has_gpus), self._host)
-
-    def _await_order(self, kind: type[OrderType], survey: SurveyProcess | None = None) -> OrderType | None:
+    def _await_order(self, kind: type[OrderType], survey: Command | None = None) -> OrderType | None:
         """An order of a kind; None if the supervisor wants none, or is gone. Meanwhile the survey is passed on."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
-            while not self._is_unwanted():
-                found = next((order for order in self._orders if isinstance(order, kind)), None)
-                if found is not None:
-                    return found
-                for _ in selector.select(POLL_S):
-                    self._read_orders(selector)
-                if survey is not None and (what := survey.poll()) is not None:
-                    survey = None
-                    self._say(NodeSurvey, survey=what)
+        while not self._is_unwanted():
+            found = next((order for order in self._orders if isinstance(order, kind)), None)
+            if found is not None:
+                return found
+            self._listen()
+            if survey is not None and (what := survey_from(survey, self._host)) is not None:
+                survey = None
+                self._say(NodeSurvey, survey=what)
         return None
+
+    def _listen(self) -> None:
+        """Read what there is to read, and wait for it no longer than `POLL_S`."""
+        for key, _ in self._selector.select(POLL_S):
+            key.data()
 
     def _serve(self, task: Task, place: GangNode, folder: Path) -> int:
         logs = LogRelay(folder / LOGS)
@@ -205,16 +195,12 @@ class NodeAgent:
         """Say what they are after ranks failed, here or elsewhere, unless somebody only wants his terminal back."""
         if was_ended and not any(isinstance(order, Stop) for order in self._orders):
             return  # nobody listens
-        look = SurveyProcess(post_mortem_command(self._host), self._host, POST_MORTEM_LIMIT_S)
-        with selectors.DefaultSelector() as selector:
-            if self._is_input_open:
-                selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
-            while not self._is_hurried:
-                if (found := look.poll()) is not None:
-                    self._say(NodeAfterFailure, survey=found)
-                    break
-                for _ in selector.select(POLL_S):
-                    self._read_orders(selector)
+        look = Command(survey_command(self._host, "--post-mortem"), POST_MORTEM_LIMIT_S)
+        while not self._is_hurried:
+            if (found := survey_from(look, self._host)) is not None:
+                self._say(NodeAfterFailure, survey=found)
+                break
+            self._listen()
         look.stop()
 
     @property
@@ -258,19 +244,14 @@ class NodeAgent:
     ) -> bool:
         """Until torchrun ends, or has to be ended. Returns whether it has to."""
         assert process.stdout is not None
+        output = process.stdout.fileno()
+        os.set_blocking(output, False)
+        self._selector.register(output, selectors.EVENT_READ, lambda: self._pass_on(output))
+        self._selector.register(records, selectors.EVENT_READ, lambda: self._pass_records_on(records))
         next_beat = next_logs = time.monotonic()
-        with selectors.DefaultSelector() as selector:
-            selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
-            selector.register(process.stdout, selectors.EVENT_READ)
-            selector.register(records, selectors.EVENT_READ)
+        try:
             while True:
-                for key, _ in selector.select(POLL_S):
-                    if key.fileobj is process.stdout:
-                        self._pass_on(process.stdout.fileno(), selector)
-                    elif key.fileobj == records:
-                        self._pass_records_on(records)
-                    else:
-                        self._read_orders(selector)
+                self._listen()
                 for news in ranks.news():
                     self._tell(news)
                 if time.monotonic() >= next_beat:
@@ -280,10 +261,17 @@ class NodeAgent:
                     next_logs = time.monotonic() + max(LOGS_EVERY_S, task.beat_s)
                     self._pass_logs_on(logs)
                 if process.poll() is not None:
-                    self._pass_on_rest(process.stdout.fileno())
+                    self._pass_on(output)
                     return False
                 if self._is_unwanted():
                     return True
+        finally:
+            self._forget(output)
+            self._forget(records)
+
+    def _forget(self, descriptor: int) -> None:
+        if descriptor in self._selector.get_map():
+            self._selector.unregister(descriptor)
 
     def _beat(self, ranks: LocalRanks) -> None:
         beats = ranks.beats()
@@ -294,11 +282,7 @@ class NodeAgent:
 
     def _pass_records_on(self, records: int) -> None:
         """Whole lines only: what is torn by the end of rank 0 is left out."""
-        data = [self._records]
-        with contextlib.suppress(BlockingIOError):
-            while piece := os.read(records, _READ_BYTES):
-                data.append(piece)
-        whole, newline, self._records = b"".join(data).rpartition(b"\n")
+        whole, newline, self._records = (self._records + _available(records)).rpartition(b"\n")
         if newline:
             self._say(FileBytes, file=RECORDS, data=whole + newline, offset=self._records_sent)
             self._records_sent += len(whole) + 1
@@ -313,11 +297,11 @@ class NodeAgent:
             return True
         return time.monotonic() - self._heard > SILENCE_S
 
-    def _read_orders(self, selector: selectors.BaseSelector) -> None:
+    def _read_orders(self) -> None:
         data = os.read(sys.stdin.fileno(), _READ_BYTES)
         if not data:
             self._is_input_open = False
-            selector.unregister(sys.stdin.fileno())
+            self._forget(sys.stdin.fileno())
             return
         self._heard = time.monotonic()
         *lines, self._half_line = (self._half_line + data).split(b"\n")
@@ -335,20 +319,11 @@ class NodeAgent:
             elif order is not None and not isinstance(order, Stay):
                 self._orders.append(order)
 
-    def _pass_on(self, output: int, selector: selectors.BaseSelector) -> None:
+    def _pass_on(self, output: int) -> None:
         """torchrun's own output goes to the launcher's log; its end is remembered."""
-        data = os.read(output, 65536)
+        data = _available(output)
         if not data:
-            selector.unregister(output)
-        self._remember(data)
-
-    def _pass_on_rest(self, output: int) -> None:
-        os.set_blocking(output, False)
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(output, 65536):
-                self._remember(data)
-
-    def _remember(self, data: bytes) -> None:
+            self._forget(output)
         with contextlib.suppress(OSError):
             os.write(sys.stderr.fileno(), data)
         self._output = (self._output + data)[-_OUTPUT_BYTES:]
@@ -365,10 +340,9 @@ class NodeAgent:
         """Of the ranks that failed; of all, if they were ended from outside and nobody knows which one failed."""
         speaking = range(task.ranks_per_node) if was_ended else sorted({one.local_rank for one in exits})
         for local_rank in speaking:
-            for text in last_words(rank_log(folder / LOGS / "gang", local_rank)):
-                self._say(Words, local_rank=local_rank, text=text)
-            for text in last_nccl_lines(nccl_logs[local_rank]):
-                self._say(NcclWords, local_rank=local_rank, text=text)
+            lines = last_words(rank_log(folder / LOGS / "gang", local_rank))
+            nccl = last_nccl_lines(nccl_logs[local_rank])
+            self._say(LastWords, local_rank=local_rank, lines=lines, nccl=nccl)
 
     def _say(self, kind: type[Heard], **fields: Any) -> None:
         self._tell(kind(node=self._node, host=self._host, **fields))
@@ -380,6 +354,15 @@ class NodeAgent:
             sys.stdout.buffer.flush()
         except OSError:  # nobody reads any more
             self._is_input_open = False
+
+
+def _available(descriptor: int) -> bytes:
+    """What can be read without waiting, of a descriptor that never waits."""
+    data = []
+    with contextlib.suppress(BlockingIOError):
+        while piece := os.read(descriptor, _READ_BYTES):
+            data.append(piece)
+    return b"".join(data)
 
 
 @contextlib.contextmanager

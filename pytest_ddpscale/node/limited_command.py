@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -12,85 +13,88 @@ from collections.abc import Sequence
 from pytest_ddpscale.util.orphans import die_with_parent
 
 _MOMENT_S = 0.5
-
-
-def started(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A process in a session of its own, so that all it starts can be ended with it; it ends with this one.
-
-    Args:
-        arguments: its command line.
-
-    Raises:
-        OSError: it could not be started.
-    """
-    return subprocess.Popen(
-        arguments,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=die_with_parent,
-    )
+_LEAST_WAIT_S = 0.01  # in less nothing would be read
 
 
 class Command:
-    """Starts a program at once.
+    """Starts a program at once, in a session of its own, so that all it starts can be ended with it; it ends with us.
 
     Args:
         arguments: its command line.
         limit_s: seconds that it may take.
 
     Attributes:
+        limit_s: as given.
+        problem: why it was not started; empty if it was.
         was_too_late: whether it was given up because it took longer.
-        signal: that ended it; 0 if none did.
+        code: its exit code, negative for a signal's number; None without one.
+        printed: what it printed.
+        errors: what it wrote to its standard error.
     """
 
     def __init__(self, arguments: Sequence[str], limit_s: float) -> None:
         self._name = arguments[0]
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self._ends_s = time.monotonic() + limit_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._problem = ""
+        self.problem = ""
         self.was_too_late = False
-        self.signal = 0
+        self.code: int | None = None
+        self.printed = self.errors = b""
         try:
-            self._process = started(arguments)
+            self._process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
         except OSError as error:
-            self._problem = f"{self._name} could not be started ({error.strerror or error})"
+            self.problem = f"could not be started ({error.strerror or error})"
+
+    def is_done(self, wait_s: float = _LEAST_WAIT_S) -> bool:
+        """Wait so long for its end, and see whether there is more to wait for. Once there is not, not to be asked."""
+        if self._process is None:
+            return True
+        left_s = self._ends_s - time.monotonic()
+        try:
+            self.printed, self.errors = self._process.communicate(timeout=max(_LEAST_WAIT_S, min(wait_s, left_s)))
+        except subprocess.TimeoutExpired as error:
+            if wait_s < left_s:
+                return False
+            self.errors, self.was_too_late = error.stderr or b"", True
+            self.stop()
+        else:
+            self.code = self._process.returncode
+        return True
 
     def output(self) -> tuple[str, str]:
         """Wait for its end. Returns what it printed, and what was wrong: one of them is empty, or both are."""
-        if self._process is None:
-            return "", self._problem
-        try:
-            output, errors = self._process.communicate(timeout=max(0.0, self._ends_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self.was_too_late = True
-            kill_session(self._process)
-            close_pipes(self._process)
-            return "", f"did not answer within {self._limit_s:g} s"
-        self.signal = max(0, -self._process.returncode)
-        if self._process.returncode != 0:
-            return "", last_line(errors) or f"ended with code {self._process.returncode}"
-        return output.decode("utf-8", errors="replace"), ""
+        self.is_done(math.inf)
+        if self.problem:
+            return "", f"{self._name} {self.problem}"
+        if self.was_too_late:
+            return "", f"did not answer within {self.limit_s:g} s"
+        if self.code != 0:
+            return "", last_line(self.errors) or f"ended with code {self.code}"
+        return self.printed.decode("utf-8", errors="replace"), ""
 
+    def stop(self) -> None:
+        """End it, if that is still to be done, with all that it started; nothing can be asked of it any more.
 
-def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads a session, with all that it started there.
-
-    It is hardly waited for: a process inside a driver or a file system that hangs goes when those let go of it.
-    """
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=_MOMENT_S)
-
-
-def close_pipes(process: subprocess.Popen[bytes]) -> None:
-    """Read no more of what a process prints."""
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
+        It is hardly waited for: a process inside a driver or a file system that hangs goes when those let go of it.
+        """
+        process = self._process
+        if process is None or process.stdout is None or process.stderr is None:
+            return
+        if process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_MOMENT_S)
+        process.stdout.close()
+        process.stderr.close()
 
 
 def last_line(output: bytes) -> str:

@@ -7,7 +7,7 @@ our lines from whatever else a site's scripts print.
 An agent says `Up`. Once all are, the supervisor says its `Task`, after which an agent may say its `NodeSurvey`,
 asks all for their `Clock`, has the first one look for a way to another (`Meet`), and says `Start`. Then agents say
 every few seconds `Beat` or one `RankSeen` per local rank, what ranks have measured and logged (`FileBytes`), and what
-happens: `Failed`, `Gone`, `Words`, `NcclWords`, `NodeAfterFailure` and finally `Exit`. The supervisor says `Stay` every
+happens: `Failed`, `Gone`, `LastWords`, `NodeAfterFailure` and finally `Exit`. The supervisor says `Stay` every
 few seconds, which arms are wanted after a round, and `Stop`.
 """
 
@@ -19,8 +19,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from pytest_ddpscale.node.task import Task
-from pytest_ddpscale.results.rank_folder import WantedArms
+from pytest_ddpscale.results.rank_folder import Assignment, WantedArms
+from pytest_ddpscale.results.rank_status import RankFailure, RankStatus
 from pytest_ddpscale.results.survey_record import Survey
 
 MARK = b"@ddpscale "
@@ -33,6 +33,32 @@ _MOST_JOINED_BYTES = 2**28
 # Seconds without a word after which either side takes the other for lost.
 SILENCE_S = 30.0
 STAY_EVERY_S = 2.0
+
+
+class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="say", tag="task"):
+    """What an agent is there for, said before ranks start. The same on all nodes: its own an agent knows already.
+
+    Attributes:
+        gang_id: by what the gang's processes are found.
+        nodes: how many there are.
+        ranks_per_node: ranks on each node, one per GPU.
+        assignment: what the ranks are to do.
+        environment: variables for the ranks, besides those that the agent was started with.
+        beat_s: seconds between two words on every rank.
+        survey: whether to say first what the node is.
+        has_gpus: whether that asks for GPUs.
+        post_mortem: whether to look at the GPUs once ranks have failed.
+    """
+
+    gang_id: str
+    nodes: int
+    ranks_per_node: int
+    assignment: Assignment
+    environment: dict[str, str] = {}
+    beat_s: float = 2.0
+    survey: bool = False
+    has_gpus: bool = True
+    post_mortem: bool = False
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="start"):
@@ -108,32 +134,18 @@ class Beat(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=
     """It lives, and no rank has begun."""
 
 
-class RankSeen(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="rank"):
+class RankSeen(RankStatus, frozen=True, kw_only=True, tag_field="say", tag="rank"):
     """One rank, as its node's agent sees it.
 
     Attributes:
-        local_rank: on that node.
-        rank: global rank; -1 before it joined the gang.
-        pid: of its process.
+        node: its node's index.
+        host: its node's name.
         state: the process's, as in /proc: ``T`` is stopped; empty once it is gone.
-        phase: what it was doing.
-        study: id of the study, or None.
-        arm: name of the arm, or None.
-        round: number of the round, or None.
-        entered: how many phases it had entered.
-        steps: training steps since it entered that phase.
     """
 
-    local_rank: int
-    rank: int = -1
-    pid: int = 0
+    node: int
+    host: str
     state: str = ""
-    phase: str = "start-up"
-    study: str | None = None
-    arm: str | None = None
-    round: int | None = None
-    entered: int = 0
-    steps: int = 0
 
     @property
     def name(self) -> str:
@@ -146,7 +158,7 @@ class RankSeen(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, 
         return self.entered, self.steps
 
 
-class Gone(RankSeen, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="gone"):
+class Gone(RankSeen, frozen=True, kw_only=True, tag="gone"):
     """A rank's process ended before its work did.
 
     Attributes:
@@ -156,29 +168,19 @@ class Gone(RankSeen, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=
     reported: bool = False
 
 
-class Failed(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="failed"):
-    """A rank's own report of its error: who, where and with what."""
+class Failed(RankFailure, frozen=True, kw_only=True, tag_field="say", tag="failed"):
+    """A rank's own report of its error, of the node with that index and name."""
+
+    node: int
+    host: str
+
+
+class LastWords(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="words"):
+    """The last lines that a rank wrote, and those of its NCCL."""
 
     local_rank: int
-    rank: int = -1
-    study: str | None = None
-    arm: str | None = None
-    round: int | None = None
-    phase: str = ""
-    type: str = ""
-    message: str = ""
-    unix_s: float = 0.0
-
-
-class Words(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="words"):
-    """A line of the last that a rank wrote."""
-
-    local_rank: int
-    text: str
-
-
-class NcclWords(Words, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="nccl"):
-    """A line of the last that its NCCL wrote."""
+    lines: tuple[str, ...] = ()
+    nccl: tuple[str, ...] = ()
 
 
 class NodeSurvey(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="survey"):
@@ -272,9 +274,8 @@ class Piece(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag
 
 RECORDS = "records"  # what rank 0 has measured, as `RecordSink` writes it
 News = (
-    Up | Beat | RankSeen | Gone | Failed | Words | NcclWords | NodeSurvey | NodeAfterFailure | Clock | Endpoint | Exit
-    | Piece
-)  # fmt: skip
+    Up | Beat | RankSeen | Gone | Failed | LastWords | NodeSurvey | NodeAfterFailure | Clock | Endpoint | Exit | Piece
+)
 Heard = News | FileBytes
 _ENCODER = msgspec.json.Encoder()
 _ORDERS: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 from pytest_ddpscale.node.protocol import MOST_TEXT, Failed, Gone, RankSeen
-from pytest_ddpscale.results.rank_status import FINISHED, RankStatus, read_failure, read_status
+from pytest_ddpscale.results.rank_status import FINISHED, RankFailure, RankStatus, read_failure, read_status
 
 # States of a process that has ended, in /proc/PID/stat (proc(5)).
 _ENDED = {"Z", "X", "x", ""}
@@ -42,10 +43,10 @@ class LocalRanks:
         """What happened since the last call: failures that ranks report, and ranks that are gone too early."""
         found: list[Failed | Gone] = []
         for local_rank in range(self._count):
-            report = read_failure(self._folder, local_rank)
-            if report is not None and local_rank not in self._failed:
+            failure = read_failure(self._folder, local_rank)
+            if failure is not None and local_rank not in self._failed:
                 self._failed.add(local_rank)
-                found.append(self._failure(local_rank, report))
+                found.append(self._failed_with(failure))
         for status in self._statuses():
             if status.local_rank not in self._gone and _is_gone(status):
                 self._gone.add(status.local_rank)
@@ -53,10 +54,10 @@ class LocalRanks:
                 found.append(Gone(**self._where, **asdict(status), reported=reported))
         return found
 
-    def _failure(self, local_rank: int, report: dict[str, Any]) -> Failed:
-        message = str(report["message"])
+    def _failed_with(self, failure: RankFailure) -> Failed:
+        message = failure.message
         short = message if len(message) <= MOST_TEXT else f"{message[: MOST_TEXT - 1]}…"
-        return Failed(**{**report, **self._where, "local_rank": local_rank, "message": short})
+        return Failed(**self._where, **{**asdict(failure), "message": short})
 
     def _statuses(self) -> list[RankStatus]:
         statuses = [read_status(self._folder, local_rank) for local_rank in range(self._count)]

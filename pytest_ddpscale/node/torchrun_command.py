@@ -76,9 +76,3 @@ def rank_exits(output: str) -> list[ProcessExit]:
 def ended_pids(output: str) -> list[int]:
     """The processes that torchrun says it ended itself, because another one failed."""
     return [int(pid) for pid in _ENDED.findall(output)]
-
-
-def rank_log(log_dir: Path, local_rank: int) -> Path | None:
-    """Where torchrun keeps what a rank wrote to its standard error; None if it has not begun to."""
-    found = sorted(log_dir.glob(f"*/attempt_*/{local_rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
-    return found[-1] if found else None

@@ -53,7 +53,7 @@ class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
 
 def leave_assignment(folder: Path, assignment: Assignment) -> None:
     """Tell the ranks what to do. Raises OSError."""
-    _replace(folder / _ASSIGNMENT, msgspec.json.encode(assignment))
+    replace_file(folder / _ASSIGNMENT, msgspec.json.encode(assignment))
 
 
 def read_assignment(folder: Path) -> Assignment:
@@ -63,7 +63,7 @@ def read_assignment(folder: Path) -> Assignment:
 
 def leave_wanted_arms(folder: Path, wanted: WantedArms) -> None:
     """Tell rank 0 whether a study goes on. Raises OSError."""
-    _replace(folder / _WANTED, msgspec.json.encode(wanted))
+    replace_file(folder / _WANTED, msgspec.json.encode(wanted))
 
 
 def read_wanted_arms(folder: Path) -> WantedArms | None:
@@ -126,7 +126,8 @@ def lines_by_file(data: bytes) -> dict[str, bytes]:
     return found
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file that readers see as it was or as it will be. Raises OSError."""
     temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_bytes(data)
     temporary.replace(path)

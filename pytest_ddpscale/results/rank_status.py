@@ -6,13 +6,14 @@ happened. Steps are counted in eight bytes of shared memory, which costs a train
 
 from __future__ import annotations
 
-import json
 import mmap
-import os
 import struct
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
+
+from pytest_ddpscale.results.rank_folder import replace_file
+from pytest_ddpscale.results.strict_json import Record
 
 # In the environment of ranks: the folder; without it nothing is told.
 STATUS_VARIABLE = "DDPSCALE_STATUS_DIR"
@@ -20,8 +21,7 @@ FINISHED = "finished"
 _COUNTER = struct.Struct("<Q")
 
 
-@dataclass(frozen=True)
-class RankStatus:
+class RankStatus(Record, frozen=True, kw_only=True):
     """What a rank last said of itself.
 
     Attributes:
@@ -32,15 +32,29 @@ class RankStatus:
         steps: training steps since it entered that phase: ranks that take part in more arms are not ahead by it.
     """
 
-    pid: int
-    rank: int
     local_rank: int
-    phase: str
+    rank: int = -1
+    pid: int = 0
+    phase: str = "start-up"
     study: str | None = None
     arm: str | None = None
     round: int | None = None
     entered: int = 0
     steps: int = 0
+
+
+class RankFailure(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """What a rank failed with: the error's type and message, and where it was, as `RankStatus` has it."""
+
+    local_rank: int
+    rank: int = -1
+    study: str | None = None
+    arm: str | None = None
+    round: int | None = None
+    phase: str = ""
+    type: str = ""
+    message: str = ""
+    unix_s: float = 0.0
 
 
 class StatusWriter:
@@ -61,41 +75,28 @@ class StatusWriter:
 
     def tell(self, status: RankStatus) -> None:
         """Replace what was said before. Steps are counted anew."""
-        _replace(self._path, asdict(status))
+        replace_file(self._path, msgspec.json.encode(status))
         self._steps = 0
         _COUNTER.pack_into(self._counter, 0, 0)
 
-    def tell_failure(self, report: dict[str, Any]) -> None:
+    def tell_failure(self, failure: RankFailure) -> None:
         """Leave word of what this rank failed with."""
-        _replace(self._error, report)
+        replace_file(self._error, msgspec.json.encode(failure))
 
 
 def read_status(folder: Path, local_rank: int) -> RankStatus | None:
     """What a rank last said; None if it has not yet."""
-    said = _read(folder / f"{local_rank}.json")
-    if said is None:
-        return None
     try:
+        said = msgspec.json.decode((folder / f"{local_rank}.json").read_bytes(), type=RankStatus)
         steps = _COUNTER.unpack((folder / f"{local_rank}.steps").read_bytes())[0]
-        return RankStatus(**{**said, "steps": steps})
-    except (OSError, struct.error, TypeError):
+    except (OSError, msgspec.MsgspecError, struct.error):
         return None
+    return msgspec.structs.replace(said, steps=steps)
 
 
-def read_failure(folder: Path, local_rank: int) -> dict[str, Any] | None:
+def read_failure(folder: Path, local_rank: int) -> RankFailure | None:
     """What a rank failed with; None if it did not say."""
-    return _read(folder / f"{local_rank}.error.json")
-
-
-def _replace(path: Path, data: dict[str, Any]) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(data), encoding="utf-8")
-    temporary.replace(path)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return msgspec.json.decode((folder / f"{local_rank}.error.json").read_bytes(), type=RankFailure)
+    except (OSError, msgspec.MsgspecError):
         return None
-    return data if isinstance(data, dict) else None

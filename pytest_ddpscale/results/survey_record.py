@@ -67,7 +67,7 @@ class SurveyedGpu(Record, frozen=True):
         ecc_uncorrected: likewise.
         retired_pages_pending: whether a page waits for a reset to be retired (before Ampere).
         remapped_rows: from Ampere on.
-        throttle_reasons: why its clocks are held down now, as `telemetry.throttle` names them:
+        throttle_reasons: why its clocks are held down now, as `telemetry.nvml_calls` names them:
             ``hw_thermal_slowdown`` …; also what is no fault, such as ``gpu_idle``.
         power_limit_w: as enforced.
         power_limit_default_w: as built.

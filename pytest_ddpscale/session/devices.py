@@ -60,8 +60,8 @@ def refuse_hanging_driver(limit_s: float = DRIVER_LIMIT_S) -> None:
     command = Command([sys.executable, "-m", "pytest_ddpscale.sku.detection"], limit_s)
     command.output()
     found = f"the NVIDIA driver did not answer within {limit_s:g} s" if command.was_too_late else ""
-    if command.signal:
-        found = f"signal {command.signal} ended a process that asked the NVIDIA driver"
+    if command.code is not None and command.code < 0:
+        found = f"signal {-command.code} ended a process that asked the NVIDIA driver"
     if found:
         raise SkuError(
             f"NVML on {platform.node()}", found, "a working driver",

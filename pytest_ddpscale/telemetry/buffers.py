@@ -55,14 +55,7 @@ KEPT = (
 
 
 class Buffer:
-    """Follows one GPU's samples of one reading.
-
-    Args:
-        kept: which.
-        handle: NVML's, of the GPU.
-        asker: of the GPU.
-        log: where the samples go.
-    """
+    """Takes one GPU's samples of one reading over into its log."""
 
     def __init__(self, kept: Kept, handle: Any, asker: NvmlCalls, log: GpuLog) -> None:
         self._kept, self._handle, self._asker = kept, handle, asker
@@ -71,16 +64,11 @@ class Buffer:
         # Apart from the reading itself, which the value of the moment may still give.
         self._buffer_name = f"{kept.reading} samples"
 
-    def update(self, now_unix_s: float, may_poll: bool) -> None:
-        """Take over what is new; if the driver keeps no samples, a value of now.
-
-        Args:
-            now_unix_s: seconds since the epoch.
-            may_poll: whether this is the time for values of the moment.
-        """
+    def update(self, now_unix_s: float) -> None:
+        """Take over what is new; if the driver keeps no samples, a value of now (seconds since the epoch)."""
         self._asker.ask(self._buffer_name, self._take_over)
         newest_s = self._samples.newest_s
-        if may_poll and (newest_s is None or newest_s < now_unix_s - SILENCE_S):
+        if newest_s is None or newest_s < now_unix_s - SILENCE_S:
             value = self._asker.ask(self._kept.reading, lambda: self._kept.now(self._handle))
             if value is not None and self._is_possible(value):
                 self._polled.append(now_unix_s, value * self._kept.scale)

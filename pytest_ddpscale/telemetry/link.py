@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any
 
 import msgspec
 
+from pytest_ddpscale.results.record_lines import line_of
+from pytest_ddpscale.results.strict_json import Record
 from pytest_ddpscale.results.telemetry_record import GpuReadings
 
 POLL_S = 1.0
 _GRACE_S = 1.0
+
+
+class Mark(Record, frozen=True, tag_field="ask", tag="mark"):
+    """Read energy and GPM at once: sent as a window begins, it makes the window's edge sharp. Has no answer."""
+
+
+class CutWindows(Record, frozen=True, tag_field="ask", tag="cut"):
+    """What were GPUs like in some windows? (UUID, begin, end) each, in seconds since the epoch."""
+
+    windows: tuple[tuple[str, float, float], ...]
+
+
+class CutReadings(Record, frozen=True):
+    """The answer: of each window, after a poll of now."""
+
+    devices: tuple[GpuReadings, ...]
 
 
 class Sampler:
@@ -40,12 +55,11 @@ class Sampler:
         self._owes_answer = False
         self._rest = b""
         self._process: subprocess.Popen[bytes] | None = None
-        command = [sys.executable, "-m", "pytest_ddpscale.telemetry", "--uuids", ",".join(uuids)]
+        command = [sys.executable, "-m", "pytest_ddpscale.telemetry", ",".join(uuids), str(poll_s)]
         try:
             self._process = subprocess.Popen(
-                [*command, "--poll-s", str(poll_s)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment,
-            )  # fmt: skip
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment
+            )
         except OSError as error:
             self.problem = f"the sampler did not start: {error}"
 
@@ -57,9 +71,9 @@ class Sampler:
     def mark(self) -> None:
         """Tell that a window begins: running totals are read now, which makes its edge sharp. Waits for nothing."""
         if not self._owes_answer:  # a sampler that is late is not given more to do
-            self._send({"ask": "mark"})
+            self._send(Mark())
 
-    def cut(self, windows: Sequence[tuple[str, float, float]], timeout_s: float = 5.0) -> list[GpuReadings]:
+    def cut(self, windows: Sequence[tuple[str, float, float]], timeout_s: float = 5.0) -> tuple[GpuReadings, ...]:
         """What the GPUs were like in some windows of time.
 
         Args:
@@ -72,21 +86,18 @@ class Sampler:
         """
         deadline_s = time.monotonic() + timeout_s
         if self._owes_answer and self._receive(time.monotonic()) is None:
-            return []
-        if not self._send({"ask": "cut", "windows": [list(window) for window in windows]}):
-            return []
+            return ()
+        if not self._send(CutWindows(tuple(windows))):
+            return ()
         self._owes_answer = True
-        answer = self._receive(deadline_s)
-        if answer is None:
-            return []
+        line = self._receive(deadline_s)
+        if line is None:
+            return ()
         try:
-            devices = msgspec.convert(answer.get("devices"), list[GpuReadings])
+            devices = msgspec.json.decode(line, type=CutReadings).devices
         except ValueError as error:
-            self.problem = f"the sampler answered {str(answer)[:200]} ({error})"
-            return []
-        if len(devices) != len(windows):
-            self.problem = f"the sampler answered {str(answer)[:200]}; expected {len(windows)} devices"
-            return []
+            self.problem = f"the sampler answered {line[:200]!r} ({error})"
+            return ()
         self.problem = ""
         return devices
 
@@ -106,40 +117,19 @@ class Sampler:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=_GRACE_S)
 
-    def __enter__(self) -> Sampler:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _send(self, message: dict[str, Any]) -> bool:
+    def _send(self, message: Mark | CutWindows) -> bool:
         """Whether it could be sent."""
         if self._process is None or self._process.stdin is None:
             return False
         try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.write(line_of(message))
         except (OSError, ValueError) as error:
             self.problem = self._words_on_end(error)
             return False
         return True
 
-    def _receive(self, deadline_s: float) -> dict[str, Any] | None:
-        """The answer that is owed; None, and `problem` says why, if it does not come in time or makes no sense."""
-        line = self._line(deadline_s)
-        if line is None:
-            return None
-        self._owes_answer = False
-        with contextlib.suppress(ValueError):
-            answer = json.loads(line)
-            if isinstance(answer, dict):
-                return answer
-        self.problem = f"the sampler wrote {line[:200]!r}; expected JSON"
-        return None
-
-    def _line(self, deadline_s: float) -> bytes | None:
-        """The next line of the sampler; None, and `problem` says why, if there is none in time."""
+    def _receive(self, deadline_s: float) -> bytes | None:
+        """The answer that is owed; None, and `problem` says why, if it does not come in time."""
         if self._process is None or self._process.stdout is None:
             return None
         file = self._process.stdout.fileno()
@@ -155,6 +145,7 @@ class Sampler:
                 return None
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
+        self._owes_answer = False
         return line
 
     def _words_on_end(self, error: Exception | None) -> str:

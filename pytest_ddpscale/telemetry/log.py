@@ -2,10 +2,96 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from pytest_ddpscale.telemetry.timed_values import Intervals, TimedValues
+# A window is cut right after it ends and lasts seconds; this is for whoever asks late.
+KEEP_S = 900.0
+# The fastest buffer that is known has a sample every 20 ms: 16 bytes each, less than 1 MB a series.
+MOST_SAMPLES = 50_000
+
+
+class TimedValues:
+    """Values with their times, in ascending order; the oldest are dropped.
+
+    Args:
+        keep_s: how far it reaches back from its newest value, in seconds.
+        most: how many values it holds.
+    """
+
+    def __init__(self, keep_s: float = KEEP_S, most: int = MOST_SAMPLES) -> None:
+        self._keep_s, self._most = keep_s, most
+        self._times, self._values = array("d"), array("d")
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    @property
+    def newest_s(self) -> float | None:
+        """Time of the newest value; None without one."""
+        return self._times[-1] if self._times else None
+
+    def append(self, time_s: float, value: float) -> None:
+        """Add a value, unless there is one of that time or later."""
+        if self._times and time_s <= self._times[-1]:
+            return
+        self._times.append(time_s)
+        self._values.append(value)
+        # A tenth more than is kept, so that dropping, which moves all that stay, is rare.
+        if len(self._times) > 1.1 * self._most or self._times[0] < time_s - 1.1 * self._keep_s:
+            count = max(len(self._times) - self._most, bisect_left(self._times, time_s - self._keep_s))
+            del self._times[:count]
+            del self._values[:count]
+
+    def items(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
+        """(time, value) of start < time <= end: a sample describes the period that ends at its time."""
+        first, after = bisect_right(self._times, start_s), bisect_right(self._times, end_s)
+        return list(zip(self._times[first:after], self._values[first:after], strict=True))
+
+    def within(self, start_s: float, end_s: float) -> list[float]:
+        """The values of `items`."""
+        return [value for _, value in self.items(start_s, end_s)]
+
+    def at(self, time_s: float) -> float | None:
+        """The value at a time, in a straight line between its neighbours; None before the first and after the last."""
+        after = bisect_left(self._times, time_s)
+        if after == len(self._times) or (after == 0 and self._times[0] != time_s):
+            return None
+        if self._times[after] == time_s:
+            return self._values[after]
+        share = (time_s - self._times[after - 1]) / (self._times[after] - self._times[after - 1])
+        return self._values[after - 1] + share * (self._values[after] - self._values[after - 1])
+
+    def around(self, start_s: float, end_s: float) -> list[float] | None:
+        """All values from the last one at or before the start to the first at or after the end.
+
+        None if the series does not reach that far: then what happened in the window is not known.
+        """
+        before, after = bisect_right(self._times, start_s) - 1, bisect_left(self._times, end_s)
+        if before < 0 or after == len(self._times):
+            return None
+        return list(self._values[before : after + 1])
+
+
+class Intervals:
+    """Values that each describe the stretch of time between two moments; the oldest are dropped."""
+
+    def __init__(self, keep_s: float = KEEP_S) -> None:
+        self._keep_s = keep_s
+        self._items: deque[tuple[float, float, float]] = deque()
+
+    def append(self, begin_s: float, end_s: float, value: float) -> None:
+        """Add the value of a stretch that is later than all before."""
+        self._items.append((begin_s, end_s, value))
+        while self._items[0][1] < end_s - self._keep_s:
+            self._items.popleft()
+
+    def within(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
+        """(seconds of it in the window, value) of each stretch that lies in the window with at least half of itself."""
+        overlaps = [(min(end, end_s) - max(begin, start_s), end - begin, value) for begin, end, value in self._items]
+        return [(overlap, value) for overlap, length, value in overlaps if overlap > 0 and overlap >= length / 2]
 
 
 @dataclass
@@ -18,7 +104,7 @@ class GpuLog:
         buffered: samples that the driver kept.
         polled: values of the moment of a poll.
         counters: running totals since the driver was loaded.
-        intervals: means between two polls.
+        sm_activity: means between two polls.
         polls: times of the polls.
         limits: what hardly changes: the newest value.
         reasons: reading → why it is not there.
@@ -32,7 +118,7 @@ class GpuLog:
     buffered: dict[str, TimedValues] = field(default_factory=lambda: defaultdict(TimedValues))
     polled: dict[str, TimedValues] = field(default_factory=lambda: defaultdict(TimedValues))
     counters: dict[str, TimedValues] = field(default_factory=lambda: defaultdict(TimedValues))
-    intervals: dict[str, Intervals] = field(default_factory=lambda: defaultdict(Intervals))
+    sm_activity: Intervals = field(default_factory=Intervals)
     polls: TimedValues = field(default_factory=TimedValues)
     limits: dict[str, float] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)

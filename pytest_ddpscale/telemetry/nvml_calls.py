@@ -1,4 +1,4 @@
-"""Asking a driver that may not know the answer, may have lost the GPU, or may be dying."""
+"""Asking a driver that may not know the answer, may have lost the GPU, or may be dying; and what it means."""
 
 from __future__ import annotations
 
@@ -18,6 +18,21 @@ _FOR_GOOD = frozenset(
         pynvml.NVML_ERROR_NO_PERMISSION,
     ]
 )
+# nvml.h, nvmlClocksEventReasons*; the names are nvidia-smi's (`clocks_event_reasons.hw_slowdown` …).
+# Idling, clocks that somebody set, and the power cap at full load are no faults: whoever judges decides.
+REASONS: dict[int, str] = {
+    0x001: "gpu_idle",
+    0x002: "applications_clocks_setting",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal_slowdown",
+    0x040: "hw_thermal_slowdown",
+    0x080: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+    0x200: "board_limit",
+    0x400: "reliability",
+}
 # Until the GPU, or its node, is reset. Any other error may be the driver's.
 _LOST = frozenset([pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED])
 
@@ -68,3 +83,27 @@ def words(error: Exception) -> str:
     if isinstance(error, AttributeError) and error.obj is pynvml:
         return f"the installed nvidia-ml-py has no {error.name}; install nvidia-ml-py>=12.560"
     return f"{type(error).__name__}: {error}"
+
+
+def reasons_of(bits: int) -> tuple[str, ...]:
+    """Names of the reasons in NVML's bit mask, lowest bit first; ``unknown_0x…`` for bits that have none here."""
+    named = tuple(name for bit, name in REASONS.items() if bits & bit)
+    left = bits & ~sum(REASONS)
+    return (*named, f"unknown_{left:#x}") if left else named
+
+
+def pci_address(uuid: str) -> str:
+    """``0000:17:00.0``, as the kernel writes it. By UUID: NVML's indices are not CUDA's.
+
+    Raises:
+        LookupError: NVML does not say.
+    """
+    try:
+        pynvml.nvmlInit()
+        try:
+            pci = pynvml.nvmlDeviceGetPciInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise LookupError(words(error)) from error
+    return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"

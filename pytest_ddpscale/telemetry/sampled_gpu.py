@@ -84,7 +84,9 @@ class SampledGpu:
     def _read_totals(self, *, is_edge: bool) -> None:
         self._read_gpm(time.time(), is_edge)
         for reading, ask in (_CONSUMPTION if is_edge else {**_CONSUMPTION, **_ERRORS}).items():
-            self._keep_total(reading, time.time(), self._ask(reading, ask))
+            now_s, total = time.time(), self._ask(reading, ask)
+            if total is not None:
+                self.log.counters[reading].append(now_s, total)
 
     def poll(self) -> None:
         """Read everything, the driver's samples included."""
@@ -93,7 +95,7 @@ class SampledGpu:
         self._read_totals(is_edge=False)
         now_s = time.time()
         for buffer in self._buffers:
-            buffer.update(now_s, may_poll=True)
+            buffer.update(now_s)
         for reading, ask in _STATES.items():
             value = self._ask(reading, ask)
             if value is not None:
@@ -107,16 +109,10 @@ class SampledGpu:
     def _ask(self, reading: str, ask: Reading) -> float | None:
         return self._asker.ask(reading, lambda: ask(self._handle))
 
-    def _keep_total(self, reading: str, now_s: float, total: float | None) -> None:
-        if total is not None:
-            self.log.counters[reading].append(now_s, total)
-
     def _read_gpm(self, now_s: float, is_edge: bool) -> None:
         if self._gpm is None:
-            self._gpm = self._asker.ask("gpm", lambda: Gpm(self._handle, self._asker))
+            self._gpm = self._asker.ask("sm_activity", lambda: Gpm(self._handle))
         gpm = self._gpm
-        found = None if gpm is None else self._asker.ask("gpm", lambda: gpm.read(now_s, is_edge))
-        if found is not None:
-            since_s, means = found
-            for reading, mean in means.items():
-                self.log.intervals[reading].append(since_s, now_s, mean)
+        found = None if gpm is None else self._asker.ask("sm_activity", lambda: gpm.read(now_s, is_edge))
+        if found is not None and found[1] is not None:
+            self.log.sm_activity.append(found[0], now_s, found[1])

@@ -8,17 +8,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from pytest_ddpscale.results.telemetry_record import GpuReadings, Spread
 from pytest_ddpscale.telemetry.log import GpuLog
-from pytest_ddpscale.telemetry.throttle import reasons_of
+from pytest_ddpscale.telemetry.nvml_calls import reasons_of
 
 _SAMPLED = ("utilization", "power_w", "sm_clock_mhz")
 _LOWEST = ("pcie_generation", "pcie_width")
 _ERRORS = ("ecc_corrected", "ecc_uncorrected")
-# By what names `GpuLog.reasons` knows what a reading is taken from, if not by its own; the first that it has counts.
-_BEHIND = {
-    **{reading: (f"{reading} samples",) for reading in _SAMPLED},
-    "sm_activity": ("gpm",),
-}
 # Idle power is looked for where nothing ran for this long before, as power samples lag by up to a second …
 SETTLED_S = 2.0
 # … and after: a sample of the utilization describes up to a second.
@@ -28,13 +24,7 @@ MOST_GAP_S = 1.5
 
 
 class Cut:
-    """One window of one GPU.
-
-    Args:
-        log: of the GPU.
-        start_s: the window's begin, seconds since the epoch.
-        end_s: its end.
-    """
+    """One window of one GPU, in seconds since the epoch."""
 
     def __init__(self, log: GpuLog, start_s: float, end_s: float) -> None:
         self._log, self._start_s, self._end_s = log, start_s, end_s
@@ -42,21 +32,21 @@ class Cut:
         self._sources: dict[str, str] = {}
         self._unreadable: dict[str, str] = {}
 
-    def as_json(self) -> dict[str, Any]:
-        """The fields of `results.telemetry_record.GpuReadings`."""
+    def readings(self) -> GpuReadings:
+        """What is known of it."""
         if self._log.problem:
             self._unreadable["device"] = self._log.problem
         else:
             self._cut()
-        return {
-            "started_unix_s": self._start_s,
-            "ended_unix_s": self._end_s,
-            "polls": len(self._log.polls.within(self._start_s, self._end_s)),
-            "lost": min(self._log.lost.values(), default=""),
+        return GpuReadings(
+            started_unix_s=self._start_s,
+            ended_unix_s=self._end_s,
+            polls=len(self._log.polls.within(self._start_s, self._end_s)),
+            lost=min(self._log.lost.values(), default=""),
+            sources=self._sources,
+            unreadable=self._unreadable,
             **self._found,
-            "sources": self._sources,
-            "unreadable": self._unreadable,
-        }
+        )
 
     def _cut(self) -> None:
         for reading in _SAMPLED:
@@ -68,7 +58,7 @@ class Cut:
             self._keep(reading, int(min(values)) if values else None, "poll")
         for reading in _ERRORS:
             self._keep(reading, self._new(reading), "counter")
-        activity = self._log.intervals["sm_activity"].within(self._start_s, self._end_s)
+        activity = self._log.sm_activity.within(self._start_s, self._end_s)
         self._keep("sm_activity", weighted_spread(activity), "gpm")
         for reading in ("power_limit_w", "sm_clock_max_mhz"):
             self._keep(reading, self._log.limits.get(reading), "poll")
@@ -83,8 +73,9 @@ class Cut:
         if value is not None:
             self._sources[reading] = source
             return
-        names = [name for name in (reading, *_BEHIND.get(reading, ())) if name in self._log.reasons]
-        self._unreadable[reading] = self._log.reasons[names[0]] if names else "nothing was read in the window"
+        reasons = self._log.reasons
+        behind = reasons.get(f"{reading} samples", "nothing was read in the window")
+        self._unreadable[reading] = reasons.get(reading, behind)
 
     def _polled(self, reading: str) -> list[float]:
         return self._log.polled[reading].within(self._start_s, self._end_s)
@@ -111,22 +102,22 @@ class Cut:
         self._keep("energy_j", energy_j, source)
 
 
-def cut(log: GpuLog, start_s: float, end_s: float) -> dict[str, Any]:
-    """The readings of one GPU in start < time <= end, as JSON types.
+def cut(log: GpuLog, start_s: float, end_s: float) -> GpuReadings:
+    """The readings of one GPU in start < time <= end.
 
     The first window of a GPU also settles its idle power, which is looked for before it.
     """
     if not log.is_idle_power_known:
         log.idle_power_w, log.is_idle_power_known = idle_power_w(log, start_s), True
-    return Cut(log, start_s, end_s).as_json()
+    return Cut(log, start_s, end_s).readings()
 
 
-def spread(values: Sequence[float]) -> dict[str, float] | None:
+def spread(values: Sequence[float]) -> Spread | None:
     """Mean, minimum, maximum and number of samples; None without one."""
     return weighted_spread([(1.0, value) for value in values])
 
 
-def weighted_spread(items: Sequence[tuple[float, float]]) -> dict[str, float] | None:
+def weighted_spread(items: Sequence[tuple[float, float]]) -> Spread | None:
     """The same of (weight, value), the mean by the weights."""
     if not items:
         return None
@@ -134,7 +125,7 @@ def weighted_spread(items: Sequence[tuple[float, float]]) -> dict[str, float] | 
     low, high = min(values), max(values)
     mean = math.fsum(weight * value for weight, value in items) / math.fsum(weight for weight, _ in items)
     # Rounding may carry the mean of equal values past them.
-    return {"mean": min(max(mean, low), high), "minimum": low, "maximum": high, "samples": len(values)}
+    return Spread(mean=min(max(mean, low), high), minimum=low, maximum=high, samples=len(values))
 
 
 def shares_of_reasons(masks: Sequence[float]) -> dict[str, float] | None:

@@ -26,7 +26,7 @@ import torchvision  # noqa: E402
 from pytest_ddpscale import __version__  # noqa: E402
 from pytest_ddpscale.plan.study import Plan  # noqa: E402
 from pytest_ddpscale.results.rank_folder import LOGS, RecordSink, read_assignment  # noqa: E402
-from pytest_ddpscale.results.rank_status import FINISHED, STATUS_VARIABLE  # noqa: E402
+from pytest_ddpscale.results.rank_status import FINISHED, STATUS_VARIABLE, RankFailure  # noqa: E402
 from pytest_ddpscale.results.records import WhoIAm  # noqa: E402
 from pytest_ddpscale.results.strict_json import parse_strict_json, read_as  # noqa: E402
 from pytest_ddpscale.util.masking import masked_environment, masked_text  # noqa: E402
@@ -129,19 +129,18 @@ def run(folder: Path, progress: RankProgress) -> None:
 
 def report_failure(error: BaseException, progress: RankProgress) -> None:
     """Tell the node's agent who failed, where and with what: a killed log may not say."""
-    rank = progress.rank if progress.rank >= 0 else rank_of(os.environ)
-    report = {
-        "rank": rank,
-        "host": host_name(),
-        "study": progress.study,
-        "arm": progress.arm,
-        "round": progress.round,
-        "phase": progress.phase,
-        "type": type(error).__name__,
-        "message": masked_text(str(error)),
-        "unix_s": time.time(),
-    }
-    progress.tell_failure(report)
+    failure = RankFailure(
+        local_rank=progress.local_rank,
+        rank=progress.rank if progress.rank >= 0 else rank_of(os.environ),
+        study=progress.study,
+        arm=progress.arm,
+        round=progress.round,
+        phase=progress.phase,
+        type=type(error).__name__,
+        message=masked_text(str(error)),
+        unix_s=time.time(),
+    )
+    progress.tell_failure(failure)
 
 
 def main() -> int:

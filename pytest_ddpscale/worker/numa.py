@@ -12,7 +12,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_ddpscale.telemetry.pci import pci_address
+from pytest_ddpscale.telemetry.nvml_calls import pci_address
 
 _SYSFS = Path("/sys")
 _TASKS = Path("/proc/self/task")

@@ -6,15 +6,15 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from pytest_ddpscale.results.rank_status import STATUS_VARIABLE, RankStatus, StatusWriter
+from pytest_ddpscale.results.rank_status import STATUS_VARIABLE, RankFailure, RankStatus, StatusWriter
 
 
 class RankProgress:
     """Kept up to date by the gang. Setting `phase` publishes it, so it is set last.
 
     Attributes:
+        local_rank: on its node.
         rank: global rank; -1 before the gang is joined.
         study: id of the study.
         arm: name of the arm.
@@ -31,7 +31,7 @@ class RankProgress:
         self.arm: str | None = None
         self.round: int | None = None
         self._writer = writer
-        self._local_rank = local_rank
+        self.local_rank = local_rank
         self._entered = 0
         self.phase = "start-up"
 
@@ -46,8 +46,9 @@ class RankProgress:
         self._entered += 1
         if self._writer is not None:
             status = RankStatus(
-                os.getpid(), self.rank, self._local_rank, phase, self.study, self.arm, self.round, self._entered
-            )
+                pid=os.getpid(), rank=self.rank, local_rank=self.local_rank, phase=phase, study=self.study,
+                arm=self.arm, round=self.round, entered=self._entered,
+            )  # fmt: skip
             with contextlib.suppress(OSError):  # a full /dev/shm costs the word, not the measurement
                 self._writer.tell(status)
 
@@ -56,11 +57,11 @@ class RankProgress:
         if self._writer is not None:
             self._writer.count_step()
 
-    def tell_failure(self, report: dict[str, Any]) -> None:
+    def tell_failure(self, failure: RankFailure) -> None:
         """Leave a report with the agent, if there is one."""
         if self._writer is not None:
             with contextlib.suppress(OSError):  # as above; it is in the log too
-                self._writer.tell_failure(report)
+                self._writer.tell_failure(failure)
 
 
 def rank_progress_of(environ: Mapping[str, str]) -> RankProgress:

@@ -14,7 +14,7 @@ from pytest_ddpscale.launch.launcher import AgentProcess, Launch, Launcher
 from pytest_ddpscale.launch.slurm import SlurmLauncher
 from pytest_ddpscale.launch.torchrun import TorchrunLauncher
 from pytest_ddpscale.node.protocol import News as Message
-from pytest_ddpscale.node.task import Task
+from pytest_ddpscale.node.protocol import Task
 from pytest_ddpscale.results.rank_folder import Assignment
 from pytest_ddpscale.settings import Settings, settings_from
 

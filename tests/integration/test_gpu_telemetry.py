@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 
@@ -46,7 +47,7 @@ def steady(gpu: TorchGpu) -> Telemetry:
     command = [sys.executable, "-c", _BUSY, str(SETTLED_S + WINDOW_S + 3)]
     uuid = gpu.uuid  # bare, as torch has it
     with (
-        Sampler([uuid], environment=gpu_environment()) as sampler,
+        closing(Sampler([uuid], environment=gpu_environment())) as sampler,
         subprocess.Popen(command, env=gpu_environment(), stdout=subprocess.PIPE, text=True) as process,
     ):
         try:

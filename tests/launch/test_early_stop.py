@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpscale.launch.early_stop import wanted_arms
+from pytest_ddpscale.launch.supervisor import wanted_arms
 from pytest_ddpscale.results.rank_folder import WantedArms
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import RoundEnd, StudyEnd, StudyStart, WarmUp

@@ -399,7 +399,7 @@ def test_last_words_that_come_after_the_end_was_decided_count(run: Run) -> None:
     source = """serve()
 rank(1); say("gone", local_rank=1, rank=1, steps=3, **{**RANK, "state": ""}, reported=False)
 assert order()["say"] == "stop"
-say("words", local_rank=1, text="Killed by nobody knows whom")
+say("words", local_rank=1, lines=["Killed by nobody knows whom"])
 say("exit", code=1, exits=[[1, -9, 1, True]], oom_kills=1)"""
     assert run(source).why == (
         "rank 1 on n1 was killed by SIGKILL in timed block (study weak/r, arm ddp@2, round 3): the kernel ended it for "

@@ -47,8 +47,8 @@ class TestKilled:
 
     def test_its_last_lines_are_quoted(self, one: News) -> None:
         one.gone(1)
-        one.say("words", 0, local_rank=1, text="E1121 19:37:51.123000 4711 a/api.py:874] double free")
-        one.say("words", 0, local_rank=0, text="of the other rank")
+        one.say("words", 0, local_rank=1, lines=["E1121 19:37:51.123000 4711 a/api.py:874] double free"])
+        one.say("words", 0, local_rank=0, lines=["of the other rank"])
         one.exit(0, [1, -6, 101, True])
         assert describe(one.roll, 1, []).endswith(f"SIGABRT in {PLACE}; its last lines:\n  double free")
 
@@ -185,7 +185,7 @@ class TestStandstill:
     def test_one_rank_that_is_behind_is_named_with_its_last_lines(self, two: News) -> None:
         for rank in range(4):
             two.rank(rank, steps=2 if rank == 1 else 3, state="R")
-        two.say("words", 0, local_rank=1, text="Current thread 0x1 (most recent call first):")
+        two.say("words", 0, local_rank=1, lines=["Current thread 0x1 (most recent call first):"])
         assert describe_standstill(two.roll) == (
             f"rank 1 on n1, computing, is furthest behind of 4 ranks, in {PLACE}; its last lines:\n"
             "  Current thread 0x1 (most recent call first):"
@@ -234,9 +234,8 @@ class TestNccl:
 
     def test_its_last_lines_follow_a_ranks_own_error(self, two: News) -> None:
         two.failed(3, "DistBackendError", "NCCL error: unhandled system error")
-        two.say("nccl", 1, local_rank=0, text="of another rank")
-        for number in range(20):
-            two.say("nccl", 1, local_rank=1, text=f"n2:1:1 [1] NCCL WARN {number}")
+        two.say("words", 1, local_rank=0, nccl=["of another rank"])
+        two.say("words", 1, local_rank=1, nccl=[f"n2:1:1 [1] NCCL WARN {number}" for number in range(20)])
         two.exit(1, [1, 1, 103, True])
         message, _, lines = describe(two.roll, 1, []).partition("\nlast lines of its NCCL:\n")
         assert message == f"rank 3 on n2 failed in {PLACE}: DistBackendError: NCCL error: unhandled system error"
@@ -245,8 +244,7 @@ class TestNccl:
     def test_and_the_words_of_one_that_was_killed_or_stands_still(self, one: News) -> None:
         one.rank(0, entered=13)
         one.rank(1)
-        one.say("words", 0, local_rank=1, text="watchdog")
-        one.say("nccl", 0, local_rank=1, text="n1:1:1 [1] NCCL WARN timed out")
+        one.say("words", 0, local_rank=1, lines=["watchdog"], nccl=["n1:1:1 [1] NCCL WARN timed out"])
         quoted = "; its last lines:\n  watchdog\nlast lines of its NCCL:\n  n1:1:1 [1] NCCL WARN timed out"
         assert describe_standstill(one.roll).endswith(quoted)
         one.gone(1)

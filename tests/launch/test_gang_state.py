@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from pytest_ddpscale.launch.gang_failure import describe, describe_standstill
-from pytest_ddpscale.launch.gang_state import GangState
+from pytest_ddpscale.launch.gang_state import GangState, clock_skew
 from pytest_ddpscale.node.protocol import MARK, decode_news
+from pytest_ddpscale.results.survey_record import ClockSkew, Survey, surveys_of
 from tests.builders.launches import News
 
 
@@ -86,7 +88,7 @@ def test_a_node_is_silent_after_its_time_unless_it_said_goodbye(news: News) -> N
 VALUES = st.none() | st.booleans() | st.integers(-2, 3) | st.text(max_size=3) | st.lists(st.integers(0, 3), max_size=4)
 NAMES = st.sampled_from(
     ["node", "host", "local_rank", "rank", "pid", "state", "phase", "entered", "steps", "exits", "code", "endpoint",
-     "version", "reported", "oom_kills", "ended_pids", "text", "study", "round", "type", "message"]
+     "version", "reported", "oom_kills", "ended_pids", "lines", "study", "round", "type", "message"]
 )  # fmt: skip
 MESSAGES = st.builds(
     lambda word, fields, node: {"node": node, "host": "n", **fields, "say": word},
@@ -106,3 +108,37 @@ def test_whatever_is_said_a_gangs_end_can_be_told(messages: list[dict[str, Any]]
     assert describe_standstill(roll)
     assert set(roll.silent_hosts(1e9, 1.0)) <= {node.host for node in roll.nodes.values()}
     assert isinstance(roll.has_trouble, bool)
+
+
+def test_each_node_is_known_once_it_has_said_so(news: News) -> None:
+    first, second = (Survey(host, 1.0, cores=3) for host in ("n1", "n2"))
+    news.say("survey", 1, survey=to_builtins(second))
+    news.say("survey", 0, survey=to_builtins(first))
+    news.say("survey", 0, survey=to_builtins(second))  # said again
+    assert surveys_of(news.roll.surveyed(0.0)) == {"n1": first, "n2": second}
+
+
+def test_a_node_that_sent_none_has_one_that_says_so(news: News) -> None:
+    record, _ = news.roll.surveyed(0.0)
+    assert (record.host, record.problem, record.clock) == ("n1", "its agent sent no survey in time", None)
+
+
+def test_a_survey_says_how_far_the_clock_is_ahead(news: News) -> None:
+    news.roll.clocks = {0: (1000.25, 1000.5), 1: (998.0, 1000.5)}
+    first, second = news.roll.surveyed(1000.0)
+    assert (first.clock, second.clock) == (ClockSkew(-0.25, 0.25), ClockSkew(-2.5, -2.0))
+
+
+TIME = st.floats(0, 1e6)
+
+
+@given(skew_s=st.floats(-1e6, 1e6), asked_s=TIME, there_s=TIME, back_s=TIME)
+def test_the_true_skew_lies_between_the_bounds(skew_s: float, asked_s: float, there_s: float, back_s: float) -> None:
+    found = clock_skew(asked_s, asked_s + there_s + skew_s, asked_s + there_s + back_s)
+    assert found is not None
+    assert found.earliest_skew_s - 1e-6 <= skew_s <= found.latest_skew_s + 1e-6
+    assert found.latest_skew_s - found.earliest_skew_s == pytest.approx(there_s + back_s, abs=1e-6)
+
+
+def test_a_supervisors_clock_that_went_back_tells_nothing() -> None:
+    assert clock_skew(1000.0, 1000.0, 999.0) is None

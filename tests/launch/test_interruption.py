@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.launch.interruption import interrupted_by_termination
+from pytest_ddpscale.launch.supervisor import interrupted_by_termination
 
 NUMBERS = (signal.SIGTERM, signal.SIGHUP)
 

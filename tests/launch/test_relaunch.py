@@ -19,8 +19,7 @@ from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.slurm import SlurmLauncher
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.node.protocol import SILENCE_S, Failed
-from pytest_ddpscale.node.task import Task
+from pytest_ddpscale.node.protocol import SILENCE_S, Failed, Task
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.record_lines import AnyRecord, line_of

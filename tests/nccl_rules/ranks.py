@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torchvision.models._api import register_model
 
-from pytest_ddpscale.node.ports import reserved_port
+from pytest_ddpscale.node.addresses import reserved_port
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.results.rank_folder import Assignment, leave_assignment, lines_by_file
 from pytest_ddpscale.results.run_directory import RunDirectory

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import selectors
 import signal
 import socket
 import subprocess
@@ -237,7 +236,7 @@ class TestUnwanted:
             (tmp_path / "word").write_bytes(encode_order(word))
             with (tmp_path / "word").open("rb") as file, monkeypatch.context() as patched:
                 patched.setattr(sys, "stdin", file)
-                agent._read_orders(selectors.DefaultSelector())
+                agent._read_orders()
             assert agent._is_unwanted() is unwanted
 
 

@@ -7,14 +7,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_ddpscale.node.protocol import Failed, Gone, RankSeen
 from pytest_ddpscale.node.ranks import LocalRanks, oom_kills, process_state
-from pytest_ddpscale.results.rank_status import FINISHED, RankStatus, StatusWriter
+from pytest_ddpscale.results.rank_status import FINISHED, RankFailure, RankStatus, StatusWriter
 
 
 @pytest.fixture
@@ -58,7 +58,10 @@ def test_the_kernels_count_of_processes_ended_for_lack_of_memory_is_a_number() -
 
 
 def status(pid: int, local_rank: int = 0) -> RankStatus:
-    return RankStatus(pid, 4 + local_rank, local_rank, "timed block", "weak/r", "ddp@2", 3, 12)
+    return RankStatus(
+        pid=pid, rank=4 + local_rank, local_rank=local_rank, phase="timed block", study="weak/r", arm="ddp@2", round=3,
+        entered=12,
+    )  # fmt: skip
 
 
 def test_a_rank_that_lives_has_a_beat_with_its_state_and_steps(tmp_path: Path) -> None:
@@ -92,7 +95,7 @@ def test_a_rank_that_is_gone_is_told_once_with_where_it_was(tmp_path: Path, proc
 def test_a_failure_is_told_before_the_end_of_its_process(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     ranks, writer = LocalRanks(tmp_path, 1, 1, "n2"), StatusWriter(tmp_path, 0)
     writer.tell(status(process.pid))
-    writer.tell_failure({"rank": 4, "type": "ValueError", "message": "x" * 5000})
+    writer.tell_failure(RankFailure(local_rank=0, rank=4, type="ValueError", message="x" * 5000))
     process.kill()
     process.wait()
     failed, gone = ranks.news()

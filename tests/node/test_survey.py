@@ -16,9 +16,9 @@ import pytest
 from msgspec import structs
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.node import survey_process as survey_process_module
+from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.node.survey import free_bytes, infiniband_ports, with_visibility
-from pytest_ddpscale.node.survey_process import SurveyProcess, post_mortem_command, survey_command
+from pytest_ddpscale.node.survey_process import LIMIT_S, survey_command, survey_from
 from pytest_ddpscale.results.record_lines import line_of
 from pytest_ddpscale.results.survey_record import InfiniBandPort, Survey, SurveyedGpu, read_survey
 from tests.node.fake_torch import CUDA_BUILD, write_torch
@@ -45,7 +45,7 @@ def node(machine: PlayedMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def survey(*, gpus: bool = True) -> Survey:
     """Of this node, as its agent has it made."""
-    command = survey_command("n7", gpus=gpus)
+    command = survey_command("n7", *([] if gpus else ["--no-gpu"]))
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     [line] = done.stdout.splitlines()
     return read_survey(line.encode())
@@ -72,7 +72,7 @@ def test_a_node_with_eight_gpus(node: PlayedMachine, monkeypatch: pytest.MonkeyP
 
 def test_after_ranks_have_failed_only_the_driver_is_asked(node: PlayedMachine) -> None:
     node.play(node_of(A100, 2, gpu1=replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST})))
-    found = outcome(SurveyProcess(post_mortem_command("n7"), "n7"))
+    found = outcome(Command(survey_command("n7", "--post-mortem"), LIMIT_S))
     assert (found.host, found.problem, found.torch_problem, found.free_bytes, found.arch_list) == ("n7", "", "", {}, ())
     assert [(gpu.uuid, gpu.local_rank, gpu.problem) for gpu in found.gpus] == [
         (uuid_of(0), 0, ""), ("", 1, "GPU is lost"),
@@ -82,7 +82,7 @@ def test_after_ranks_have_failed_only_the_driver_is_asked(node: PlayedMachine) -
 
 def test_a_driver_that_hangs_after_ranks_have_failed_is_not_waited_for(node: PlayedMachine) -> None:
     node.play(node_of(A100, 2, gpu1=replace(A100, failures={"nvmlDeviceGetName": HANG})))
-    found = outcome(SurveyProcess(post_mortem_command("n7"), "n7", limit_s=1.5))
+    found = outcome(Command(survey_command("n7", "--post-mortem"), 1.5))
     assert found.problem.endswith("it said last: about to ask the NVIDIA driver for GPU 1")
 
 
@@ -101,10 +101,10 @@ def test_a_driver_that_does_not_work_leaves_the_rest_of_the_survey(node: PlayedM
     assert set(found.free_bytes) == {"shared_memory", "temporary"}
 
 
-def outcome(process: SurveyProcess) -> Survey:
+def outcome(command: Command) -> Survey:
     """What comes of it."""
     deadline_s = time.monotonic() + 30
-    while (found := process.poll()) is None:
+    while (found := survey_from(command, "n7")) is None:
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
     return found
@@ -113,7 +113,7 @@ def outcome(process: SurveyProcess) -> Survey:
 class TestProcess:
     def test_a_driver_that_hangs_is_named_and_left_behind(self, node: PlayedMachine) -> None:
         node.play([A100], {"nvmlInit": HANG})
-        process = SurveyProcess(survey_command("n7", gpus=True), "n7", limit_s=1.5)
+        process = Command(survey_command("n7"), 1.5)
         found = outcome(process)
         assert (found.host, found.has_driver, found.versions) == ("n7", False, {})
         assert found.problem == ("the survey was not done within 1.5 s; it said last: about to ask the NVIDIA driver")
@@ -122,16 +122,17 @@ class TestProcess:
 
     def test_it_is_not_waited_for_even_if_it_cannot_be_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As inside a driver."""
-        left: list[Any] = []
-        monkeypatch.setattr(survey_process_module, "kill_session", left.append)
-        process = SurveyProcess([sys.executable, "-S", "-c", "import time; time.sleep(60)"], "n7", limit_s=0.1)
+        monkeypatch.setattr(os, "killpg", lambda pid, number: None)
+        process = Command([sys.executable, "-S", "-c", "import time; time.sleep(60)"], 0.1)
         begun_s = time.monotonic()
         assert outcome(process).problem.startswith("the survey was not done within 0.1 s")
         process.stop()
         assert time.monotonic() - begun_s < 10
-        assert left[0].poll() is None
-        left[0].kill()
-        left[0].wait()
+        left = process._process
+        assert left is not None
+        assert left.poll() is None
+        left.kill()
+        left.wait()
 
     @pytest.mark.parametrize(
         ("source", "problem"),
@@ -144,17 +145,17 @@ class TestProcess:
         ],
     )  # fmt: skip
     def test_one_that_prints_no_survey_is_told(self, source: str, problem: str) -> None:
-        found = outcome(SurveyProcess([sys.executable, "-S", "-c", source], "n7"))
+        found = outcome(Command([sys.executable, "-S", "-c", source], LIMIT_S))
         assert (found.host, found.problem[: len(problem)]) == ("n7", problem)
 
     def test_one_that_is_longer_than_a_pipe_holds_comes_in_whole(self) -> None:
         whole = Survey("n7", 1.0, topology="x" * 300_000)
         short = line_of(Survey("n7", 1.0, topology="x")).decode().strip()
         source = f"print('a site says hello'); print({short!r}.replace('\"x\"', '\"' + 'x' * 300_000 + '\"'))"
-        assert outcome(SurveyProcess([sys.executable, "-S", "-c", source], "n7")) == whole
+        assert outcome(Command([sys.executable, "-S", "-c", source], LIMIT_S)) == whole
 
     def test_a_program_that_is_not_there(self) -> None:
-        found = outcome(SurveyProcess(["/no/such/python"], "n7"))
+        found = outcome(Command(["/no/such/python"], LIMIT_S))
         assert found.problem == "the survey could not be started (No such file or directory)"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from pytest_ddpscale.node.torchrun_command import (
     ended_pids,
     interfaces,
     rank_exits,
-    rank_log,
     torchrun_command,
 )
 
@@ -95,14 +93,3 @@ def test_ranks_that_torchrun_ended_itself_are_told_apart() -> None:
 @pytest.mark.parametrize("output", ["", "Killed", SUMMARY[:200], "rank : 1 (local_rank: x)"])
 def test_output_that_says_nothing_of_failures(output: str) -> None:
     assert rank_exits(output) == []
-
-
-def test_a_ranks_log_is_that_of_the_last_attempt(tmp_path: Path) -> None:
-    assert rank_log(tmp_path, 1) is None
-    for age, name in enumerate(("none_b", "none_a")):
-        folder = tmp_path / name / "attempt_0" / "1"
-        folder.mkdir(parents=True)
-        (folder / "stderr.log").touch()
-        os.utime(folder / "stderr.log", (1000 + age, 1000 + age))
-    assert rank_log(tmp_path, 1) == tmp_path / "none_a" / "attempt_0" / "1" / "stderr.log"
-    assert rank_log(tmp_path, 0) is None

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
-from dataclasses import asdict, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from pytest_ddpscale.results.rank_status import RankStatus, StatusWriter, read_failure, read_status
+from pytest_ddpscale.results.rank_status import RankFailure, RankStatus, StatusWriter, read_failure, read_status
 
-STATUS = RankStatus(4711, 5, 1, "timed block", "weak/r", "ddp@2", 3, 12)
+STATUS = RankStatus(
+    pid=4711, rank=5, local_rank=1, phase="timed block", study="weak/r", arm="ddp@2", round=3, entered=12
+)
 NAME = st.text(max_size=20)
 STATUSES = st.builds(
     RankStatus,
@@ -53,9 +55,9 @@ def test_ranks_do_not_meet_and_nothing_else_is_left_in_the_folder(tmp_path: Path
     for local_rank in (0, 1):
         writer = StatusWriter(tmp_path, local_rank)
         writer.tell(replace(STATUS, local_rank=local_rank))
-        writer.tell_failure({"rank": local_rank})
+        writer.tell_failure(RankFailure(local_rank=local_rank))
     assert [read_status(tmp_path, n) for n in (0, 1)] == [replace(STATUS, local_rank=n) for n in (0, 1)]
-    assert [read_failure(tmp_path, n) for n in (0, 1)] == [{"rank": 0}, {"rank": 1}]
+    assert [read_failure(tmp_path, n) for n in (0, 1)] == [RankFailure(local_rank=n) for n in (0, 1)]
     names = {f"{n}{ending}" for n in (0, 1) for ending in (".json", ".steps", ".error.json")}
     assert {path.name for path in tmp_path.iterdir()} == names
 
@@ -67,7 +69,7 @@ def test_a_rank_that_has_said_nothing(tmp_path: Path) -> None:
     assert read_failure(tmp_path, 0) is None
 
 
-@given(st.integers(0, len(json.dumps(asdict(STATUS))) - 1))
+@given(st.integers(0, len(msgspec.json.encode(STATUS)) - 1))
 def test_a_torn_file_says_nothing(cut: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         StatusWriter(Path(name), 1).tell(STATUS)

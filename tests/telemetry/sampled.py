@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from msgspec import structs
@@ -15,12 +16,13 @@ from tests.nvml_stand_in.machine import PlayedMachine, uuid_of
 GENEROUS_S = 30.0
 
 
-def sampler_on(machine: PlayedMachine, uuids: Sequence[str] = (uuid_of(0),), poll_s: float = 0.2) -> Sampler:
+@contextmanager
+def sampler_on(machine: PlayedMachine, uuids: Sequence[str] = (uuid_of(0),), poll_s: float = 0.2) -> Iterator[Sampler]:
     """A sampler that has polled once."""
-    sampler = Sampler(uuids, poll_s, machine.environment())
-    now = time.time()
-    assert sampler.cut([(uuids[0], now - 1, now)], GENEROUS_S), sampler.problem
-    return sampler
+    with closing(Sampler(uuids, poll_s, machine.environment())) as sampler:
+        now = time.time()
+        assert sampler.cut([(uuids[0], now - 1, now)], GENEROUS_S), sampler.problem
+        yield sampler
 
 
 def cut(sampler: Sampler, windows: Sequence[tuple[str, float, float]]) -> list[Telemetry]:

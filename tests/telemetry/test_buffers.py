@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def sampler(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFacto
     )
     # NVML does not heed the variable: whoever went by its indices would mix up the GPUs.
     environment = machine.environment(CUDA_VISIBLE_DEVICES="3,2,1,0")
-    with Sampler([*map(uuid_of, range(4)), NOWHERE], 60, environment) as running:
+    with closing(Sampler([*map(uuid_of, range(4)), NOWHERE], 60, environment)) as running:
         yield running
 
 

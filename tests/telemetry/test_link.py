@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 
@@ -54,7 +55,7 @@ def test_what_is_not_sampled_and_no_driver_are_answered_by_the_reason(machine: P
     assert "DriverNotLoaded" in known.unreadable["device"]
     assert unknown.unreadable == {"device": "not one of the sampled GPUs"}
     assert not is_running(pid)
-    assert sampler.cut([(uuid_of(0), now - 1, now)]) == []
+    assert sampler.cut([(uuid_of(0), now - 1, now)]) == ()
     assert "closed" in sampler.problem
 
 
@@ -64,12 +65,12 @@ def test_a_driver_that_hangs_is_waited_for_once(machine: PlayedMachine) -> None:
     with sampler_on(machine) as sampler:
         machine.play([HANGING])
         began = time.monotonic()
-        assert sampler.cut([(uuid_of(0), now - 1, now)], timeout_s=0.3) == []
+        assert sampler.cut([(uuid_of(0), now - 1, now)], timeout_s=0.3) == ()
         assert 0.25 < time.monotonic() - began < 2
         assert "in time" in sampler.problem
         began = time.monotonic()
         sampler.mark()
-        assert sampler.cut([(uuid_of(0), now - 1, now)], timeout_s=30) == []
+        assert sampler.cut([(uuid_of(0), now - 1, now)], timeout_s=30) == ()
         assert time.monotonic() - began < 1
         pid = pid_of(sampler)
     assert ends_within(pid, 5)
@@ -81,7 +82,7 @@ def test_an_answer_that_was_late_is_not_taken_for_the_next(machine: PlayedMachin
     with sampler_on(machine) as sampler:
         pid = pid_of(sampler)
         os.kill(pid, signal.SIGSTOP)
-        assert sampler.cut([(uuid_of(0), now - 1, now)], timeout_s=0.1) == []
+        assert sampler.cut([(uuid_of(0), now - 1, now)], timeout_s=0.1) == ()
         os.kill(pid, signal.SIGCONT)
         deadline_s = time.monotonic() + 10
         found = sampler.cut([(uuid_of(0), now - 2, now)])
@@ -97,17 +98,17 @@ def test_a_sampler_that_was_killed_answers_nothing_and_says_so(machine: PlayedMa
         os.kill(pid_of(sampler), signal.SIGKILL)
         assert ends_within(pid_of(sampler), 5)
         for _ in range(2):
-            assert sampler.cut([(uuid_of(0), 1, 2)]) == []
+            assert sampler.cut([(uuid_of(0), 1, 2)]) == ()
             sampler.mark()
             assert "ended with exit code -9" in sampler.problem
 
 
 def test_a_sampler_that_cannot_start_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with Sampler([uuid_of(0)]) as sampler:
+    with closing(Sampler([uuid_of(0)])) as sampler:
         assert "did not start" in sampler.problem
         sampler.mark()
-        assert sampler.cut([(uuid_of(0), 1, 2)]) == []
+        assert sampler.cut([(uuid_of(0), 1, 2)]) == ()
         assert "did not start" in sampler.problem
 
 
@@ -117,7 +118,7 @@ def test_a_sampler_in_a_driver_that_hangs_ends_with_its_parent(machine: PlayedMa
 import sys, time
 from pytest_ddpscale.telemetry.link import Sampler
 sampler = Sampler([sys.argv[1]])
-assert sampler.cut([(sys.argv[1], 1, 2)], timeout_s=1.5) == []
+assert sampler.cut([(sys.argv[1], 1, 2)], timeout_s=1.5) == ()
 assert "in time" in sampler.problem, sampler.problem
 foreign = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
 assert not foreign & {"pynvml", "torch"}, foreign

@@ -40,7 +40,7 @@ def unread():
     gpu.poll()
     end_s = time.time()
     gpu.poll()
-    return {**surveyed.unreadable, **cut(gpu.log, start_s, end_s)["unreadable"]}
+    return {**surveyed.unreadable, **cut(gpu.log, start_s, end_s).unreadable}
 
 found = {"": unread()}
 for name in missing:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.results.telemetry_record import GpuReadings
-from pytest_ddpscale.telemetry.log import GpuLog
-from pytest_ddpscale.telemetry.timed_values import TimedValues
+from pytest_ddpscale.telemetry.log import GpuLog, TimedValues
 from pytest_ddpscale.telemetry.windows import cut, integral, shares_of_reasons, weighted_spread
 
 
@@ -20,12 +15,8 @@ def fill(series: TimedValues, *items: tuple[float, float]) -> None:
         series.append(time_s, value)
 
 
-def record_of(cut_: dict[str, Any]) -> GpuReadings:
-    return msgspec.convert(cut_, GpuReadings)
-
-
 def test_nothing_read_is_a_record_of_nothing_with_reasons() -> None:
-    telemetry = record_of(cut(GpuLog("GPU-a"), 10, 12))
+    telemetry = cut(GpuLog("GPU-a"), 10, 12)
     assert (telemetry.utilization, telemetry.energy_j, telemetry.throttle_reasons) == (None, None, None)
     assert telemetry.ecc_uncorrected is None
     assert {telemetry.unreadable[name] for name in ("utilization", "energy_j", "sm_activity", "ecc_corrected")} == {
@@ -35,13 +26,15 @@ def test_nothing_read_is_a_record_of_nothing_with_reasons() -> None:
 
 
 def test_a_gpu_that_does_not_answer_says_why() -> None:
-    telemetry = record_of(cut(GpuLog("GPU-a", problem="GPU is lost"), 10, 12))
+    telemetry = cut(GpuLog("GPU-a", problem="GPU is lost"), 10, 12)
     assert telemetry.unreadable == {"device": "GPU is lost"}
 
 
 def test_the_drivers_reason_is_given() -> None:
-    log = GpuLog("GPU-a", reasons={"energy_j": "Not Supported", "utilization samples": "Unknown Error", "gpm": "Old"})
-    unreadable = cut(log, 10, 12)["unreadable"]
+    log = GpuLog(
+        "GPU-a", reasons={"energy_j": "Not Supported", "utilization samples": "Unknown Error", "sm_activity": "Old"}
+    )
+    unreadable = cut(log, 10, 12).unreadable
     assert unreadable["energy_j"] == "Not Supported"
     assert unreadable["utilization"] == "Unknown Error"
     assert unreadable["sm_activity"] == "Old"
@@ -51,7 +44,7 @@ def test_the_drivers_samples_go_before_polled_values() -> None:
     log = GpuLog("GPU-a")
     fill(log.buffered["utilization"], (10, 0.1), (11, 0.5), (12, 0.7))
     fill(log.polled["utilization"], (11.5, 0.0))
-    telemetry = record_of(cut(log, 10, 12))
+    telemetry = cut(log, 10, 12)
     assert telemetry.utilization is not None
     assert telemetry.utilization.mean == pytest.approx(0.6)
     assert (telemetry.utilization.minimum, telemetry.utilization.maximum, telemetry.utilization.samples) == (
@@ -60,10 +53,10 @@ def test_the_drivers_samples_go_before_polled_values() -> None:
         2,
     )
     assert telemetry.sources["utilization"] == "buffer"
-    later = record_of(cut(log, 12, 13))
+    later = cut(log, 12, 13)
     assert later.utilization is None
     fill(log.polled["utilization"], (12.5, 0.25))
-    polled = record_of(cut(log, 12, 13))
+    polled = cut(log, 12, 13)
     assert polled.utilization is not None
     assert (polled.utilization.mean, polled.sources["utilization"]) == (0.25, "poll")
 
@@ -72,7 +65,7 @@ def test_energy_is_the_counters_growth_in_the_window() -> None:
     log = GpuLog("GPU-a")
     fill(log.counters["energy_j"], (9, 1000), (11, 1200), (13, 2200))
     fill(log.buffered["power_w"], (10, 1), (11, 1), (12, 1))
-    telemetry = record_of(cut(log, 10, 12))
+    telemetry = cut(log, 10, 12)
     assert telemetry.energy_j == pytest.approx(100 + 500)
     assert telemetry.sources["energy_j"] == "counter"
 
@@ -80,7 +73,7 @@ def test_energy_is_the_counters_growth_in_the_window() -> None:
 def test_without_a_counter_energy_is_the_integral_of_power() -> None:
     log = GpuLog("GPU-a")
     fill(log.buffered["power_w"], (10, 999), (10.5, 100), (11.5, 200), (12.1, 999))
-    telemetry = record_of(cut(log, 10, 12))
+    telemetry = cut(log, 10, 12)
     assert telemetry.energy_j == pytest.approx(0.5 * 100 + 1.5 * 200)
     assert telemetry.sources["energy_j"] == "power"
 
@@ -91,22 +84,22 @@ def test_a_counter_that_does_not_span_the_window_says_nothing(totals: list[tuple
     log = GpuLog("GPU-a")
     for reading in ("energy_j", "ecc_uncorrected"):
         fill(log.counters[reading], *totals)
-    telemetry = record_of(cut(log, 10, 12))
+    telemetry = cut(log, 10, 12)
     assert (telemetry.energy_j, telemetry.ecc_uncorrected) == (None, None)
 
 
 def test_errors_of_the_polls_around_the_window_count() -> None:
     log = GpuLog("GPU-a")
     fill(log.counters["ecc_corrected"], (8, 3), (9, 4), (11, 4), (13, 6), (14, 9))
-    assert cut(log, 10, 12)["ecc_corrected"] == 2
-    assert cut(log, 9, 11)["ecc_corrected"] == 0
+    assert cut(log, 10, 12).ecc_corrected == 2
+    assert cut(log, 9, 11).ecc_corrected == 0
 
 
 def test_gpm_means_weigh_as_long_as_they_last() -> None:
     log = GpuLog("GPU-a")
     for begin, end, value in [(9.9, 10.0, 0.0), (10.0, 11.5, 0.8), (11.5, 12.5, 0.4)]:
-        log.intervals["sm_activity"].append(begin, end, value)
-    telemetry = record_of(cut(log, 10, 12))
+        log.sm_activity.append(begin, end, value)
+    telemetry = cut(log, 10, 12)
     assert telemetry.sm_activity is not None
     assert telemetry.sm_activity.mean == pytest.approx((1.5 * 0.8 + 0.5 * 0.4) / 2)
 
@@ -115,7 +108,7 @@ def test_the_link_is_as_bad_as_it_was_seen() -> None:
     log = GpuLog("GPU-a")
     fill(log.polled["pcie_width"], (10, 4), (11, 16), (12, 8))
     fill(log.polled["pcie_generation"], (11, 5), (12, 5))
-    telemetry = record_of(cut(log, 10, 12))
+    telemetry = cut(log, 10, 12)
     assert (telemetry.pcie_width, telemetry.pcie_generation) == (8, 5)
 
 
@@ -139,8 +132,8 @@ def idle_until_10() -> GpuLog:
 
 def test_idle_power_is_that_before_the_first_window() -> None:
     log = idle_until_10()
-    assert cut(log, 14, 15)["idle_power_w"] == 60
-    assert cut(log, 2, 3)["idle_power_w"] == 60  # settled by the first window
+    assert cut(log, 14, 15).idle_power_w == 60
+    assert cut(log, 2, 3).idle_power_w == 60  # settled by the first window
 
 
 def test_a_gpu_never_seen_idle_has_no_idle_power() -> None:
@@ -148,22 +141,22 @@ def test_a_gpu_never_seen_idle_has_no_idle_power() -> None:
     log.buffered["utilization"] = TimedValues()
     fill(log.buffered["utilization"], *((t / 2, 0.01) for t in range(40)))
     found = cut(log, 14, 15)
-    assert found["idle_power_w"] is None
-    assert "idle" in found["unreadable"]["idle_power_w"]
+    assert found.idle_power_w is None
+    assert "idle" in found.unreadable["idle_power_w"]
 
 
 def test_power_beside_work_is_not_idle_power() -> None:
     log = GpuLog("GPU-a")
     fill(log.buffered["utilization"], *((float(t), 0.0) for t in range(1, 6)), (6.0, 1.0), (7.0, 0.0), (8.0, 0.0))
     fill(log.buffered["power_w"], (4.0, 60.0), (5.5, 300.0), (7.5, 310.0))
-    assert cut(log, 8.5, 9)["idle_power_w"] == 60
+    assert cut(log, 8.5, 9).idle_power_w == 60
 
 
 @given(st.lists(st.floats(0, 1e9, allow_nan=False), min_size=1, max_size=50))
 def test_a_mean_never_leaves_its_samples(values: list[float]) -> None:
     found = weighted_spread([(0.1, value) for value in values])
     assert found is not None
-    assert found["minimum"] <= found["mean"] <= found["maximum"]
+    assert found.minimum <= found.mean <= found.maximum
 
 
 @given(st.lists(st.floats(0.001, 0.999), min_size=1, max_size=30, unique=True), st.floats(1, 1e4))

@@ -44,16 +44,16 @@ class ToldSampler(Sampler):
     def mark(self) -> None:
         self.marks += 1
 
-    def cut(self, windows: Sequence[Window], timeout_s: float = 5.0) -> list[GpuReadings]:
+    def cut(self, windows: Sequence[Window], timeout_s: float = 5.0) -> tuple[GpuReadings, ...]:
         self.asked.append(list(windows))
         half = Spread(0.5, 0.5, 0.5, 3)
-        return [] if self.is_dead else [
+        return () if self.is_dead else tuple(
             GpuReadings(
                 started_unix_s=begin, ended_unix_s=end, polls=3, utilization=half,
                 energy_j=float(uuid.removeprefix("GPU-")),
             )
             for uuid, begin, end in windows
-        ]  # fmt: skip
+        )  # fmt: skip
 
     def close(self) -> None:
         self.is_closed = True

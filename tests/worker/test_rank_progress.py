@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.results.rank_status import RankStatus, read_failure, read_status
+from pytest_ddpscale.results.rank_status import RankFailure, RankStatus, read_failure, read_status
 from pytest_ddpscale.worker.host_name import host_name
 from pytest_ddpscale.worker.rank_progress import RankProgress, rank_progress_of
 
@@ -18,7 +18,7 @@ def here(tmp_path: Path) -> RankProgress:
 
 
 def test_start_up_is_told_at_once(here: RankProgress, tmp_path: Path) -> None:
-    assert read_status(tmp_path, 1) == RankStatus(os.getpid(), -1, 1, "start-up", entered=1)
+    assert read_status(tmp_path, 1) == RankStatus(pid=os.getpid(), local_rank=1, entered=1)
 
 
 def test_a_new_phase_is_told_with_all_that_was_set_before(here: RankProgress, tmp_path: Path) -> None:
@@ -26,7 +26,10 @@ def test_a_new_phase_is_told_with_all_that_was_set_before(here: RankProgress, tm
     here.phase = "timed block"
     here.count_step()
     here.count_step()
-    found = RankStatus(os.getpid(), 5, 1, "timed block", "weak/r", "ddp@2", 3, entered=2, steps=2)
+    found = RankStatus(
+        pid=os.getpid(), rank=5, local_rank=1, phase="timed block", study="weak/r", arm="ddp@2", round=3, entered=2,
+        steps=2,
+    )  # fmt: skip
     assert read_status(tmp_path, 1) == found
 
 
@@ -39,8 +42,9 @@ def test_the_same_phase_again_is_seen_to_be_another(here: RankProgress, tmp_path
 
 
 def test_a_failure_is_left_with_the_agent(here: RankProgress, tmp_path: Path) -> None:
-    here.tell_failure({"rank": 5, "type": "ValueError"})
-    assert read_failure(tmp_path, 1) == {"rank": 5, "type": "ValueError"}
+    failure = RankFailure(local_rank=1, rank=5, type="ValueError")
+    here.tell_failure(failure)
+    assert read_failure(tmp_path, 1) == failure
 
 
 @pytest.mark.parametrize("environ", [{}, {"DDPSCALE_STATUS_DIR": "", "LOCAL_RANK": "3"}])
@@ -49,14 +53,14 @@ def test_without_an_agent_nothing_is_told(environ: dict[str, str]) -> None:
     here.phase = "warm-up"
     here.count_step()
     assert here.phase == "warm-up"
-    here.tell_failure({"rank": 0})
+    here.tell_failure(RankFailure(local_rank=1))
 
 
 def test_a_folder_that_cannot_be_written_from_the_start_costs_the_word_only(tmp_path: Path) -> None:
     here = rank_progress_of({"DDPSCALE_STATUS_DIR": str(tmp_path / "missing"), "LOCAL_RANK": "1"})
     here.phase = "warm-up"
     here.count_step()
-    here.tell_failure({"rank": 0})
+    here.tell_failure(RankFailure(local_rank=1))
 
 
 def test_nor_does_one_that_is_gone_later(tmp_path: Path) -> None:
@@ -68,7 +72,7 @@ def test_nor_does_one_that_is_gone_later(tmp_path: Path) -> None:
     folder.rmdir()
     here.phase = "warm-up"
     here.count_step()
-    here.tell_failure({"rank": 0})
+    here.tell_failure(RankFailure(local_rank=1))
 
 
 def test_the_node_is_named_as_its_agent_does(monkeypatch: pytest.MonkeyPatch) -> None:

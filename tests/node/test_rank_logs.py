@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.node.log_tail import last_words
+from pytest_ddpscale.node.rank_logs import last_words, rank_log
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_the_stack_that_a_rank_leaves_when_it_is_ended_and_what_came_before(log:
     words = last_words(log)
     assert words[:4] == [f"before {n}" for n in range(2, 6)]
     assert words[4].startswith("Current thread 0x")
-    assert "test_log_tail.py" in words[5]
+    assert "test_rank_logs.py" in words[5]
     assert "test_the_stack_that_a_rank_leaves" in words[5]
     assert len(words) == 15
 
@@ -63,3 +63,12 @@ def test_a_rank_that_said_nothing(log: Path, exists: bool) -> None:
         log.touch()
     assert last_words(log) == []
     assert last_words(None) == []
+
+
+def test_a_ranks_log_is_where_torchrun_keeps_it(tmp_path: Path) -> None:
+    assert rank_log(tmp_path, 1) is None
+    folder = tmp_path / "none_a" / "attempt_0" / "1"
+    folder.mkdir(parents=True)
+    (folder / "stderr.log").touch()
+    assert rank_log(tmp_path, 1) == folder / "stderr.log"
+    assert rank_log(tmp_path, 0) is None

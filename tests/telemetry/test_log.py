@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpscale.telemetry.timed_values import Intervals, TimedValues
+from pytest_ddpscale.telemetry.log import Intervals, TimedValues
 
 
 def series(*items: tuple[float, float]) -> TimedValues:
