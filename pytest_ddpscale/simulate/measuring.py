@@ -76,7 +76,7 @@ class SimulatedRun:
         yield RoundEnd(study=study.id, round=number, arms=tuple(arm.name for arm in timed))
 
     def _block(self, study: Study, arm: Arm, when: Moment) -> Block | None:
-        turn = study.turn(self.plan.seed, when.round)
+        turn = study.turn(self.plan.seed, when.round) if arm.world_size == 1 else 0
         groups = _groups(self.plan.layout, arm.world_size, arm.placement, turn)
         sound, faults, is_ddp = self._step_time(study, arm), self.faults, arm.kind == "ddp"
         own_s = sound.computation_s * faults.drift(when)
@@ -133,11 +133,11 @@ class SimulatedRun:
         noise, normal = self.performance.noise, self.chance.standard_normal
         jitter = noise.step_sd * normal((*groups.shape, steps))
         slowest_s = (computed_s[..., None] * (1 + jitter)).max(axis=1)
-        nodes = len(np.unique(groups[0] // self.plan.layout.ranks_per_node))
+        nodes = len(set((groups[0] // self.plan.layout.ranks_per_node).tolist()))
         exposed_s, shares = np.empty_like(slowest_s), self.link_share(groups)
-        for share in np.unique(shares):
+        for share in set(shares.tolist()):
             slow = shares == share
-            exposed = self.performance.exposed_s(study.workload, arm.world_size, nodes, slowest_s[slow], float(share))
+            exposed = self.performance.exposed_s(study.workload, arm.world_size, nodes, slowest_s[slow], share)
             exposed_s[slow] = exposed
         slowest_s = (slowest_s + exposed_s) * np.exp(noise.round_sd * normal((len(groups), 1)))
         step_s: FloatArray = slowest_s[:, None, :] * (1 + noise.rank_sd * normal((*groups.shape, 1)))

@@ -6,6 +6,8 @@ import platform
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 from pytest_ddpscale import __version__
 from pytest_ddpscale.plan.device_name import is_named
 from pytest_ddpscale.plan.layout import Layout
@@ -131,28 +133,28 @@ def transports(study_id: str, expectation: NodeExpectation, layout: Layout) -> G
 
 def telemetry_of_block(block: Block | ProbeBlock, expectation: NodeExpectation, faults: Faults) -> TelemetryBlock:
     """What the GPUs say of themselves while a block is timed."""
-    ranks, count = block.ranks, len(block.ranks)
-    started = each(block.started_unix_s, count)
-    lasted = each(block.block_s if isinstance(block, Block) else block.seconds, count)
-    shares = each(block.utilization, count) if isinstance(block, Block) else (1.0,) * count
-    busy = tuple(1.0 if share is None else share for share in shares)
-    bad = {what: faults.bad_gpus(what) for what in ("lanes", "clock")}
+    if isinstance(block, Block):
+        arm, lasted_s, busy = block.arm, block.block_s, np.array(each(block.utilization, len(block.ranks)), float)
+    else:
+        arm, lasted_s, busy = block.probe_id, block.seconds, np.ones(1)
+    few_lanes, held_down = faults.bad_gpus("lanes"), faults.bad_gpus("clock")
     lanes, slow = expectation.pcie_width or 16, {HELD_DOWN_BY: 1.0}
+    ended = np.round(np.array(block.started_unix_s) + np.array(lasted_s), 3)
     return TelemetryBlock(
         study=block.study,
-        arm=block.arm if isinstance(block, Block) else block.probe_id,
+        arm=arm,
         round=block.round,
         gang=GANG,
-        ranks=ranks,
+        ranks=block.ranks,
         started_unix_s=block.started_unix_s,
-        ended_unix_s=tuple(round(begin + seconds, 3) for begin, seconds in zip(started, lasted, strict=True)),
+        ended_unix_s=tuple(ended.tolist()),
         polls=1,
-        utilization=SpreadColumns(mean=column(busy), minimum=min(busy), maximum=1.0, samples=_SAMPLES),
-        throttle_reasons=column(slow if rank in bad["clock"] else {} for rank in ranks),
+        utilization=SpreadColumns(mean=column(busy.tolist()), minimum=float(busy.min()), maximum=1.0, samples=_SAMPLES),
+        throttle_reasons=column(slow if rank in held_down else {} for rank in block.ranks) if held_down else {},
         ecc_corrected=0,
         ecc_uncorrected=0,
         pcie_generation=expectation.pcie_generation or 4,
-        pcie_width=column(round(lanes * LANES_LEFT) if rank in bad["lanes"] else lanes for rank in ranks),
+        pcie_width=column(round(lanes * LANES_LEFT) if rank in few_lanes else lanes for rank in block.ranks),
         sources={
             "utilization": "buffer",
             "throttle_reasons": "poll",
