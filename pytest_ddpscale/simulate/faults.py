@@ -21,14 +21,7 @@ HELD_DOWN = 1.3  # how much longer a GPU computes whose clocks are held down
 
 @dataclass(frozen=True)
 class _Form:
-    """How one kind of fault is written.
-
-    Attributes:
-        fields: names of what follows the kind; in brackets what may be left out.
-        example: one that can be typed.
-        meaning: for ``--help``.
-        sizes: least and greatest number it may have; None if it has none.
-    """
+    """How one kind of fault is written: fields in brackets may be left out; sizes are the least and the greatest."""
 
     fields: tuple[str, ...]
     example: str
@@ -72,13 +65,7 @@ NODE_FAULTS = tuple(kind for kind, form in FORMS.items() if form.fields[0] == "N
 
 @dataclass(frozen=True)
 class Moment:
-    """When in the run.
-
-    Attributes:
-        round: of the study, from 0.
-        rounds_before: rounds of the whole run before this one.
-        rounds_in_run: how many the whole run has.
-    """
+    """When in the run: the round of a study, from 0; rounds of the whole run before it, and how many that has."""
 
     round: int
     rounds_before: int
@@ -117,12 +104,7 @@ class InjectedFault:
 
 @dataclass(frozen=True)
 class Faults:
-    """All that is wrong with a simulated cluster.
-
-    Attributes:
-        faults: in the order in which they were given.
-        layout: which ranks form a node.
-    """
+    """All that is wrong with a simulated cluster, in the order in which it was given."""
 
     faults: tuple[InjectedFault, ...]
     layout: Layout
@@ -195,12 +177,7 @@ def _probe_share(fault: InjectedFault, probe: Probe) -> float:
 
 
 def parse_fault(text: str, layout: Layout, where: str = "--fault") -> InjectedFault:
-    """The fault that ``KIND:ARGS`` names.
-
-    Args:
-        text: as typed.
-        layout: which ranks there are, and which of them form a node.
-        where: who asked, for the message.
+    """The fault that ``KIND:ARGS`` names; the message says `where` it was typed.
 
     Raises:
         OptionError: no such kind, other arguments than it takes, or a rank or node that is not there.

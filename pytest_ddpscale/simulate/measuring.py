@@ -26,19 +26,13 @@ IntArray = NDArray[np.int64]
 
 
 class SimulatedRun:
-    """One run of a plan. The same arguments give the same measurements.
-
-    Args:
-        plan: what is measured.
-        performance: what a sound cluster does.
-        faults: what is wrong with this one.
-        seed: of all noise.
-    """
+    """One run of a plan, on a sound cluster but for its faults. The same arguments give the same measurements."""
 
     def __init__(self, plan: Plan, performance: Performance, faults: Faults, seed: int) -> None:
         self.plan = plan
         self.performance = performance
         self.faults = faults
+        self.seed = seed
         self.chance = np.random.default_rng(seed)
         self.clock_s = STARTUP_S
         self._step_times: dict[tuple[str, Arm], StepTime] = {}

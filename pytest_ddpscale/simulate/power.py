@@ -13,6 +13,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.simulate.faults import FORMS, NODE_FAULTS, Faults, InjectedFault, parse_fault
+from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import host_name
 from pytest_ddpscale.simulate.simulated_session import decide
@@ -92,16 +93,9 @@ def measure_power(
     seed: int,
     progress: Callable[[str], None] = lambda fault: None,
 ) -> Power:
-    """Simulate and judge `trials` runs without a fault, and as many with each.
+    """Simulate and judge `trials` runs without a fault, and as many with each; the same seed gives the same shares.
 
-    Args:
-        cluster: the machine.
-        plan: what a session would measure on it.
-        faults: ``KIND:SIZE``; rank or node are chosen anew in every run.
-        trials: runs for each.
-        confidence: of the verdicts.
-        seed: of everything random: the same arguments give the same shares.
-        progress: told each fault before its runs.
+    Faults are ``KIND:SIZE``: rank or node are chosen anew in every run. `progress` is told each before its runs.
 
     Raises:
         OptionError: a fault is none, or there are no trials.
@@ -159,7 +153,7 @@ def _trial(cluster: SimulatedCluster, plan: Plan, text: str, confidence: float, 
     chance = random.Random(seed)  # noqa: S311 (a lot, no secret)
     fault = None if text == "none" else place_fault(text, plan.layout, chance)
     faults = Faults((fault,) if fault else (), plan.layout)
-    studies = decide(plan, cluster.performance, faults, cluster.cases, confidence, chance.getrandbits(64))
+    studies = decide(SimulatedRun(plan, cluster.performance, faults, chance.getrandbits(64)), cluster.cases, confidence)
     return _Trial(fault, plan.layout, tuple(verdict for study in studies for verdict in study.verdicts))
 
 

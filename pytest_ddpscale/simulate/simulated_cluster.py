@@ -34,13 +34,8 @@ _OF_PEAK = 0.7  # that a probe reaches of which nobody said more
 class ClusterOptions:
     """What a simulated cluster is like, as the command line says it.
 
-    Attributes:
-        sku: name or alias in the thresholds file.
-        gpus: how many; None for as many as the largest requirement needs.
-        gpus_per_node: how many share a node.
-        nic_gbps: between nodes, GB/s for each GPU in one direction.
-        round_noise: relative standard deviation of a round; None for the default of the kind of device.
-        workloads: names; None for all that requirements name.
+    None stands for as many GPUs as the largest requirement needs, the noise of the kind of device, and all workloads.
+    Bandwidth between nodes is in GB/s for each GPU in one direction, noise the relative standard deviation of a round.
     """
 
     sku: str
@@ -53,15 +48,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class SimulatedCluster:
-    """A sound machine of a SKU, ready to be simulated.
-
-    Attributes:
-        thresholds: the file that says what it does.
-        sku: canonical name.
-        gpus: how many there are.
-        cases: requirements that so many GPUs can be asked.
-        performance: the model of its steps.
-    """
+    """A sound machine of a SKU, ready to be simulated, and what so many GPUs can be asked."""
 
     thresholds: ThresholdsFile
     sku: str
@@ -84,11 +71,8 @@ class SimulatedCluster:
     ) -> Plan:
         """What a session would measure here, and weak scaling of every workload at further world sizes.
 
-        Args:
-            rounds: of every study; None for as many as a real run does at most.
-            world_sizes: further ones.
-            seed: of the plan.
-            short_blocks: whether blocks have the fewest steps, as they always do on very large clusters.
+        None stands for as many rounds as a real run does at most; short blocks have the fewest steps, as they always
+        have on very large clusters.
         """
         workloads = dict.fromkeys(case.workload for case in training_cases(self.cases))
         # What tells how a workload scales to a world size, and who holds it back.

@@ -48,12 +48,7 @@ def device_id(rank: int, device_type: DeviceType) -> str:
 
 
 def surveys(expectation: NodeExpectation, faults: Faults) -> Iterator[Survey]:
-    """What each node is before anything is launched on it.
-
-    Args:
-        expectation: what every node has to be.
-        faults: what is wrong with the cluster.
-    """
+    """What each node is before anything is launched on it."""
     per_node = faults.layout.ranks_per_node
     name, has_gpus = name_of_pattern(expectation.name_pattern or ""), expectation.device_type == "cuda"
     for node in range(faults.layout.nodes):

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 from pytest_ddpscale.evidence.columns import columns_of
 from pytest_ddpscale.evidence.evidence import evidence_of
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import Block
 from pytest_ddpscale.results.verdicts import Verdict
-from pytest_ddpscale.simulate.faults import Faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.performance import Performance
 from pytest_ddpscale.simulate.simulated_nodes import gang_of
 from pytest_ddpscale.thresholds.cases import AnyCase, training_cases
 from pytest_ddpscale.verdict.answering_study import matching_study
@@ -30,20 +28,9 @@ class DecidedStudy:
     verdicts: tuple[Verdict, ...]
 
 
-def decide(
-    plan: Plan, performance: Performance, faults: Faults, cases: Sequence[AnyCase], confidence: float, seed: int
-) -> list[DecidedStudy]:
-    """Simulate a session that stops each study once all its requirements are decided.
-
-    Args:
-        plan: what is measured.
-        performance: what a sound cluster does.
-        faults: what is wrong with this one.
-        cases: what is judged, as far as it is about training.
-        confidence: of the intervals.
-        seed: of the noise.
-    """
-    run, decider = SimulatedRun(plan, performance, faults, seed), Decider(plan, cases, confidence)
+def decide(run: SimulatedRun, cases: Sequence[AnyCase], confidence: float) -> list[DecidedStudy]:
+    """Simulate a session that stops each study once all requirements on training that it answers are decided."""
+    plan, decider = run.plan, Decider(run.plan, cases, confidence)
     records: list[AnyRecord] = []
 
     def hear(*heard: AnyRecord) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.settings import OPTIONS, confidence_level, number_of_rounds, read_value
 from pytest_ddpscale.simulate.allreduce import NIC_GBPS
-from pytest_ddpscale.simulate.faults import fault_help
+from pytest_ddpscale.simulate.faults import fault_help, parse_faults
 from pytest_ddpscale.util.packaged import packaged
 
 if TYPE_CHECKING:
@@ -76,14 +76,14 @@ def _simulate(arguments: argparse.Namespace) -> None:
     """Write a run directory. Raises BadInput."""
     from pytest_ddpscale.results.run_directory import RunDirectory
     from pytest_ddpscale.results.run_json import WATERMARK
-    from pytest_ddpscale.simulate.faults import parse_faults
+    from pytest_ddpscale.simulate.measuring import SimulatedRun
     from pytest_ddpscale.simulate.writing import write_simulated_run
 
     cluster = _cluster(arguments)
     plan = cluster.plan(_rounds(arguments), _world_sizes(arguments, cluster), arguments.seed)
     faults = parse_faults(arguments.fault, plan.layout)
     run = RunDirectory.create(arguments.out)
-    write_simulated_run(run, cluster, plan, faults, arguments.seed, sys.argv)
+    write_simulated_run(run, cluster, SimulatedRun(plan, cluster.performance, faults, arguments.seed), sys.argv)
     wrong = f", with {', '.join(map(str, faults.faults))}" if faults.faults else ""
     print(f"{WATERMARK}. Wrote {len(plan.studies)} studies of {plan.world_size} {cluster.sku}{wrong} to {run.path}.")
     print(f"Next: pytest --ddp-judge={run.path}")

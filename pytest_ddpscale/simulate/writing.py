@@ -9,14 +9,12 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.pairing import PairStudy, most_rounds
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.record_lines import AnyRecord, line_of
 from pytest_ddpscale.results.records import Block, RoundEnd, StudyEnd, StudyStart
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import RunRecord, Simulation, ThresholdsUsed
 from pytest_ddpscale.results.run_record import hosts_of, now_iso
-from pytest_ddpscale.simulate.faults import Faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import gang_of, surveys, telemetry_of_block, transports
@@ -25,25 +23,17 @@ from pytest_ddpscale.util.masking import masked_arguments
 
 
 def write_simulated_run(
-    run: RunDirectory, cluster: SimulatedCluster, plan: Plan, faults: Faults, seed: int, argv: Sequence[str] = ()
+    run: RunDirectory, cluster: SimulatedCluster, simulated: SimulatedRun, argv: Sequence[str] = ()
 ) -> None:
     """Write plan.json, measurements.jsonl, telemetry.jsonl and, last, run.json.
 
     Records are written as they are made: memory does not grow with the number of rounds.
 
-    Args:
-        run: a new run directory.
-        cluster: what is simulated.
-        plan: what it is asked.
-        faults: what is wrong with it.
-        seed: of the noise.
-        argv: the command line, for the record.
-
     Raises:
         RunDirectoryError: the directory cannot be written.
     """
+    plan, faults = simulated.plan, simulated.faults
     started_at, expectation = now_iso(), cluster.expectation(plan)
-    simulated = SimulatedRun(plan, cluster.performance, faults, seed)
     try:
         run.write_json(run.plan_json, plan)
         with run.measurements_jsonl.open("wb") as file, run.telemetry_jsonl.open("wb") as telemetry:
@@ -57,7 +47,9 @@ def write_simulated_run(
             sku=cluster.sku,
             status="simulated",
             simulated=True,
-            simulation=Simulation(gpus=cluster.gpus, seed=seed, faults=said, model=cluster.performance.parameters),
+            simulation=Simulation(
+                gpus=cluster.gpus, seed=simulated.seed, faults=said, model=cluster.performance.parameters
+            ),
             started_at=started_at,
             finished_at=now_iso(),
             argv=tuple(masked_arguments(argv)),
