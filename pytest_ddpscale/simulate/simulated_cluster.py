@@ -79,11 +79,9 @@ class SimulatedCluster:
         metrics = WEAK_SCALING_EFFICIENCY, RANK_UNIFORMITY
         sizes = [size for size in world_sizes if size > 1]
         more = [Question(metric, w, size) for w in workloads for size in sizes for metric in metrics]
-        pace, layout = self._pace(rounds, short_blocks=short_blocks), self.layout
-        return plan_of_cases(
-            self.sku, self.device_type, self.cases, pace, seed,
-            nodes=layout.nodes, ranks_per_node=layout.ranks_per_node, more=more,
-        )  # fmt: skip
+        layout = self.layout
+        empty = Plan(self.sku, self.device_type, (), seed, layout.nodes, layout.ranks_per_node)
+        return plan_of_cases(empty, self.cases, self._pace(rounds, short_blocks=short_blocks), more)
 
     def probe_values(self, probes: Sequence[Probe]) -> dict[Probe, float]:
         """What a sound one reaches in each probe, asked for or not, in the unit of its metric: TFLOPS or GB/s."""
