@@ -344,9 +344,9 @@ DEFECTS = (
         "no-turns",
         "planner",
         "one rank alone is always the same one",
-        "plan/turns.py",
-        "sorted(range(ranks), key=lot)[place]",
-        "sorted(range(ranks), key=lot)[0]",
+        "plan/study.py",
+        "sorted(range(self.turns), key=lot)[place]",
+        "sorted(range(self.turns), key=lot)[0]",
         ("plan", "worker"),
     ),
     Defect(

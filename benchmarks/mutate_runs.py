@@ -30,6 +30,7 @@ from pytest_ddpscale.results.verdicts import Judgement
 from pytest_ddpscale.session import open as session_open
 from pytest_ddpscale.session.unjudged import judgement_of
 from pytest_ddpscale.simulate.faults import parse_faults
+from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
 from pytest_ddpscale.simulate.writing import write_simulated_run
 from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -182,7 +183,8 @@ def simulated(folder: Path, faults: tuple[str, ...]) -> Path:
     cluster = open_cluster(thresholds, ClusterOptions("a100", 8, workloads=("resnet152-fp16",)))
     plan = cluster.plan(rounds=12)
     run = RunDirectory.create(folder)
-    write_simulated_run(run, cluster, plan, parse_faults(faults, plan.layout), seed=1)
+    simulated = SimulatedRun(plan, cluster.performance, parse_faults(faults, plan.layout), 1)
+    write_simulated_run(run, cluster, simulated)
     return folder
 
 

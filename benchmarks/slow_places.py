@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.simulate.faults import Faults, parse_faults
+from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.simulated_session import decide
 from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -59,7 +60,7 @@ def measure(cluster: SimulatedCluster, noise: float, slower: float, place: int |
     found: Counter[str] = Counter()
     rounds = []
     for seed in range(runs):
-        studies = list(decide(plan, cluster.performance, faults, cluster.cases, CONFIDENCE, seed))
+        studies = decide(SimulatedRun(plan, cluster.performance, faults, seed), cluster.cases, CONFIDENCE)
         rounds += [len(study.rounds) for study in studies]
         outcomes = {verdict.outcome for study in studies for verdict in study.verdicts if verdict.severity == "fail"}
         found["rejected" if "failed" in outcomes else "accepted" if outcomes == {"passed"} else "incomplete"] += 1

@@ -30,6 +30,7 @@ from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import RunRecord
@@ -94,7 +95,7 @@ def busy_neighbour(slow_rank: int) -> Iterator[None]:
 def uniformity(run_path: Path, launch: Launch, pace: Pace) -> Verdict:
     """The verdict on two ranks that train the same."""
     questions = [Question(METRICS[name], WORKLOAD, RANKS) for name in ("rank_uniformity", "weak_scaling_efficiency")]
-    plan = build_plan("cpu", "cpu", questions, pace)
+    plan = build_plan(Plan("cpu", "cpu", ()), questions, pace)
     run = RunDirectory.create(run_path)
     run.write_json(run.plan_json, plan)
     run.write_json(run.run_json, RunRecord(sku="cpu", status="finished", started_at=now_iso()))

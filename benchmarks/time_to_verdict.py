@@ -25,6 +25,7 @@ from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.plan.estimate import STARTUP_S, round_seconds, warm_up_seconds
 from pytest_ddpscale.simulate.faults import Faults
+from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.simulated_session import DecidedStudy, decide
 from pytest_ddpscale.thresholds.cases import AnyCase
@@ -88,7 +89,7 @@ def one_run(cluster: SimulatedCluster, seed: int) -> list[StudyTime]:
     """Measure and judge every study once."""
     plan = cluster.plan(seed=seed)
     faults = Faults((), plan.layout)
-    decided = decide(plan, cluster.performance, faults, cluster.cases, CONFIDENCE, seed)
+    decided = decide(SimulatedRun(plan, cluster.performance, faults, seed), cluster.cases, CONFIDENCE)
     return [study_time(cluster, study) for study in decided]
 
 

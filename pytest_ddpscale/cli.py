@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import BadInput, HistoryError, OptionError
 from pytest_ddpscale.settings import OPTIONS
-from pytest_ddpscale.simulate.arguments import add_power, add_simulate, add_thresholds
+from pytest_ddpscale.simulate.subcommands import add_power, add_simulate, add_thresholds
 from pytest_ddpscale.util.packaged import packaged
 
 USER_ERROR = 4  # as pytest's exit code for a usage error

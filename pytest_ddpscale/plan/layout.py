@@ -13,22 +13,23 @@ if TYPE_CHECKING:
 WorldSize: TypeAlias = int | str
 
 
+def refuse_below_one(thing: object, what: str, *names: str) -> None:
+    """Refuse a thing of the plan some attributes of which are below 1. Raises ValueError."""
+    for name in names:
+        number = getattr(thing, name)
+        if number < 1:
+            raise ValueError(f"{name} of {what} is {number}; expected a whole number from 1 up")
+
+
 @dataclass(frozen=True)
 class Layout:
-    """Ranks numbered node by node: rank = node_index · ranks_per_node + local_rank.
-
-    Attributes:
-        nodes: of the gang, in the order of the allocation.
-        ranks_per_node: the same on every node.
-    """
+    """Ranks of a gang numbered node by node: rank = node_index · ranks_per_node + local_rank."""
 
     nodes: int
     ranks_per_node: int
 
     def __post_init__(self) -> None:
-        for field in ("nodes", "ranks_per_node"):
-            if type(getattr(self, field)) is not int or getattr(self, field) < 1:
-                raise ValueError(f"{field} of a layout is {getattr(self, field)!r}; expected a whole number from 1 up")
+        refuse_below_one(self, "a layout", "nodes", "ranks_per_node")
 
     @property
     def world_size(self) -> int:

@@ -240,12 +240,6 @@ def baseline_arm(metric: Metric, workload: Workload, world_size: int, placement:
     return Arm(metric.baseline, world_size, _batch_size_per_gpu(metric.scaling, workload, world_size), placement)
 
 
-def required_arms(metric: Metric, workload: Workload, world_size: int, placement: Placement = "packed") -> list[Arm]:
-    """Every arm that has to be timed for this metric, baseline first."""
-    baseline = baseline_arm(metric, workload, world_size, placement)
-    return [*([baseline] if baseline else []), measured_arm(metric, workload, world_size, placement)]
-
-
 def _batch_size_per_gpu(scaling: Scaling, workload: Workload, world_size: int) -> int:
     if scaling == "weak":
         return workload.batch_size

@@ -24,9 +24,11 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from pytest_ddpscale.plan.layout import refuse_below_one
 
 if TYPE_CHECKING:  # the plan, of which this study is a part, imports this module
     from pytest_ddpscale.plan.study import DeviceType
@@ -48,39 +50,28 @@ class PairStudy:
     Attributes:
         message_bytes: what one all-reduce sums, in bytes of fp32.
         iterations: how many all-reduces are timed, after one that is not.
-        id: ``pairs``: the only one of its kind in a plan.
     """
 
     message_bytes: int
     iterations: int
-    id: str = field(init=False, default="")
+    id: Literal["pairs"] = "pairs"
 
     def __post_init__(self) -> None:
-        for name in ("message_bytes", "iterations"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f"{name} of a pair study is {getattr(self, name)!r}; expected a whole number from 1")
+        refuse_below_one(self, "a pair study", "message_bytes", "iterations")
         if self.message_bytes % _FP32_BYTES:
             raise ValueError(f"message_bytes of a pair study is {self.message_bytes}; expected a multiple of 4")
-        object.__setattr__(self, "id", "pairs")
 
 
 def pair_study(device_type: DeviceType) -> PairStudy:
-    """The study for a kind of device: messages so long that bandwidth is what counts.
-
-    On CPUs so short that a link of 200 Mbit/s takes a second, and many rather than long, for one of them to be
-    undisturbed.
-    """
+    """Messages so long that bandwidth is what counts; on CPUs so short that a link of 200 Mbit/s takes a second."""
     return PairStudy(32 * 2**20, 20) if device_type == "cuda" else PairStudy(2**20, 20)
 
 
 @dataclass(frozen=True)
 class PairResult:
-    """What a node pair reached in a round.
+    """What a node pair, the smaller number first, reached in a round: GB/s of bus bandwidth of its slowest rail.
 
-    Attributes:
-        round: counted from 0.
-        nodes: numbers of both nodes, the smaller first.
-        gbps: bus bandwidth in GB/s of the slowest rail, that is of the ranks of one local rank.
+    A rail is the ranks of one local rank.
     """
 
     round: int
@@ -115,7 +106,9 @@ class Standings:
         self.slow_below_gbps = slow_share * _reference_gbps(self._of_node.values())
         self.good = frozenset(node for node, own in self._of_node.items() if self._any_fast(own))
         self.suspect_nodes = tuple(sorted(set(self._of_node) - self.good))
-        slow_links = [pair for pair, own in self._of_pair.items() if self._both_good(pair) and not self._any_fast(own)]
+        slow_links = [
+            pair for pair, own in self._of_pair.items() if self.good.issuperset(pair) and not self._any_fast(own)
+        ]
         self.suspect_links: tuple[NodePair, ...] = ()
         if len(slow_links) <= self.nodes // 2:
             self.suspect_links = tuple(pair for pair in sorted(slow_links) if all(map(self._mostly_fast, pair)))
@@ -151,9 +144,6 @@ class Standings:
     def _any_fast(self, results: Iterable[PairResult]) -> bool:
         return any(map(self.is_fast, results))
 
-    def _both_good(self, pair: NodePair) -> bool:
-        return self.good.issuperset(pair)
-
     def _mostly_fast(self, node: int) -> bool:
         partners = self.partners(node)
         fast = {other_end(result.nodes, node) for result in self._of_node[node] if self.is_fast(result)}
@@ -161,13 +151,7 @@ class Standings:
 
 
 def next_round(nodes: int, results: Sequence[PairResult], slow_share: float) -> tuple[NodePair, ...]:
-    """The node pairs to measure in the next round, disjoint; none if there is nothing more to find out.
-
-    Args:
-        nodes: how many there are.
-        results: of all rounds before.
-        slow_share: below which share of the reference a result is slow, of `SLOW_SHARES`.
-    """
+    """The node pairs to measure after all these results, disjoint; none if there is nothing more to find out."""
     number = 1 + max((result.round for result in results), default=-1)
     first = first_rounds(nodes)
     if number < len(first):
@@ -181,9 +165,7 @@ def next_round(nodes: int, results: Sequence[PairResult], slow_share: float) -> 
 
 def first_rounds(nodes: int) -> tuple[tuple[NodePair, ...], ...]:
     """The rounds that come before anything is looked at: at most 15, or 2⌈log2 N⌉ + 2 of more than 16 nodes."""
-    if nodes <= ALL_PAIRS_UP_TO:
-        return all_pairs(nodes)
-    return powers_of_two_apart(nodes)
+    return all_pairs(nodes) if nodes <= ALL_PAIRS_UP_TO else powers_of_two_apart(nodes)
 
 
 def most_rounds(nodes: int) -> int:

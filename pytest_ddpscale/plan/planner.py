@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric import Metric, required_arms
+from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, DeviceType, Placement, Plan, Scaling, Study
@@ -45,14 +45,7 @@ PROBE_BLOCKS_S: dict[DeviceType, float] = {"cuda": 0.4, "cpu": 0.1}
 
 @dataclass(frozen=True)
 class Question:
-    """What one requirement wants to know.
-
-    Attributes:
-        metric: what.
-        workload: of which training.
-        world_size: among how many ranks.
-        placement: on one node after the other, or over as many as there are.
-    """
+    """What one requirement wants to know: a metric of the training of a workload among so many ranks."""
 
     metric: Metric
     workload: Workload
@@ -61,25 +54,16 @@ class Question:
 
     @property
     def arms(self) -> list[Arm]:
-        """Every arm that it needs, baseline first."""
-        return required_arms(self.metric, self.workload, self.world_size, self.placement)
+        """Every arm that it needs, baseline first. Raises as `measured_arm`."""
+        asked = self.metric, self.workload, self.world_size, self.placement
+        baseline = baseline_arm(*asked)
+        return [*([baseline] if baseline else []), measured_arm(*asked)]
 
 
 Wanted = dict[tuple[Scaling, Workload], set[Arm]]
 
 
-def build_plan(
-    sku: str,
-    device_type: DeviceType,
-    questions: Iterable[Question],
-    pace: Pace,
-    seed: int = 0,
-    *,
-    nodes: int = 1,
-    ranks_per_node: int | None = None,
-    probes: Iterable[Probe] = (),
-    survey: bool = False,
-) -> Plan:
+def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: Iterable[Probe] = ()) -> Plan:
     """One study per kind of scaling and workload, with every arm that any question needs.
 
     The first weak-scaling study, by name, on the most ranks also times them all at once without communication (the arm
@@ -90,42 +74,41 @@ def build_plan(
     them are measured, too: a path between nodes that nobody asks about may be the slow one.
 
     Args:
-        sku: canonical name.
-        device_type: ``cuda`` or ``cpu``.
+        empty: a plan without studies, whose `ranks_per_node` are those that a node can have. As many as the largest arm
+            needs are used where every arm fits a node; all GPUs where they are probed or looked at, which is done to
+            each of them.
         questions: what is to be known.
         pace: how long and how often arms are timed.
-        seed: of the random order of the arms.
-        nodes: on which the gang runs.
-        ranks_per_node: how many a node can have. As many as the largest arm needs are used where every arm fits a node;
-            all GPUs where they are probed or looked at, which is done to each of them.
         probes: what is to be probed.
-        survey: whether it is found out what the nodes are.
 
     Raises:
-        ValueError: as `pytest_ddpscale.plan.metric.required_arms`, which a loaded thresholds file never does; or an arm
-            or a probe needs more ranks than all nodes have.
+        ValueError: as `measured_arm`, which a loaded thresholds file never does; or an arm or a probe needs more ranks
+            than all nodes have.
     """
     probed = tuple(dict.fromkeys(probes))
     arms: Wanted = {}
     for question in questions:
         arms.setdefault((question.metric.scaling, question.workload), set()).update(question.arms)
     asked = _largest(arms)
-    takes_all = device_type == "cuda" and (survey or len(probed) > 0)
-    layout = _layout(arms, nodes, ranks_per_node, probed, takes_all=takes_all) if nodes > 1 else None
+    takes_all = empty.device_type == "cuda" and (empty.survey or len(probed) > 0)
+    layout = _layout(arms, empty, probed, takes_all=takes_all) if empty.nodes > 1 else None
     if layout is not None:
         _add_whole_nodes(arms, layout)
     _add_each(arms, layout)
+    ranks_per_node = empty.ranks_per_node if takes_all else None
     if layout is not None:
         ranks_per_node = layout.ranks_per_node
-    elif not takes_all:
-        ranks_per_node = None
     # A rank that nothing larger trains would count as trained, while its slowness is averaged away.
     turns = min(ranks_per_node or asked, asked)
     in_order = sorted(arms.items(), key=lambda item: _compared(item[1]), reverse=True)
     studies = tuple(_study(scaling, workload, wanted, pace, turns) for (scaling, workload), wanted in in_order)
-    pairs = pair_study(device_type) if layout is not None and (studies or probed) else None
-    probe_study = ProbeStudy(probed, _rounds((), pace), PROBE_BLOCKS_S[device_type]) if probed else None
-    return Plan(sku, device_type, studies, seed, nodes, ranks_per_node, pairs, probe_study, survey)
+    return replace(
+        empty,
+        studies=studies,
+        ranks_per_node=ranks_per_node,
+        pairs=pair_study(empty.device_type) if layout is not None and (studies or probed) else None,
+        probes=ProbeStudy(probed, _rounds((), pace), PROBE_BLOCKS_S[empty.device_type]) if probed else None,
+    )
 
 
 def load_probes(device_type: DeviceType, ranks_per_node: int) -> tuple[Probe, ...]:
@@ -134,33 +117,27 @@ def load_probes(device_type: DeviceType, ranks_per_node: int) -> tuple[Probe, ..
     return (matmul, Probe("all-reduce-32mib", ranks_per_node)) if ranks_per_node > 1 else (matmul,)
 
 
-def _layout(
-    arms: Wanted, nodes: int, ranks_per_node: int | None, probes: Sequence[Probe], *, takes_all: bool
-) -> Layout:
-    if ranks_per_node is None:
-        raise ValueError(f"a plan for {nodes} nodes has to know how many ranks each has")
-    whole = Layout(nodes, ranks_per_node)
+def _layout(arms: Wanted, empty: Plan, probes: Sequence[Probe], *, takes_all: bool) -> Layout:
+    whole = empty.layout
     largest_probe = max((probe.world_size for probe in probes), default=1)
-    fits = all(whole.fits_node(arm) for wanted in arms.values() for arm in wanted)
-    if takes_all or not fits or largest_probe > ranks_per_node:
+    if takes_all or not _fits_node(arms, whole) or largest_probe > whole.ranks_per_node:
         return whole
-    return Layout(nodes, max(_largest(arms), largest_probe))
+    return Layout(empty.nodes, max(_largest(arms), largest_probe))
+
+
+def _fits_node(arms: Wanted, layout: Layout) -> bool:
+    return all(layout.fits_node(arm) for wanted in arms.values() for arm in wanted)
 
 
 def _add_whole_nodes(arms: Wanted, layout: Layout) -> None:
+    """Ranks of one node, two, four … that are fewer than those of weak scaling beyond a node, and more than one."""
     for (scaling, workload), wanted in arms.items():
         beyond = [arm.world_size for arm in wanted if arm.placement == "packed" and not layout.fits_node(arm)]
-        if scaling == "weak" and beyond:
-            wanted.update(Arm("ddp", size, workload.batch_size) for size in _doubling(layout, max(beyond)))
-
-
-def _doubling(layout: Layout, most: int) -> Iterator[int]:
-    """Ranks of one node, two, four … that are fewer than `most`, and more than one rank."""
-    size = layout.ranks_per_node
-    while size < most:
-        if size > 1:
-            yield size
-        size *= 2
+        size = layout.ranks_per_node
+        while scaling == "weak" and size < max(beyond, default=0):
+            if size > 1:
+                wanted.add(Arm("ddp", size, workload.batch_size))
+            size *= 2
 
 
 def _largest(arms: Wanted) -> int:
@@ -181,8 +158,7 @@ def _add_each(arms: Wanted, layout: Layout | None) -> None:
     candidates = [key for key, size in sizes.items() if key[0] == "weak" and size == largest]
     ranks = largest
     if layout is not None:
-        fits = all(layout.fits_node(arm) for wanted in arms.values() for arm in wanted)
-        ranks = layout.ranks_per_node if fits else layout.world_size
+        ranks = layout.ranks_per_node if _fits_node(arms, layout) else layout.world_size
     has_it = any(arm.kind == "each" and arm.world_size == ranks for wanted in arms.values() for arm in wanted)
     if (layout is not None or ranks > 1) and candidates and not has_it:
         # By name, so that the order of the questions changes no study.
@@ -191,14 +167,10 @@ def _add_each(arms: Wanted, layout: Layout | None) -> None:
 
 
 def _study(scaling: Scaling, workload: Workload, arms: Iterable[Arm], pace: Pace, turns: int) -> Study:
-    inorder = tuple(sorted(arms, key=_by_size))
+    inorder = tuple(sorted(arms, key=lambda arm: (arm.world_size, arm.kind, arm.placement)))
     taken = turns if any(arm.world_size == 1 for arm in inorder) else 1
     return Study(scaling, workload, inorder, _rounds(inorder, pace), pace.block_s, pace.warmup_s, taken)
 
 
 def _rounds(arms: Iterable[Arm], pace: Pace) -> int:
     return pace.rounds if any(arm.kind == "alone" for arm in arms) else min(pace.rounds, pace.uncompared_rounds)
-
-
-def _by_size(arm: Arm) -> tuple[int, str, str]:
-    return (arm.world_size, arm.kind, arm.placement)

@@ -9,9 +9,11 @@ Weak scaling at full batch hardly sees a broken link: a step of 430 ms hides an 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
+
+from pytest_ddpscale.plan.layout import refuse_below_one
 
 ProbeKind = Literal[
     "matmul",
@@ -25,7 +27,7 @@ ProbeKind = Literal[
 ]
 MatmulPrecision = Literal["fp32", "fp16", "bf16", "fp8"]
 
-STUDY_ID = "probes"
+STUDY_ID: Literal["probes"] = "probes"
 COLLECTIVES: tuple[ProbeKind, ...] = ("all-reduce", "all-gather", "reduce-scatter")
 # Of one device by itself; all devices are measured at once, as they are used.
 SINGLE_DEVICE: tuple[ProbeKind, ...] = ("matmul", "memory-copy", "host-to-device", "device-to-host")
@@ -62,11 +64,9 @@ class Probe:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        match = _match(self.name)
-        if match is None:
+        if not is_probe_name(self.name):
             raise ValueError(f"probe {self.name!r} is not known; expected {NAMES_IN_WORDS}")
-        if type(self.world_size) is not int or self.world_size < 1:
-            raise ValueError(f"world_size of a probe is {self.world_size!r}; expected a whole number from 1 up")
+        refuse_below_one(self, "a probe", "world_size")
         if self.kind in SINGLE_DEVICE and self.world_size != 1:
             raise ValueError(f"{self.name} is done by one device; expected world_size 1")
         if self.kind not in SINGLE_DEVICE and self.world_size < 2:
@@ -75,23 +75,23 @@ class Probe:
     @property
     def kind(self) -> ProbeKind:
         """The name without precision or size."""
-        match = _match(self.name)
-        assert match is not None  # __post_init__
-        return match["plain"] or match["sized"] or "matmul"  # type: ignore[return-value]
+        return self._parts["plain"] or self._parts["sized"] or "matmul"  # type: ignore[return-value]
 
     @property
     def precision(self) -> MatmulPrecision | None:
         """Of a matmul."""
-        match = _match(self.name)
-        assert match is not None
-        return match["precision"]  # type: ignore[return-value]
+        return self._parts["precision"]  # type: ignore[return-value]
 
     @property
     def message_bytes(self) -> int | None:
         """Of what communicates: nccl-tests' size, which for all-gather and reduce-scatter is that of the whole."""
+        return int(self._parts["count"]) * _UNITS[self._parts["unit"]] if self._parts["sized"] else None
+
+    @property
+    def _parts(self) -> re.Match[str]:
         match = _match(self.name)
-        assert match is not None
-        return int(match["count"]) * _UNITS[match["unit"]] if match["sized"] else None
+        assert match is not None  # __post_init__
+        return match
 
     @property
     def id(self) -> str:
@@ -107,22 +107,19 @@ class ProbeStudy:
         probes: each timed once in every round, in an order drawn for that round.
         rounds: at most.
         block_s: seconds that one probe in one round aims at.
-        id: ``probes``: the only one of its kind in a plan.
     """
 
     probes: tuple[Probe, ...]
     rounds: int
     block_s: float
-    id: str = field(init=False, default="")
+    id: Literal["probes"] = "probes"
 
     def __post_init__(self) -> None:
-        if type(self.rounds) is not int or self.rounds < 1:
-            raise ValueError(f"rounds of the probes is {self.rounds!r}; expected a whole number from 1 up")
-        if type(self.block_s) not in (int, float) or not self.block_s > 0:
+        refuse_below_one(self, "the probes", "rounds")
+        if not self.block_s > 0:
             raise ValueError(f"block_s of the probes is {self.block_s!r}; expected seconds")
         if len({probe.id for probe in self.probes}) != len(self.probes):
             raise ValueError("a probe is there twice")
-        object.__setattr__(self, "id", STUDY_ID)
 
     @property
     def world_size(self) -> int:

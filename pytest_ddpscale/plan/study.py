@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.layout import Layout, refuse_below_one
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import ProbeStudy
-from pytest_ddpscale.plan.turns import turn
 from pytest_ddpscale.plan.workload import Workload
 
 Scaling = Literal["weak", "strong"]
@@ -44,11 +44,7 @@ class Arm:
     placement: Placement = "packed"
 
     def __post_init__(self) -> None:
-        if self.placement not in ("packed", "spread"):
-            raise ValueError(f"placement of an arm is {self.placement!r}; expected packed or spread")
-        for name in ("world_size", "batch_size"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f"{name} of an arm is {getattr(self, name)!r}; expected a whole number from 1 up")
+        refuse_below_one(self, "an arm", "world_size", "batch_size")
 
     @property
     def name(self) -> str:
@@ -64,7 +60,7 @@ class Study:
 
     Attributes:
         scaling: ``weak`` keeps the per-GPU batch, ``strong`` keeps the global batch.
-        rounds: how often every arm is timed.
+        rounds: how often every arm is timed, at most.
         block_s: length one timed block aims at, in seconds.
         warmup_s: untimed training before the first round, in seconds.
         turns: how many ranks of each node take turns, round by round, at the arms of one rank: as many as a
@@ -82,12 +78,7 @@ class Study:
     id: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "turns"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f"{name} of a study is {getattr(self, name)!r}; expected a whole number from 1 up")
-        for name in ("block_s", "warmup_s"):
-            if type(getattr(self, name)) not in (int, float):
-                raise ValueError(f"{name} of a study is {getattr(self, name)!r}; expected seconds")
+        refuse_below_one(self, "a study", "rounds", "turns")
         object.__setattr__(self, "id", f"{self.scaling}/{self.workload.name}")
 
     @property
@@ -96,8 +87,17 @@ class Study:
         return max((max(arm.world_size, self.turns) for arm in self.arms), default=0)
 
     def turn(self, seed: int, number: int) -> int:
-        """Local rank that trains the arms of one rank in round `number` of a plan with that seed."""
-        return turn(self.turns, seed, self.id, number)
+        """Local rank, the same on every node, that trains the arms of one rank in round `number` of a plan.
+
+        All ranks of a node in turn, so that none of them is the yardstick, in a random order that is drawn anew
+        whenever every rank has had its turn. By digests: the judge finds the same order with any version of Python.
+        """
+        cycle, place = divmod(number, self.turns)
+
+        def lot(rank: int) -> bytes:
+            return hashlib.sha256(f"{seed}/{self.id}/{cycle}/{rank}".encode()).digest()
+
+        return sorted(range(self.turns), key=lot)[place]
 
     def ranks(self, arms: Iterable[Arm], layout: Layout) -> tuple[int, ...]:
         """All ranks that train any of these arms in any round, in order. Raises as `Layout.groups`."""
@@ -138,8 +138,6 @@ class Plan:
     schema_version: Literal[2] = PLAN_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
-        if self.device_type not in ("cuda", "cpu"):
-            raise ValueError(f"device_type of a plan is {self.device_type!r}; expected cuda or cpu")
         if self.ranks_per_node is None:
             if self.nodes != 1:
                 raise ValueError(f"a plan for {self.nodes!r} nodes does not say how many ranks each has")
@@ -168,9 +166,13 @@ class Plan:
         per_node = None
         if self.ranks_per_node is not None or other.ranks_per_node is not None:
             per_node = max(self.layout.world_size, other.layout.world_size) // self.nodes
-        studies, pairs = (*self.studies, *other.studies), self.pairs or other.pairs
-        probes = self.probes or other.probes
-        return replace(self, studies=studies, ranks_per_node=per_node, pairs=pairs, probes=probes)
+        return replace(
+            self,
+            studies=(*self.studies, *other.studies),
+            ranks_per_node=per_node,
+            pairs=self.pairs or other.pairs,
+            probes=self.probes or other.probes,
+        )
 
     @property
     def study_ids(self) -> tuple[str, ...]:

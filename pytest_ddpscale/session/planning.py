@@ -46,12 +46,12 @@ class Planning:
     def plan_for(self, cases: Sequence[AnyCase], more: Sequence[Question] = ()) -> Plan:
         """The plan that answers requirements which can be measured, and further questions."""
         subject, machine = self.subject, self.machine
-        plan = plan_of_cases(
-            subject.sku, subject.device_type, cases, self._pace(),
-            nodes=machine.cluster.nodes if machine.devices is not None else 1,
-            ranks_per_node=machine.per_node, more=more,
+        nodes = machine.cluster.nodes if machine.devices is not None else 1
+        empty = Plan(
+            subject.sku, subject.device_type, (),
+            nodes=nodes, ranks_per_node=machine.per_node, gpus_asked=machine.gpus_asked,
         )  # fmt: skip
-        return replace(plan, gpus_asked=machine.gpus_asked)
+        return plan_of_cases(empty, cases, self._pace(), more)
 
     def plan_of(self, question: Question) -> Plan:
         """The plan of a single question."""

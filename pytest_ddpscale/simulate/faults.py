@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.errors import OptionError
@@ -12,9 +12,6 @@ from pytest_ddpscale.plan.probe import Probe, is_probe_name
 
 # A throttling node heats up: after so many rounds it has come 63 % of the way, as an RC circuit charges.
 THROTTLE_ROUNDS = 3.0
-# Kinds whose place is a node; that of the others is a rank.
-NODE_FAULTS = ("slow-link", "throttle")
-_DEFAULT_MISSING_FROM = 1
 # What may be wrong with a GPU that its node says of itself: uncorrectable memory errors, a quarter of its PCIe lanes,
 # an NVLink that is down, and clocks that heat holds down.
 GPU_FAULTS = ("ecc", "lanes", "nvlink", "clock")
@@ -24,24 +21,16 @@ HELD_DOWN = 1.3  # how much longer a GPU computes whose clocks are held down
 
 @dataclass(frozen=True)
 class _Form:
-    """How one kind of fault is written.
-
-    Attributes:
-        fields: names of what follows the kind; in brackets what may be left out.
-        example: one that can be typed.
-        meaning: for ``--help``.
-        sizes: least and greatest size it may have.
-    """
+    """How one kind of fault is written: fields in brackets may be left out; sizes are the least and the greatest."""
 
     fields: tuple[str, ...]
     example: str
     meaning: str
-    sizes: tuple[float, float] = (0.0, 0.0)
+    sizes: tuple[float, float] | None = None
 
     def written(self, kind: str) -> str:
         """``slow-gpu:RANK:FACTOR``."""
-        needed = [field for field in self.fields if not field.startswith("[")]
-        return ":".join((kind, *needed)) + "".join(field for field in self.fields if field.startswith("["))
+        return kind + "".join(field if field.startswith("[") else f":{field}" for field in self.fields)
 
 
 FORMS: dict[str, _Form] = {
@@ -62,7 +51,7 @@ FORMS: dict[str, _Form] = {
         ("PERCENT",), "drift:3", "all GPUs take PERCENT (-50 to 1000) longer at the end of the run", (-50.0, 1000.0)
     ),
     "missing-rank": _Form(
-        ("RANK", "[:ROUND]"), "missing-rank:3:2", "no record of it from ROUND (default 1) of any study on"
+        ("RANK", "[:ROUND]"), "missing-rank:3:2", "no record of it from ROUND (default 1) of any study on", (0, 1e5)
     ),
     "corrupt-rank": _Form(("RANK",), "corrupt-rank:3", "it computes other bits than its peers"),
     "bad-gpu": _Form(
@@ -70,17 +59,13 @@ FORMS: dict[str, _Form] = {
         "memory errors, a quarter of its PCIe lanes, an NVLink down, or clocks held down by heat",
     ),
 }  # fmt: skip
+# Kinds whose place is a node; that of the others is a rank.
+NODE_FAULTS = tuple(kind for kind, form in FORMS.items() if form.fields[0] == "NODE")
 
 
 @dataclass(frozen=True)
 class Moment:
-    """When in the run.
-
-    Attributes:
-        round: of the study, from 0.
-        rounds_before: rounds of the whole run before this one.
-        rounds_in_run: how many the whole run has.
-    """
+    """When in the run: the round of a study, from 0; rounds of the whole run before it, and how many that has."""
 
     round: int
     rounds_before: int
@@ -94,24 +79,20 @@ class InjectedFault:
     Attributes:
         kind: a key of `FORMS`.
         place: rank or node; None for ``drift``.
-        size: factor on the time, share of the bandwidth, or per cent; 0 where the kind has none.
-        from_round: of ``missing-rank``: first round of every study without it.
         what: of ``bad-gpu`` one of `GPU_FAULTS`, of ``slow-probe`` the probe's name.
+        size: factor on the time, share of the bandwidth, per cent, or the first round of every study without a
+            ``missing-rank``; 1 where the kind has no size.
     """
 
     kind: str
-    place: int | None
-    size: float = 0.0
-    from_round: int = _DEFAULT_MISSING_FROM
+    place: int | None = None
     what: str = ""
+    size: float = 1.0
 
     def __str__(self) -> str:
-        place = [] if self.place is None else [str(self.place)]
-        what = [self.what] if self.what else []
-        size = [] if FORMS[self.kind].sizes == (0.0, 0.0) else [f"{self.size:g}"]
-        if self.kind == "missing-rank":
-            size = [str(self.from_round)]
-        return ":".join([self.kind, *place, *what, *size])
+        place = "" if self.place is None else f":{self.place}"
+        what = f":{self.what}" if self.what else ""
+        return self.kind + place + what + (f":{self.size:g}" if FORMS[self.kind].sizes else "")
 
     def ranks(self, layout: Layout) -> range:
         """The ranks that it strikes; none for ``drift``, which strikes all alike."""
@@ -123,24 +104,18 @@ class InjectedFault:
 
 @dataclass(frozen=True)
 class Faults:
-    """All that is wrong with a simulated cluster.
-
-    Attributes:
-        faults: in the order in which they were given.
-        layout: which ranks form a node.
-    """
+    """All that is wrong with a simulated cluster, in the order in which it was given."""
 
     faults: tuple[InjectedFault, ...]
     layout: Layout
 
     def slowdowns(self, when: Moment) -> dict[int, float]:
         """Factor on the computation time of the ranks that are slower than they should be."""
-        found: dict[int, float] = {}
-        for fault in self.faults:
-            factor = _slowdown(fault, when)
-            for rank in fault.ranks(self.layout) if factor > 1 else ():
-                found[rank] = found.get(rank, 1.0) * factor
-        return found
+        return self._factors(lambda fault: _slowdown(fault, when))
+
+    def probe_shares(self, probe: Probe) -> dict[int, float]:
+        """What share of its pace each rank reaches in a probe, of those that do not reach all of it."""
+        return self._factors(lambda fault: _probe_share(fault, probe))
 
     def drift(self, when: Moment) -> float:
         """Factor on everybody's time."""
@@ -156,35 +131,35 @@ class Faults:
                 found[fault.place] = min(found.get(fault.place, 1.0), fault.size)
         return found
 
-    def probe_shares(self, probe: Probe) -> dict[int, float]:
-        """What share of its pace each rank reaches in a probe, of those that do not reach all of it."""
-        found: dict[int, float] = {}
-        for fault in self.faults:
-            share = _probe_share(fault, probe)
-            for rank in fault.ranks(self.layout) if share < 1 else ():
-                found[rank] = found.get(rank, 1.0) * share
-        return found
-
     def missing(self, round_number: int) -> set[int]:
         """Ranks of which there is no record in this round of any study."""
-        return {rank for f in self._of("missing-rank") if round_number >= f.from_round for rank in f.ranks(self.layout)}
+        gone = [fault for fault in self.faults if fault.kind == "missing-rank" and round_number >= fault.size]
+        return {rank for fault in gone for rank in fault.ranks(self.layout)}
 
     @property
     def corrupt(self) -> set[int]:
         """Ranks that compute other bits than their peers."""
-        return {rank for fault in self._of("corrupt-rank") for rank in fault.ranks(self.layout)}
+        return self._struck("corrupt-rank")
 
     def bad_gpus(self, what: str) -> set[int]:
         """Ranks whose GPUs have that fault of `GPU_FAULTS`."""
-        bad = [fault for fault in self._of("bad-gpu") if fault.what == what]
-        return {rank for fault in bad for rank in fault.ranks(self.layout)}
+        return self._struck("bad-gpu", what)
 
-    def _of(self, kind: str) -> list[InjectedFault]:
-        return [fault for fault in self.faults if fault.kind == kind]
+    def _struck(self, kind: str, what: str = "") -> set[int]:
+        struck = [fault for fault in self.faults if (fault.kind, fault.what) == (kind, what)]
+        return {rank for fault in struck for rank in fault.ranks(self.layout)}
+
+    def _factors(self, factor_of: Callable[[InjectedFault], float]) -> dict[int, float]:
+        """Product of the factors of each rank that any fault gives another one than 1."""
+        found: dict[int, float] = {}
+        for fault in self.faults:
+            factor = factor_of(fault)
+            for rank in fault.ranks(self.layout) if factor != 1 else ():
+                found[rank] = found.get(rank, 1.0) * factor
+        return found
 
 
 def _slowdown(fault: InjectedFault, when: Moment) -> float:
-    """Factor on the computation time of the ranks that a fault strikes."""
     if fault.kind == "throttle":
         return 1 + (fault.size - 1) * -math.expm1(-when.rounds_before / THROTTLE_ROUNDS)
     if fault.kind == "bad-gpu":
@@ -193,7 +168,7 @@ def _slowdown(fault: InjectedFault, when: Moment) -> float:
 
 
 def _probe_share(fault: InjectedFault, probe: Probe) -> float:
-    """What of its pace a rank that a fault strikes reaches in a probe, but for what it computes more slowly."""
+    """But for what it computes more slowly."""
     if fault.kind == "slow-probe" and fault.what == probe.name:
         return fault.size
     if fault.kind == "bad-gpu" and fault.what == "lanes" and probe.kind in ("host-to-device", "device-to-host"):
@@ -202,36 +177,25 @@ def _probe_share(fault: InjectedFault, probe: Probe) -> float:
 
 
 def parse_fault(text: str, layout: Layout, where: str = "--fault") -> InjectedFault:
-    """The fault that ``KIND:ARGS`` names.
-
-    Args:
-        text: as typed.
-        layout: which ranks there are, and which of them form a node.
-        where: who asked, for the message.
+    """The fault that ``KIND:ARGS`` names; the message says `where` it was typed.
 
     Raises:
         OptionError: no such kind, other arguments than it takes, or a rank or node that is not there.
     """
-    kind, _, rest = text.partition(":")
+    kind, *parts = text.split(":")
     form = FORMS.get(kind)
     if form is None:
         kinds = ", ".join(known.written(name) for name, known in FORMS.items())
         raise OptionError(where, f"found {text!r}", f"one of {kinds}")
-    refused = OptionError(
-        where, f"found {text!r}", f"{form.written(kind)} ({form.meaning}), for example {form.example}"
-    )
-    fewest = sum(not field.startswith("[") for field in form.fields)
-    parts = rest.split(":") if rest else []
-    if not fewest <= len(parts) <= len(form.fields):
-        raise refused
     try:
-        fault = _fault(kind, parts)
+        fault = _fault(kind, form, parts)
     except ValueError:
-        raise refused from None
-    least, most = form.sizes
-    if not least <= fault.size <= most or fault.from_round < 0:
-        raise refused
-    _check_place(fault, text, layout, where)
+        expected = f"{form.written(kind)} ({form.meaning}), for example {form.example}"
+        raise OptionError(where, f"found {text!r}", expected) from None
+    what, most = ("node", layout.nodes) if kind in NODE_FAULTS else ("rank", layout.world_size)
+    if fault.place is not None and not 0 <= fault.place < most:
+        there_are = f"there is only {what} 0" if most == 1 else f"there are {most} {what}s"
+        raise OptionError(where, f"found {text!r}, but {there_are}", f"a {what} from 0 to {most - 1}")
     return fault
 
 
@@ -240,27 +204,20 @@ def parse_faults(texts: Sequence[str], layout: Layout) -> Faults:
     return Faults(tuple(parse_fault(text, layout) for text in texts), layout)
 
 
-def _fault(kind: str, parts: Sequence[str]) -> InjectedFault:
-    """Raises ValueError for what is no number, no such fault of a GPU or no such probe."""
-    if kind == "drift":
-        return InjectedFault(kind, None, float(parts[0]))
-    place = int(parts[0])
-    if kind == "missing-rank":
-        return InjectedFault(kind, place, from_round=int(parts[1]) if len(parts) > 1 else _DEFAULT_MISSING_FROM)
-    if kind == "bad-gpu" and parts[1] not in GPU_FAULTS:
-        raise ValueError(parts[1])
-    if kind == "slow-probe" and not is_probe_name(parts[1]):
-        raise ValueError(parts[1])
-    has_what = kind in ("bad-gpu", "slow-probe")
-    sizes = parts[2:] if has_what else parts[1:]
-    return InjectedFault(kind, place, float(sizes[0]) if sizes else 0.0, what=parts[1] if has_what else "")
-
-
-def _check_place(fault: InjectedFault, text: str, layout: Layout, where: str) -> None:
-    what, most = ("node", layout.nodes) if fault.kind in NODE_FAULTS else ("rank", layout.world_size)
-    if fault.place is not None and not 0 <= fault.place < most:
-        there_are = f"there is only {what} 0" if most == 1 else f"there are {most} {what}s"
-        raise OptionError(where, f"found {text!r}, but {there_are}", f"a {what} from 0 to {most - 1}")
+def _fault(kind: str, form: _Form, parts: Sequence[str]) -> InjectedFault:
+    """Raises ValueError for another number of parts, what is no number, no such fault of a GPU or no such probe."""
+    if not sum(not field.startswith("[") for field in form.fields) <= len(parts) <= len(form.fields):
+        raise ValueError(parts)
+    place = None if kind == "drift" else int(parts[0])
+    what = parts[1] if kind in ("bad-gpu", "slow-probe") else ""
+    if (kind == "bad-gpu" and what not in GPU_FAULTS) or (kind == "slow-probe" and not is_probe_name(what)):
+        raise ValueError(what)
+    number = int if kind == "missing-rank" else float
+    size = number(parts[-1]) if form.sizes and len(parts) == len(form.fields) else 1.0
+    fault = InjectedFault(kind, place, what, size)
+    if form.sizes and not form.sizes[0] <= fault.size <= form.sizes[1]:
+        raise ValueError(fault.size)
+    return fault
 
 
 def fault_help() -> str:

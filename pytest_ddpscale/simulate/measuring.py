@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S, STARTUP_S
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Placement, Plan, Study
-from pytest_ddpscale.results.records import Block, SeededSteps, joined_checksums
+from pytest_ddpscale.results.records import Block, RoundEnd, SeededSteps, StudyStart, WorkloadFlops, joined_checksums
 from pytest_ddpscale.results.strict_json import column
 from pytest_ddpscale.simulate.faults import Faults, Moment
 from pytest_ddpscale.simulate.models import model_of
-from pytest_ddpscale.simulate.performance import FloatArray, Performance
+from pytest_ddpscale.simulate.performance import FloatArray, Performance, StepTime
 
 COUNTER = "simulated: 6 per multiply-accumulate of torchvision's model documentation"
 GANG = 0  # the number of the only one there is
@@ -26,21 +26,16 @@ IntArray = NDArray[np.int64]
 
 
 class SimulatedRun:
-    """One run of a plan. The same arguments give the same measurements.
-
-    Args:
-        plan: what is measured.
-        performance: what a sound cluster does.
-        faults: what is wrong with this one.
-        seed: of all noise.
-    """
+    """One run of a plan, on a sound cluster but for its faults. The same arguments give the same measurements."""
 
     def __init__(self, plan: Plan, performance: Performance, faults: Faults, seed: int) -> None:
         self.plan = plan
         self.performance = performance
         self.faults = faults
+        self.seed = seed
         self.chance = np.random.default_rng(seed)
         self.clock_s = STARTUP_S
+        self._step_times: dict[tuple[str, Arm], StepTime] = {}
         self._rounds_done = 0
         self._rounds_in_run = sum(study.rounds for study in plan.studies) + (plan.probes.rounds if plan.probes else 0)
 
@@ -50,58 +45,74 @@ class SimulatedRun:
         self._rounds_done += 1
         return when
 
-    def seeded_steps(self, study: Study) -> SeededSteps:
-        """What each rank of a study computes of a step that is the same on all. Nobody is missing yet."""
+    def before_rounds(self, study: Study) -> Iterator[StudyStart | SeededSteps | WorkloadFlops]:
+        """What is recorded before a study's first round; of its seeded step no rank is missing yet."""
+        yield StudyStart(study=study.id, unix_s=round(self.clock_s, 3))
         (right,), corrupt = self._checksums(1), self.faults.corrupt
         ranks = study.ranks(study.arms, self.plan.layout)
         checksums = column(_WRONG if rank in corrupt else right for rank in ranks)
-        return SeededSteps(study=study.id, gang=GANG, ranks=ranks, checksums=checksums)
+        yield SeededSteps(study=study.id, gang=GANG, ranks=ranks, checksums=checksums)
+        flops_per_image = model_of(study.workload).flops_per_image(study.workload.image_size)
+        yield WorkloadFlops(study=study.id, flops_per_image=flops_per_image, counter=COUNTER)
 
-    def measure_round(self, study: Study, number: int) -> Iterator[Block]:
-        """One round of a study, its arms in random order: a block for each of which any rank is there."""
+    def measure_round(self, study: Study, number: int, timed: Sequence[Arm]) -> Iterator[Block | RoundEnd]:
+        """One round of a study: a block for each of the timed arms of which any rank is there, in random order.
+
+        The others are measured as well, so that the noise is the same whatever is left out, and not recorded.
+        """
         if number == 0:
             self.clock_s += study.warmup_s
         when = self.begin_round(number)
         for place in self.chance.permutation(len(study.arms)):
-            yield from self._block(study, study.arms[place], when)
+            block = self._block(study, study.arms[place], when)
+            if block is not None and study.arms[place] in timed:
+                yield block
+        yield RoundEnd(study=study.id, round=number, arms=tuple(arm.name for arm in timed))
 
-    def _block(self, study: Study, arm: Arm, when: Moment) -> Iterator[Block]:
-        turn = study.turn(self.plan.seed, when.round)
+    def _block(self, study: Study, arm: Arm, when: Moment) -> Block | None:
+        turn = study.turn(self.plan.seed, when.round) if arm.world_size == 1 else 0
         groups = _groups(self.plan.layout, arm.world_size, arm.placement, turn)
-        sound, faults, is_ddp = self.performance.step_time(study, arm), self.faults, arm.kind == "ddp"
+        sound, faults, is_ddp = self._step_time(study, arm), self.faults, arm.kind == "ddp"
         own_s = sound.computation_s * faults.drift(when)
         steps = max(FEWEST_STEPS_PER_BLOCK, math.ceil(study.block_s / own_s))
         slower = {rank: sound.slowed_by(factor) for rank, factor in faults.slowdowns(when).items()}
         computed_s = own_s * self.of_ranks(slower)[groups]
         step_s = self._together(study, arm, groups, computed_s, steps) if is_ddp else self._each(computed_s, steps)
+        step_s, ranks = step_s.reshape(-1, steps), groups.ravel()
         checksums = self._parameters(groups) if is_ddp else None
-        ranks, step_s, utilization = (
-            groups.ravel(),
-            step_s.reshape(-1, steps),
-            self._utilization(study, arm, groups.size),
-        )
+        above = self.performance.noise.utilization_sd * np.abs(self.chance.standard_normal(groups.size))
+        utilization = np.round(np.minimum(1.0, sound.utilization + above), 4)
         started_s, longest_s = self.clock_s, float(step_s.sum(axis=1).max())
         self.clock_s += longest_s * (1 + STEPS_BEFORE_TIMING / steps) + OVERHEAD_PER_BLOCK_S
         there = ~np.isin(ranks, list(faults.missing(when.round)))
+        if not there.any():
+            return None
         block_s = np.round(step_s[there].sum(axis=1), _DIGITS)
-        power_w = self.performance.expectations[study.workload.name].power_w
-        if there.any():
-            yield Block(
-                study=study.id,
-                arm=arm.name,
-                round=when.round,
-                gang=GANG,
-                batch_size=arm.batch_size,
-                steps=steps,
-                ranks=tuple(ranks[there].tolist()),
-                started_unix_s=round(started_s, 3),
-                block_s=tuple(block_s.tolist()),
-                step_s=step_s[there].astype("<f4").tobytes(),
-                utilization=tuple(utilization[there].tolist()),
-                energy_j=None if power_w is None else tuple(np.round(power_w * block_s, 3).tolist()),
-                peak_memory_bytes=self.performance.memory_bytes(study.workload, arm),
-                parameters_checksum=None if checksums is None else joined_checksums(checksums[there].tolist()),
-            )
+        expectation = self.performance.expectations[study.workload.name]
+        power_w = expectation.power_w
+        return Block(
+            study=study.id,
+            arm=arm.name,
+            round=when.round,
+            gang=GANG,
+            batch_size=arm.batch_size,
+            steps=steps,
+            ranks=tuple(ranks[there].tolist()),
+            started_unix_s=round(started_s, 3),
+            block_s=tuple(block_s.tolist()),
+            step_s=step_s[there].astype("<f4").tobytes(),
+            utilization=tuple(utilization[there].tolist()),
+            energy_j=None if power_w is None else tuple(np.round(power_w * block_s, 3).tolist()),
+            peak_memory_bytes=expectation.memory_bytes(study.workload, arm.batch_size),
+            parameters_checksum=None if checksums is None else joined_checksums(checksums[there].tolist()),
+        )
+
+    def _step_time(self, study: Study, arm: Arm) -> StepTime:
+        """The same in every round."""
+        key = study.id, arm
+        if key not in self._step_times:
+            self._step_times[key] = self.performance.step_time(study, arm)
+        return self._step_times[key]
 
     def _each(self, computed_s: FloatArray, steps: int) -> FloatArray:
         """Steps of ranks that wait for nobody. Their mean varies by the noise of a round and no more."""
@@ -116,11 +127,11 @@ class SimulatedRun:
         noise, normal = self.performance.noise, self.chance.standard_normal
         jitter = noise.step_sd * normal((*groups.shape, steps))
         slowest_s = (computed_s[..., None] * (1 + jitter)).max(axis=1)
-        nodes = len(np.unique(groups[0] // self.plan.layout.ranks_per_node))
+        nodes = len(set((groups[0] // self.plan.layout.ranks_per_node).tolist()))
         exposed_s, shares = np.empty_like(slowest_s), self.link_share(groups)
-        for share in np.unique(shares):
+        for share in set(shares.tolist()):
             slow = shares == share
-            exposed = self.performance.exposed_s(study.workload, arm.world_size, nodes, slowest_s[slow], float(share))
+            exposed = self.performance.exposed_s(study.workload, arm.world_size, nodes, slowest_s[slow], share)
             exposed_s[slow] = exposed
         slowest_s = (slowest_s + exposed_s) * np.exp(noise.round_sd * normal((len(groups), 1)))
         step_s: FloatArray = slowest_s[:, None, :] * (1 + noise.rank_sd * normal((*groups.shape, 1)))
@@ -140,11 +151,6 @@ class SimulatedRun:
         found[list(factors)] = list(factors.values())
         return found
 
-    def _utilization(self, study: Study, arm: Arm, ranks: int) -> FloatArray:
-        above = self.performance.noise.utilization_sd * np.abs(self.chance.standard_normal(ranks))
-        shares: FloatArray = np.minimum(1.0, self.performance.utilization(study, arm) + above)
-        return np.round(shares, 4)
-
     def _parameters(self, groups: IntArray) -> NDArray[np.str_]:
         """Checksum of each rank's parameters: that of its group, unless it computes otherwise."""
         found = np.repeat(self._checksums(len(groups)), groups.shape[1])
@@ -159,8 +165,3 @@ class SimulatedRun:
 def _groups(layout: Layout, world_size: int, placement: Placement, turn: int) -> IntArray:
     """The ranks that train together, a row for each group."""
     return np.array(layout.groups(Arm("ddp", world_size, 1, placement), turn))
-
-
-def flops_per_image(study: Study) -> float:
-    """Of forward and backward pass of what a study trains."""
-    return model_of(study.workload).flops_per_image(study.workload.image_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -14,7 +15,7 @@ from pytest_ddpscale.plan.study import Arm, DeviceType, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.allreduce import Topology, all_reduce_s
 from pytest_ddpscale.simulate.models import model_of
-from pytest_ddpscale.simulate.sound_machine import Expectation, memory_bytes
+from pytest_ddpscale.simulate.sound_machine import Expectation
 
 # The backward pass costs two forward passes, and its communication can hide behind it.
 BACKWARD_SHARE = 2 / 3
@@ -23,7 +24,6 @@ FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
 # Copying gradients into buckets and out of them, which ddp@1 and no_sync pay as well.
 DDP_OVERHEAD = 0.002
-_NORMAL = NormalDist()
 FloatArray = NDArray[np.float64]
 
 
@@ -55,10 +55,12 @@ class StepTime:
     Attributes:
         computation_s: until its gradients are there, whether it computes or waits for its host.
         busy_share: part of `computation_s` in which it computes, 0 … 1.
+        utilization: of the least busy rank. Waiting inside an all-reduce counts as busy: NVML cannot tell.
     """
 
     computation_s: float
     busy_share: float
+    utilization: float
 
     def slowed_by(self, factor: float) -> float:
         """Factor on `computation_s` of a device that computes `factor` times as long: its host hides a part of it."""
@@ -67,13 +69,9 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Performance:
-    """What a sound cluster does in each arm.
+    """What a sound cluster of a device type, which on CPU never waits for its host, does in each arm.
 
-    Attributes:
-        device_type: a CPU never waits for its host.
-        topology: of the cluster.
-        expectations: by workload name.
-        noise: how much times vary.
+    `expectations` are by workload name.
     """
 
     device_type: DeviceType
@@ -83,13 +81,14 @@ class Performance:
 
     def step_time(self, study: Study, arm: Arm) -> StepTime:
         """A rank's own part of a step: nothing here waits for another rank."""
-        workload = study.workload
-        busy_s = arm.batch_size / self.expectations[workload.name].img_per_s
-        host_s = 0.0 if self.device_type == "cpu" else model_of(workload).host_step_s
+        expected = self.expectations[study.workload.name]
+        busy_s = arm.batch_size / expected.img_per_s
+        host_s = 0.0 if self.device_type == "cpu" else model_of(study.workload).host_step_s
         computation_s = max(busy_s, host_s) * (1.0 if arm.kind in ("alone", "each") else 1 + DDP_OVERHEAD)
         if arm.kind == "ddp" and arm.world_size > 1:
             computation_s *= self._slower_together(study, arm, computation_s)
-        return StepTime(computation_s, 1.0 if busy_s >= host_s else busy_s / computation_s)
+        busy_share = 1.0 if busy_s >= host_s else busy_s / computation_s
+        return StepTime(computation_s, busy_share, busy_share * expected.utilization_of(arm.world_size))
 
     def exposed_s(
         self, workload: Workload, world_size: int, nodes: int, computation_s: FloatArray, link_share: float = 1.0
@@ -106,18 +105,9 @@ class Performance:
             computation_s: of steps, on the slowest rank.
             link_share: bandwidth left on the slowest node's links, 0 … 1.
         """
-        buckets = _buckets(model_of(workload).gradient_bytes)
-        times = [all_reduce_s(size, world_size, nodes, self.topology, link_share) for size in buckets]
-        return np.maximum(0.0, sum(times[:-1]) - BACKWARD_SHARE * computation_s) + times[-1]
-
-    def utilization(self, study: Study, arm: Arm) -> float:
-        """Of the least busy rank. Waiting inside an all-reduce counts as busy: NVML cannot tell."""
-        expected = self.expectations[study.workload.name].utilization_of(arm.world_size)
-        return expected * self.step_time(study, arm).busy_share
-
-    def memory_bytes(self, workload: Workload, arm: Arm) -> int:
-        """Peak memory of a rank."""
-        return memory_bytes(self.expectations[workload.name], workload, arm.batch_size)
+        gradient_bytes = model_of(workload).gradient_bytes
+        early_s, last_s = _travelling_s(gradient_bytes, world_size, nodes, self.topology, link_share)
+        return np.maximum(0.0, early_s - BACKWARD_SHARE * computation_s) + last_s
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -149,7 +139,18 @@ class Performance:
 
 def expected_maximum(count: int) -> float:
     """Mean of the largest of so many standard normal values, nearly: Blom (1958)."""
-    return _NORMAL.inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+
+
+@lru_cache(maxsize=256)
+def _travelling_s(
+    gradient_bytes: int, world_size: int, nodes: int, topology: Topology, link_share: float
+) -> tuple[float, float]:
+    """How long all buckets but the last take to be averaged, and how long the last."""
+    *early_s, last_s = (
+        all_reduce_s(size, world_size, nodes, topology, link_share) for size in _buckets(gradient_bytes)
+    )
+    return sum(early_s), last_s
 
 
 def _buckets(gradient_bytes: int) -> list[int]:

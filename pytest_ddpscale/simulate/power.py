@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -13,6 +13,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.simulate.faults import FORMS, NODE_FAULTS, Faults, InjectedFault, parse_fault
+from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import host_name
 from pytest_ddpscale.simulate.simulated_session import decide
@@ -21,17 +22,13 @@ DEFAULT_FAULTS = (
     "slow-gpu:1.02", "slow-gpu:1.05", "slow-gpu:1.1", "slow-gpu:1.2", "slow-link:0.5", "slow-link:0.25",
     "slow-link:0.05", "throttle:1.05", "throttle:1.2", "drift:5", "missing-rank", "corrupt-rank",
 )  # fmt: skip
-_CONFIDENCE_OF_SHARES = 0.95
+_HEADER = ("fault", "size", "caught", "rejected", "right one named", "mostly by")
+_MOST_METRICS = 2
 
 
 @dataclass(frozen=True)
 class Share:
-    """How many of some runs did something.
-
-    Attributes:
-        count: those that did.
-        runs: all.
-    """
+    """In how many of some runs something happened."""
 
     count: int
     runs: int
@@ -44,11 +41,15 @@ class Share:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % score interval: Wilson (1927), J. Am. Stat. Assoc. 22."""
-        z = NormalDist().inv_cdf(0.5 + _CONFIDENCE_OF_SHARES / 2)
+        z = NormalDist().inv_cdf(0.975)
         weight = 1 + z * z / self.runs
         centre = (self.value + z * z / (2 * self.runs)) / weight
         reach = z / weight * (self.value * (1 - self.value) / self.runs + z * z / (4 * self.runs**2)) ** 0.5
         return max(0.0, centre - reach), min(1.0, centre + reach)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:4.0%} [{low:.0%}, {high:.0%}]"
 
 
 @dataclass(frozen=True)
@@ -92,16 +93,9 @@ def measure_power(
     seed: int,
     progress: Callable[[str], None] = lambda fault: None,
 ) -> Power:
-    """Simulate and judge `trials` runs without a fault, and as many with each.
+    """Simulate and judge `trials` runs without a fault, and as many with each; the same seed gives the same shares.
 
-    Args:
-        cluster: the machine.
-        plan: what a session would measure on it.
-        faults: ``KIND:SIZE``; rank or node are chosen anew in every run.
-        trials: runs for each.
-        confidence: of the verdicts.
-        seed: of everything random: the same arguments give the same shares.
-        progress: told each fault before its runs.
+    Faults are ``KIND:SIZE``: rank or node are chosen anew in every run. `progress` is told each before its runs.
 
     Raises:
         OptionError: a fault is none, or there are no trials.
@@ -135,9 +129,11 @@ def place_fault(text: str, layout: Layout, chance: random.Random) -> InjectedFau
 
 @dataclass(frozen=True)
 class _Trial:
+    """One simulated run, and the fault that it had, if it had any."""
+
     fault: InjectedFault | None
+    layout: Layout
     verdicts: tuple[Verdict, ...]
-    faults: Faults
 
     def not_passed(self, ignored: set[str]) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if not verdict.passed and verdict.id not in ignored]
@@ -149,16 +145,16 @@ class _Trial:
             return bool(blamed)
         if self.fault.kind in NODE_FAULTS:
             return any(culprit.host == host_name(self.fault.place) for culprit in blamed)
-        node, index = divmod(self.fault.place, self.faults.layout.ranks_per_node)
+        node, index = divmod(self.fault.place, self.layout.ranks_per_node)
         return any((culprit.host, culprit.gpu_index) == (host_name(node), index) for culprit in blamed)
 
 
 def _trial(cluster: SimulatedCluster, plan: Plan, text: str, confidence: float, seed: str) -> _Trial:
     chance = random.Random(seed)  # noqa: S311 (a lot, no secret)
     fault = None if text == "none" else place_fault(text, plan.layout, chance)
-    faults = Faults(() if fault is None else (fault,), plan.layout)
-    studies = decide(plan, cluster.performance, faults, cluster.cases, confidence, chance.getrandbits(64))
-    return _Trial(fault, tuple(verdict for study in studies for verdict in study.verdicts), faults)
+    faults = Faults((fault,) if fault else (), plan.layout)
+    studies = decide(SimulatedRun(plan, cluster.performance, faults, chance.getrandbits(64)), cluster.cases, confidence)
+    return _Trial(fault, plan.layout, tuple(verdict for study in studies for verdict in study.verdicts))
 
 
 def _never_kept(sound: Sequence[_Trial]) -> tuple[Verdict, ...]:
@@ -169,19 +165,33 @@ def _never_kept(sound: Sequence[_Trial]) -> tuple[Verdict, ...]:
 def _catch(text: str, trials: Sequence[_Trial], ignored: set[str]) -> Catch:
     caught = [trial.not_passed(ignored) for trial in trials]
     rejected = [any(v.outcome == "failed" and v.severity == "fail" for v in verdicts) for verdicts in caught]
+    named = sum(trial.names_the_right_one(ignored) for trial in trials)
+    failed, not_passed = Counter[str](), Counter[str]()
+    for verdicts in caught:
+        failed.update({verdict.metric for verdict in verdicts if verdict.outcome == "failed"})
+        not_passed.update({verdict.metric for verdict in verdicts})
+    metrics = sorted(not_passed, key=lambda metric: (-failed[metric], -not_passed[metric], metric))
+    runs = len(trials)
     return Catch(
-        fault=text,
-        caught=Share(sum(map(bool, caught)), len(trials)),
-        rejected=Share(sum(rejected), len(trials)),
-        named=Share(sum(trial.names_the_right_one(ignored) for trial in trials), len(trials)),
-        metrics=_metrics(caught),
+        text, Share(sum(map(bool, caught)), runs), Share(sum(rejected), runs), Share(named, runs), tuple(metrics)
     )
 
 
-def _metrics(caught: Sequence[Sequence[Verdict]]) -> tuple[str, ...]:
-    """Metrics that did not pass: first those that failed most often."""
-    failed, open_ = Counter[str](), Counter[str]()
-    for verdicts in caught:
-        failed.update({verdict.metric for verdict in verdicts if verdict.outcome == "failed"})
-        open_.update({verdict.metric for verdict in verdicts})
-    return tuple(sorted(open_, key=lambda metric: (-failed[metric], -open_[metric], metric)))
+def power_lines(power: Power) -> Iterator[str]:
+    """The table, and how to read it."""
+    rows = [_HEADER, *map(_row, power.catches)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield ""
+    yield f"{power.catches[0].caught.runs} simulated runs of each, with 95 % score intervals: no machine was measured."
+    yield "Caught: a requirement failed, was inconclusive or not measured. Rejected: one that can reject failed."
+    yield "The row none is the rate of false alarms, and of accusations of anybody."
+    for verdict in power.set_aside:
+        yield f"Not counted, because a sound simulated machine does not keep it: {verdict.id}: {verdict.reason}"
+
+
+def _row(catch: Catch) -> tuple[str, ...]:
+    kind, _, size = catch.fault.partition(":")
+    named = "–" if kind == "drift" else str(catch.named)  # nobody is to blame for what strikes all alike
+    return kind, size, str(catch.caught), str(catch.rejected), named, ", ".join(catch.metrics[:_MOST_METRICS])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,11 +13,10 @@ from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import DeviceType, Plan
-from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.allreduce import LINK_EFFICIENCY, LINK_LATENCY_S, NIC_GBPS, NIC_LATENCY_S, Link, Topology
 from pytest_ddpscale.simulate.performance import ROUND_SD, Noise, Performance
-from pytest_ddpscale.simulate.sound_machine import expectation_of, probe_values
-from pytest_ddpscale.thresholds.cases import AnyCase, Case, cases_for, device_type, training_cases
+from pytest_ddpscale.simulate.sound_machine import expectation_of, expected_value
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.thresholds.node_expectation import node_expectation
@@ -26,21 +26,16 @@ MOST_GPUS = 1_000_000
 # Beyond this many, blocks have the fewest steps, runs the fewest rounds and GPUs no telemetry, or files would grow to
 # gigabytes.
 MOST_GPUS_AT_FULL_PACE = 1024
-# gloo over loopback, two processes on one machine.
-_CPU_LINK_GBPS = 1.0
+_CPU_LINK_GBPS = 1.0  # gloo over loopback, two processes on one machine
+_OF_PEAK = 0.7  # that a probe reaches of which nobody said more
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
     """What a simulated cluster is like, as the command line says it.
 
-    Attributes:
-        sku: name or alias in the thresholds file.
-        gpus: how many; None for as many as the largest requirement needs.
-        gpus_per_node: how many share a node.
-        nic_gbps: between nodes, GB/s for each GPU in one direction.
-        round_noise: relative standard deviation of a round; None for the default of the kind of device.
-        workloads: names; None for all that requirements name.
+    None stands for as many GPUs as the largest requirement needs, the noise of the kind of device, and all workloads.
+    Bandwidth between nodes is in GB/s for each GPU in one direction, noise the relative standard deviation of a round.
     """
 
     sku: str
@@ -53,15 +48,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class SimulatedCluster:
-    """A sound machine of a SKU, ready to be simulated.
-
-    Attributes:
-        thresholds: the file that says what it does.
-        sku: canonical name.
-        gpus: how many there are.
-        cases: requirements that so many GPUs can be asked.
-        performance: the model of its steps.
-    """
+    """A sound machine of a SKU, ready to be simulated, and what so many GPUs can be asked."""
 
     thresholds: ThresholdsFile
     sku: str
@@ -79,34 +66,41 @@ class SimulatedCluster:
         """``cpu`` or ``cuda``."""
         return self.performance.device_type
 
-    @property
-    def device_name(self) -> str:
-        """Of one GPU, for the record."""
-        return f"simulated {self.sku}"
-
     def plan(
         self, rounds: int | None = None, world_sizes: Sequence[int] = (), seed: int = 0, *, short_blocks: bool = False
     ) -> Plan:
         """What a session would measure here, and weak scaling of every workload at further world sizes.
 
-        Args:
-            rounds: of every study; None for as many as a real run does at most.
-            world_sizes: further ones.
-            seed: of the plan.
-            short_blocks: whether blocks have the fewest steps, as they always do on very large clusters.
+        None stands for as many rounds as a real run does at most; short blocks have the fewest steps, as they always
+        have on very large clusters.
         """
         workloads = dict.fromkeys(case.workload for case in training_cases(self.cases))
-        more = [question for w in workloads for k in world_sizes for question in _scaling_questions(w, k)]
-        pace, layout = self._pace(rounds, short_blocks=short_blocks), self.layout
-        return plan_of_cases(
-            self.sku, self.device_type, self.cases, pace, seed,
-            nodes=layout.nodes, ranks_per_node=layout.ranks_per_node, more=more,
-        )  # fmt: skip
+        # What tells how a workload scales to a world size, and who holds it back.
+        metrics = WEAK_SCALING_EFFICIENCY, RANK_UNIFORMITY
+        sizes = [size for size in world_sizes if size > 1]
+        more = [Question(metric, w, size) for w in workloads for size in sizes for metric in metrics]
+        layout = self.layout
+        empty = Plan(self.sku, self.device_type, (), seed, layout.nodes, layout.ranks_per_node)
+        return plan_of_cases(empty, self.cases, self._pace(rounds, short_blocks=short_blocks), more)
 
     def probe_values(self, probes: Sequence[Probe]) -> dict[Probe, float]:
-        """What a sound one reaches in each probe, in the unit of its metric: TFLOPS or GB/s."""
-        peak = self.thresholds.thresholds.skus[self.sku].peak
-        return probe_values(self.cases, probes, peak, self.performance.topology)
+        """What a sound one reaches in each probe, asked for or not, in the unit of its metric: TFLOPS or GB/s."""
+        asked: dict[Probe, float] = {}
+        for case in self.cases:
+            if isinstance(case, NodeCase) and case.probe is not None:
+                value = min(expected_value(case.requirement), case.peak or math.inf)
+                asked[case.probe] = max(asked.get(case.probe, 0.0), value)
+        return {probe: asked.get(probe) or self._unasked(probe) for probe in probes}
+
+    def _unasked(self, probe: Probe) -> float:
+        """Roughly: nobody is judged by it."""
+        peak, topology = self.thresholds.thresholds.skus[self.sku].peak, self.performance.topology
+        if probe.message_bytes is not None:
+            link = topology.inside if probe.world_size <= topology.gpus_per_node else topology.between
+            return link.bytes_per_s / 1e9
+        if probe.kind == "matmul":
+            return _OF_PEAK * ((peak.fp16_tflops if peak else None) or 1.0)
+        return _OF_PEAK * ((peak.memory_bandwidth_gbps if peak else None) or 10.0)
 
     def expectation(self, plan: Plan) -> NodeExpectation:
         """What its SKU and a plan expect of every node."""
@@ -118,10 +112,11 @@ class SimulatedCluster:
         return self.device_type == "cuda" and self.gpus <= MOST_GPUS_AT_FULL_PACE
 
     def _pace(self, rounds: int | None, *, short_blocks: bool) -> Pace:
-        default = PACES[self.device_type]
+        pace = PACES[self.device_type]
         if self.gpus > MOST_GPUS_AT_FULL_PACE:
             rounds, short_blocks = rounds or FEWEST_ROUNDS, True
-        pace = replace(default, block_s=0.0) if short_blocks else default
+        if short_blocks:
+            pace = replace(pace, block_s=0.0)
         return replace(pace, rounds=rounds, uncompared_rounds=rounds) if rounds else pace
 
 
@@ -143,13 +138,20 @@ def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> Simulat
     _check(options, gpus)
     found = _wanted(thresholds, name, _layout(gpus, options.gpus_per_node), options)
     cases = tuple(case for case in found if case.world_size <= gpus and not case.missing)
-    if not training_cases(cases):
+    workloads = dict.fromkeys(case.workload for case in training_cases(cases))
+    if not workloads:
         of_workloads = f" of {', '.join(options.workloads)}" if options.workloads is not None else ""
         raise OptionError(
             "--gpus, --workloads", f"{name} has no requirement{of_workloads} that {gpus} GPUs could be asked",
             f"one of the requirements of {name} in {thresholds.path}",
         )  # fmt: skip
-    performance = _performance(thresholds, sku, name, training_cases(cases), options)
+    kind = device_type(sku)
+    performance = Performance(
+        device_type=kind,
+        topology=_topology(sku, options),
+        expectations={workload.name: expectation_of(workload, name, thresholds) for workload in workloads},
+        noise=Noise(ROUND_SD[kind] if options.round_noise is None else options.round_noise),
+    )
     return SimulatedCluster(thresholds, name, gpus, cases, performance)
 
 
@@ -157,31 +159,11 @@ def _layout(gpus: int, gpus_per_node: int) -> Layout:
     return Layout(-(-gpus // gpus_per_node), min(gpus, gpus_per_node))
 
 
-def _performance(
-    thresholds: ThresholdsFile, sku: Sku, name: str, cases: Sequence[Case], options: ClusterOptions
-) -> Performance:
-    kind = device_type(sku)
-    workloads = dict.fromkeys(case.workload for case in cases)
-    noise = ROUND_SD[kind] if options.round_noise is None else options.round_noise
-    return Performance(
-        device_type=kind,
-        topology=_topology(sku, options),
-        expectations={workload.name: expectation_of(workload, name, thresholds) for workload in workloads},
-        noise=Noise(noise),
-    )
-
-
 def _topology(sku: Sku, options: ClusterOptions) -> Topology:
     link_gbps = sku.peak.link_bandwidth_gbps if sku.peak and sku.peak.link_bandwidth_gbps else _CPU_LINK_GBPS
     inside = Link(LINK_LATENCY_S, link_gbps * 1e9 * LINK_EFFICIENCY)
     between = Link(NIC_LATENCY_S, options.nic_gbps * 1e9 * LINK_EFFICIENCY)
     return Topology(options.gpus_per_node, inside, between)
-
-
-def _scaling_questions(workload: Workload, world_size: int) -> list[Question]:
-    """What tells how a workload scales to a world size, and who holds it back."""
-    metrics = (WEAK_SCALING_EFFICIENCY, RANK_UNIFORMITY)
-    return [Question(metric, workload, world_size) for metric in metrics] if world_size > 1 else []
 
 
 def _wanted(thresholds: ThresholdsFile, name: str, layout: Layout, options: ClusterOptions) -> list[AnyCase]:

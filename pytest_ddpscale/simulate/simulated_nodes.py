@@ -48,12 +48,7 @@ def device_id(rank: int, device_type: DeviceType) -> str:
 
 
 def surveys(expectation: NodeExpectation, faults: Faults) -> Iterator[Survey]:
-    """What each node is before anything is launched on it.
-
-    Args:
-        expectation: what every node has to be.
-        faults: what is wrong with the cluster.
-    """
+    """What each node is before anything is launched on it."""
     per_node = faults.layout.ranks_per_node
     name, has_gpus = name_of_pattern(expectation.name_pattern or ""), expectation.device_type == "cuda"
     for node in range(faults.layout.nodes):
@@ -133,26 +128,29 @@ def transports(study_id: str, expectation: NodeExpectation, layout: Layout) -> G
 
 def telemetry_of_block(block: Block | ProbeBlock, expectation: NodeExpectation, faults: Faults) -> TelemetryBlock:
     """What the GPUs say of themselves while a block is timed."""
-    ranks, started = tuple(block.each("ranks").tolist()), block.each("started_unix_s")
-    ended = np.round(started + block.each("block_s" if isinstance(block, Block) else "seconds"), 3)
-    busy = np.nan_to_num(block.each("utilization"), nan=1.0) if isinstance(block, Block) else np.ones(len(ranks))
-    bad = {what: faults.bad_gpus(what) for what in ("lanes", "clock")}
+    ranks, started_s = block.each("ranks").tolist(), block.each("started_unix_s")
+    if isinstance(block, Block):
+        arm, lasted_s, busy = block.arm, block.each("block_s"), block.each("utilization")
+    else:
+        arm, lasted_s, busy = block.probe_id, block.each("seconds"), np.ones(1)
+    few_lanes, held_down = faults.bad_gpus("lanes"), faults.bad_gpus("clock")
     lanes, slow = expectation.pcie_width or 16, {HELD_DOWN_BY: 1.0}
+    ended = np.round(started_s + lasted_s, 3)
     return TelemetryBlock(
         study=block.study,
-        arm=block.arm if isinstance(block, Block) else block.probe_id,
+        arm=arm,
         round=block.round,
         gang=GANG,
-        ranks=ranks,
-        started_unix_s=column(started.tolist()),
-        ended_unix_s=column(ended.tolist()),
+        ranks=tuple(ranks),
+        started_unix_s=column(started_s.tolist()),
+        ended_unix_s=tuple(ended.tolist()),
         polls=1,
         utilization=SpreadColumns(mean=column(busy.tolist()), minimum=float(busy.min()), maximum=1.0, samples=_SAMPLES),
-        throttle_reasons=column(slow if rank in bad["clock"] else {} for rank in ranks),
+        throttle_reasons=column(slow if rank in held_down else {} for rank in ranks) if held_down else {},
         ecc_corrected=0,
         ecc_uncorrected=0,
         pcie_generation=expectation.pcie_generation or 4,
-        pcie_width=column(round(lanes * LANES_LEFT) if rank in bad["lanes"] else lanes for rank in ranks),
+        pcie_width=column(round(lanes * LANES_LEFT) if rank in few_lanes else lanes for rank in ranks),
         sources={
             "utilization": "buffer",
             "throttle_reasons": "poll",

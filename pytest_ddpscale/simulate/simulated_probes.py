@@ -32,11 +32,7 @@ def measure_probes(
 ) -> Iterator[ProbeBlock]:
     """One round of the probes, in random order. Rounds have to be asked for one after another.
 
-    Args:
-        run: whose clock goes on.
-        study: all probes.
-        number: of the round.
-        reached: by a sound cluster in each probe, in the unit of its metric: TFLOPS or GB/s.
+    A sound cluster has `reached` so much in each probe, in the unit of its metric: TFLOPS or GB/s.
     """
     when = run.begin_round(number)
     for place in run.chance.permutation(len(study.probes)):

@@ -1,40 +1,98 @@
-"""What `ddpscale simulate` and `ddpscale thresholds power` do."""
+"""`ddpscale simulate` and `ddpscale thresholds power`. Every command loads this: what they do loads what it needs."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import WATERMARK
-from pytest_ddpscale.settings import confidence_level, number_of_rounds, read_value
-from pytest_ddpscale.simulate.faults import parse_faults
-from pytest_ddpscale.simulate.power import DEFAULT_FAULTS, measure_power
-from pytest_ddpscale.simulate.power_text import power_lines
-from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
-from pytest_ddpscale.simulate.writing import write_simulated_run
-from pytest_ddpscale.thresholds.cases import training_cases
-from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.settings import OPTIONS, confidence_level, number_of_rounds, read_value
+from pytest_ddpscale.simulate.allreduce import NIC_GBPS
+from pytest_ddpscale.simulate.faults import fault_help, parse_faults
 from pytest_ddpscale.util.packaged import packaged
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 MOST_SIMULATED_ROUNDS = 1000
 
 
-def simulate(arguments: argparse.Namespace) -> None:
+def add_thresholds(command: argparse.ArgumentParser) -> None:
+    """`--thresholds`, of a command that looks nowhere else for them."""
+    command.add_argument("--thresholds", type=Path, metavar="FILE", help="thresholds file; default: the packaged one")
+
+
+def add_simulate(commands: Commands) -> None:
+    """`ddpscale simulate`."""
+    command = commands.add_parser(
+        "simulate", help="make a run directory of a cluster that was never measured, sound or with faults"
+    )
+    add_thresholds(command)
+    _add_cluster(command)
+    command.add_argument("--world-sizes", type=_words, default=(), metavar="16,64",
+        help="further world sizes of weak scaling; default: --gpus, if no requirement is that large")  # fmt: skip
+    command.add_argument("--fault", action="append", default=[], metavar="KIND:ARGS", help=fault_help())
+    command.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
+    command.set_defaults(run=_simulate)
+
+
+def add_power(actions: Commands) -> None:
+    """`ddpscale thresholds power`."""
+    command = actions.add_parser("power", help="which faults the requirements of FILE catch, by simulation")
+    command.add_argument("thresholds", type=Path, metavar="FILE")
+    _add_cluster(command)
+    command.add_argument("--trials", type=int, metavar="N", help="simulated runs for each fault; default: %(default)s",
+        default=15)  # fmt: skip
+    command.add_argument("--faults", type=_words, metavar="KIND:SIZE,…",
+        help="faults to try, each at a place chosen anew in every run; default: a few sizes of every kind")  # fmt: skip
+    command.add_argument("--confidence", default=OPTIONS["confidence"].default, metavar="C",
+        help="of the verdicts; default: %(default)s")  # fmt: skip
+    command.set_defaults(run=_power)
+
+
+def _add_cluster(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--gpu-sku", required=True, metavar="SKU", help="a name or alias in the thresholds file")
+    add("--gpus", type=int, metavar="N", help="size of the cluster; default: of the largest requirement")
+    add("--gpus-per-node", type=int, default=8, metavar="N", help="default: %(default)s")
+    add("--nic-gbps", type=float, default=NIC_GBPS, metavar="GB/s",
+        help="between nodes, for each GPU, one direction; default: %(default)g (200 Gbit/s InfiniBand)")  # fmt: skip
+    add("--noise", type=float, metavar="SD",
+        help="relative standard deviation of a round; default: 0.003 on GPU, 0.02 on CPU")  # fmt: skip
+    add("--workloads", type=_words, metavar="NAME,…", help="only these workloads; default: all")
+    add("--rounds", metavar="N", help="of every study; default: as many as a real run does at most")
+    add("--seed", type=int, default=0, metavar="S", help="of the noise; default: %(default)s")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _simulate(arguments: argparse.Namespace) -> None:
     """Write a run directory. Raises BadInput."""
+    from pytest_ddpscale.results.run_directory import RunDirectory
+    from pytest_ddpscale.results.run_json import WATERMARK
+    from pytest_ddpscale.simulate.measuring import SimulatedRun
+    from pytest_ddpscale.simulate.writing import write_simulated_run
+
     cluster = _cluster(arguments)
     plan = cluster.plan(_rounds(arguments), _world_sizes(arguments, cluster), arguments.seed)
     faults = parse_faults(arguments.fault, plan.layout)
     run = RunDirectory.create(arguments.out)
-    write_simulated_run(run, cluster, plan, faults, arguments.seed, sys.argv)
+    write_simulated_run(run, cluster, SimulatedRun(plan, cluster.performance, faults, arguments.seed), sys.argv)
     wrong = f", with {', '.join(map(str, faults.faults))}" if faults.faults else ""
     print(f"{WATERMARK}. Wrote {len(plan.studies)} studies of {plan.world_size} {cluster.sku}{wrong} to {run.path}.")
     print(f"Next: pytest --ddp-judge={run.path}")
 
 
-def power(arguments: argparse.Namespace) -> None:
+def _power(arguments: argparse.Namespace) -> None:
     """Print which faults the requirements of a thresholds file catch. Raises BadInput."""
+    from pytest_ddpscale.simulate.power import DEFAULT_FAULTS, measure_power, power_lines
+
     confidence = read_value("--confidence", arguments.confidence, confidence_level)
     cluster = _cluster(arguments)
     plan = cluster.plan(_rounds(arguments), short_blocks=True)
@@ -49,6 +107,9 @@ def _progress(fault: str) -> None:
 
 
 def _cluster(arguments: argparse.Namespace) -> SimulatedCluster:
+    from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
+    from pytest_ddpscale.thresholds.loading import load_thresholds
+
     thresholds = load_thresholds(arguments.thresholds or packaged("thresholds.yaml"))
     options = ClusterOptions(
         sku=arguments.gpu_sku,
@@ -73,6 +134,8 @@ def _rounds(arguments: argparse.Namespace) -> int | None:
 
 
 def _world_sizes(arguments: argparse.Namespace, cluster: SimulatedCluster) -> tuple[int, ...]:
+    from pytest_ddpscale.thresholds.cases import training_cases
+
     largest = max(case.world_size for case in training_cases(cluster.cases))
     asked: tuple[str, ...] = arguments.world_sizes
     if not asked:

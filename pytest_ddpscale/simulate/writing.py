@@ -5,21 +5,17 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec.structs import replace
-
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.pairing import PairStudy, most_rounds
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.record_lines import AnyRecord, line_of
-from pytest_ddpscale.results.records import Block, RoundEnd, StudyEnd, StudyStart, WorkloadFlops
+from pytest_ddpscale.results.records import Block, RoundEnd, StudyEnd, StudyStart
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import RunRecord, Simulation, ThresholdsUsed
 from pytest_ddpscale.results.run_record import hosts_of, now_iso
-from pytest_ddpscale.simulate.faults import Faults
-from pytest_ddpscale.simulate.measuring import COUNTER, SimulatedRun, flops_per_image
+from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import gang_of, surveys, telemetry_of_block, transports
 from pytest_ddpscale.simulate.simulated_probes import measure_probes, search_pairs
@@ -27,41 +23,43 @@ from pytest_ddpscale.util.masking import masked_arguments
 
 
 def write_simulated_run(
-    run: RunDirectory, cluster: SimulatedCluster, plan: Plan, faults: Faults, seed: int, argv: Sequence[str] = ()
+    run: RunDirectory, cluster: SimulatedCluster, simulated: SimulatedRun, argv: Sequence[str] = ()
 ) -> None:
     """Write plan.json, measurements.jsonl, telemetry.jsonl and, last, run.json.
 
     Records are written as they are made: memory does not grow with the number of rounds.
 
-    Args:
-        run: a new run directory.
-        cluster: what is simulated.
-        plan: what it is asked.
-        faults: what is wrong with it.
-        seed: of the noise.
-        argv: the command line, for the record.
-
     Raises:
         RunDirectoryError: the directory cannot be written.
     """
-    started_at = now_iso()
-    simulated = SimulatedRun(plan, cluster.performance, faults, seed)
+    plan, faults = simulated.plan, simulated.faults
+    started_at, expectation = now_iso(), cluster.expectation(plan)
     try:
         run.write_json(run.plan_json, plan)
         with run.measurements_jsonl.open("wb") as file, run.telemetry_jsonl.open("wb") as telemetry:
             for record in records(simulated, cluster):
                 file.write(line_of(record))
                 if cluster.is_watched and isinstance(record, Block | ProbeBlock):
-                    telemetry.write(line_of(telemetry_of_block(record, cluster.expectation(plan), faults)))
+                    telemetry.write(line_of(telemetry_of_block(record, expectation, faults)))
         # Last, because it is what makes a directory a run.
-        run.write_json(
-            run.run_json,
-            replace(
-                _run(cluster, plan, faults, seed, started_at),
-                finished_at=now_iso(),
-                argv=tuple(masked_arguments(argv)),
+        said = tuple(map(str, faults.faults))
+        record_of_run = RunRecord(
+            sku=cluster.sku,
+            status="simulated",
+            simulated=True,
+            simulation=Simulation(
+                gpus=cluster.gpus, seed=simulated.seed, faults=said, model=cluster.performance.parameters
             ),
+            started_at=started_at,
+            finished_at=now_iso(),
+            argv=tuple(masked_arguments(argv)),
+            thresholds=ThresholdsUsed(str(cluster.thresholds.path), cluster.thresholds.sha256),
+            versions={"python": platform.python_version(), "pytest_ddpscale": __version__},
+            devices_present=cluster.gpus,
+            hosts=hosts_of([gang_of(plan, f"simulated {cluster.sku}")]),
+            notes=(f"simulated faults: {', '.join(said) or 'none'}",),
         )
+        run.write_json(run.run_json, record_of_run)
     except OSError as error:
         raise RunDirectoryError(
             str(run.path), f"cannot be written ({error.strerror or error})", "a writable directory with space left",
@@ -74,26 +72,18 @@ def records(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[AnyRecord]
     plan, expectation = run.plan, cluster.expectation(run.plan)
     if plan.survey:
         yield from surveys(expectation, run.faults)
-    yield gang_of(plan, cluster.device_name)
+    yield gang_of(plan, f"simulated {cluster.sku}")
     if plan.probes is not None:
         yield from _probes(run, plan.probes, cluster.probe_values(plan.probes.probes))
     for study in plan.studies:
-        yield from _study(run, study)
+        yield from run.before_rounds(study)
+        for number in range(study.rounds):
+            yield from run.measure_round(study, number, study.arms)
+        yield StudyEnd(study=study.id, reason="rounds")
     if plan.pairs is not None:
         yield from _pairs(run, plan.pairs)
     if plan.device_type == "cuda":
         yield transports(plan.study_ids[-1], expectation, plan.layout)
-
-
-def _study(run: SimulatedRun, study: Study) -> Iterator[AnyRecord]:
-    yield StudyStart(study=study.id, unix_s=round(run.clock_s, 3))
-    yield run.seeded_steps(study)
-    yield WorkloadFlops(study=study.id, flops_per_image=flops_per_image(study), counter=COUNTER)
-    names = tuple(arm.name for arm in study.arms)
-    for number in range(study.rounds):
-        yield from run.measure_round(study, number)
-        yield RoundEnd(study=study.id, round=number, arms=names)
-    yield StudyEnd(study=study.id, reason="rounds")
 
 
 def _probes(run: SimulatedRun, study: ProbeStudy, reached: Mapping[Probe, float]) -> Iterator[AnyRecord]:
@@ -112,19 +102,3 @@ def _pairs(run: SimulatedRun, study: PairStudy) -> Iterator[AnyRecord]:
         yield paired
         rounds += 1
     yield StudyEnd(study=study.id, reason="rounds" if rounds >= most_rounds(run.plan.nodes) else "decided")
-
-
-def _run(cluster: SimulatedCluster, plan: Plan, faults: Faults, seed: int, started_at: str) -> RunRecord:
-    said = tuple(map(str, faults.faults))
-    return RunRecord(
-        sku=cluster.sku,
-        status="simulated",
-        simulated=True,
-        simulation=Simulation(gpus=cluster.gpus, seed=seed, faults=said, model=cluster.performance.parameters),
-        started_at=started_at,
-        thresholds=ThresholdsUsed(str(cluster.thresholds.path), cluster.thresholds.sha256),
-        versions={"python": platform.python_version(), "pytest_ddpscale": __version__},
-        devices_present=cluster.gpus,
-        hosts=hosts_of([gang_of(plan, cluster.device_name)]),
-        notes=(f"simulated faults: {', '.join(said) or 'none'}",),
-    )

@@ -3,51 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan, load_probes
-from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
-from pytest_ddpscale.plan.study import DeviceType, Plan
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
 
 
-def plan_of_cases(
-    sku: str,
-    device_type: DeviceType,
-    cases: Sequence[AnyCase],
-    pace: Pace,
-    seed: int = 0,
-    *,
-    nodes: int,
-    ranks_per_node: int | None,
-    more: Sequence[Question] = (),
-) -> Plan:
-    """The plan of requirements that these nodes can be asked.
-
-    Args:
-        sku: canonical name.
-        device_type: of the SKU.
-        cases: the requirements.
-        pace: how long and how often arms are timed.
-        seed: of the random order of the arms.
-        nodes: on which the gang runs.
-        ranks_per_node: how many a node can have; None if unknown, on one node.
-        more: questions that no requirement asks.
-    """
+def plan_of_cases(empty: Plan, cases: Sequence[AnyCase], pace: Pace, more: Sequence[Question] = ()) -> Plan:
+    """An empty plan, filled with what requirements ask that its nodes can be asked, and with further questions."""
     others = [case for case in cases if isinstance(case, NodeCase)]
     asked = [case.probe for case in others if case.probe is not None]
     checks = [case.requirement.check for case in others if case.requirement.check]
     questions = [*(case.question for case in training_cases(cases)), *more]
-
-    def planned(probes: Sequence[Probe]) -> Plan:
-        return build_plan(
-            sku, device_type, questions, pace, seed,
-            nodes=nodes, ranks_per_node=ranks_per_node, probes=probes, survey=bool(checks),
-        )  # fmt: skip
-
-    plan = planned(asked)
-    return planned([*asked, *load_probes(device_type, ranks_per_node or 1)]) if _lacks_load(plan, checks) else plan
+    empty = replace(empty, survey=bool(checks))
+    plan = build_plan(empty, questions, pace, asked)
+    if not _lacks_load(plan, checks):
+        return plan
+    return build_plan(empty, questions, pace, [*asked, *load_probes(empty.device_type, empty.ranks_per_node or 1)])
 
 
 def _lacks_load(plan: Plan, checks: Sequence[str]) -> bool:

@@ -9,6 +9,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.records import Block
 from pytest_ddpscale.simulate.allreduce import Link, Topology
 from pytest_ddpscale.simulate.faults import Faults, parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
@@ -70,7 +71,8 @@ def measured(performance: Performance, study: Study, *texts: str, seed: int = 1)
     run = SimulatedRun(plan, performance, parse_faults(texts, plan.layout), seed)
     found: dict[str, list[list[Measurement]]] = {arm.name: [] for arm in study.arms}
     for number in range(study.rounds):
-        told = [one for block in run.measure_round(study, number) for one in of_ranks(block, gang_of(plan))]
+        blocks = [one for one in run.measure_round(study, number, study.arms) if isinstance(one, Block)]
+        told = [one for block in blocks for one in of_ranks(block, gang_of(plan))]
         for name, rounds in found.items():
             rounds.append([measurement for measurement in told if measurement.arm == name])
     return found

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.plan.metric import measured_arm, required_arms
+from pytest_ddpscale.plan.metric import measured_arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
 from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
@@ -130,7 +130,7 @@ def with_steps(one: Measurement, step_s: Sequence[float]) -> Measurement:
 def make_study(case: Case, rounds: int = FEWEST_ROUNDS) -> Study:
     """The study that answers a case."""
     requirement = case.requirement
-    arms = tuple(required_arms(requirement.definition, case.workload, case.world_size))
+    arms = tuple(case.question.arms)
     return Study(requirement.definition.scaling, case.workload, arms, rounds, 1.0, 1.0)
 
 
@@ -211,7 +211,7 @@ def judge_changed(metric: str, change: Change, rounds: int = FEWEST_ROUNDS + 1) 
 
 def plan_of(cases: Sequence[Case], device_type: DeviceType = "cuda", rounds: int = 16) -> Plan:
     """What a session would plan for these cases."""
-    return build_plan("a100", device_type, [case.question for case in cases], Pace(rounds, 1.0, 1.0))
+    return build_plan(Plan("a100", device_type, ()), [case.question for case in cases], Pace(rounds, 1.0, 1.0))
 
 
 def measure(

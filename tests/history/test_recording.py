@@ -18,6 +18,7 @@ from pytest_ddpscale.results.records import GangRecord, StudyEnd, gangs_by_numbe
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts_json import read_judgement
+from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.writing import write_simulated_run
 from tests.builders.clusters import a100, faults
 from tests.builders.json_types import as_json
@@ -127,7 +128,8 @@ def test_a_node_that_was_left_out_has_no_part_in_the_run(tmp_path: Path, history
 def test_simulated_runs_have_a_sku_of_their_own(tmp_path: Path, history: Path) -> None:
     cluster = a100(8)
     run = RunDirectory.create(tmp_path / "run")
-    write_simulated_run(run, cluster, cluster.plan(rounds=FEWEST_ROUNDS), faults(), 0)
+    simulated = SimulatedRun(cluster.plan(rounds=FEWEST_ROUNDS), cluster.performance, faults(), 0)
+    write_simulated_run(run, cluster, simulated)
     judgement = conclude(run, "incomplete", judged_at=at(0))
     record_run(history, run, type(judgement)("a100-sxm4-80gb", "incomplete", "", ()))
     with reading(history) as connection:

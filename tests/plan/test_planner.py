@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.metric import required_arms
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question, build_plan
-from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.study import Arm, Plan
 from pytest_ddpscale.plan.workload import Workload
 
 ONE = Workload("one", "resnet18", "fp32", 8, global_batch_size=16)
 TWO = replace(ONE, name="two", precision="bf16")
 PACE = Pace(rounds=6, block_s=1.5, warmup_s=2.0)
+EMPTY = Plan("a100", "cuda", ())
 QUESTIONS = st.builds(
     Question,
     st.sampled_from(list(TRAINING_METRICS.values())),
@@ -39,7 +39,7 @@ def test_questions_about_one_training_share_a_study() -> None:
         question("device_utilization", ONE, 8),
         question("generation_ratio", ONE, 1),
     ]
-    (study,) = build_plan("a100", "cuda", questions, PACE).studies
+    (study,) = build_plan(EMPTY, questions, PACE).studies
     assert study.id == "weak/one"
     assert study.arms == (Arm("alone", 1, 8), Arm("ddp", 2, 8), Arm("ddp", 8, 8), Arm("each", 8, 8))
 
@@ -51,7 +51,7 @@ def test_scalings_and_workloads_are_studies_of_their_own_and_that_which_compares
         question("strong_scaling_efficiency", ONE, 2),
         question("strong_scaling_efficiency", TWO, 4),
     ]
-    plan = build_plan("a100", "cuda", questions, PACE)
+    plan = build_plan(EMPTY, questions, PACE)
     assert [study.id for study in plan.studies] == ["weak/one", "strong/two", "strong/one"]
     assert plan.studies[0].arm("each@4")
     assert plan.studies[1].arms == (Arm("alone", 1, 16), Arm("ddp", 4, 4))
@@ -59,46 +59,46 @@ def test_scalings_and_workloads_are_studies_of_their_own_and_that_which_compares
 
 
 def test_no_baseline_is_timed_that_nobody_asked_for() -> None:
-    (study,) = build_plan("a100", "cuda", [question("throughput_per_gpu", ONE, 4)], PACE).studies
+    (study,) = build_plan(EMPTY, [question("throughput_per_gpu", ONE, 4)], PACE).studies
     assert study.arms == (Arm("ddp", 4, 8), Arm("each", 4, 8))
 
 
 def test_one_study_compares_ranks_for_all_of_them() -> None:
     questions = [question("throughput_per_gpu", *which) for which in ((ONE, 4), (TWO, 8), (replace(ONE, name="x"), 8))]
-    studies = build_plan("a100", "cuda", questions, PACE).studies
+    studies = build_plan(EMPTY, questions, PACE).studies
     assert [study.id for study in studies if study.arm("each@8")] == ["weak/two"]
     assert not [study.id for study in studies if study.arm("each@4")]
 
 
 def test_ranks_are_compared_once_where_that_is_asked_for() -> None:
     questions = [question("throughput_per_gpu", ONE, 8), question("rank_uniformity", TWO, 8)]
-    studies = build_plan("a100", "cuda", questions, PACE).studies
+    studies = build_plan(EMPTY, questions, PACE).studies
     assert [study.id for study in studies if study.arm("each@8")] == ["weak/two"]
 
 
 def test_one_rank_has_no_peers_to_be_compared_with() -> None:
-    (study,) = build_plan("a100", "cuda", [question("throughput_per_gpu", ONE, 1)], PACE).studies
+    (study,) = build_plan(EMPTY, [question("throughput_per_gpu", ONE, 1)], PACE).studies
     assert study.arms == (Arm("alone", 1, 8),)
 
 
 def test_strong_scaling_times_nothing_but_what_it_is_asked() -> None:
-    (study,) = build_plan("a100", "cuda", [question("strong_scaling_speedup", ONE, 4)], PACE).studies
+    (study,) = build_plan(EMPTY, [question("strong_scaling_speedup", ONE, 4)], PACE).studies
     assert study.arms == (Arm("alone", 1, 16), Arm("ddp", 4, 4))
 
 
 def test_every_study_goes_at_the_pace_given() -> None:
-    (study,) = build_plan("a100", "cuda", [question("throughput_per_gpu", ONE, 1)], PACE, seed=5).studies
+    (study,) = build_plan(Plan("a100", "cuda", (), seed=5), [question("throughput_per_gpu", ONE, 1)], PACE).studies
     assert (study.rounds, study.block_s, study.warmup_s) == (6, 1.5, 2.0)
 
 
 def test_a_plan_says_for_what_and_with_which_seed() -> None:
-    plan = build_plan("a100", "cuda", [], PACE, seed=5)
+    plan = build_plan(Plan("a100", "cuda", (), seed=5), [], PACE)
     assert (plan.sku, plan.device_type, plan.studies, plan.seed) == ("a100", "cuda", (), 5)
 
 
 def test_a_global_batch_that_cannot_be_shared_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be shared evenly by 3 ranks"):
-        build_plan("a100", "cuda", [question("strong_scaling_speedup", ONE, 3)], PACE)
+        build_plan(EMPTY, [question("strong_scaling_speedup", ONE, 3)], PACE)
 
 
 def test_default_paces_can_decide() -> None:
@@ -107,13 +107,9 @@ def test_default_paces_can_decide() -> None:
 
 @given(st.lists(QUESTIONS, max_size=12))
 def test_a_plan_has_every_arm_asked_for_once_and_ranks_by_themselves_besides(questions: list[Question]) -> None:
-    plan = build_plan("a100", "cuda", questions, PACE)
+    plan = build_plan(EMPTY, questions, PACE)
     planned = [(study.scaling, study.workload, arm) for study in plan.studies for arm in study.arms]
-    asked = {
-        (q.metric.scaling, q.workload, arm)
-        for q in questions
-        for arm in required_arms(q.metric, q.workload, q.world_size)
-    }
+    asked = {(q.metric.scaling, q.workload, arm) for q in questions for arm in q.arms}
     assert len(planned) == len(set(planned))
     assert asked <= set(planned)
     added = set(planned) - asked
@@ -127,6 +123,6 @@ def test_a_plan_has_every_arm_asked_for_once_and_ranks_by_themselves_besides(que
 @given(st.lists(QUESTIONS, max_size=8), st.randoms(use_true_random=False))
 def test_the_order_of_questions_changes_no_study(questions: list[Question], shuffler: random.Random) -> None:
     shuffled = shuffler.sample(questions, len(questions))
-    plans = [build_plan("a100", "cuda", some, PACE) for some in (questions, shuffled)]
+    plans = [build_plan(EMPTY, some, PACE) for some in (questions, shuffled)]
     first, second = ({study.id: study for study in plan.studies} for plan in plans)
     assert first == second

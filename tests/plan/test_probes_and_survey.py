@@ -28,6 +28,7 @@ from tests.builders.json_types import as_json
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=16)
 PACE = Pace(rounds=6, block_s=1.5, warmup_s=2.0)
+EMPTY = Plan("a100", "cuda", ())
 MATMUL, MEMORY = Probe("matmul-fp16"), Probe("memory-copy")
 STUDY = ProbeStudy((MATMUL, Probe("all-reduce-32mib", 4)), 16, 0.5)
 PROBES = st.builds(Probe, st.sampled_from(["matmul-bf16", "memory-copy", "host-to-device"])) | st.builds(
@@ -54,8 +55,8 @@ def plan_for(
     device_type: DeviceType = "cuda",
 ) -> Plan:
     return build_plan(
-        "a100", device_type, questions, PACE, nodes=nodes, ranks_per_node=8, probes=probes, survey=survey
-    )  # fmt: skip
+        Plan("a100", device_type, (), nodes=nodes, ranks_per_node=8, survey=survey), questions, PACE, probes
+    )
 
 
 class TestRanks:
@@ -80,11 +81,11 @@ class TestRanks:
         assert plan_for(questions=(trained(2),), nodes=3).world_size == 6
 
     def test_one_gpu_alone_is_probed_where_a_machine_has_no_more(self) -> None:
-        plan = build_plan("a100", "cuda", (), PACE, ranks_per_node=1, probes=[MATMUL])
+        plan = build_plan(Plan("a100", "cuda", (), ranks_per_node=1), (), PACE, [MATMUL])
         assert plan.world_size == 1
 
     def test_where_the_number_of_gpus_is_unknown_it_is_that_of_the_largest_probe(self) -> None:
-        assert build_plan("a100", "cuda", (), PACE, probes=[MATMUL, all_reduce(8)], survey=True).world_size == 8
+        assert build_plan(Plan("a100", "cuda", (), survey=True), (), PACE, [MATMUL, all_reduce(8)]).world_size == 8
 
     def test_a_probe_beyond_a_node_takes_all_of_them_on_cpus_too(self) -> None:
         plan = plan_for(all_reduce(12), nodes=2, device_type="cpu")

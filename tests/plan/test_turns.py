@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import get_args
 
 import pytest
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import PACES, Question, build_plan
-from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.plan.turns import turn
+from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.strict_json import read_as
 from tests.builders.json_types import as_json
@@ -19,24 +19,29 @@ WORKLOAD = Workload("r", "resnet18", "fp32", 4, image_size=32)
 ALONE, DDP = Arm("alone", 1, 4), Arm("ddp", 8, 4)
 
 
+def turn(ranks: int, seed: int, scaling: Scaling, number: int) -> int:
+    return Study(scaling, WORKLOAD, (ALONE,), 8, 1.0, 1.0, turns=ranks).turn(seed, number)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_every_rank_has_one_turn_before_any_has_two(ranks: int) -> None:
     for cycle in range(4):
-        taken = [turn(ranks, 0, "weak/r", number) for number in range(cycle * ranks, (cycle + 1) * ranks)]
+        taken = [turn(ranks, 0, "weak", number) for number in range(cycle * ranks, (cycle + 1) * ranks)]
         assert sorted(taken) == list(range(ranks))
 
 
 def test_the_order_is_another_one_in_each_cycle_study_and_seed_and_stays() -> None:
-    def order(seed: int, study: str, cycle: int) -> tuple[int, ...]:
-        return tuple(turn(8, seed, study, 8 * cycle + place) for place in range(8))
+    def order(seed: int, scaling: Scaling, cycle: int) -> tuple[int, ...]:
+        return tuple(turn(8, seed, scaling, 8 * cycle + place) for place in range(8))
 
-    found = [order(seed, study, cycle) for seed in (0, 1) for study in ("weak/r", "strong/r") for cycle in (0, 1)]
+    scalings = get_args(Scaling)
+    found = [order(seed, scaling, cycle) for seed in (0, 1) for scaling in scalings for cycle in (0, 1)]
     assert len(set(found)) == len(found)
     assert found[0] == (2, 0, 1, 7, 6, 4, 5, 3)
 
 
 def test_no_place_comes_first_more_often_than_another() -> None:
-    firsts = Counter(turn(8, seed, "weak/r", 0) for seed in range(800))
+    firsts = Counter(turn(8, seed, "weak", 0) for seed in range(800))
     assert set(firsts) == set(range(8))
     assert max(firsts.values()) < 2 * min(firsts.values())
 
@@ -56,7 +61,7 @@ def test_ranks_of_a_study_are_all_that_ever_train() -> None:
 @pytest.mark.parametrize(("nodes", "turns"), [(1, 4), (2, 8)])
 def test_as_many_ranks_take_turns_as_a_node_has_in_the_gang(nodes: int, turns: int) -> None:
     questions = [Question(METRICS["weak_scaling_efficiency"], WORKLOAD, 4 if nodes == 1 else 16)]
-    plan = build_plan("a100", "cuda", questions, PACES["cuda"], nodes=nodes, ranks_per_node=8)
+    plan = build_plan(Plan("a100", "cuda", (), nodes=nodes, ranks_per_node=8), questions, PACES["cuda"])
     assert plan.studies[0].turns == turns
     assert read_as(Plan, as_json(plan)) == plan
 
@@ -65,5 +70,5 @@ def test_as_many_ranks_take_turns_as_a_node_has_in_the_gang(nodes: int, turns: i
 @pytest.mark.parametrize(("sizes", "turns"), [((1,), 1), ((1, 4), 4), ((1, 4, 8), 8)])
 def test_ranks_that_train_nothing_larger_take_no_turns(sizes: tuple[int, ...], turns: int, nodes: int) -> None:
     questions = [Question(METRICS["throughput_per_gpu"], WORKLOAD, size) for size in sizes]
-    plan = build_plan("a100", "cuda", questions, PACES["cuda"], nodes=nodes, ranks_per_node=8, survey=True)
+    plan = build_plan(Plan("a100", "cuda", (), nodes=nodes, ranks_per_node=8, survey=True), questions, PACES["cuda"])
     assert plan.studies[0].turns == turns

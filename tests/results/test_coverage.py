@@ -10,6 +10,7 @@ import pytest
 from pytest_ddpscale.blame.slow_links import slow_links
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.planner import Pace, build_plan
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.coverage import Coverage
 from pytest_ddpscale.results.pair_record import PairMeasurement
 from pytest_ddpscale.results.strict_json import read_as
@@ -201,7 +202,7 @@ class TestWhatTookNoPart:
         """Over all turns the slowness of one of eight would be averaged away."""
         cases = [make_case("throughput_per_gpu", 0.9 * ALONE_IMG_PER_S, world_size=ranks) for ranks in (1, 4)]
         questions = [case.question for case in cases]
-        plan = build_plan("a100", "cuda", questions, Pace(16, 1.0, 1.0), ranks_per_node=8, survey=True)
+        plan = build_plan(Plan("a100", "cuda", (), ranks_per_node=8, survey=True), questions, Pace(16, 1.0, 1.0))
         measured = measure_nodes(plan, slow_rank(0, 6, 1.18), rounds=16)
         found = concluded(cases, nodes_evidence(plan, measured), gpus=8)
         assert found.outcome == "partial"

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.simulate.power import DEFAULT_FAULTS, Power, Share, measure_power, place_fault
-from pytest_ddpscale.simulate.power_text import power_lines
+from pytest_ddpscale.simulate.power import DEFAULT_FAULTS, Power, Share, measure_power, place_fault, power_lines
 from tests.builders.clusters import a100
 
 CLUSTER = a100()

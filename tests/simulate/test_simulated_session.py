@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_session import DecidedStudy, decide
 from pytest_ddpscale.thresholds.cases import training_cases
 from tests.builders.clusters import a100, faults
@@ -14,8 +15,7 @@ CLUSTER = a100()
 
 def decided(*texts: str, rounds: int = 32, seed: int = 1) -> dict[str, DecidedStudy]:
     plan = CLUSTER.plan(rounds=rounds, short_blocks=True)
-    wrong = faults(*texts)
-    studies = decide(plan, CLUSTER.performance, wrong, CLUSTER.cases, 0.95, seed)
+    studies = decide(SimulatedRun(plan, CLUSTER.performance, faults(*texts), seed), CLUSTER.cases, 0.95)
     return {study.study.scaling: study for study in studies}
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_session import decide
 from tests.builders.clusters import a100, faults
 from tests.builders.judged import CONFIDENCE
@@ -18,7 +19,7 @@ PLAN = replace(CLUSTER, cases=tuple(CASES)).plan(short_blocks=True)
 
 def outcomes(*texts: str) -> set[str]:
     wrong = faults(*texts, gpus=GPUS)
-    studies = decide(PLAN, CLUSTER.performance, wrong, CASES, CONFIDENCE, seed=3)
+    studies = decide(SimulatedRun(PLAN, CLUSTER.performance, wrong, 3), CASES, CONFIDENCE)
     return {verdict.outcome for study in studies for verdict in study.verdicts}
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.simulate.sound_machine import Expectation, expectation_of, memory_bytes
+from pytest_ddpscale.simulate.sound_machine import Expectation, expectation_of
 from tests.builders.clusters import RESNET, thresholds
 
 A100, B200, RTX = "a100-sxm4-80gb", "b200", "rtx-pro-6000-server"
@@ -74,7 +74,7 @@ def test_power_is_what_the_published_images_per_joule_come_to() -> None:
 
 def test_memory_is_the_published_one_and_less_of_it_for_a_smaller_batch() -> None:
     a100 = expected(A100)
-    assert memory_bytes(a100, workload(A100), 512) == pytest.approx(44.11 * 2**30)
-    assert memory_bytes(a100, workload(A100), 256) / 2**30 == pytest.approx(22.44, rel=0.02)  # published, too
+    assert a100.memory_bytes(workload(A100), 512) == pytest.approx(44.11 * 2**30)
+    assert a100.memory_bytes(workload(A100), 256) / 2**30 == pytest.approx(22.44, rel=0.02)  # published, too
     unknown = Expectation(1.0, {}, {}, None)
-    assert memory_bytes(unknown, workload(A100), 512) / 2**30 == pytest.approx(44.11, rel=0.05)
+    assert unknown.memory_bytes(workload(A100), 512) / 2**30 == pytest.approx(44.11, rel=0.05)

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.results.records import Block
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_nodes import gang_of
 from pytest_ddpscale.thresholds.cases import Case
@@ -35,8 +36,8 @@ def slower(ranks: Sequence[int], factor: float) -> list[str]:
 def test_both_groups_are_named_and_nobody_is_drained(case: Case, factor: float) -> None:
     wrong = faults(*slower(range(16, 32), factor), gpus=GPUS)
     run = SimulatedRun(PLAN, CLUSTER.performance, wrong, seed=3)
-    blocks = [block for number in range(STUDY.rounds) for block in run.measure_round(STUDY, number)]
-    measured = [one for block in blocks for one in of_ranks(block, gang_of(PLAN))]
+    told = [record for number in range(STUDY.rounds) for record in run.measure_round(STUDY, number, ARMS)]
+    measured = [one for block in told if isinstance(block, Block) for one in of_ranks(block, gang_of(PLAN))]
     verdict = judge(case, evidence_of_plan(PLAN, measured), CONFIDENCE)
     assert verdict.outcome == "failed"
     assert {(c.kind, c.host, c.is_certain) for c in verdict.culprits} == {

@@ -14,6 +14,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import RunDevice
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.session.devices import measured_layout
+from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.writing import write_simulated_run
 from pytest_ddpscale.verdict.judge import judge
 from tests.builders.clusters import a100, faults
@@ -26,8 +27,8 @@ def written(folder: Path, *texts: str, gpus: int = 8, seed: int = 0, rounds: int
     cluster = a100(gpus)
     run = RunDirectory.create(folder)
     plan = cluster.plan(rounds=rounds, world_sizes=(gpus,), seed=seed)
-    wrong = faults(*texts, gpus=gpus)
-    write_simulated_run(run, cluster, plan, wrong, seed, ["ddpscale", "simulate"])
+    simulated = SimulatedRun(plan, cluster.performance, faults(*texts, gpus=gpus), seed)
+    write_simulated_run(run, cluster, simulated, ["ddpscale", "simulate"])
     return run
 
 

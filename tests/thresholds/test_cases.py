@@ -10,6 +10,7 @@ import pytest
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import PACES, build_plan
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.cases import cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.util.packaged import packaged
@@ -133,7 +134,7 @@ def test_what_comes_to_the_same_number_of_ranks_is_measured_once(load: Load) -> 
     cases = training_cases(cases_for(load(VALID.replace(WEAK, IN_WORDS)), "new", Layout(2, 8)))
     questions = [case.question for case in cases if "-vs-" not in case.name]
     assert len(questions) == 4
-    plan = build_plan("new", "cuda", questions, PACES["cuda"], nodes=2, ranks_per_node=8)
+    plan = build_plan(Plan("new", "cuda", (), nodes=2, ranks_per_node=8), questions, PACES["cuda"])
     (study,) = plan.studies
     assert [arm.name for arm in study.arms] == ["alone", "ddp@8", "ddp@16", "each@16"]
 

@@ -178,7 +178,7 @@ def node_health(name: str, ranks_per_node: int) -> TimeEstimate:
     training = training_cases(cases)
     asked = [c.question for c in training if c.requirement.metric in ("rank_uniformity", "replica_agreement")]
     probes = [case.probe for case in cases if isinstance(case, NodeCase) and case.probe]
-    plan = build_plan(name, device, asked, PACES[device], ranks_per_node=ranks_per_node, probes=probes, survey=True)
+    plan = build_plan(Plan(name, device, (), ranks_per_node=ranks_per_node, survey=True), asked, PACES[device], probes)
     assert plan.probes is not None
     alone = [c.requirement for c in training if c.id.startswith("throughput_per_gpu") and c.requirement.world_size == 1]
     return estimate(plan, img_per_s={r.workload: r.source.measured or r.bound for r in alone})
@@ -230,9 +230,11 @@ def plan_of(sku: str, layout: Layout) -> tuple[list[str], Plan]:
     cases, device = cases_for(FILE, sku, layout), device_type(FILE.thresholds.skus[sku])
     questions = [case.question for case in training_cases(cases)]
     plan = build_plan(
-        sku, device, questions, PACES[device], nodes=layout.nodes, ranks_per_node=layout.ranks_per_node,
-        probes=probes_of(sku, layout), survey=True,
-    )  # fmt: skip
+        Plan(sku, device, (), nodes=layout.nodes, ranks_per_node=layout.ranks_per_node, survey=True),
+        questions,
+        PACES[device],
+        probes_of(sku, layout),
+    )
     return [case.id for case in cases], plan
 
 

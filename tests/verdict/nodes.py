@@ -35,7 +35,9 @@ def slow_rank(which: int, local: int, ratio: float = 1.3) -> Slowness:
 def plan_of_nodes(cases: Sequence[Case], nodes: int, ranks_per_node: int) -> Plan:
     """What a session plans for these cases."""
     questions = [case.question for case in cases]
-    return build_plan("a100", "cuda", questions, Pace(16, 1.0, 1.0), nodes=nodes, ranks_per_node=ranks_per_node)
+    return build_plan(
+        Plan("a100", "cuda", (), nodes=nodes, ranks_per_node=ranks_per_node), questions, Pace(16, 1.0, 1.0)
+    )
 
 
 def measure_nodes(

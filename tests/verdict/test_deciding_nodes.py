@@ -31,7 +31,7 @@ def plan_of(cases: Sequence[AnyCase]) -> Plan:
     questions = [case.question for case in training_cases(cases)]
     probes = [case.probe for case in cases if isinstance(case, NodeCase) and case.probe]
     pace = Pace(16, 1.0, 1.0)
-    return build_plan("a100", "cuda", questions, pace, nodes=NODES, ranks_per_node=PER_NODE, probes=probes)
+    return build_plan(Plan("a100", "cuda", (), nodes=NODES, ranks_per_node=PER_NODE), questions, pace, probes)
 
 
 def probed(value: float, *cases: NodeCase, rounds: int = 8) -> Decider:
