@@ -95,7 +95,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Owner) -> Run:
     ) -> GangEnd:  # fmt: skip
         launcher = launcher or playing(source, name, environ)
         launch = Launch(launcher, {}, hosts, nodes=nodes, gang_id=tmp_path.name)
-        told = task(gang_id=tmp_path.name, nodes=nodes, post_mortem=post_mortem)
+        told = task(gang_id=tmp_path.name, nodes=nodes, post_mortem=post_mortem, beat_s=0.1)
         return Gang(told, launch, Limits(**limits), tmp_path / "gang-0.log", owner).run()
 
     return start
@@ -202,8 +202,8 @@ def test_a_node_that_does_not_come_up_is_named(run: Run) -> None:
 
 def test_the_wait_for_slurms_nodes_is_told_and_has_its_own_limit(run: Run, heard: list[Any]) -> None:
     said = "srun: job 4 queued and waiting for resources"
-    end = run(f"print({said!r}, file=sys.stderr, flush=True); order()", name="slurm", startup_s=0.01, queue_s=1.5)
-    assert end == GangEnd(None, "Slurm gave no nodes within 1.5 s (--ddp-queue-limit)")
+    end = run(f"print({said!r}, file=sys.stderr, flush=True); order()", name="slurm", startup_s=0.01, queue_s=1)
+    assert end == GangEnd(None, "Slurm gave no nodes within 1 s (--ddp-queue-limit)")
     assert Queued("job 4 queued and waiting for resources") in heard
 
 
@@ -238,8 +238,8 @@ def test_before_the_first_record_the_limit_for_the_start_counts(run: Run) -> Non
 
 def test_ranks_that_move_are_not_ended_although_they_record_nothing(run: Run) -> None:
     """A block may be longer than the limit."""
-    source = "serve()\nfor steps in range(40): rank(0, steps); time.sleep(0.05)"
-    assert run(source, startup_s=1.0) == GangEnd(0)
+    source = "serve()\nfor steps in range(30): rank(0, steps); time.sleep(0.04)"
+    assert run(source, startup_s=0.8) == GangEnd(0)
 
 
 def test_a_gang_that_is_not_done_in_time_is_ended(run: Run) -> None:
@@ -272,11 +272,11 @@ def test_records_that_were_lost_on_the_way_end_the_gang(run: Run, owner: Owner) 
 
 def test_nobody_is_silent_while_the_supervisor_does_not_listen(run: Run, owner: Owner) -> None:
     """Judging what was recorded may take longer than a node may be silent."""
-    beats = "for n in range(30): say('beat'); say('beat', 1); time.sleep(0.05)"
+    beats = "for n in range(30): say('beat'); say('beat', 1); time.sleep(0.03)"
 
     def judge(record: Any) -> None:
         if kind_of(record) == "x":
-            time.sleep(1.0)
+            time.sleep(0.8)
 
     owner.take = judge
     assert run(f"serve(2); record('x')\n{beats}", nodes=2, silence_s=0.6) == GangEnd(0)

@@ -137,11 +137,11 @@ def test_a_node_that_does_not_answer_is_written_down_as_that(stage: Stage) -> No
 def test_answers_that_came_while_the_supervisor_did_not_listen_count(stage: Stage) -> None:
     class SlowToTakeNote(list[Any]):
         def append(self, record: object) -> None:
-            time.sleep(0.8 if isinstance(record, Idle) else 0)
+            time.sleep(0.4 if isinstance(record, Idle) else 0)
             super().append(record)
 
     stage.heard = SlowToTakeNote()
-    stage.measure(f"up(2); time.sleep(0.2); survey(0, 1); clock(0.0, 0.0); order(); measure(*{IDS})", survey_s=0.5)
+    stage.measure(f"up(2); time.sleep(0.1); survey(0, 1); clock(0.0, 0.0); order(); measure(*{IDS})", survey_s=0.25)
     assert [(survey.problem, survey.clock is None) for survey in stage.surveys.values()] == [("", False)] * 2
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 
-GRACE_S = 0.5
+GRACE_S = 0.2
 GANG = uuid.uuid4().hex
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 SLEEP = "import time; time.sleep(60)"

@@ -7,6 +7,7 @@ wants to know about imports is no business of forks.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -26,8 +27,9 @@ import pytest
 # Set where a test looks at plots: drawing them takes half of a session, and tests/report/test_plots.py does it.
 DRAWS = "TESTS_DRAW_PLOTS"
 MODULES = (
-    "pytest", "numpy", "matplotlib.figure", "matplotlib.backends.backend_agg", "execnet", "xml.etree.ElementTree",
-    "pytest_ddpscale.session.open", "pytest_ddpscale.report.markdown", "pytest_ddpscale.report.plots",
+    "pytest", "pdb", "numpy", "matplotlib.figure", "matplotlib.style", "matplotlib.backends.backend_agg", "execnet",
+    "xml.etree.ElementTree", "pytest_ddpscale.session.open", "pytest_ddpscale.session.session",
+    "pytest_ddpscale.session.past_runs", "pytest_ddpscale.report.markdown", "pytest_ddpscale.report.plots",
     "pytest_ddpscale.report.plan_text", "pytest_ddpscale.report.junit", "pytest_ddpscale.report.explain",
     "pytest_ddpscale.report.files", "pytest_ddpscale.report.terminal", "pytest_ddpscale.report.progress",
 )  # fmt: skip
@@ -119,6 +121,7 @@ def main() -> None:
     for name in MODULES:
         import_module(name)
     vars(import_module("pytest_ddpscale.report.markdown"))["_template"]()  # compiled, for all forks
+    gc.freeze()  # pytest looks for garbage at its end; forks need not look here
     for line in sys.stdin:
         start = Start(**json.loads(line))
         child = os.fork()

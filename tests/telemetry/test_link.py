@@ -118,7 +118,7 @@ def test_a_sampler_in_a_driver_that_hangs_ends_with_its_parent(machine: PlayedMa
 import sys, time
 from pytest_ddpscale.telemetry.link import Sampler
 sampler = Sampler([sys.argv[1]])
-assert sampler.cut([(sys.argv[1], 1, 2)], timeout_s=1.5) == ()
+assert sampler.cut([(sys.argv[1], 1, 2)], timeout_s=0.7) == ()
 assert "in time" in sampler.problem, sampler.problem
 foreign = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
 assert not foreign & {"pynvml", "torch"}, foreign

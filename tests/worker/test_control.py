@@ -25,6 +25,13 @@ def pair() -> tuple[Control, Control]:
     return Control(server, 0, 0, 2), Control(client, 1, 1, 2)
 
 
+@pytest.fixture
+def impatient(pair: tuple[Control, Control]) -> tuple[Control, Control]:
+    for one in pair:
+        one.store.set_timeout(timedelta(seconds=0.1))
+    return pair
+
+
 def test_what_one_rank_says_another_hears(pair: tuple[Control, Control]) -> None:
     first, second = pair
     second.say("weak/x/0/alone", {"steps": 5, "step_s": [0.1, 0.2]})
@@ -49,13 +56,13 @@ def test_waiting_ends_when_it_is_said(pair: tuple[Control, Control]) -> None:
 
 
 @pytest.mark.parametrize("way", [Control.hear, Control.wait_for])
-def test_nobody_waits_for_ever(pair: tuple[Control, Control], way: Callable[[Control, str], object]) -> None:
+def test_nobody_waits_for_ever(impatient: tuple[Control, Control], way: Callable[[Control, str], object]) -> None:
     with pytest.raises(DistError):
-        way(pair[0], "never")
+        way(impatient[0], "never")
 
 
-def test_what_was_forgotten_is_gone(pair: tuple[Control, Control]) -> None:
-    first, second = pair
+def test_what_was_forgotten_is_gone(impatient: tuple[Control, Control]) -> None:
+    first, second = impatient
     second.say("once", 1)
     assert first.hear("once") == 1
     second.forget("once")
@@ -81,17 +88,17 @@ def test_hearing_all_waits_for_the_last(pair: tuple[Control, Control]) -> None:
     speaker.join()
 
 
-def test_who_did_not_say_anything_is_named(pair: tuple[Control, Control]) -> None:
-    first, second = pair
+def test_who_did_not_say_anything_is_named(impatient: tuple[Control, Control]) -> None:
+    first, second = impatient
     second.say("arm/0", 0)
     with pytest.raises(DistStoreError, match=r"2 of 3 messages did not come in time: arm/1, arm/2$"):
         first.hear_all(["arm/0", "arm/1", "arm/2"])
     assert first.hear("arm/0") == 0, "the store is still good for other words"
 
 
-def test_of_many_silent_ones_the_first_are_named(pair: tuple[Control, Control]) -> None:
+def test_of_many_silent_ones_the_first_are_named(impatient: tuple[Control, Control]) -> None:
     with pytest.raises(DistStoreError, match=r"20 of 20 messages did not come in time: 0, 1, 2, 3, 4, 5, 6, 7, …$"):
-        pair[0].hear_all([str(number) for number in range(20)])
+        impatient[0].hear_all([str(number) for number in range(20)])
 
 
 def test_the_store_does_not_grow_with_the_rounds(pair: tuple[Control, Control]) -> None:
