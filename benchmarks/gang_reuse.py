@@ -35,7 +35,6 @@ from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.results.records import Block, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import errors_of
-from pytest_ddpscale.results.strict_json import each
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 
@@ -80,10 +79,10 @@ class Cost:
 
 def cost_of(records: Iterable[object], launches: int, wall_s: float) -> Cost:
     """The cost of a session, from what its rank 0 measured."""
-    first = [(block, block.ranks.index(0)) for block in records if isinstance(block, Block) and 0 in block.ranks]
-    block_s = [each(block.block_s, len(block.ranks))[i] for block, i in first]
-    steps = [each(block.steps, len(block.ranks))[i] for block, i in first]
-    return Cost(launches, wall_s, sum(block_s), sum(steps))
+    blocks = [(block, block.each("ranks") == 0) for block in records if isinstance(block, Block)]
+    block_s = sum(float(block.each("block_s")[is_rank_0].sum()) for block, is_rank_0 in blocks)
+    steps = sum(int(block.each("steps")[is_rank_0].sum()) for block, is_rank_0 in blocks)
+    return Cost(launches, wall_s, block_s, steps)
 
 
 def wall_ratio(gang: Cost, fresh: Cost) -> float:

@@ -73,13 +73,16 @@ class RankColumns:
 class ArmColumns:
     """What the ranks of one arm of one study measured. Where nobody did, times are NaN and counts 0.
 
+    Of many nodes that do the same, each by itself, there may be a row for each round and node: `side_by_side`.
+
     Attributes:
         study: its id.
         arm: its name.
         numbers: of the rounds, ascending, (rounds,).
+        node: place among the nodes of the one that a row is of: 0 where a row is of all ranks, (rounds,).
         batch_size: per-GPU batch, in images, (rounds,).
         single_sample: the one long sample of an imported result: its spread is that of its steps, (rounds,).
-        ranks: who the columns are.
+        ranks: who the columns are; of a row for each node all ranks of the first node, then of the second …
         present: who took part, (rounds, ranks).
         steps: optimizer steps in the block, (rounds, ranks).
         block_s: duration of the block, in seconds, (rounds, ranks).
@@ -96,6 +99,7 @@ class ArmColumns:
     study: str
     arm: str
     numbers: IntArray
+    node: IntArray
     batch_size: IntArray
     single_sample: BoolArray
     ranks: RankColumns
@@ -120,8 +124,40 @@ class ArmColumns:
             cells = {name: getattr(self, name)[rounds][:, columns] for name in OF_A_CELL}
         return ArmColumns(self.study, self.arm, ranks=self.ranks.of(columns), **by_round, **cells)
 
+    def side_by_side(self, nodes: IntArray) -> ArmColumns:
+        """The same with a row for each round and node: that of round r and node n has the number r · nodes + n.
 
-OF_A_ROUND = ("numbers", "batch_size", "single_sample")
+        Args:
+            nodes: columns of each node's ranks, (nodes, ranks of one).
+        """
+        count, size = nodes.shape
+        at, rounds = as_slice(nodes.ravel()), len(self.numbers)
+
+        def of_nodes(values: Any) -> Any:
+            if values.ndim == 2 and values.strides[1] == 0:  # alike on all ranks
+                return np.broadcast_to(values[:, :1].repeat(count, axis=0), (rounds * count, size))
+            return values[:, at].reshape(rounds * count, size, *values.shape[2:])
+
+        return ArmColumns(
+            self.study,
+            self.arm,
+            numbers=(self.numbers[:, np.newaxis] * count + np.arange(count)).ravel(),
+            node=np.tile(np.arange(count), rounds),
+            batch_size=self.batch_size.repeat(count),
+            single_sample=self.single_sample.repeat(count),
+            ranks=self.ranks.of(at),
+            **{name: of_nodes(getattr(self, name)) for name in OF_A_CELL},
+        )
+
+    @property
+    def rank_of_cell(self) -> IntArray:
+        """Which of `ranks` a cell is of, (rounds, ranks)."""
+        size = self.present.shape[1]
+        ranks: IntArray = self.node[:, np.newaxis] * size + np.arange(size)
+        return ranks
+
+
+OF_A_ROUND = ("numbers", "node", "batch_size", "single_sample")
 OF_A_CELL = tuple(one.name for one in fields(ArmColumns) if one.name not in ("study", "arm", "ranks", *OF_A_ROUND))
 
 
@@ -196,6 +232,7 @@ class GrowingColumns:
             study=study,
             arm=arm,
             numbers=np.array([row.number for row in rows], np.int64),
+            node=np.zeros(len(rows), np.int64),
             batch_size=np.array([row.batch_size for row in rows], np.int64),
             single_sample=np.array([row.single_sample for row in rows], np.bool_),
             ranks=ranks_in_one_place({row.gang: self._gangs[row.gang] for row in rows}, numbers),
@@ -304,3 +341,10 @@ def joined(ranks: Sequence[RankColumns]) -> RankColumns:
     return RankColumns(
         *(np.concatenate([getattr(one, column.name) for one in ranks]) for column in fields(RankColumns))
     )
+
+
+def as_slice(columns: IntArray) -> slice | IntArray:
+    """Columns side by side need not be copied."""
+    if len(columns) and np.array_equal(columns, np.arange(columns[0], columns[0] + len(columns))):
+        return slice(int(columns[0]), int(columns[-1]) + 1)
+    return columns

@@ -63,12 +63,14 @@ def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray
     1 if all agree. Two ranks that differ are two groups of one, neither of them a majority: 0.5. NaN if any rank's
     checksum of either kind is missing: what is not known does not agree.
     """
-    parameters, own = measured.measured.checksum, _seeded_of(measured, seeded)
+    parameters = measured.measured.checksum
+    own = _seeded_of(measured, seeded)[measured.measured.rank_of_cell]
     is_known = ~((measured.present & ((parameters == 0) | (own == 0))).any(axis=1))
-    found = np.full(len(measured), np.nan)
-    for row in np.flatnonzero(is_known):
+    is_alike = ((parameters == parameters[:, :1]) & (own == own[:, :1])).all(axis=1) & measured.present.all(axis=1)
+    found = np.where(is_known, 1.0, np.nan)
+    for row in np.flatnonzero(is_known & ~is_alike):
         there = measured.present[row]
-        of_round = np.unique(parameters[row, there], return_inverse=True)[1] * (len(own) + 1) + own[there]
+        of_round = np.unique(parameters[row, there], return_inverse=True)[1] * (len(seeded) + 2) + own[row, there]
         found[row] = _most_alike(of_round)[1] / len(of_round)
     return found
 

@@ -13,14 +13,14 @@ Where nccl-tests gives the mean time of all ranks, the slowest rank's counts her
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import compress
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
 
 from pytest_ddpscale.evidence.probe_columns import ProbeColumns
+from pytest_ddpscale.metrics.per_place import PerPlace
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
@@ -82,7 +82,7 @@ def value_of(measurement: ProbeMeasurement) -> float:
     return measurement.per_second * _factor(Probe(measurement.probe, measurement.world_size))
 
 
-def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> dict[ProbedPlace, PerRound]:
+def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> Mapping[ProbedPlace, PerRound]:
     """Values of a probe, in its metric's unit, by place.
 
     A round in which a rank of a place is missing is left out: how slow that one was is unknown. So is a measurement
@@ -106,16 +106,9 @@ def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> dict[Pr
         return {}
     values = np.where(_counts(probed, probe), probed.per_second * _factor(probe), np.nan)
     slowest = values[:, np.array(list(there.values()))].min(axis=2)  # NaN if any is
-    ranks_there = probed.ranks
-    who = list(zip(ranks_there.hosts, ranks_there.local_ranks.tolist(), ranks_there.devices, strict=True))
-    numbers, is_known = probed.numbers.tolist(), ~np.isnan(slowest.T)
-    found = {}
-    of_each = zip(there.items(), slowest.T.tolist(), is_known, is_known.all(axis=1).tolist(), strict=True)
-    for (ranks, ends), own, known, is_whole in of_each:
-        samples = PerRound(numbers, own) if is_whole else PerRound(*([*compress(one, known)] for one in (numbers, own)))
-        if samples:
-            found[place_of(probe, ranks, [who[i] for i in ends])] = samples
-    return found
+    who = list(zip(probed.ranks.hosts, probed.ranks.local_ranks.tolist(), probed.ranks.devices, strict=True))
+    found = [place_of(probe, ranks, [who[i] for i in ends]) for ranks, ends in there.items()]
+    return PerPlace(found, probed.numbers, slowest.T)
 
 
 def _ends(probe: Probe, ranks: Ranks) -> list[tuple[int, int]]:

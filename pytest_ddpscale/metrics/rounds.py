@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pytest_ddpscale.evidence.columns import NOBODY, OF_A_CELL, OF_A_ROUND, ArmColumns, Columns, RankColumns, joined
+from pytest_ddpscale.evidence.columns import (
+    NOBODY,
+    OF_A_CELL,
+    OF_A_ROUND,
+    ArmColumns,
+    Columns,
+    RankColumns,
+    as_slice,
+    joined,
+)
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.results.column_record import BoolArray, FloatArray, IntArray
@@ -148,7 +157,7 @@ class ArmRounds:
 
 NO_ROUNDS = ArmRounds(
     ArmColumns(
-        "", "", *(np.zeros(0, np.int64),) * 2, np.zeros(0, np.bool_), NOBODY, np.zeros((0, 0), np.bool_),
+        "", "", *(np.zeros(0, np.int64),) * 3, np.zeros(0, np.bool_), NOBODY, np.zeros((0, 0), np.bool_),
         np.zeros((0, 0), np.int64), *(np.zeros((0, 0)),) * 6, *(np.zeros((0, 0), np.int64),) * 2,
         np.zeros((0, 0, 0), np.float32),
     )
@@ -219,31 +228,85 @@ def _complete(measured: ArmColumns, arm: Arm, expected: Collection[int]) -> ArmR
     return ArmRounds(found if there.all() else found.of(slice(None), there))
 
 
-def node_rounds(columns: Columns, study_id: str, arm: Arm) -> dict[str, ArmRounds]:
-    """Complete rounds of an arm that fits a node, by the name of every host that took part in the study."""
-    key = ("node_rounds", study_id, arm)
+def hosts_of(columns: Columns, study_id: str) -> list[str]:
+    """Names of all hosts that took part in a study, in alphabetical order."""
+    return list(_kept_first_ranks(columns, study_id))
+
+
+def node_rounds(columns: Columns, study_id: str, arm: Arm, host: str) -> ArmRounds:
+    """Complete rounds of an arm that fits a node, of one host that took part in the study."""
+    key = ("node_rounds", study_id, arm, host)
     if key not in columns.kept:
-        columns.kept[key] = _node_rounds(columns, study_id, arm)
-    found: dict[str, ArmRounds] = columns.kept[key]
+        columns.kept[key] = _node_rounds(columns, study_id, arm, host)
+    found: ArmRounds = columns.kept[key]
     return found
 
 
-def _node_rounds(columns: Columns, study_id: str, arm: Arm) -> dict[str, ArmRounds]:
-    first = _first_ranks(columns, study_id)
-    measured = columns.arms.get((study_id, arm.name))
-    if measured is None:
-        return dict.fromkeys(first, NO_ROUNDS)
-    found = {}
-    for host in first:
-        at = measured.ranks.by_host.get(host)
-        if at is None:
-            found[host] = NO_ROUNDS
-            continue
-        numbers = measured.ranks.numbers[at]
-        expected = range(first[host], first[host] + arm.world_size)
-        if arm.world_size > 1:  # else all of them take turns
-            at = at[(numbers >= expected.start) & (numbers < expected.stop)]
-        found[host] = _complete(measured.of(slice(None), _as_slice(at)), arm, expected)
+def _node_rounds(columns: Columns, study_id: str, arm: Arm, host: str) -> ArmRounds:
+    at = _columns_by_host(columns, study_id, arm).get(host)
+    if at is None:
+        return NO_ROUNDS
+    first = _kept_first_ranks(columns, study_id)[host]
+    measured = columns.arms[study_id, arm.name].of(slice(None), as_slice(at))
+    return _complete(measured, arm, range(first, first + arm.world_size))
+
+
+class RowsOfNodes(NamedTuple):
+    """Complete rounds of nodes of which each trained the same by itself, as `ArmColumns.side_by_side` has them.
+
+    Attributes:
+        hosts: of each node.
+        arms: the rounds of each arm that was asked for.
+    """
+
+    hosts: tuple[str, ...]
+    arms: tuple[ArmRounds, ...]
+
+
+def rows_of_nodes(columns: Columns, study_id: str, arms: Sequence[Arm]) -> list[RowsOfNodes]:
+    """Of all hosts that measured these arms, each of which fits a node; apart where other numbers of ranks did."""
+    by_host = [_columns_by_host(columns, study_id, arm) for arm in arms]
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for host in hosts_of(columns, study_id):
+        if all(host in theirs for theirs in by_host):
+            alike.setdefault(tuple(len(theirs[host]) for theirs in by_host), []).append(host)
+    return [
+        RowsOfNodes(tuple(hosts), tuple(_rows(columns, study_id, arm, tuple(hosts)) for arm in arms))
+        for hosts in alike.values()
+    ]
+
+
+def _rows(columns: Columns, study_id: str, arm: Arm, hosts: tuple[str, ...]) -> ArmRounds:
+    key = ("rows", study_id, arm, hosts)
+    if key not in columns.kept:
+        by_host = _columns_by_host(columns, study_id, arm)
+        rows = columns.arms[study_id, arm.name].side_by_side(np.stack([by_host[host] for host in hosts]))
+        is_complete = (rows.present.sum(axis=1) == arm.world_size) & (rows.batch_size == arm.batch_size)
+        columns.kept[key] = ArmRounds(rows if is_complete.all() else rows.of(is_complete))
+    found: ArmRounds = columns.kept[key]
+    return found
+
+
+def _columns_by_host(columns: Columns, study_id: str, arm: Arm) -> dict[str, IntArray]:
+    """Columns of those ranks of each host that an arm is about: its first ones, or all where they take turns."""
+    key = ("columns_by_host", study_id, arm)
+    if key not in columns.kept:
+        measured, first = columns.arms.get((study_id, arm.name)), _kept_first_ranks(columns, study_id)
+        found = {}
+        who = NOBODY if measured is None else measured.ranks
+        for host, at in who.by_host.items():
+            numbers = who.numbers[at] - first[host]
+            found[host] = at if arm.world_size == 1 else at[(numbers >= 0) & (numbers < arm.world_size)]
+        columns.kept[key] = {host: at for host, at in found.items() if len(at)}
+    kept: dict[str, IntArray] = columns.kept[key]
+    return kept
+
+
+def _kept_first_ranks(columns: Columns, study_id: str) -> dict[str, int]:
+    key = ("first_ranks", study_id)
+    if key not in columns.kept:
+        columns.kept[key] = _first_ranks(columns, study_id)
+    found: dict[str, int] = columns.kept[key]
     return found
 
 
@@ -259,20 +322,13 @@ def _first_ranks(columns: Columns, study_id: str) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _as_slice(columns: IntArray) -> slice | IntArray:
-    """Columns side by side need not be copied."""
-    if len(columns) and columns[-1] - columns[0] == len(columns) - 1:
-        return slice(int(columns[0]), int(columns[-1]) + 1)
-    return columns
-
-
 def on_hosts(rounds: ArmRounds, hosts: Collection[str]) -> ArmRounds:
     """The same rounds without ranks on other hosts."""
     by_host = rounds.ranks.by_host
     if all(host in hosts for host in by_host):
         return rounds
     theirs = [np.zeros(0, np.int64), *(by_host[host] for host in hosts if host in by_host)]
-    measured = rounds.measured.of(slice(None), _as_slice(np.sort(np.concatenate(theirs))))
+    measured = rounds.measured.of(slice(None), as_slice(np.sort(np.concatenate(theirs))))
     return ArmRounds(measured.of(np.any(measured.present, axis=1)))
 
 
@@ -286,19 +342,25 @@ def group_rounds(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> S
     if measured is None:
         return []
     by_host = {host: int(measured.ranks.numbers[at].min()) for host, at in measured.ranks.by_host.items()}
-    nodes = node_rounds(columns, study_id, arm)
-    return [nodes[host] for host in sorted(by_host, key=lambda host: by_host[host])]
+    return [node_rounds(columns, study_id, arm, host) for host in sorted(by_host, key=lambda host: by_host[host])]
 
 
 def all_groups(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> ArmRounds:
     """The rounds of all groups of ranks that trained the arm, as one: of each round the groups that are complete."""
     key = ("all_groups", study_id, arm, layout)
     if key not in columns.kept:
-        groups, measured = group_rounds(columns, study_id, arm, layout), columns.arms.get((study_id, arm.name))
-        is_all = measured is not None and sum(one.present.sum() for one in groups) == measured.present.sum()
-        columns.kept[key] = ArmRounds(measured) if measured is not None and is_all else together(groups)
+        columns.kept[key] = _all_groups(columns, study_id, arm, layout)
     found: ArmRounds = columns.kept[key]
     return found
+
+
+def _all_groups(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> ArmRounds:
+    measured = columns.arms.get((study_id, arm.name))
+    if measured is not None and layout.nodes > 1 and layout.fits_node(arm):
+        complete = sum(int(rows.arms[0].present.sum()) for rows in rows_of_nodes(columns, study_id, [arm]))
+        if complete == measured.present.sum():
+            return ArmRounds(measured)
+    return together(group_rounds(columns, study_id, arm, layout))
 
 
 def together(groups: Iterable[ArmRounds]) -> ArmRounds:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -94,9 +93,12 @@ class ArmSamples:
             slowness: how many times slower ranks are than a typical one, by their place, as far as that is known. A
                 rank alone counts as a typical one: else many would look better for each slow rank that has its turn.
         """
-        turns = self.rounds.ranks.of(self.rounds.slowest).places if slowness else []
-        factors = np.array([slowness.get(place, 1.0) for place in turns] or [1.0] * len(self.rounds), np.float64)
-        return self._of(self.rounds.img_per_s_per_gpu * factors, self.rounds.single_sample_error)
+        values = self.rounds.img_per_s_per_gpu
+        if slowness and len(values):
+            of_ranks = np.array([slowness.get(place, 1.0) for place in self.rounds.ranks.places])
+            turns = self.rounds.measured.rank_of_cell[np.arange(len(values)), self.rounds.slowest]
+            values = values * of_ranks[turns]
+        return self._of(values, self.rounds.single_sample_error)
 
     @property
     def _no_error(self) -> FloatArray | None:
@@ -107,8 +109,7 @@ class ArmSamples:
     def _of(self, values: FloatArray, errors: FloatArray | None = None) -> PerRound:
         """Values that could be read, with their relative errors; NaN is none of either."""
         there = ~np.isnan(values)
-        told = None if errors is None else [None if math.isnan(error) else error for error in errors[there].tolist()]
-        return PerRound(self.rounds.numbers[there].tolist(), values[there].tolist(), told)
+        return PerRound(self.rounds.numbers[there], values[there], None if errors is None else errors[there])
 
 
 @dataclass(frozen=True)

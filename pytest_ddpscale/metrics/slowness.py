@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pytest_ddpscale.metrics.rounds import ArmRounds, on_hosts
+from pytest_ddpscale.metrics.rounds import ArmRounds
+from pytest_ddpscale.results.column_record import FloatArray, IntArray
 
 Place = tuple[str, int]  # host and local rank: a rank's number may be another one after a relaunch
 Slowness = Mapping[Place, float]
@@ -22,14 +21,33 @@ def slowness_of(each: ArmRounds) -> dict[Place, float]:
     Args:
         each: rounds in which every rank computes by itself.
     """
-    if not len(each):
-        return {}
-    logs = np.log(each.mean_step_s)
-    means = np.nanmean(logs - np.nanmean(logs, axis=1, keepdims=True), axis=0)
-    typical = statistics.median_low(means.tolist())
-    return dict(zip(each.ranks.places, map(math.exp, (means - typical).tolist()), strict=True))
+    return _slowness(each, [np.arange(len(each.ranks))]) if len(each) else {}
 
 
-def slowness_by_host(each: ArmRounds) -> dict[str, dict[Place, float]]:
-    """The same on every host by itself, by its name: ranks are compared with those of their own host."""
-    return {host: slowness_of(on_hosts(each, {host})) for host in each.ranks.by_host}
+def slowness_within_hosts(each: ArmRounds) -> dict[Place, float]:
+    """The same on every host by itself: ranks are compared with those of their own host."""
+    by_size: dict[int, list[IntArray]] = {}
+    for columns in each.ranks.by_host.values():
+        by_size.setdefault(len(columns), []).append(columns)
+    found: dict[Place, float] = {}
+    for groups in by_size.values():
+        found |= _slowness(each, groups)
+    return found
+
+
+def _slowness(each: ArmRounds, groups: Sequence[IntArray]) -> dict[Place, float]:
+    """Of groups of equally many ranks, each by itself."""
+    columns = np.stack(groups)
+    logs = np.log(each.mean_step_s)[:, columns]
+    means = _mean(logs - _mean(logs, axis=2)[:, :, np.newaxis], axis=0)
+    typical = np.sort(means, axis=1)[:, (columns.shape[1] - 1) // 2]
+    factors = np.exp(means - typical[:, np.newaxis]).ravel().tolist()
+    return dict(zip(each.ranks.of(columns.ravel()).places, factors, strict=True))
+
+
+def _mean(values: FloatArray, axis: int) -> FloatArray:
+    """Of what is not NaN; NaN of nothing."""
+    known = ~np.isnan(values)
+    count = known.sum(axis=axis)
+    total = np.where(known, values, 0.0).sum(axis=axis)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)

@@ -6,8 +6,11 @@ What changed between two rounds hits all arms of a round alike, so that a ratio 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 
 class Sample(NamedTuple):
@@ -29,26 +32,21 @@ class PerRound:
     ``a / b`` is of the rounds that both have. A relative error survives what scales a value, and no sum.
 
     Args:
-        numbers: of those rounds, ascending.
-        values: of each of them.
-        errors: relative ones, where a sample has one; None if none has.
+        numbers: of those rounds, ascending, (rounds,).
+        values: of each of them, (rounds,).
+        errors: relative ones, NaN where a sample has none, (rounds,); None if none has one.
     """
 
-    def __init__(
-        self,
-        numbers: Sequence[int] = (),
-        values: Sequence[float] = (),
-        errors: Sequence[float | None] | None = None,
-    ) -> None:
-        self.numbers = numbers
-        self.values = values
-        self._errors = errors
+    def __init__(self, numbers: npt.ArrayLike = (), values: npt.ArrayLike = (), errors: npt.ArrayLike | None = None):
+        self.numbers = np.asarray(numbers, np.int64)
+        self.values = np.asarray(values, np.float64)
+        self.errors = None if errors is None else np.asarray(errors, np.float64)
 
     def __iter__(self) -> Iterator[Sample]:
         """Samples in the order of the rounds."""
-        if self._errors is None:
-            return map(Sample, self.values)
-        return map(Sample, self.values, self._errors)
+        if self.errors is None:
+            return map(Sample, self.values.tolist())
+        return map(Sample, self.values.tolist(), [None if math.isnan(one) else one for one in self.errors.tolist()])
 
     def __len__(self) -> int:
         """How many rounds there are."""
@@ -56,36 +54,30 @@ class PerRound:
 
     def __mul__(self, factor: float) -> PerRound:
         """Each value so many times."""
-        return PerRound(self.numbers, [value * factor for value in self.values], self._errors)
+        return PerRound(self.numbers, self.values * factor, self.errors)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: PerRound | float) -> PerRound:
         """Each value over that of the same round, or over a number."""
         if not isinstance(other, PerRound):
-            return PerRound(self.numbers, [value / other for value in self.values], self._errors)
-        if self.numbers != other.numbers:
-            shared = set(self.numbers).intersection(other.numbers)
-            return self._of(shared) / other._of(shared)
-        ratios = [one / another for one, another in zip(self.values, other.values, strict=True)]
-        if self._errors is None or other._errors is None:
-            return PerRound(self.numbers, ratios)
-        return PerRound(self.numbers, ratios, list(map(_error_of_ratio, self._errors, other._errors)))
+            return PerRound(self.numbers, self.values / other, self.errors)
+        if not np.array_equal(self.numbers, other.numbers):
+            shared = np.intersect1d(self.numbers, other.numbers, assume_unique=True)
+            return self.of(np.isin(self.numbers, shared)) / other.of(np.isin(other.numbers, shared))
+        errors = None
+        if self.errors is not None and other.errors is not None:
+            errors = np.hypot(self.errors, other.errors)  # of two independent samples
+        return PerRound(self.numbers, self.values / other.values, errors)
 
     def __sub__(self, term: float) -> PerRound:
         """Each value less a number."""
-        return PerRound(self.numbers, [value - term for value in self.values])
+        return PerRound(self.numbers, self.values - term)
 
     def __rsub__(self, term: float) -> PerRound:
         """A number less each value."""
-        return PerRound(self.numbers, [term - value for value in self.values])
+        return PerRound(self.numbers, term - self.values)
 
-    def _of(self, rounds: set[int]) -> PerRound:
-        at = [i for i, number in enumerate(self.numbers) if number in rounds]
-        errors = None if self._errors is None else [self._errors[i] for i in at]
-        return PerRound([self.numbers[i] for i in at], [self.values[i] for i in at], errors)
-
-
-def _error_of_ratio(one: float | None, other: float | None) -> float | None:
-    """Of two independent samples."""
-    return None if one is None or other is None else math.hypot(one, other)
+    def of(self, rounds: npt.NDArray[np.bool_]) -> PerRound:
+        """Some of the rounds."""
+        return PerRound(self.numbers[rounds], self.values[rounds], None if self.errors is None else self.errors[rounds])

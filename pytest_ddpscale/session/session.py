@@ -23,9 +23,10 @@ from pytest_ddpscale.session.past_runs import baseline_of
 from pytest_ddpscale.session.planning import Planning
 from pytest_ddpscale.session.sources import EvidenceSource
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
+from pytest_ddpscale.verdict.answering_rounds import samples_of
 from pytest_ddpscale.verdict.bounds import blank_verdict
 from pytest_ddpscale.verdict.covering import coverage_of
-from pytest_ddpscale.verdict.judge import judge, samples_of
+from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.run_outcome import ONE_NODE, RunCaveats, conclude, other_blockers, qualified
 
 

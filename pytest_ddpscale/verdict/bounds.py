@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.results.column_record import FloatArray
 from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.model import Requirement, Source
@@ -38,14 +40,14 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
 
 
 def against_bound(
-    blank: Verdict, requirement: Requirement, values: Sequence[float], estimate: Callable[[], Found]
+    blank: Verdict, requirement: Requirement, values: FloatArray, estimate: Callable[[], Found]
 ) -> Verdict:
     """What per-round values come to, each of which was possible.
 
     Args:
         blank: on the requirement.
         requirement: with the bound.
-        values: at least one, in the order of the rounds.
+        values: at least one, in the order of the rounds, (rounds,).
         estimate: what they come to.
 
     Returns:
@@ -54,8 +56,8 @@ def against_bound(
     """
     definition, count = requirement.definition, len(values)
     if not _are_possible(values, definition):
-        values = list(values)
-        return replace(blank, outcome="error", rounds=count, reason=f"an impossible value was measured: {values}")
+        reason = f"an impossible value was measured: {values.tolist()}"
+        return replace(blank, outcome="error", rounds=count, reason=reason)
     found = estimate()
     notes = (found.note,) if found.note else ()
     if found.estimate is None:
@@ -70,13 +72,13 @@ def against_bound(
     )  # fmt: skip
 
 
-def _are_possible(values: Sequence[float], definition: Metric) -> bool:
+def _are_possible(values: FloatArray, definition: Metric) -> bool:
     """Rates and ratios are positive; a share may be nothing at all, and a difference of two arms less than that."""
-    if not all(map(math.isfinite, values)):
+    if not np.isfinite(values).all():
         return False
     if definition.scale != "differences":
-        return min(values) > 0
-    return definition.baseline is not None or min(values) >= 0
+        return bool(values.min() > 0)
+    return definition.baseline is not None or bool(values.min() >= 0)
 
 
 def _source_text(source: Source) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from pytest_ddpscale.blame.culprits import RankComparison
 from pytest_ddpscale.metrics.rounds import ArmRounds
@@ -39,14 +42,40 @@ def with_missing_rounds(verdict: Verdict, begun: int) -> Verdict:
 
 def with_plausibility(verdict: Verdict, plan: Plan) -> Verdict:
     """GPUs are not more than busy, nor clearly faster together than alone: then the measurement is wrong."""
-    if plan.device_type != "cuda" or verdict.value is None:
+    if verdict.value is None:
         return verdict
-    least, most = METRICS[verdict.metric].credible_at(verdict.world_size)
+    least, most = credible_values(verdict.metric, verdict.world_size, plan)
     if least <= verdict.value <= most:
         return verdict
     side = f"more than {most:g}" if verdict.value > most else f"less than {least:g}"
     reason = f"implausible: {verdict.value:.3g} is {side}; the measurement or its baseline was disturbed"
     return replace(verdict, outcome="inconclusive", reason=reason)
+
+
+def credible_values(metric: str, world_size: int, plan: Plan) -> tuple[float, float]:
+    """Least and greatest value that measuring a metric may give on this kind of device."""
+    return METRICS[metric].credible_at(world_size) if plan.device_type == "cuda" else (-math.inf, math.inf)
+
+
+def suspect_nodes(hosts: Sequence[str], rows: ArmRounds, case: Case, plan: Plan) -> set[str]:
+    """Nodes of which `with_skipped_steps`, `with_host_bound` or `with_stalled_devices` may have something to say.
+
+    Args:
+        hosts: of the nodes.
+        rows: of the arm in question, a row for each round and node.
+        case: the requirement.
+        plan: of the run.
+    """
+    if case.question.metric.reads_utilization:
+        return set(hosts)
+    suspect = (rows.measured.skipped_steps != 0).any(axis=1)
+    if _may_wait_for_host(case, plan):
+        suspect |= ~(rows.utilization >= HOST_BOUND_UTILIZATION)
+    return {hosts[node] for node in np.unique(rows.measured.node[suspect]).tolist()}
+
+
+def _may_wait_for_host(case: Case, plan: Plan) -> bool:
+    return case.requirement.definition.scaling == "strong" and plan.device_type == "cuda"
 
 
 def with_skipped_steps(verdict: Verdict, measured: ArmRounds) -> Verdict:
@@ -66,7 +95,7 @@ def with_skipped_steps(verdict: Verdict, measured: ArmRounds) -> Verdict:
 
 def with_host_bound(verdict: Verdict, case: Case, plan: Plan, measured: ArmRounds) -> Verdict:
     """Strong scaling on GPUs that wait for their host says nothing about the GPUs or their links."""
-    if case.requirement.definition.scaling != "strong" or plan.device_type != "cuda":
+    if not _may_wait_for_host(case, plan):
         return verdict
     busy = [sample.value for sample in ArmSamples(measured).utilization]
     if not busy or statistics.fmean(busy) >= HOST_BOUND_UTILIZATION:

@@ -8,11 +8,13 @@ places, up to N times as likely: a failure counts only if it also holds at 1 - (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Generic, Protocol, TypeVar
 
 from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.verdict.estimating import Clear
 
 
 class NamedPlace(Protocol):
@@ -30,26 +32,63 @@ class NamedPlace(Protocol):
 P = TypeVar("P", bound=NamedPlace)
 
 
-@dataclass(frozen=True)
 class PlaceVerdict(Generic[P]):
-    """What one place comes to.
+    """What one place comes to, as if there were no other.
 
-    Attributes:
+    Of thousands that are clear nobody asks for more than their values: what they come to is judged when it is asked.
+
+    Args:
         place: which.
-        verdict: as if there were no other place.
+        judge: judges it.
+        clear: what is known of it if it passes and nothing else is to be said of it; None if it has to be judged.
     """
 
-    place: P
-    verdict: Verdict
+    def __init__(self, place: P, judge: Callable[[], Verdict], clear: Clear | None = None) -> None:
+        self.place = place
+        self._judge, self._clear = judge, clear
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """In full."""
+        return self._judge()
+
+    @property
+    def outcome(self) -> VerdictOutcome:
+        """Its verdict's."""
+        return self.verdict.outcome if self._clear is None else "passed"
+
+    @property
+    def value(self) -> float | None:
+        """Its verdict's."""
+        return self.verdict.value if self._clear is None else self._clear.value
+
+    @property
+    def margin(self) -> float | None:
+        """Its verdict's."""
+        return self.verdict.margin if self._clear is None else self._clear.margin
+
+    @property
+    def rounds(self) -> int:
+        """Its verdict's."""
+        return self.verdict.rounds if self._clear is None else self._clear.rounds
+
+    @property
+    def said(self) -> Verdict | None:
+        """Its verdict, unless it is clear that that has no notes, flags or culprits."""
+        return self.verdict if self._clear is None else None
 
     @property
     def is_failed(self) -> bool:
         """Whether it certainly misses the bound."""
-        return self.verdict.outcome == "failed"
+        return self.outcome == "failed"
 
 
 def judge_each(
-    judge: Callable[[P, float], Verdict], places: Iterable[P], planned: int, confidence: float
+    judge: Callable[[P, float], Verdict],
+    places: Iterable[P],
+    planned: int,
+    confidence: float,
+    clear: Callable[[P], Clear | None] = lambda _: None,
 ) -> tuple[PlaceVerdict[P], ...]:
     """Judge each place; what fails, at the confidence that holds for all together.
 
@@ -58,6 +97,7 @@ def judge_each(
         places: that were measured.
         planned: how many there should be.
         confidence: of the verdict on all of them, 0 … 1.
+        clear: what is known of a place if it passes and nothing else is to be said of it.
     """
     measured = list(places)
     of = max(planned, len(measured))
@@ -72,7 +112,7 @@ def judge_each(
         reason = f"{verdict.reason}, though not so clearly that it could not be chance on one of {of} {place.noun}"
         return replace(again, outcome="inconclusive", reason=reason)
 
-    return tuple(PlaceVerdict(place, judge_twice(place)) for place in measured)
+    return tuple(PlaceVerdict(place, partial(judge_twice, place), clear(place)) for place in measured)
 
 
 def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, missing: str) -> Verdict:
@@ -89,27 +129,28 @@ def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, mi
         ``inconclusive`` if a place is that; else ``passed``. Value and interval are those of the worst place with that
         outcome, rounds the fewest of any.
     """
-    measured = [one for one in judged if one.verdict.outcome != "not_measured"]
+    measured = [one for one in judged if one.outcome != "not_measured"]
     outcome = _outcome(measured, is_missing=bool(missing))
-    undecided = [one.place for one in measured if one.verdict.is_open]
+    undecided = [one.place for one in measured if one.said and one.said.is_open]
     if outcome == "not_measured":
         return _with_undecided(replace(blank, reason=missing), undecided)
-    deciding = [one for one in measured if one.verdict.outcome == outcome]
+    deciding = [one for one in measured if one.outcome == outcome]
     worst = min(deciding, key=_badness)
     notes = _notes(measured, deciding)
+    told = [one.said for one in deciding if one.said]
     verdict = replace(
         worst.verdict,
-        rounds=min(one.verdict.rounds for one in measured),
+        rounds=min(one.rounds for one in measured),
         reason=_reason(worst, deciding, planned),
         notes=(*notes, missing) if missing else notes,
-        culprits=tuple(dict.fromkeys(culprit for one in deciding for culprit in one.verdict.culprits)),
-        flags=tuple(flag for flag in worst.verdict.flags if all(flag in one.verdict.flags for one in deciding)),
+        culprits=tuple(dict.fromkeys(culprit for one in told for culprit in one.culprits)),
+        flags=tuple(flag for flag in worst.verdict.flags if sum(flag in one.flags for one in told) == len(deciding)),
     )
     return _with_undecided(verdict, undecided) if outcome == "failed" else verdict
 
 
 def _outcome(measured: Sequence[PlaceVerdict[P]], *, is_missing: bool) -> VerdictOutcome:
-    found = {one.verdict.outcome for one in measured}
+    found = {one.outcome for one in measured}
     if "failed" in found:
         return "failed"
     if "error" in found:
@@ -121,7 +162,7 @@ def _outcome(measured: Sequence[PlaceVerdict[P]], *, is_missing: bool) -> Verdic
 
 def _badness(one: PlaceVerdict[P]) -> float:
     """Margin of the value: the smaller the worse; without a value worst of all."""
-    margin = one.verdict.margin
+    margin = one.margin
     return float("-inf") if margin is None else margin
 
 
@@ -129,10 +170,10 @@ def _reason(worst: PlaceVerdict[P], deciding: Sequence[PlaceVerdict[P]], planned
     if planned == 1:
         return worst.verdict.reason
     name, noun = worst.place.name, worst.place.noun
-    if worst.verdict.outcome == "passed":
+    if worst.outcome == "passed":
         return f"{worst.verdict.reason} on each of {planned} {noun}; {name} is nearest to it"
     others = [one.place.name for one in deciding if one is not worst]
-    more = f" ({worst.verdict.outcome} too: {first_few(others)})" if others else ""
+    more = f" ({worst.outcome} too: {first_few(others)})" if others else ""
     return f"{name}, one of {planned} {noun}: {worst.verdict.reason}{more}"
 
 
@@ -140,9 +181,9 @@ def _notes(measured: Sequence[PlaceVerdict[P]], deciding: Sequence[PlaceVerdict[
     """What is to be known of all places that decide as it is, of others with their names."""
     names: dict[str, list[str]] = {}
     for one in measured:
-        for note in one.verdict.notes:
+        for note in one.said.notes if one.said else ():
             names.setdefault(note, []).append(one.place.name)
-    decide = {one.place.name for one in deciding}
+    decide = {one.place.name for one in deciding} if names else set()
     return tuple(note if decide.issubset(at) else f"{first_few(at)}: {note}" for note, at in names.items())
 
 

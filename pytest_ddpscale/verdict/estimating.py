@@ -9,12 +9,14 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from pytest_ddpscale.metrics.per_place import Alike, PerPlace
 from pytest_ddpscale.plan.metric import Scale
 from pytest_ddpscale.plan.per_round import PerRound, Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.stats.intervals import Estimate, single_sample_estimate
 from pytest_ddpscale.stats.sequential import EProcess, EProcesses, FloatArray
 from pytest_ddpscale.stats.steadiness import RoundDrift, find_drift, find_drifts
+from pytest_ddpscale.thresholds.model import Requirement
 
 SINGLE_SAMPLE_NOTE = (
     "one imported sample: the interval comes from the standard deviation of its steps, taken as independent"
@@ -62,55 +64,105 @@ def estimate_of(samples: Sequence[Sample], scale: Scale, confidence: float) -> F
     return _of_rounds(values, scale, confidence)
 
 
+class _Series(NamedTuple, Generic[P]):
+    """What series of equally many rounds say at one confidence, as `_found` has it; NaN where there is no limit."""
+
+    row: dict[P, int]
+    rounds: int
+    least: FloatArray  # of each series
+    centre: FloatArray
+    low: FloatArray
+    high: FloatArray
+    drifts: list[RoundDrift | None]
+
+
+class Clear(NamedTuple):
+    """A place that keeps its bound, of whose values nothing else is to be said.
+
+    Attributes:
+        value: point estimate.
+        margin: as `pytest_ddpscale.results.verdicts.Verdict` has it.
+        rounds: how many there were.
+    """
+
+    value: float
+    margin: float
+    rounds: int
+
+
 class Estimates(Generic[P]):
     """What the rounds of many places say, each by itself; found out for all at once when the first is asked for.
 
     Args:
-        samples: of each place, at least one, in the order of the rounds.
+        samples: of places.
         scale: how they err.
     """
 
     def __init__(self, samples: Mapping[P, PerRound], scale: Scale) -> None:
         self.samples = samples
         self._scale: Scale = scale
-        self._found: dict[float, dict[P, Found]] = {}
+        self._found: dict[float, list[_Series[P]]] = {}
 
     def at(self, place: P, confidence: float) -> Found:
         """As `estimate_of` of that place."""
-        if confidence not in self._found:
-            self._found[confidence] = self._all(confidence)
-        known = self._found[confidence].get(place)
-        return estimate_of(list(self.samples[place]), self._scale, confidence) if known is None else known
+        for series in self._series(confidence):
+            row = series.row.get(place)
+            if row is not None:
+                low, high = float(series.low[row]), float(series.high[row])
+                interval = None if math.isnan(low) else (low, high)
+                centre, drift = float(series.centre[row]), series.drifts[row]
+                return _found(centre, interval, drift, self._scale, series.rounds, confidence)
+        return estimate_of(list(self.samples[place]), self._scale, confidence)
 
-    def _all(self, confidence: float) -> dict[P, Found]:
-        """Of those places that have an ordinary series of rounds; series of one length make an array."""
-        series: dict[int, list[P]] = {}
-        for place, samples in self.samples.items():
-            if len(samples) >= FEWEST_ROUNDS:
-                series.setdefault(len(samples), []).append(place)
-        found: dict[P, Found] = {}
-        for alike in series.values():
-            if len(alike) >= _WORTH_AN_ARRAY:
-                values = np.array([self.samples[place].values for place in alike])
-                usual = np.isfinite(values).all(axis=1) & (np.ptp(values, axis=1) > 0)
-                usual &= (values > 0).all(axis=1) | (self._scale != "factors")
-                places = [place for place, is_usual in zip(alike, usual.tolist(), strict=True) if is_usual]
-                found.update(zip(places, _of_series(values[usual], self._scale, confidence), strict=True))
+    def clear_passes(
+        self, requirement: Requirement, credible: tuple[float, float], fewest_rounds: int, confidence: float
+    ) -> dict[P, Clear]:
+        """Places that pass as `against_bound` has it, with values that are possible, credible, steady and complete.
+
+        Args:
+            requirement: with the bound.
+            credible: least and greatest value that a measurement may have.
+            fewest_rounds: that there should be.
+            confidence: of the intervals, 0 … 1.
+        """
+        definition, bound, found = requirement.definition, requirement.bound, dict[P, Clear]()
+        back = np.exp if self._scale == "factors" else np.asarray
+        for series in self._series(confidence):
+            if series.rounds < fewest_rounds:
+                continue
+            value = back(series.centre)
+            is_clear = back(series.high) <= bound if definition.upper_bound else back(series.low) >= bound
+            is_clear &= (credible[0] <= value) & (value <= credible[1])
+            is_clear &= np.array([drift is None for drift in series.drifts])
+            if definition.scale == "differences" and definition.baseline is None:
+                is_clear &= series.least >= 0
+            margin = (bound - value if definition.upper_bound else value - bound) / bound
+            of_each = zip(series.row, is_clear.tolist(), value.tolist(), margin.tolist(), strict=True)
+            found |= {place: Clear(one, of_one, series.rounds) for place, is_one, one, of_one in of_each if is_one}
         return found
 
+    def _series(self, confidence: float) -> list[_Series[P]]:
+        """Of those places that have an ordinary series of rounds; series of one length make an array."""
+        if confidence not in self._found:
+            alike = self.samples.by_rounds if isinstance(self.samples, PerPlace) else []
+            many = [one for one in alike if len(one.places) >= _WORTH_AN_ARRAY and one.values.shape[1] >= FEWEST_ROUNDS]
+            self._found[confidence] = [_of_series(one, self._scale, confidence) for one in many]
+        return self._found[confidence]
 
-def _of_series(values: FloatArray, scale: Scale, confidence: float) -> list[Found]:
-    """As `_of_rounds`, of each series, (series, rounds)."""
-    by_factors = scale == "factors"
-    series = np.log(values) if by_factors else values
+
+def _of_series(alike: Alike[P], scale: Scale, confidence: float) -> _Series[P]:
+    """As `_of_rounds`, of each of them; what cannot be, or is all alike, is told one by one."""
+    values, by_factors = alike.values, scale == "factors"
+    usual = np.isfinite(values).all(axis=1) & (np.ptp(values, axis=1) > 0)
+    usual &= (values > 0).all(axis=1) | (not by_factors)
+    values = values[usual]
+    places = [place for place, is_usual in zip(alike.places, usual.tolist(), strict=True) if is_usual]
+    series, largest = np.log(values) if by_factors else values, np.abs(values).max(axis=1, initial=0.0)
     processes = EProcesses(series)
-    intervals, largest = processes.intervals(confidence).tolist(), np.abs(values).max(axis=1)
     drifts = find_drifts(series, NEGLIGIBLE_DRIFT * (np.ones(len(values)) if by_factors else largest))
-    of_each = zip(processes.centres.tolist(), intervals, drifts, strict=True)
-    return [
-        _found(centre, None if math.isnan(low) else (low, high), drift, scale, values.shape[1], confidence)
-        for centre, (low, high), drift in of_each
-    ]
+    low, high = processes.intervals(confidence).T
+    rows = {place: row for row, place in enumerate(places)}
+    return _Series(rows, values.shape[1], values.min(axis=1, initial=np.inf), processes.centres, low, high, drifts)
 
 
 def _of_rounds(values: Sequence[float], scale: Scale, confidence: float) -> Found:

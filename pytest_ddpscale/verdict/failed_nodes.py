@@ -29,17 +29,17 @@ def why_nodes_missing(nodes: Sequence[PlaceVerdict[JudgedNode]], evidence: Evide
         evidence: says how many there should be, and what others were called.
     """
     planned = evidence.plan.nodes
-    measured = [node.place.name for node in nodes if node.verdict.outcome != "not_measured"]
+    measured = [node.place.name for node in nodes if node.outcome != "not_measured"]
     if len(measured) >= planned:
         return ""
-    absent = [node.place.name for node in nodes if node.verdict.outcome == "not_measured"]
+    absent = [node.place.name for node in nodes if node.outcome == "not_measured"]
     if len(nodes) < planned:
         absent += sorted(set(evidence.hosts) - {node.place.name for node in nodes})
     there = f" ({first_few(measured)})" if measured else ""
     text = f"measured on {len(measured)} of {planned} nodes{there}"
     if absent:
         text += f"; {first_few(absent)} {'is' if len(absent) == 1 else 'are'} missing"
-    why = {node.verdict.reason for node in nodes if node.verdict.outcome == "not_measured"}
+    why = {node.verdict.reason for node in nodes if node.outcome == "not_measured"}
     return f"{text}: {'; '.join(sorted(why))}" if why else text
 
 
@@ -73,8 +73,8 @@ def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict[JudgedNode]
 
 def _evidence_on(node: PlaceVerdict[JudgedNode], nodes: Sequence[PlaceVerdict[JudgedNode]]) -> str:
     unit = node.verdict.unit
-    others = [n.verdict.value for n in nodes if n is not node and n.verdict.value is not None]
-    text = f"{node.verdict.metric} {_number(node.verdict.value, unit)} on this node by itself"
+    others = [n.value for n in nodes if n is not node and n.value is not None]
+    text = f"{node.verdict.metric} {_number(node.value, unit)} on this node by itself"
     if not others:
         return text
     whom = "the other node" if len(others) == 1 else f"the median of {len(others)} other nodes"

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from pytest_ddpscale.blame.culprits import RankComparison, peers_of, with_culprits
+from pytest_ddpscale.blame.culprits import RankComparison, with_culprits
 from pytest_ddpscale.blame.replicas import with_agreement
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.rounds import (
-    NO_ROUNDS,
-    ArmRounds,
-    arm_rounds,
-    node_rounds,
-    on_hosts,
-    rounds_begun,
-    together,
-)
+from pytest_ddpscale.metrics.rounds import ArmRounds, hosts_of, rounds_begun, together
 from pytest_ddpscale.metrics.samples import MeasuredArms
-from pytest_ddpscale.metrics.slowness import slowness_by_host, slowness_of
-from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
-from pytest_ddpscale.plan.per_round import Sample
+from pytest_ddpscale.plan.metric import Scale
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
+from pytest_ddpscale.verdict.answering_rounds import RowsByNode, node_of, rounds_of, rows_by_node, values_of_nodes
 from pytest_ddpscale.verdict.answering_study import matching_study, why_no_study
 from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
 from pytest_ddpscale.verdict.caveats import (
+    credible_values,
+    suspect_nodes,
     with_host_bound,
     with_missing_rounds,
     with_plausibility,
@@ -41,7 +35,7 @@ from pytest_ddpscale.verdict.caveats import (
 from pytest_ddpscale.verdict.checking import judge_check
 from pytest_ddpscale.verdict.device_notes import with_stalled_devices
 from pytest_ddpscale.verdict.each import combined, judge_each
-from pytest_ddpscale.verdict.estimating import Estimates
+from pytest_ddpscale.verdict.estimating import Clear, Estimates
 from pytest_ddpscale.verdict.failed_nodes import JudgedNode, why_nodes_missing, with_failed_nodes
 from pytest_ddpscale.verdict.probing import judge_probe
 
@@ -88,6 +82,16 @@ class _Asked:
     study: Study
     evidence: Evidence
 
+    @property
+    def scale(self) -> Scale:
+        """How the values err."""
+        return self.case.requirement.definition.scale
+
+    @property
+    def sku(self) -> dict[str, Any]:
+        """Numbers of the thresholds file that a metric may be taken with."""
+        return {"reference": self.case.reference_img_per_s, "peak": self.case.peak_tflops}
+
     @cached_property
     def rounds_due(self) -> int:
         """How many rounds there should be: all that were begun and that timed every arm in question."""
@@ -105,7 +109,9 @@ def _judge_study(asked: _Asked, confidence: float) -> Verdict:
     if evidence.plan.layout.judged_by_node(case.question.arms):
         return _judge_by_node(asked, confidence)
     rounds = rounds_of(case.question, study, evidence)
-    verdict = _judge_rounds(asked, rounds, _estimates(asked, {_EVERYBODY: rounds}), _EVERYBODY, confidence)
+    samples = case.question.metric.samples_of(replace(rounds, **asked.sku))
+    estimates = Estimates({_EVERYBODY: samples}, asked.scale)
+    verdict = _judge_rounds(asked, rounds, estimates, _EVERYBODY, confidence)
     if verdict.outcome == "not_measured":
         return verdict
     verdict = with_agreement(verdict, study, evidence)
@@ -125,39 +131,47 @@ def _judge_node(blank: Verdict, case: NodeCase, evidence: Evidence, confidence: 
 
 
 def _judge_by_node(asked: _Asked, confidence: float) -> Verdict:
-    study, evidence = asked.study, asked.evidence
-    rounds, peers = rounds_by_node(asked.case.question, study, evidence), RankComparison(study, evidence)
+    case, study, evidence = asked.case, asked.study, asked.evidence
+    rows, peers = rows_by_node(case.question, study, evidence), RankComparison(study, evidence)
+    estimates = Estimates(values_of_nodes(case.question.metric, rows, **asked.sku), asked.scale)
+    clear = _clear_nodes(asked, rows, estimates, peers, confidence)
 
-    estimates = _estimates(asked, rounds)
+    def rounds_of_node(host: str) -> MeasuredArms:
+        return node_of(case.question, study, evidence, host)
 
     def judge_node(node: JudgedNode, confidence: float) -> Verdict:
-        verdict = _judge_rounds(asked, rounds[node.name], estimates, node.name, confidence)
+        verdict = _judge_rounds(asked, rounds_of_node(node.name), estimates, node.name, confidence)
         return with_slow_node(verdict, node.name, peers)
 
-    planned = evidence.plan.nodes
-    nodes = judge_each(judge_node, map(JudgedNode, rounds), planned, confidence)
+    planned, hosts = evidence.plan.nodes, hosts_of(evidence.columns, study.id)
+    nodes = judge_each(judge_node, map(JudgedNode, hosts), planned, confidence, lambda node: clear.get(node.name))
     verdict = combined(asked.blank, nodes, planned, why_nodes_missing(nodes, evidence))
     verdict = with_agreement(verdict, study, evidence)
-    alike = [rounds[node.place.name].measured for node in nodes if node.verdict.outcome == verdict.outcome]
-    verdict = with_culprits(verdict, asked.case, peers, lambda: together(alike))
-    return with_failed_nodes(verdict, nodes, planned)
+
+    def alike() -> ArmRounds:
+        return together(rounds_of_node(one.place.name).measured for one in nodes if one.outcome == verdict.outcome)
+
+    return with_failed_nodes(with_culprits(verdict, case, peers, alike), nodes, planned)
 
 
-def _estimates(asked: _Asked, rounds: Mapping[str, MeasuredArms]) -> Estimates[str]:
-    """What a requirement's numbers come to at each place, by its name."""
-    case = asked.case
-    known = {
-        name: replace(one, reference=case.reference_img_per_s, peak=case.peak_tflops) for name, one in rounds.items()
-    }
-    samples = {name: case.question.metric.samples_of(one) for name, one in known.items()}
-    return Estimates(samples, case.requirement.definition.scale)
+def _clear_nodes(
+    asked: _Asked, rows: Sequence[RowsByNode], estimates: Estimates[str], peers: RankComparison, confidence: float
+) -> dict[str, Clear]:
+    """Nodes that pass and of which no caveat has anything to say: `_judge_rounds` would come to the same."""
+    requirement, plan = asked.case.requirement, asked.evidence.plan
+    credible = credible_values(requirement.definition.name, asked.case.world_size, plan)
+    clear = estimates.clear_passes(requirement, credible, asked.rounds_due, confidence)
+    suspects = {straggler.host for straggler in peers.stragglers} if clear else set()
+    for one in rows if clear else ():
+        suspects |= suspect_nodes(one.hosts, one.arms.measured, asked.case, plan)
+    return {host: one for host, one in clear.items() if host not in suspects}
 
 
 def _judge_rounds(
     asked: _Asked, rounds: MeasuredArms, estimates: Estimates[str], place: str, confidence: float
 ) -> Verdict:
     """The verdict that the numbers of a place give, or what forbids it."""
-    case, evidence, samples = asked.case, asked.evidence, estimates.samples[place]
+    case, evidence, samples = asked.case, asked.evidence, estimates.samples.get(place)
     if not samples:
         return replace(asked.blank, reason=_why_no_samples(case.question, asked.study, rounds))
     verdict = against_bound(asked.blank, case.requirement, samples.values, lambda: estimates.at(place, confidence))
@@ -171,88 +185,6 @@ def _judge_rounds(
 
 def _telemetry_of(rounds: ArmRounds, evidence: Evidence) -> Sequence[Telemetry]:
     return evidence.telemetry_of_arms.get((rounds.measured.study, rounds.measured.arm), ())
-
-
-def samples_of(question: Question, evidence: Evidence) -> list[Sample]:
-    """Per-round values of what a question asks, in the metric's unit; empty if it was not measured.
-
-    Of what several nodes measured, each for itself, the worst node's of each round.
-
-    Raises:
-        ValueError: the metric needs a number of the thresholds file.
-    """
-    metric, study = question.metric, matching_study(evidence.plan, question)
-    if metric.takes_sku:
-        raise ValueError(f"{metric.name} needs a number of the thresholds file")
-    if study is None:
-        return []
-    if not evidence.plan.layout.judged_by_node(question.arms):
-        return list(metric.samples_of(rounds_of(question, study, evidence)))
-    samples = [list(metric.samples_of(node)) for node in rounds_by_node(question, study, evidence).values()]
-    return worst_per_round(samples, metric) if len(samples) >= evidence.plan.nodes else []
-
-
-def worst_per_round(samples: Sequence[Sequence[Sample]], metric: Metric) -> list[Sample]:
-    """Of the values of several nodes, the worst of each round, as far as all nodes have rounds."""
-    worst = max if metric.upper_bound else min
-    return [worst(of_round, key=lambda sample: sample.value) for of_round in zip(*samples, strict=False)]
-
-
-def rounds_of(question: Question, study: Study, evidence: Evidence) -> MeasuredArms:
-    """The complete rounds that answer a question: on several nodes those of the group with rank 0."""
-    layout = evidence.plan.layout
-
-    def ranks(arm: Arm) -> Sequence[int] | None:
-        is_planned = arm.world_size <= layout.world_size  # else no rank can have measured it
-        if layout.nodes == 1 or not is_planned:
-            return None
-        return range(layout.ranks_per_node) if arm.world_size == 1 else layout.groups(arm)[0]
-
-    def rounds(arm: Arm) -> ArmRounds:
-        return arm_rounds(evidence.columns, study.id, arm, ranks(arm))
-
-    measured, baseline = _arms(question)
-    compared = rounds(baseline) if baseline else NO_ROUNDS
-    found = _of_arms(question, study, evidence, rounds(measured), compared)
-    if not _ranks_take_turns(question):
-        return found
-    hosts = found.measured.ranks.by_host.keys()
-    return replace(found, slowness=slowness_of(on_hosts(peers_of(study, evidence).rounds, hosts)))
-
-
-def _ranks_take_turns(question: Question) -> bool:
-    """Whether the baseline is one rank after the other, of others than the one that is compared with it."""
-    return question.metric.baseline == "alone" and question.world_size > 1
-
-
-def rounds_by_node(question: Question, study: Study, evidence: Evidence) -> dict[str, MeasuredArms]:
-    """The same of every node that took part in the study, by its host's name; its arms fit a node."""
-    measured, baseline = _arms(question)
-    nodes = node_rounds(evidence.columns, study.id, measured)
-    compared = node_rounds(evidence.columns, study.id, baseline) if baseline else dict.fromkeys(nodes, NO_ROUNDS)
-    found = {host: _of_arms(question, study, evidence, theirs, compared[host]) for host, theirs in nodes.items()}
-    if not _ranks_take_turns(question):
-        return found
-    slowness = evidence.once(("slowness", study.id), lambda: slowness_by_host(peers_of(study, evidence).rounds))
-    return {host: replace(rounds, slowness=slowness.get(host, {})) for host, rounds in found.items()}
-
-
-def _arms(question: Question) -> tuple[Arm, Arm | None]:
-    """The arm in question and its baseline, if the metric has one."""
-    asked = question.metric, question.workload, question.world_size, question.placement
-    return measured_arm(*asked), baseline_arm(*asked)
-
-
-def _of_arms(
-    question: Question, study: Study, evidence: Evidence, measured: ArmRounds, compared: ArmRounds
-) -> MeasuredArms:
-    return MeasuredArms(
-        measured,
-        compared,
-        question.world_size,
-        flops_per_image=evidence.flops_per_image.get(study.id),
-        seeded_checksums=evidence.seeded_checksums(study.id),
-    )
 
 
 def _rounds_due(question: Question, study: Study, evidence: Evidence) -> int:

@@ -121,7 +121,7 @@ class _Values:
 
 
 def _values_of(places: Iterable[ProbeVerdict]) -> list[float]:
-    return [place.verdict.value for place in places if place.verdict.value is not None]
+    return [place.value for place in places if place.value is not None]
 
 
 def _culprits(judged: Sequence[ProbeVerdict], values: _Values) -> Iterable[Culprit]:
@@ -178,7 +178,7 @@ def _between_nodes(pairs: Sequence[ProbeVerdict], values: _Values) -> Iterable[C
         for host in _hosts(pair):
             by_host[host].append(pair)
     neighbours = {host: {other for hosts in by_hosts if host in hosts for other in hosts} - {host} for host in by_host}
-    good = {host for host, own in by_host.items() if any(pair.verdict.passed for pair in own)}
+    good = {host for host, own in by_host.items() if any(pair.outcome == "passed" for pair in own)}
     slow = [host for host, own in by_host.items() if len(neighbours[host]) > 1 and _explains_its_pairs(own)]
     for host in slow:
         evidence = f"{_failed_of(by_host[host], values)}: it is slow with {' and '.join(sorted(neighbours[host]))}"
@@ -208,7 +208,7 @@ def _failed_of(own: Sequence[ProbeVerdict], values: _Values) -> str:
 def _explains_its_pairs(own: Sequence[ProbeVerdict]) -> bool:
     """Whether a GPU keeps the bound with nobody, and misses it with most others of several."""
     failed = sum(pair.is_failed for pair in own)
-    return failed > 1 and 2 * failed > len(own) and all(pair.verdict.outcome != "passed" for pair in own)
+    return failed > 1 and 2 * failed > len(own) and all(pair.outcome != "passed" for pair in own)
 
 
 def _of_end(end: End, by_end: Mapping[End, Sequence[ProbeVerdict]], values: _Values, *, is_certain: bool) -> Culprit:
@@ -220,5 +220,5 @@ def _of_end(end: End, by_end: Mapping[End, Sequence[ProbeVerdict]], values: _Val
 
 def _worst(places: Iterable[ProbeVerdict]) -> str:
     """``612 TFLOPS``."""
-    worst = min(places, key=lambda place: place.verdict.margin or 0.0).verdict
+    worst = min(places, key=lambda place: place.margin or 0.0).verdict
     return f"{worst.value:.4g} {worst.unit}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -91,13 +92,15 @@ def _on_speed(
     expected, due = expected_ranks(probe, evidence.plan.layout), _rounds_due(probe, evidence)
 
     estimates = Estimates(samples, case.requirement.definition.scale)
+    credible = -math.inf, math.inf if peak is None else MOST_OF_PEAK * peak
+    clear = estimates.clear_passes(case.requirement, credible, due, confidence)
 
     def judge_place(place: ProbedPlace, confidence: float) -> Verdict:
         values = samples[place].values
         verdict = against_bound(blank, case.requirement, values, lambda: estimates.at(place, confidence))
         return _with_peak(with_missing_rounds(verdict, due), peak)
 
-    judged = judge_each(judge_place, samples, len(expected), confidence)
+    judged = judge_each(judge_place, samples, len(expected), confidence, clear.get)
     missing = _why_incomplete(probe, expected, judged, evidence)
     verdict = combined(blank, judged, len(expected), missing)
     return with_probe_culprits(verdict, judged, len(expected), evidence)

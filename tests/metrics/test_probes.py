@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -22,7 +22,7 @@ from tests.builders.records import gang_of, probe_blocks_of
 MIB = 2**20
 
 
-def places(measurements: Iterable[ProbeMeasurement], probe: Probe, layout: Layout) -> dict[ProbedPlace, PerRound]:
+def places(measurements: Iterable[ProbeMeasurement], probe: Probe, layout: Layout) -> Mapping[ProbedPlace, PerRound]:
     probed = probe_columns_of(measurements).get((probe.name, probe.world_size))
     return probes.places(probed, probe, layout)
 

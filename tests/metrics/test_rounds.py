@@ -19,8 +19,10 @@ from pytest_ddpscale.metrics.rounds import (
     all_groups,
     arm_rounds,
     group_rounds,
+    hosts_of,
     node_rounds,
     on_hosts,
+    rows_of_nodes,
     together,
 )
 from pytest_ddpscale.plan.layout import Layout
@@ -204,12 +206,27 @@ class TestGroupsOnSeveralNodes:
     def test_every_node_of_the_study_is_asked_for_whether_or_not_it_has_rounds_of_the_arm(self) -> None:
         elsewhere = replace(on_node(2, 0), arm="alone")
         columns = columns_of([*(on_node(node, rank) for node in (1, 0) for rank in range(3)), elsewhere])
-        found = node_rounds(columns, "weak/r", ARM)
-        assert {host: numbers(rounds) for host, rounds in found.items()} == {
+        assert hosts_of(columns, "weak/r") == ["n0", "n1", "n2"]
+        assert {host: numbers(node_rounds(columns, "weak/r", ARM, host)) for host in ("n0", "n1", "n2")} == {
             "n0": {0: [0, 1, 2]}, "n1": {0: [4, 5, 6]}, "n2": {},
         }  # fmt: skip
-        nowhere = node_rounds(columns, "weak/r", Arm("ddp", 2, 8))
-        assert [len(nowhere[host]) for host in ("n0", "n1", "n2")] == [0, 0, 0]
+        nowhere = Arm("ddp", 2, 8)
+        assert [len(node_rounds(columns, "weak/r", nowhere, host)) for host in ("n0", "n1", "n2")] == [0, 0, 0]
+
+    def test_rows_of_nodes_say_what_each_node_does_by_itself(self) -> None:
+        missing = [(1, 2, 1), (2, 0, 0)]  # node, rank and round
+        every = ((node, rank, number) for node in range(4) for rank in range(3) for number in range(3))
+        columns = columns_of([replace(on_node(n, r), round=i) for n, r, i in every if (n, r, i) not in missing])
+        (rows,) = rows_of_nodes(columns, "weak/r", [ARM])
+        assert rows.hosts == ("n0", "n1", "n2", "n3")
+        of_rows = dict(zip(rows.arms[0].numbers.tolist(), rows.arms[0].img_per_s_per_gpu.tolist(), strict=True))
+        by_node = [node_rounds(columns, "weak/r", ARM, host) for host in rows.hosts]
+        assert of_rows == {
+            number * 4 + place: value
+            for place, one in enumerate(by_node)
+            for number, value in zip(one.numbers.tolist(), one.img_per_s_per_gpu.tolist(), strict=True)
+        }
+        assert len(of_rows) == 4 * 3 - len(missing)
 
     def test_a_rank_beyond_the_arm_is_passed_over(self) -> None:
         assert self.groups([on_node(0, rank) for rank in range(4)]) == [{0: [0, 1, 2]}]

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.metrics.samples import MeasuredArms
-from pytest_ddpscale.metrics.slowness import slowness_by_host, slowness_of
+from pytest_ddpscale.metrics.slowness import slowness_of, slowness_within_hosts
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Arm
 from tests.builders.judged import make_measurement, with_steps
@@ -36,11 +36,8 @@ def test_of_two_the_faster_one_is_typical() -> None:
 
 
 def test_ranks_of_a_host_are_compared_with_each_other() -> None:
-    found = slowness_by_host(rounds((1.0, 1.1, 2.0, 2.0), per_host=2))
-    assert found == {
-        "n0": pytest.approx({("n0", 0): 1.0, ("n0", 1): 1.1}),
-        "n1": pytest.approx({("n1", 0): 1.0, ("n1", 1): 1.0}),
-    }
+    found = slowness_within_hosts(rounds((1.0, 1.1, 2.0, 2.0), per_host=2))
+    assert found == pytest.approx({("n0", 0): 1.0, ("n0", 1): 1.1, ("n1", 0): 1.0, ("n1", 1): 1.0})
 
 
 def test_without_rounds_nobody_is_known() -> None:

@@ -11,8 +11,9 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.verdict.answering_rounds import samples_of, worst_per_round
 from pytest_ddpscale.verdict.deciding import Decider
-from pytest_ddpscale.verdict.judge import judge, samples_of, worst_per_round
+from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, make_case
 from tests.builders.measurements import Measurement
 from tests.builders.records import lines_of

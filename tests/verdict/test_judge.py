@@ -16,7 +16,8 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Question
 from pytest_ddpscale.results.strict_json import strict_json
 from pytest_ddpscale.results.verdicts import Verdict
-from pytest_ddpscale.verdict.judge import judge, samples_of
+from pytest_ddpscale.verdict.answering_rounds import samples_of
+from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import (
     CHECKSUM,
     CONFIDENCE,

@@ -1,0 +1,80 @@
+"""Values of rounds at many places at once: nodes that each trained by themselves, GPUs, pairs of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from pytest_ddpscale.plan.per_round import PerRound
+from pytest_ddpscale.results.column_record import FloatArray, IntArray
+
+P = TypeVar("P", bound=Hashable)
+
+
+class Alike(NamedTuple, Generic[P]):
+    """Places of equally many rounds, and the values of each in the order of its rounds, (places, rounds)."""
+
+    places: list[P]
+    values: FloatArray
+
+
+class PerPlace(Mapping[P, PerRound]):
+    """A value for each place and round, where it could be read.
+
+    Args:
+        places: each once; those without any value are left out.
+        numbers: of the rounds, ascending, (rounds,).
+        values: NaN where there is none, (places, rounds).
+    """
+
+    def __init__(self, places: Sequence[P], numbers: IntArray, values: FloatArray) -> None:
+        known = ~np.isnan(values)
+        self._numbers, self._values, self._known = numbers, values, known
+        self._row = {place: row for row, place in enumerate(places) if known[row].any()}
+
+    def __len__(self) -> int:
+        """How many places have a value."""
+        return len(self._row)
+
+    def __iter__(self) -> Iterator[P]:
+        """Places that have a value."""
+        return iter(self._row)
+
+    def __getitem__(self, place: P) -> PerRound:
+        """Values of one place."""
+        row = self._row[place]
+        known = self._known[row]
+        return PerRound(self._numbers[known], self._values[row, known])
+
+    @cached_property
+    def by_rounds(self) -> list[Alike[P]]:
+        """All places, those with equally many rounds together."""
+        rounds = self._known.sum(axis=1)
+        by_count: dict[int, list[P]] = {}
+        for place, row in self._row.items():
+            by_count.setdefault(int(rounds[row]), []).append(place)
+        return [Alike(places, self._of([self._row[place] for place in places])) for places in by_count.values()]
+
+    def _of(self, rows: Sequence[int]) -> FloatArray:
+        at = np.array(rows)
+        values: FloatArray = self._values[at][self._known[at]].reshape(len(rows), -1)
+        return values
+
+
+def of_nodes(found: Sequence[tuple[Sequence[str], PerRound]]) -> PerPlace[str]:
+    """Values of rows of nodes, by host.
+
+    Args:
+        found: of some hosts at a time, as `pytest_ddpscale.evidence.columns.ArmColumns.side_by_side` numbers rows.
+    """
+    split = [np.divmod(rows.numbers, len(hosts)) for hosts, rows in found]
+    numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *(rounds for rounds, _ in split)]))
+    everybody = [host for hosts, _ in found for host in hosts]
+    values, first = np.full((len(everybody), len(numbers)), np.nan), 0
+    for (hosts, rows), (rounds, nodes) in zip(found, split, strict=True):
+        values[first + nodes, np.searchsorted(numbers, rounds)] = rows.values
+        first += len(hosts)
+    return PerPlace(everybody, numbers, values)

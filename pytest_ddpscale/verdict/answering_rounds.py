@@ -1,0 +1,144 @@
+"""The rounds that answer a question: of all ranks together, or of every node by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from pytest_ddpscale.blame.culprits import peers_of
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.metrics.per_place import PerPlace, of_nodes
+from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds, arm_rounds, node_rounds, on_hosts, rows_of_nodes
+from pytest_ddpscale.metrics.samples import MeasuredArms
+from pytest_ddpscale.metrics.slowness import Slowness, slowness_of, slowness_within_hosts
+from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
+from pytest_ddpscale.plan.per_round import Sample
+from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.verdict.answering_study import matching_study
+
+
+def samples_of(question: Question, evidence: Evidence) -> list[Sample]:
+    """Per-round values of what a question asks, in the metric's unit; empty if it was not measured.
+
+    Of what several nodes measured, each for itself, the worst node's of each round.
+
+    Raises:
+        ValueError: the metric needs a number of the thresholds file.
+    """
+    metric, study = question.metric, matching_study(evidence.plan, question)
+    if metric.takes_sku:
+        raise ValueError(f"{metric.name} needs a number of the thresholds file")
+    if study is None:
+        return []
+    if not evidence.plan.layout.judged_by_node(question.arms):
+        return list(metric.samples_of(rounds_of(question, study, evidence)))
+    nodes = values_of_nodes(metric, rows_by_node(question, study, evidence))
+    samples = [list(of_node) for of_node in nodes.values()]
+    return worst_per_round(samples, metric) if len(samples) >= evidence.plan.nodes else []
+
+
+def worst_per_round(samples: Sequence[Sequence[Sample]], metric: Metric) -> list[Sample]:
+    """Of the values of several nodes, the worst of each round, as far as all nodes have rounds."""
+    worst = max if metric.upper_bound else min
+    return [worst(of_round, key=lambda sample: sample.value) for of_round in zip(*samples, strict=False)]
+
+
+def rounds_of(question: Question, study: Study, evidence: Evidence) -> MeasuredArms:
+    """The complete rounds that answer a question: on several nodes those of the group with rank 0."""
+    layout = evidence.plan.layout
+
+    def ranks(arm: Arm) -> Sequence[int] | None:
+        is_planned = arm.world_size <= layout.world_size  # else no rank can have measured it
+        if layout.nodes == 1 or not is_planned:
+            return None
+        return range(layout.ranks_per_node) if arm.world_size == 1 else layout.groups(arm)[0]
+
+    def rounds(arm: Arm) -> ArmRounds:
+        return arm_rounds(evidence.columns, study.id, arm, ranks(arm))
+
+    measured, baseline = _arms(question)
+    compared = rounds(baseline) if baseline else NO_ROUNDS
+    found = _of_arms(question, study, evidence, rounds(measured), compared)
+    if not _ranks_take_turns(question):
+        return found
+    hosts = found.measured.ranks.by_host.keys()
+    return replace(found, slowness=slowness_of(on_hosts(peers_of(study, evidence).rounds, hosts)))
+
+
+def _ranks_take_turns(question: Question) -> bool:
+    """Whether the baseline is one rank after the other, of others than the one that is compared with it."""
+    return question.metric.baseline == "alone" and question.world_size > 1
+
+
+class RowsByNode(NamedTuple):
+    """What nodes measured of which each has its rows.
+
+    Attributes:
+        hosts: of each node.
+        arms: what metrics are taken from.
+    """
+
+    hosts: Sequence[str]
+    arms: MeasuredArms
+
+
+def rows_by_node(question: Question, study: Study, evidence: Evidence) -> list[RowsByNode]:
+    """The complete rounds that answer a question, of every node that took part in the study; its arms fit a node."""
+    arms = [arm for arm in _arms(question) if arm]
+    slowness = _within_hosts(question, study, evidence)
+    found = []
+    for hosts, (measured, *compared) in rows_of_nodes(evidence.columns, study.id, arms):
+        one = _of_arms(question, study, evidence, measured, compared[0] if compared else NO_ROUNDS)
+        found.append(RowsByNode(hosts, replace(one, slowness=slowness)))
+    return found
+
+
+def node_of(question: Question, study: Study, evidence: Evidence, host: str) -> MeasuredArms:
+    """The same of one host by itself."""
+    measured, baseline = _arms(question)
+    compared = node_rounds(evidence.columns, study.id, baseline, host) if baseline else NO_ROUNDS
+    found = _of_arms(question, study, evidence, node_rounds(evidence.columns, study.id, measured, host), compared)
+    return replace(found, slowness=_within_hosts(question, study, evidence))
+
+
+def _within_hosts(question: Question, study: Study, evidence: Evidence) -> Slowness:
+    """Of the ranks that take turns, against those of their own host."""
+    if not _ranks_take_turns(question):
+        return {}
+    key = ("slowness", study.id)
+    found: Slowness = evidence.once(key, lambda: slowness_within_hosts(peers_of(study, evidence).rounds))
+    return found
+
+
+def _arms(question: Question) -> tuple[Arm, Arm | None]:
+    """The arm in question and its baseline, if the metric has one."""
+    asked = question.metric, question.workload, question.world_size, question.placement
+    return measured_arm(*asked), baseline_arm(*asked)
+
+
+def _of_arms(
+    question: Question, study: Study, evidence: Evidence, measured: ArmRounds, compared: ArmRounds
+) -> MeasuredArms:
+    return MeasuredArms(
+        measured,
+        compared,
+        question.world_size,
+        flops_per_image=evidence.flops_per_image.get(study.id),
+        seeded_checksums=evidence.seeded_checksums(study.id),
+    )
+
+
+def values_of_nodes(
+    metric: Metric, rows: Sequence[RowsByNode], reference: float | None = None, peak: float | None = None
+) -> PerPlace[str]:
+    """Per-round values of a metric, by host.
+
+    Args:
+        metric: which.
+        rows: what nodes measured.
+        reference: as `MeasuredArms.reference`.
+        peak: as `MeasuredArms.peak`.
+    """
+    return of_nodes([(one.hosts, metric.samples_of(replace(one.arms, reference=reference, peak=peak))) for one in rows])
