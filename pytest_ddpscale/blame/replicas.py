@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.agreement import Disagreement, disagreeing_ranks, ranks_unlike_most
-from pytest_ddpscale.metrics.rounds import group_rounds
+from pytest_ddpscale.metrics.agreement import Disagreement, disagreeing_ranks, ranks_unlike_most, rows_that_differ
+from pytest_ddpscale.metrics.rounds import ArmRounds, group_rounds, node_rounds, rows_of_nodes
 from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
-from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 
 
@@ -43,7 +46,7 @@ def disagreements(study: Study, evidence: Evidence) -> list[Disagreement]:
     found = {odd.rank: odd for odd in by_themselves} if evidence.plan.nodes > 1 else {}
     together = [arm for arm in study.arms if arm.kind == "ddp" and arm.world_size > 1]
     for arm in sorted(together, key=lambda arm: -arm.world_size):
-        for rounds in group_rounds(evidence.columns, study.id, arm, evidence.plan.layout):
+        for rounds in _groups_that_differ(study, arm, evidence):
             odd = disagreeing_ranks(rounds, seeded)
             told_apart = any(o.rank in found and not found[o.rank].ambiguous for o in odd)
             for disagreement in odd:
@@ -52,6 +55,18 @@ def disagreements(study: Study, evidence: Evidence) -> list[Disagreement]:
     for disagreement in by_themselves:
         found.setdefault(disagreement.rank, disagreement)
     return [found[rank] for rank in sorted(found)]
+
+
+def _groups_that_differ(study: Study, arm: Arm, evidence: Evidence) -> Iterable[ArmRounds]:
+    """Groups of ranks that trained together and of which not all have the same results in all rounds."""
+    columns, layout = evidence.columns, evidence.plan.layout
+    if layout.nodes == 1 or not layout.fits_node(arm):
+        return group_rounds(columns, study.id, arm, layout)
+    seeded, hosts = evidence.seeded_checksums(study.id), set[str]()
+    for rows in rows_of_nodes(columns, study.id, [arm]):
+        nodes = rows.arms[0].measured.node[rows_that_differ(rows.arms[0], seeded)]
+        hosts.update(rows.hosts[node] for node in np.unique(nodes).tolist())
+    return [node_rounds(columns, study.id, arm, host) for host in sorted(hosts)]
 
 
 def _by_themselves(study: Study, evidence: Evidence) -> list[Disagreement]:

@@ -27,14 +27,13 @@ def with_slow_links(verdict: Verdict, evidence: Evidence, measured: ArmRounds) -
 
 def slow_links(evidence: Evidence) -> dict[str, set[str]]:
     """Nodes and links that certainly communicate slowly, in words, with the hosts at their ends."""
-    faults = find_link_faults(evidence.pairs, evidence.plan.device_type)
+    faults = _faults(evidence, frozenset())
     return {f"{_words(fault)} ({fault.evidence})": set(fault.hosts) for fault in faults}
 
 
 def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
     """The same of a verdict that is on ranks of several nodes."""
-    slow = {culprit.host for culprit in verdict.culprits if culprit.is_certain}
-    faults = find_link_faults(evidence.pairs, evidence.plan.device_type, slow) if evidence.pairs else []
+    faults = _faults(evidence, frozenset(culprit.host for culprit in verdict.culprits if culprit.is_certain))
     if not faults:
         return verdict
     culprits = tuple(_culprit(fault) for fault in faults)
@@ -42,6 +41,14 @@ def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
     who = f"{_words(faults[0])}{more}"
     reason = f"{verdict.reason}; communication is slow at {who} ({faults[0].evidence})"
     return replace(verdict, culprits=(*verdict.culprits, *culprits), reason=reason)
+
+
+def _faults(evidence: Evidence, excused: frozenset[str]) -> list[LinkFault]:
+    def find() -> list[LinkFault]:
+        return find_link_faults(evidence.pairs, evidence.plan.device_type, excused) if evidence.pairs else []
+
+    found: list[LinkFault] = evidence.once(("link faults", excused), find)
+    return found
 
 
 def _spans_nodes(measured: ArmRounds) -> bool:

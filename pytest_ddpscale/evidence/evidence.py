@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -70,13 +70,16 @@ class Evidence:
     post_mortems: Sequence[Survey] = ()
     out_of_time: Collection[str] = ()
 
+    def telemetry_of(self, study_id: str, arm: str, hosts: Iterable[str]) -> list[Telemetry]:
+        """What GPUs of some hosts said of themselves in an arm, or in a probe by its id."""
+        return [one for host in hosts for one in self._telemetry_by_host.get((study_id, arm, host), ())]
+
     @cached_property
-    def telemetry_of_arms(self) -> Mapping[tuple[str, str], Sequence[Telemetry]]:
-        """Telemetry by study and name of the arm, or by the probes' study and the probe's id."""
-        arms: dict[tuple[str, str], list[Telemetry]] = {}
+    def _telemetry_by_host(self) -> Mapping[tuple[str, str, str], Sequence[Telemetry]]:
+        found: dict[tuple[str, str, str], list[Telemetry]] = {}
         for one in self.telemetry:
-            arms.setdefault((one.study, one.arm), []).append(one)
-        return arms
+            found.setdefault((one.study, one.arm, one.host), []).append(one)
+        return found
 
     @cached_property
     def rounds_probed(self) -> Collection[int]:

@@ -66,13 +66,19 @@ def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray
     parameters = measured.measured.checksum
     own = _seeded_of(measured, seeded)[measured.measured.rank_of_cell]
     is_known = ~((measured.present & ((parameters == 0) | (own == 0))).any(axis=1))
-    is_alike = ((parameters == parameters[:, :1]) & (own == own[:, :1])).all(axis=1) & measured.present.all(axis=1)
     found = np.where(is_known, 1.0, np.nan)
-    for row in np.flatnonzero(is_known & ~is_alike):
+    for row in np.flatnonzero(is_known & rows_that_differ(measured, seeded)):
         there = measured.present[row]
         of_round = np.unique(parameters[row, there], return_inverse=True)[1] * (len(seeded) + 2) + own[row, there]
         found[row] = _most_alike(of_round)[1] / len(of_round)
     return found
+
+
+def rows_that_differ(rows: ArmRounds, seeded: Mapping[int, str]) -> BoolArray:
+    """Where ranks do not all have the same results, or one has none: the only rounds that name anybody."""
+    own, parameters = _seeded_of(rows, seeded)[rows.measured.rank_of_cell], rows.measured.checksum
+    is_alike = (parameters == parameters[:, :1]) & (own == own[:, :1]) & rows.present
+    return np.asarray(~is_alike.all(axis=1))
 
 
 def disagreeing_ranks(measured_ddp: ArmRounds, seeded: Mapping[int, str]) -> list[Disagreement]:

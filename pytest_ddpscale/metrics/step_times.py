@@ -48,8 +48,13 @@ def step_time_percentiles_ms(measured: ArmRounds) -> dict[int, float]:
 
 def round_percentiles_ms(measured: ArmRounds, percent: float) -> FloatArray:
     """A percentile of each round's step time over the raw steps of all its ranks, in ms; NaN without raw steps."""
-    found = [percentile(steps_s, percent) if len(steps_s) else np.nan for steps_s in _raw_steps_s(measured)]
-    return _MS_PER_S * np.array(found, np.float64)
+    steps_s = measured.measured.step_s
+    if measured.is_whole and steps_s.size and not np.isnan(steps_s).any():
+        found: FloatArray = np.percentile(steps_s.reshape(len(steps_s), -1).astype(np.float64), percent, axis=1)
+    else:
+        of_rounds = _raw_steps_s(measured)
+        found = np.array([percentile(one, percent) if len(one) else np.nan for one in of_rounds], np.float64)
+    return _MS_PER_S * found
 
 
 def step_time_cv(measured: ArmRounds) -> FloatArray:

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 
 from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds, group_rounds
+from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds, group_rounds, node_rounds
 from pytest_ddpscale.metrics.samples import MeasuredArms
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
@@ -64,8 +64,10 @@ def throughput_series(columns: Columns, plan: Plan) -> list[PlottedSeries]:
 
 
 def _first_group(columns: Columns, study_id: str, arm: Arm, plan: Plan) -> ArmRounds:
-    groups = group_rounds(columns, study_id, arm, plan.layout)
-    return groups[0] if groups else NO_ROUNDS
+    measured = columns.arms.get((study_id, arm.name))
+    if measured is None or plan.layout.nodes == 1 or not plan.layout.fits_node(arm):
+        return next(iter(group_rounds(columns, study_id, arm, plan.layout)), NO_ROUNDS)
+    return node_rounds(columns, study_id, arm, str(measured.ranks.hosts[0]))
 
 
 def _point(world_size: int, samples: PerRound) -> Point:

@@ -169,7 +169,7 @@ class EProcesses:
     """`EProcess` of many series of equally many rounds at once, in arrays: a cluster has one for each of its places.
 
     Args:
-        values: (series, rounds), all finite; no series has all its values alike.
+        values: (series, rounds), all finite.
     """
 
     def __init__(self, values: FloatArray) -> None:
@@ -203,6 +203,11 @@ class EProcesses:
             raise ValueError(f"confidence {confidence}; expected more than 0 and less than 1")
         threshold = -math.log(1 - confidence)
         limits: FloatArray = np.stack([self._limits(threshold, -1.0), self._limits(threshold, 1.0)], axis=1)
+        is_alike = self._independent[0] == 0
+        if is_alike.any():  # whatever rules out one other mean of such a series rules out all
+            elsewhere = self.log_evidence(self.centres + np.maximum(1.0, np.abs(self.centres)))
+            are_out = np.where(elsewhere >= threshold, self.centres, np.nan)
+            limits[is_alike] = are_out[is_alike, np.newaxis]
         limits[np.isnan(limits).any(axis=1)] = np.nan
         return limits
 

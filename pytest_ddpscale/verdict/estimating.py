@@ -133,7 +133,7 @@ class Estimates(Generic[P]):
             value = back(series.centre)
             is_clear = back(series.high) <= bound if definition.upper_bound else back(series.low) >= bound
             is_clear &= (credible[0] <= value) & (value <= credible[1])
-            is_clear &= np.array([drift is None for drift in series.drifts])
+            is_clear &= np.array([drift is None for drift in series.drifts], np.bool_)
             if definition.scale == "differences" and definition.baseline is None:
                 is_clear &= series.least >= 0
             margin = (bound - value if definition.upper_bound else value - bound) / bound
@@ -151,10 +151,11 @@ class Estimates(Generic[P]):
 
 
 def _of_series(alike: Alike[P], scale: Scale, confidence: float) -> _Series[P]:
-    """As `_of_rounds`, of each of them; what cannot be, or is all alike, is told one by one."""
+    """As `_of_rounds`, of each of them; what cannot be is told one by one."""
     values, by_factors = alike.values, scale == "factors"
-    usual = np.isfinite(values).all(axis=1) & (np.ptp(values, axis=1) > 0)
-    usual &= (values > 0).all(axis=1) | (not by_factors)
+    usual = np.isfinite(values).all(axis=1)
+    if by_factors:
+        usual &= (values > 0).all(axis=1)
     values = values[usual]
     places = [place for place, is_usual in zip(alike.places, usual.tolist(), strict=True) if is_usual]
     series, largest = np.log(values) if by_factors else values, np.abs(values).max(axis=1, initial=0.0)

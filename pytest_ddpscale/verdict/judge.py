@@ -184,7 +184,7 @@ def _judge_rounds(
 
 
 def _telemetry_of(rounds: ArmRounds, evidence: Evidence) -> Sequence[Telemetry]:
-    return evidence.telemetry_of_arms.get((rounds.measured.study, rounds.measured.arm), ())
+    return evidence.telemetry_of(rounds.measured.study, rounds.measured.arm, rounds.ranks.by_host)
 
 
 def _rounds_due(question: Question, study: Study, evidence: Evidence) -> int:

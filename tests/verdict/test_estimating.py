@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
+from pytest_ddpscale.metrics.per_place import PerPlace
+from pytest_ddpscale.plan.metric import Scale
 from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.stats.sequential import EProcess
-from pytest_ddpscale.verdict.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE, estimate_of
+from pytest_ddpscale.verdict.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE, Estimates, estimate_of
 
+FALLING = [1.0 - 0.01 * i for i in range(9)]
 VALUES = [0.95, 0.96, 0.955, 0.949, 0.958, 0.951, 0.957, 0.952, 0.954]
 
 
@@ -48,8 +52,7 @@ def test_the_fewest_rounds_may_be_too_few_for_the_confidence_asked_for() -> None
 
 
 def test_what_drifts_is_judged_as_if_it_went_on() -> None:
-    falling = [1.0 - 0.01 * i for i in range(9)]
-    found = estimate_of(samples(falling), "differences", 0.95)
+    found = estimate_of(samples(FALLING), "differences", 0.95)
     assert found.estimate is not None
     assert found.estimate.interval[0] == pytest.approx(0.93 - 0.06)
     assert found.note == ("not steady: -0.06 from the first to the last third of 9 rounds; judged as if that went on")
@@ -72,3 +75,17 @@ def test_an_imported_value_without_spread_stands_for_itself() -> None:
     assert found.estimate is not None
     assert found.estimate.interval == (100.0, 100.0)
     assert found.note == SINGLE_VALUE_NOTE
+
+
+@pytest.mark.parametrize("scale", ["factors", "differences"])
+@pytest.mark.parametrize("values", [[2.5] * 9, VALUES, FALLING, [0.0, *VALUES[1:]]])
+def test_of_many_places_each_comes_to_what_it_comes_to_alone(scale: Scale, values: list[float]) -> None:
+    if min(values) == 0 and scale == "factors":
+        return
+    many = Estimates(PerPlace(range(20), np.arange(9), np.array([values] * 20)), scale)
+    alone, found = estimate_of(samples(values), scale, 0.95), many.at(3, 0.95)
+    assert found.note == alone.note
+    assert alone.estimate is not None
+    assert found.estimate is not None
+    assert found.estimate.value == pytest.approx(alone.estimate.value)
+    assert found.estimate.interval == pytest.approx(alone.estimate.interval)
