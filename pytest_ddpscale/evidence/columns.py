@@ -63,7 +63,7 @@ class RankColumns:
             found.setdefault(gpu, []).append(column)
         return found
 
-    @property
+    @cached_property
     def places(self) -> list[tuple[str, int]]:
         """Host and local rank of each: what stays of a rank whose number is another one after a relaunch."""
         return list(zip(self.hosts.tolist(), self.local_ranks.tolist(), strict=True))

@@ -191,8 +191,12 @@ class RunDirectory:
 
     def measurements_sha256(self) -> str:
         """Digest of measurements.jsonl, so that verdicts can be held against what they were made of."""
-        content = self.measurements_jsonl.read_bytes() if self.measurements_jsonl.exists() else b""
-        return hashlib.sha256(content).hexdigest()
+        digest = hashlib.sha256()
+        if self.measurements_jsonl.exists():
+            with self.measurements_jsonl.open("rb") as file:
+                while piece := file.read(2**20):
+                    digest.update(piece)
+        return digest.hexdigest()
 
     def cut_torn_line(self) -> None:
         """Remove what a kill left of a line, so that the next record does not join it. No rank may be writing.

@@ -29,6 +29,7 @@ class _NoField:
 
 _NO_FIELD = _NoField()
 
+_decode_any = msgspec.json.Decoder().decode
 _TEXT = re.compile(rb'"([^"]*)"(\s*:)?')  # with the colon that makes it a key
 
 
@@ -125,15 +126,26 @@ def decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
 def refuse_double_keys(line: bytes) -> None:
     """Refuse JSON in which an object has a key twice.
 
-    Fast where no key is there twice at all, in whatever object, and there is no escape, so that each quote begins or
-    ends a string. Else the line is parsed once more, object by object.
+    Fast where there is no escape, so that each quote begins or ends a string: then the keys can be counted, in the
+    text and in what a parser makes of it. Else the line is parsed once more, object by object.
 
     Raises:
         ValueError: a key is there twice, or the line is malformed.
     """
     keys = [text for text, colon in _TEXT.findall(line) if colon]
-    if b"\\" in line or len(set(keys)) != len(keys):
+    try:
+        is_plain = b"\\" not in line and (len(set(keys)) == len(keys) or _count_keys(_decode_any(line)) == len(keys))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not is_plain:
         parse_strict_json(line)
+
+
+def _count_keys(data: Any) -> int:
+    """Of all objects in it."""
+    if type(data) is dict:
+        return len(data) + sum(map(_count_keys, data.values()))
+    return sum(map(_count_keys, data)) if type(data) is list else 0
 
 
 def column(values: Iterable[T]) -> T | tuple[T, ...]:

@@ -6,6 +6,7 @@ What reads and judges evidence is loaded where it is used: `pytest --collect-onl
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -210,7 +211,13 @@ class EvidenceSource(ABC):
         """What a run holds. Raises RunDirectoryError."""
         from pytest_ddpscale.evidence.evidence import DIED, read_evidence
 
-        return read_evidence(run, self.writing_problem or DIED)
+        # What is read lives as long as the session: the collector need not look through it again and again.
+        gc.disable()
+        try:
+            return read_evidence(run, self.writing_problem or DIED)
+        finally:
+            gc.enable()
+            gc.freeze()
 
     def _read_earlier(self, run: RunDirectory) -> Evidence:
         """The same of a run of another session, which may be broken in what that one concluded, too."""

@@ -13,6 +13,7 @@ from pytest_ddpscale.metrics.per_place import Alike, PerPlace
 from pytest_ddpscale.plan.metric import Scale
 from pytest_ddpscale.plan.per_round import PerRound, Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.results.column_record import BoolArray
 from pytest_ddpscale.stats.intervals import Estimate, single_sample_estimate
 from pytest_ddpscale.stats.sequential import EProcess, EProcesses, FloatArray
 from pytest_ddpscale.stats.steadiness import RoundDrift, find_drift, find_drifts
@@ -153,7 +154,7 @@ class Estimates(Generic[P]):
 def _of_series(alike: Alike[P], scale: Scale, confidence: float) -> _Series[P]:
     """As `_of_rounds`, of each of them; what cannot be is told one by one."""
     values, by_factors = alike.values, scale == "factors"
-    usual = np.isfinite(values).all(axis=1)
+    usual: BoolArray = np.isfinite(values).all(axis=1)
     if by_factors:
         usual &= (values > 0).all(axis=1)
     values = values[usual]
