@@ -154,7 +154,7 @@ class Estimates(Generic[P]):
 def _of_series(alike: Alike[P], scale: Scale, confidence: float) -> _Series[P]:
     """As `_of_rounds`, of each of them; what cannot be is told one by one."""
     values, by_factors = alike.values, scale == "factors"
-    usual: BoolArray = np.isfinite(values).all(axis=1)
+    usual: BoolArray = np.asarray(np.isfinite(values).all(axis=1))
     if by_factors:
         usual &= (values > 0).all(axis=1)
     values = values[usual]
