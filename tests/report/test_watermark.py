@@ -43,7 +43,7 @@ def test_markdown_of_a_real_run_says_nothing_of_it_and_is_signed() -> None:
 
 
 def test_every_plot_is_marked_across(tmp_path: Path) -> None:
-    plan = replace(PLAN, studies=[study for study in PLAN.studies if study.scaling == "weak"][:1])
+    plan = replace(PLAN, studies=tuple(study for study in PLAN.studies if study.scaling == "weak")[:1])
     marked = write_plots(columns_of(MEASUREMENTS), plan, SIMULATED, tmp_path / "simulated")
     plain = write_plots(columns_of(MEASUREMENTS), plan, ACCEPTED, tmp_path / "real")
     assert len(marked) == len(plain) == 2
