@@ -8,8 +8,6 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[1] / "pytest_ddpscale"
 EVERYBODY = {"errors", "util", ""}  # "" is the package itself, for its version
 ALLOWED: dict[str, set[str]] = {
@@ -56,9 +54,14 @@ def part_of(module: Path) -> str:
 
 
 @cache
+def nodes_of(module: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(module.read_text(encoding="utf-8"))))
+
+
+@cache
 def imports(module: Path) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+    for node in nodes_of(module):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -69,31 +72,31 @@ def imports(module: Path) -> set[str]:
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
-def test_imports_go_one_way(module: Path) -> None:
-    part = part_of(module)
-    if part in TOP:
-        return
-    own = {name.partition(".")[2].partition(".")[0] for name in imports(module) if name.startswith("pytest_ddpscale")}
-    assert own <= ALLOWED[part] | EVERYBODY | {part}
+def test_imports_go_one_way() -> None:
+    others = {
+        (str(module.relative_to(PACKAGE)), own)
+        for module in MODULES
+        for name in imports(module)
+        if name.startswith("pytest_ddpscale")
+        if (own := name.partition(".")[2].partition(".")[0]) != part_of(module)
+        if part_of(module) not in TOP and own not in ALLOWED[part_of(module)] | EVERYBODY
+    }
+    assert others == set()
 
 
 # What else may name a scheduler: options, which a user types, and the site's files that `ddpscale init` copies.
 MAY_NAME_SLURM = {"launch/slurm.py", "settings.py", "cli.py", "util/packaged.py", "report/culprits_text.py"}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
-def test_only_its_launcher_knows_a_scheduler(module: Path) -> None:
-    text = module.read_text(encoding="utf-8")
-    named = re.findall("slurm|srun|scontrol|sbatch|salloc", text, re.IGNORECASE)
-    assert not named or str(module.relative_to(PACKAGE)) in MAY_NAME_SLURM
+def test_only_its_launcher_knows_a_scheduler() -> None:
+    words = re.compile("slurm|srun|scontrol|sbatch|salloc", re.IGNORECASE)
+    naming = {str(module.relative_to(PACKAGE)) for module in MODULES if words.search(module.read_text("utf-8"))}
+    assert naming <= MAY_NAME_SLURM
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
-def test_each_dependency_is_used_where_it_belongs(module: Path) -> None:
-    for name in imports(module):
-        library = name.partition(".")[0]
-        if library in THIRD_PARTY:
+def test_each_dependency_is_used_where_it_belongs() -> None:
+    for module in MODULES:
+        for library in {name.partition(".")[0] for name in imports(module)} & set(THIRD_PARTY):
             assert part_of(module) in THIRD_PARTY[library], f"{library} is imported by {module}"
 
 
@@ -103,8 +106,7 @@ def test_no_two_modules_have_one_name() -> None:
 
 
 def test_no_two_classes_have_one_name() -> None:
-    trees = [ast.parse(module.read_text(encoding="utf-8")) for module in MODULES]
-    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    names = Counter(node.name for module in MODULES for node in nodes_of(module) if isinstance(node, ast.ClassDef))
     assert [name for name, number in names.items() if number > 1] == []
 
 

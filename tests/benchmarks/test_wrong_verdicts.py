@@ -26,7 +26,7 @@ def test_noise_has_variance_one_and_the_correlation_asked_for(tail: str, correla
 
 def test_a_naive_design_is_wrong_far_more_often_than_it_says() -> None:
     found = {
-        (row.design, row.tail, row.correlation): row for row in wrong_verdicts.on_the_bound(runs=150, limit=16, seed=3)
+        (row.design, row.tail, row.correlation): row for row in wrong_verdicts.on_the_bound(runs=100, limit=16, seed=3)
     }
     naive = found["naive t-test", "Gaussian", 0.5]
     ours = found["e-process", "Gaussian", 0.5]

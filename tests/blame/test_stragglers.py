@@ -187,14 +187,14 @@ def test_who_is_named_does_not_depend_on_how_fast_the_machine_is(factors: list[f
     assert ranks(find_stragglers(scaled)) == ranks(find_stragglers(measured))
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+@pytest.mark.parametrize("world_size", [2, 4, 8])
 def test_an_undisturbed_run_accuses_nobody(world_size: int) -> None:
-    """500 runs of nine rounds with 2 % of noise a round, the noise of a shared CPU: not one false accusation.
+    """200 runs of nine rounds with 2 % of noise a round, the noise of a shared CPU: not one false accusation.
 
     A rank is over the 5 % line in one round by chance with a probability of at most 4 % (two ranks: their
     difference has √2 times the noise), and has to be in seven of nine: fewer than one run in 10⁷.
     """
-    accused = [seed for seed in range(500) if find_stragglers(noisy([1.0] * world_size, 0.02, seed))]
+    accused = [seed for seed in range(200) if find_stragglers(noisy([1.0] * world_size, 0.02, seed))]
     assert accused == []
 
 

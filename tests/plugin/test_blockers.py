@@ -11,7 +11,17 @@ import pytest
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.results.records import StudyEnd
 from tests.builders.json_types import run_record
-from tests.plugin.site import MEASURED_RUN, REQUIREMENTS, WEAK_8, Series, Site, thresholds_text, thresholds_with
+from tests.plugin.site import (
+    MEASURED_RUN,
+    REQUIREMENTS,
+    WEAK_8,
+    Series,
+    Site,
+    assert_no_crash,
+    output_of,
+    thresholds_text,
+    thresholds_with,
+)
 
 OWN_ITEM = """\
 import pytest
@@ -44,6 +54,8 @@ class Situation:
 
     Attributes:
         blockers: how many things keep the machine from being accepted.
+        outcome: what the run comes to.
+        told: what the terminal says of it, among all else.
         thresholds: judged by.
         series: what was measured.
         weak_scaling_test: by which three requirements are judged; empty for the packaged one.
@@ -54,6 +66,8 @@ class Situation:
     """
 
     blockers: int
+    outcome: str
+    told: str
     thresholds: str = thresholds_text()
     series: Sequence[Series] = MEASURED_RUN
     weak_scaling_test: str = ""
@@ -78,33 +92,59 @@ class Situation:
 
 
 ALLOWING = ("--ddp-allow-incomplete",)
+MISSED = "REJECTED: 1 of 8 requirements failed: weak_scaling_efficiency[resnet152-fp16-8gpu]"
+MISSING = "INCOMPLETE: 1 of 8 requirements were not measured: "
+NOT_JUDGED = "INCOMPLETE: 3 test items were skipped or failed otherwise: test_weak_scaling_efficiency["
 SITUATIONS = {
-    "all is kept": Situation(0),
-    "a bound is missed": Situation(1, bound("at_least: 1.05")),
-    "a miss only warns": Situation(0, bound("at_least: 1.05, severity: warn")),
-    "one is inconclusive": Situation(1, bound("at_least: 0.9745")),
-    "an inconclusive one only warns": Situation(0, bound("at_least: 0.9745, severity: warn")),
-    "ranks are missing": Situation(1, series=WITHOUT_TWO_RANKS),
+    "all is kept": Situation(0, "accepted", "ACCEPTED: 8 of 8 requirements passed"),
+    "a bound is missed": Situation(1, "rejected", MISSED, bound("at_least: 1.05")),
+    "a miss only warns": Situation(
+        0, "accepted", "ACCEPTED: 7 of 8 requirements passed, 1 warned", bound("at_least: 1.05, severity: warn")
+    ),
+    "one is inconclusive": Situation(
+        1, "incomplete", "INCONCLUSIVE  weak_scaling_efficiency[resnet152-fp16-8gpu]", bound("at_least: 0.9745")
+    ),
+    "an inconclusive one only warns": Situation(
+        0, "accepted", "ACCEPTED: 7 of 8", bound("at_least: 0.9745, severity: warn")
+    ),
+    "ranks are missing": Situation(
+        1, "incomplete", "NOT MEASURED  weak_scaling_efficiency[resnet152-fp16-2gpu]", series=WITHOUT_TWO_RANKS
+    ),
     "what only warns is missing": Situation(
         1,
+        "incomplete",
+        MISSING,
         thresholds_with("test_weak_scaling_efficiency[resnet152-fp16-2gpu]", "0.974", "0.974, severity: warn"),
         WITHOUT_TWO_RANKS,
     ),
-    "what is missing is allowed": Situation(0, series=WITHOUT_TWO_RANKS, arguments=ALLOWING),
-    "a miss beside what is allowed": Situation(1, bound("at_least: 1.05"), WITHOUT_TWO_RANKS, arguments=ALLOWING),
-    "a study broke": Situation(1, broken="strong/vit-b-16-fp16"),
-    "no bound is published": Situation(1, thresholds_text(PROVISIONAL)),
-    "a simulated cluster": Situation(1, is_simulated=True),
+    "what is missing is allowed": Situation(0, "incomplete", MISSING, series=WITHOUT_TWO_RANKS, arguments=ALLOWING),
+    "a miss beside what is allowed": Situation(
+        1, "rejected", MISSED, bound("at_least: 1.05"), WITHOUT_TWO_RANKS, arguments=ALLOWING
+    ),
+    "a study broke": Situation(
+        1, "incomplete", "ERROR  strong_scaling_speedup[vit-b-16-fp16-8gpu]: it broke", broken="strong/vit-b-16-fp16"
+    ),
+    "no bound is published": Situation(
+        1,
+        "incomplete",
+        "not accepted: 8 of 8 requirements passed, but none with a published bound",
+        thresholds_text(PROVISIONAL),
+    ),
+    "a simulated cluster": Situation(1, "incomplete", "INCOMPLETE: ", is_simulated=True),
     "a simulated one of which something is missing": Situation(
-        1, series=WITHOUT_TWO_RANKS, is_simulated=True, arguments=ALLOWING
+        1, "incomplete", "INCOMPLETE: ", series=WITHOUT_TWO_RANKS, is_simulated=True, arguments=ALLOWING
     ),
-    "a test of the site's own fails": Situation(1, further_test="def test_link(): assert 0"),
-    "items are skipped": Situation(3, weak_scaling_test=own_item("pass", "@pytest.mark.skip(reason='not today')")),
-    "items raise": Situation(3, weak_scaling_test=own_item("raise KeyError('rack')")),
+    "a test of the site's own fails": Situation(
+        1, "incomplete", "INCOMPLETE: ", further_test="def test_link(): assert 0"
+    ),
+    "items are skipped": Situation(
+        3, "incomplete", NOT_JUDGED, weak_scaling_test=own_item("pass", "@pytest.mark.skip(reason='not today')")
+    ),
+    "items raise": Situation(3, "incomplete", NOT_JUDGED, weak_scaling_test=own_item("raise KeyError('rack')")),
     "a miss that is not asserted": Situation(
-        1, bound("at_least: 1.05"), weak_scaling_test=own_item("requirement.judge(run)")
+        1, "rejected", MISSED, bound("at_least: 1.05"), weak_scaling_test=own_item("requirement.judge(run)")
     ),
-    "nothing after the first failure": Situation(1, bound("at_least: 1.05"), arguments=("-x",)),
+    "nothing after the first failure": Situation(1, "rejected", MISSED, bound("at_least: 1.05"), arguments=("-x",)),
 }
 
 
@@ -124,20 +164,9 @@ def test_all_who_count_agree(site: Site, situation: Situation) -> None:
     assert told.get(situation.blockers, f"There are {situation.blockers} reasons not to accept it.") in report
     assert ("not to accept it" in report) == (situation.blockers > 0)
     assert result.ret == (pytest.ExitCode.TESTS_FAILED if situation.blockers else pytest.ExitCode.OK)
-
-
-def test_what_no_item_shows_is_shown_with_its_reason(site: Site) -> None:
-    output = SITUATIONS["no bound is published"].judged(site).stdout.str()
-    assert "FAILED ddpscale::acceptance" in output
-    assert "not accepted: 8 of 8 requirements passed, but none with a published bound" in output
-
-
-def test_an_interrupted_run_is_loud_enough(site: Site) -> None:
-    site.write("acceptance/test_broken.py", "import no_such_module")
-    site.measured()
-    result = site.judge()
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    assert "ddpscale::acceptance" not in result.stdout.str()
+    assert (verdicts["outcome"], len(verdicts["verdicts"])) == (situation.outcome, len(REQUIREMENTS))
+    assert situation.told in output_of(result)
+    assert_no_crash(result)
 
 
 def failures(site: Site, path: str) -> int:

@@ -17,16 +17,9 @@ WEAK_8_LINE = next(
     ("old", "new", "parts"),
     [
         ("at_least: 0.96", "at_least: [0.96", ["not valid YAML"]),
-        ("at_least: 0.96", "at_least: 0.96, at_least: 0.97", ["key 'at_least' is given twice"]),
         ("at_least: 0.96", "at_leest: 0.96", ["unknown key", "at_leest"]),
-        ("at_least: 0.96", "at_least: 96", ["looks like per cent", "0.96"]),
-        ("at_least: 0.96", "at_least: .nan", ["at_least is nan"]),
-        ("at_least: 0.96", "at_least: 0.96, at_most: 0.97", ["needs exactly one bound"]),
-        ("world_size: 8", "world_size: 2", ["is required twice"]),
-        ("workload: resnet152-fp16", "workload: resnet512-fp16", ["workload 'resnet512-fp16' is not defined"]),
-        ("source: *paper", "source: *papers", ["not valid YAML", "papers"]),
     ],
-    ids=["malformed", "duplicate", "unknown", "percent", "nan", "two-bounds", "contradictory", "workload", "anchor"],
+    ids=["malformed", "unknown"],
 )
 def test_a_mistake_is_refused_with_file_and_line(site: Site, old: str, new: str, parts: list[str]) -> None:
     run = site.measured()
@@ -40,20 +33,9 @@ def test_a_mistake_is_refused_with_file_and_line(site: Site, old: str, new: str,
     assert contents(run.path) == before
 
 
-@pytest.mark.parametrize("name", ["no-such-file.yaml", "acceptance"])
-def test_a_file_that_cannot_be_read_is_refused(site: Site, name: str) -> None:
-    result = site.run("--gpu-sku=tested", f"--thresholds={name}")
-    assert_refused(result, f"ERROR: {name}: cannot be read", "expected a YAML file", "Check --thresholds.")
-
-
-def test_an_empty_file_is_refused(site: Site) -> None:
-    site.write("thresholds.yaml", "")
-    assert_refused(site.run("--gpu-sku=tested"), "thresholds.yaml:1: the file is empty", "expected `schema_version: 1`")
-
-
-def test_a_newer_schema_is_refused(site: Site) -> None:
-    site.write("thresholds.yaml", site.thresholds.read_text(encoding="utf-8").replace("version: 1", "version: 2"))
-    assert_refused(site.run("--gpu-sku=tested"), "thresholds.yaml:1: schema_version is 2; expected 1")
+def test_a_file_that_cannot_be_read_is_refused(site: Site) -> None:
+    result = site.run("--gpu-sku=tested", "--thresholds=acceptance")
+    assert_refused(result, "ERROR: acceptance: cannot be read", "expected a YAML file", "Check --thresholds.")
 
 
 def test_the_file_named_wins_over_the_one_in_the_project(site: Site) -> None:
@@ -71,8 +53,3 @@ def test_without_one_in_the_project_the_shipped_file_is_used(site: Site) -> None
     result = site.run("--gpu-sku=a100", "--collect-only")
     assert result.ret == pytest.ExitCode.OK
     assert "ddpscale plan for a100-sxm4-80gb" in output_of(result)
-
-
-def test_the_file_judged_by_is_named(site: Site) -> None:
-    result = site.run("--gpu-sku=tested", "--collect-only")
-    assert f"ddpscale judges by {site.thresholds}" in output_of(result)

@@ -43,9 +43,10 @@ def test_markdown_of_a_real_run_says_nothing_of_it_and_is_signed() -> None:
 
 
 def test_every_plot_is_marked_across(tmp_path: Path) -> None:
-    marked = write_plots(columns_of(MEASUREMENTS), PLAN, SIMULATED, tmp_path / "simulated")
-    plain = write_plots(columns_of(MEASUREMENTS), PLAN, ACCEPTED, tmp_path / "real")
-    assert len(marked) == len(plain) == 5
+    plan = replace(PLAN, studies=tuple(study for study in PLAN.studies if study.scaling == "weak")[:1])
+    marked = write_plots(columns_of(MEASUREMENTS), plan, SIMULATED, tmp_path / "simulated")
+    plain = write_plots(columns_of(MEASUREMENTS), plan, ACCEPTED, tmp_path / "real")
+    assert len(marked) == len(plain) == 2
     for one, other in zip(marked, plain, strict=True):
         simulated, real = (matplotlib.image.imread(path)[..., :3] for path in (one, other))
         assert simulated.shape == real.shape

@@ -21,29 +21,7 @@ from pytest_ddpscale.thresholds.composing import FastLoader
 PATH = Path("thresholds.yaml")
 PACKAGED = packaged("thresholds.yaml").read_text(encoding="utf-8")
 LINES = [line for line in PACKAGED.splitlines() if not line.strip().startswith("#")][:30]
-ODD = [
-    "",
-    " ",
-    "\n",
-    "\t",
-    ":",
-    "{",
-    "}",
-    "[",
-    ", ",
-    "&a ",
-    "*a",
-    "!",
-    "#",
-    "|",
-    ">",
-    "'",
-    '"',
-    "- ",
-    "? ",
-    "\x85",
-    "é",
-]
+ODD = ["", ", ", "&a ", "*a", "- ", "? ", *" \n\t:{}[!#|>'\"\x85é"]
 
 
 def shape(node: Any) -> Any:

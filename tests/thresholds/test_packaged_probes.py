@@ -16,7 +16,7 @@ from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import load_thresholds
-from pytest_ddpscale.thresholds.model import Requirement, Sku
+from pytest_ddpscale.thresholds.model import Sku
 from tests.thresholds.conftest import ONE_NODE
 
 FILE = load_thresholds(Path(__file__).parents[2] / "thresholds.yaml")
@@ -107,18 +107,19 @@ def test_only_the_newest_have_fp8_and_no_v100_bf16() -> None:
     assert not any(r.probe == "matmul-bf16" for name, r in PROBES if name.startswith("v100"))
 
 
-@pytest.mark.parametrize(("sku", "requirement"), PROBES, ids=[f"{sku}-{r.probe}@{r.world_size}" for sku, r in PROBES])
-def test_every_probe_says_where_its_number_comes_from(sku: str, requirement: Requirement) -> None:
-    source, published = requirement.source, requirement.source.reference or ""
-    if requirement.provisional:
-        assert requirement.severity == "warn"
-        assert source.reasoning
-        assert source.measured is None, "a measured value has a reference"
-    else:
-        assert re.match(PUBLISHERS, published)
-        assert source.margin_pct is not None
-        assert source.margin_pct > 0 or "has a node reach to pass" in published, "only what is a bound already"
-        assert requirement.severity == "warn" or not published.startswith(CROWD)
+@pytest.mark.parametrize("sku", GPUS)
+def test_every_probe_says_where_its_number_comes_from(sku: str) -> None:
+    for requirement in (requirement for name, requirement in PROBES if name == sku):
+        source, published = requirement.source, requirement.source.reference or ""
+        if requirement.provisional:
+            assert requirement.severity == "warn", requirement
+            assert source.reasoning, requirement
+            assert source.measured is None, f"a measured value has a reference: {requirement}"
+        else:
+            assert re.match(PUBLISHERS, published), requirement
+            assert source.margin_pct is not None, requirement
+            assert source.margin_pct > 0 or "has a node reach to pass" in published, "only what is a bound already"
+            assert requirement.severity == "warn" or not published.startswith(CROWD), requirement
 
 
 def test_a_published_probe_is_cited_by_the_sku_it_was_measured_on_and_no_other() -> None:
@@ -239,7 +240,7 @@ def plan_of(sku: str, layout: Layout) -> tuple[list[str], Plan]:
 
 
 @pytest.mark.parametrize("sku", [*GPUS, "cpu"])
-@pytest.mark.parametrize("nodes", [2, 3, 16])
+@pytest.mark.parametrize("nodes", [2, 3])
 def test_packets_go_between_all_nodes_of_a_run(sku: str, nodes: int) -> None:
     layout = Layout(nodes, 8)
     asked, plan = plan_of(sku, layout)
@@ -256,7 +257,7 @@ def test_packets_go_between_all_nodes_of_a_run(sku: str, nodes: int) -> None:
 
 @pytest.mark.parametrize("sku", [*GPUS, "cpu"])
 def test_on_one_node_nothing_between_nodes_is_asked_or_counted_as_missing(sku: str) -> None:
-    for ranks in (1, 4, 8):
+    for ranks in (1, 8):
         asked = [case.id for case in cases_for(FILE, sku, Layout(1, ranks))]
         assert not [name for name in asked if name.endswith(("-all]", "nodes]"))]
     assert plan_of(sku, ONE_NODE)[1].pairs is None
