@@ -22,8 +22,7 @@ from pytest_ddpscale.results.records import GangRecord, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import RunRecord
 from pytest_ddpscale.results.strict_json import each, strict_json
-from pytest_ddpscale.results.verdicts import Judgement, Verdict
-from pytest_ddpscale.results.verdicts_json import read_judgement
+from pytest_ddpscale.results.verdicts import Judgement, Verdict, read_judgement
 
 Recorded = Literal["added", "replaced", "known"]
 

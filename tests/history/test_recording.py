@@ -17,7 +17,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.records import GangRecord, StudyEnd, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.verdicts_json import read_judgement
+from pytest_ddpscale.results.verdicts import read_judgement
 from pytest_ddpscale.simulate.writing import write_simulated_run
 from tests.builders.clusters import a100, faults
 from tests.builders.json_types import as_json
