@@ -51,7 +51,6 @@ class Option(NamedTuple):
         parse: reads a value; raises ValueError with what it expected.
         default: as one would type it; empty for none.
         explanation: one line, without the default.
-        about: what it speaks of.
     """
 
     flag: str
@@ -312,12 +311,7 @@ class _Given(NamedTuple):
 def settings_from(
     options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Read every setting and check it.
-
-    Args:
-        options: command-line values by option name; None or False where not given.
-        ini: ini values by option name; empty where not given.
-        environ: environment variables.
+    """Read every setting, by option name, from command line, ini file and environment, and check it.
 
     Raises:
         OptionError: a value makes no sense; the message says where it came from.

@@ -23,12 +23,9 @@ class RankTransport(Record, frozen=True, kw_only=True):
     ``NET/IB/GDRDMA``, ``NET/Socket``. Connections are counted once for each channel, where the rank sends.
 
     Attributes:
-        rank: global rank in the gang.
         network: what NCCL takes between nodes: ``IB``, ``Socket``, a plugin's name; ``gloo`` where gloo communicates;
             None if it does not say.
-        channels: transport → connections of this rank.
-        channels_within_node: those of them whose other end is on the same node.
-        channels_between_nodes: those of them whose other end is on another node; of what is left it is not known.
+        channels: transport → connections of this rank; within its node, between nodes, or where it is not known.
         nvls: whether it has channels that reduce in the NVLink switch.
         problem: why nothing is known; empty if something is.
         unreadable: lines about connections that could not be read.
