@@ -235,9 +235,7 @@ def _grouped(files: Iterable[PaikResult]) -> dict[Workload, list[PaikResult]]:
     """The files of each study, by world size."""
 
     def order(file: PaikResult) -> tuple[object, ...]:
-        own = file.workload
-        batch = (own.batch_size, own.image_size, file.channels_last, file.compile)
-        return (file.scaling_mode, own.model, own.precision, *batch, file.world_size)
+        return (file.scaling_mode, dataclasses.astuple(file.workload), file.world_size)
 
     ordered = sorted(files, key=order)
     for one, other in pairwise(ordered):

@@ -10,18 +10,7 @@ from pytest_ddpscale.checks.catalogue import unfit_hosts
 from pytest_ddpscale.checks.finding import NodeEvidence
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.results.survey_record import Survey
-from tests.builders.nodes_checked import (
-    A100,
-    CPU,
-    VERSIONS,
-    by_host,
-    cpu_survey,
-    gpu,
-    gpus,
-    judged,
-    survey,
-    with_gpu,
-)
+from tests.builders.nodes_checked import A100, CPU, VERSIONS, by_host, cpu_survey, gpu, gpus, judged, survey, with_gpu
 
 ON_SURVEYS = [name for name, check in NODE_CHECKS.items() if check.reads == "survey"]
 

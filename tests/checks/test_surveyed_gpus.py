@@ -12,17 +12,7 @@ from msgspec.structs import replace as altered
 
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
 from pytest_ddpscale.results.survey_record import GpuProcess, RemappedRows, Survey
-from tests.builders.nodes_checked import (
-    A100,
-    GIB,
-    NOT_SUPPORTED,
-    gpu,
-    gpus,
-    judged,
-    survey,
-    unread,
-    with_gpu,
-)
+from tests.builders.nodes_checked import A100, GIB, NOT_SUPPORTED, gpu, gpus, judged, survey, unread, with_gpu
 
 A100_ALONE = replace(A100, gpus_per_node=1)
 ALONE = survey(gpus=gpus(count=1, which=[0], nvlinks_active=0))

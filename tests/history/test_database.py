@@ -21,8 +21,8 @@ from tests.small_disk import small_disk
 ROW = ("id", "/run", "sku", "2026-01-01T00:00:00+00:00", "2026-01-01T00:00:00+00:00", "accepted", "0" * 64)
 
 
-def add(file: Path, identity: str = "id", busy_s: float = 60.0) -> None:
-    with writing(file, busy_s) as connection:
+def add(file: Path, identity: str = "id") -> None:
+    with writing(file) as connection:
         connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?)", (identity, *ROW[1:]))
 
 
@@ -175,10 +175,11 @@ def test_a_writer_that_is_killed_leaves_nothing_of_its_run(tmp_path: Path) -> No
     assert ids(file) == ["before", "later"]
 
 
-def test_a_file_that_stays_locked_is_a_sentence(tmp_path: Path) -> None:
+def test_a_file_that_stays_locked_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytest_ddpscale.history.database.BUSY_S", 0.05)
     file = tmp_path / "h"
     with writing(file), pytest.raises(HistoryError, match="was in use by others for too long") as refused:
-        add(file, busy_s=0.05)
+        add(file)
     assert "--add RUN_DIR" in refused.value.action
 
 

@@ -216,10 +216,7 @@ class TestProbes:
     def test_end_with_their_rounds_and_are_followed_by_the_studies(self, terminal: Terminal) -> None:
         terminal.feed(self.BEGIN, self.probe("matmul-fp32", 4))
         terminal.seconds += 65
-        assert terminal.feed(StudyEnd("probes", "decided")) == (
-            "probes: decided after 5 rounds in 1:05",
-            False,
-        )
+        assert terminal.feed(StudyEnd("probes", "decided")) == ("probes: decided after 5 rounds in 1:05", False)
         assert terminal.feed(BEGIN, block("alone", 0))[0].startswith("weak/r: round 1/6  alone 20 img/s per rank")
 
     def test_of_no_plan_do_no_harm(self) -> None:
