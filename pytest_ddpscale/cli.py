@@ -6,7 +6,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,28 +37,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ddpscale", description="Companion of `pytest --gpu-sku=SKU`.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_init(commands)
-    _add_import(commands)
-    _add_thresholds(commands)
-    _add_report(commands)
-    _add_culprits(commands)
+    init = _command(commands, "init", _init, "copy acceptance tests, thresholds and Slurm scripts into DIR, to edit")
+    init.add_argument("directory", type=Path, metavar="DIR")
+    of_tool = commands.add_parser("import", help="make a run directory of another tool's result files")
+    tools = of_tool.add_subparsers(required=True, metavar="TOOL")
+    paik = _command(tools, "paik", _import_paik, "result files of willgpaik/pytorch-ddp-scaling-benchmark")
+    paik.add_argument("directory", type=Path, metavar="DIR", help="folder of its JSON files")
+    paik.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
+    paik.add_argument("--sku", help="SKU they were measured on; default: from the device name in them")
+    add_thresholds(paik)
+    file = commands.add_parser("thresholds", help="check a thresholds file, try its power, or print its JSON schema")
+    actions = file.add_subparsers(required=True, metavar="ACTION")
+    check = _command(actions, "check", _check_thresholds, "say what is wrong with FILE, with its line")
+    check.add_argument("file", type=Path, metavar="FILE")
+    _command(actions, "schema", _print_schema, "print the JSON schema, for editors")
+    add_power(actions)
+    report = _command(commands, "report", _report, "print the table of a judged run, and write its report files again")
+    report.add_argument("directory", type=Path, metavar="RUN_DIR")
+    culprits = _command(commands, "culprits", _culprits, "say which hosts judged runs reject, accept or want looked at")
+    culprits.add_argument("directories", type=Path, nargs="+", metavar="RUN_DIR")
+    culprits.add_argument("--format", choices=("text", "tsv"), default="text", help="default: %(default)s")
     _add_history(commands)
     add_simulate(commands)
     return parser
 
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-
-
-def _add_init(commands: Commands) -> None:
-    command = commands.add_parser("init", help="copy acceptance tests, thresholds and Slurm scripts into DIR, to edit")
-    command.add_argument("directory", type=Path, metavar="DIR")
-    command.set_defaults(run=_init)
+def _command(
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], None], explanation: str
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=explanation)
+    command.set_defaults(run=run)
+    return command
 
 
 def _init(arguments: argparse.Namespace) -> None:
@@ -77,17 +94,6 @@ def _init(arguments: argparse.Namespace) -> None:
     print(f"Copied {', '.join(SITE_FILES)} to {directory}.\nNext: cd {directory} && pytest --gpu-sku=cpu")
 
 
-def _add_import(commands: Commands) -> None:
-    command = commands.add_parser("import", help="make a run directory of another tool's result files")
-    tools = command.add_subparsers(required=True, metavar="TOOL")
-    paik = tools.add_parser("paik", help="result files of willgpaik/pytorch-ddp-scaling-benchmark")
-    paik.add_argument("directory", type=Path, metavar="DIR", help="folder of its JSON files")
-    paik.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
-    paik.add_argument("--sku", help="SKU they were measured on; default: from the device name in them")
-    add_thresholds(paik)
-    paik.set_defaults(run=_import_paik)
-
-
 def _import_paik(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.results.paik import import_paik
     from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -96,17 +102,6 @@ def _import_paik(arguments: argparse.Namespace) -> None:
     run = import_paik(arguments.directory, arguments.out, arguments.sku, thresholds.thresholds)
     studies = len(run.read_plan().studies)
     print(f"Imported {studies} studies into {run.path}.\nNext: pytest --ddp-judge={run.path}")
-
-
-def _add_thresholds(commands: Commands) -> None:
-    command = commands.add_parser("thresholds", help="check a thresholds file, try its power, or print its JSON schema")
-    actions = command.add_subparsers(required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="say what is wrong with FILE, with its line")
-    check.add_argument("file", type=Path, metavar="FILE")
-    check.set_defaults(run=_check_thresholds)
-    schema = actions.add_parser("schema", help="print the JSON schema, for editors")
-    schema.set_defaults(run=_print_schema)
-    add_power(actions)
 
 
 def _check_thresholds(arguments: argparse.Namespace) -> None:
@@ -127,18 +122,12 @@ def _print_schema(arguments: argparse.Namespace) -> None:
     print(json_schema_text(), end="")
 
 
-def _add_report(commands: Commands) -> None:
-    command = commands.add_parser("report", help="print the table of a judged run, and write its report files again")
-    command.add_argument("directory", type=Path, metavar="RUN_DIR")
-    command.set_defaults(run=_report)
-
-
 def _report(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.evidence.evidence import read_evidence
     from pytest_ddpscale.report.files import write_reports
     from pytest_ddpscale.report.terminal import table_lines
     from pytest_ddpscale.results.run_directory import RunDirectory
-    from pytest_ddpscale.results.verdicts_json import read_judgement
+    from pytest_ddpscale.results.verdicts import read_judgement
 
     run = RunDirectory.open(arguments.directory)
     judgement = read_judgement(run.verdicts_json)
@@ -148,26 +137,32 @@ def _report(arguments: argparse.Namespace) -> None:
         print(problem, file=sys.stderr)
 
 
-def _add_culprits(commands: Commands) -> None:
-    command = commands.add_parser("culprits", help="say which hosts judged runs reject, accept or want looked at")
-    command.add_argument("directories", type=Path, nargs="+", metavar="RUN_DIR")
-    command.add_argument("--format", choices=("text", "tsv"), default="text", help="default: %(default)s")
-    command.set_defaults(run=_culprits)
-
-
 def _culprits(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.report.culprits_text import HostFindings, read_findings, settled, text_lines, tsv_lines
     from pytest_ddpscale.session.unjudged import judgement_of
 
     readable: list[HostFindings] = []
-    errors: list[BadInput] = []
-    for directory in arguments.directories:
-        try:
-            readable.append(read_findings(directory, judgement_of))
-        except BadInput as error:  # what the others say stays true
-            errors.append(error)
+    # What the others say stays true.
+    errors = _errors(arguments.directories, lambda directory: readable.append(read_findings(directory, judgement_of)))
     for line in (tsv_lines if arguments.format == "tsv" else text_lines)(settled(readable)):
         print(line)
+    _raise(errors)
+
+
+def _errors(directories: Sequence[Path], take: Callable[[Path], None]) -> list[BadInput]:
+    """What is wrong with each of some run directories; the others are worth taking."""
+    errors: list[BadInput] = []
+    for directory in directories:
+        try:
+            take(directory)
+        except HistoryError:
+            raise
+        except BadInput as error:
+            errors.append(error)
+    return errors
+
+
+def _raise(errors: Sequence[BadInput]) -> None:
     for further in errors[1:]:
         print(f"ddpscale: {further}", file=sys.stderr)
     if errors:
@@ -175,7 +170,9 @@ def _culprits(arguments: argparse.Namespace) -> None:
 
 
 def _add_history(commands: Commands) -> None:
-    command = commands.add_parser("history", help="say what nodes reached in earlier runs, and whether they still do")
+    command = _command(
+        commands, "history", _history, "say what nodes reached in earlier runs, and whether they still do"
+    )
     command.add_argument("node", nargs="?", metavar="NODE", help="default: a line for every node")
     command.add_argument("--history", type=Path, metavar="FILE",
         default=os.environ.get(OPTIONS["history"].variable) or None,
@@ -188,7 +185,6 @@ def _add_history(commands: Commands) -> None:
     command.add_argument("--accept", action="store_true",
         help="what NODE reached last is its norm where that is worse than before, as after an update; values that fell "
              "are no norm otherwise")  # fmt: skip
-    command.set_defaults(run=_history)
 
 
 def _history(arguments: argparse.Namespace) -> None:
@@ -229,15 +225,4 @@ def _add_to_history(file: Path, arguments: argparse.Namespace) -> None:
     if arguments.node is not None or arguments.sku is not None or arguments.accept:
         raise OptionError("--add", "found NODE, --sku or --accept beside it", "run directories only")
     words = {"added": "added", "replaced": "replaced what it had been", "known": "was there already"}
-    errors: list[BadInput] = []
-    for directory in arguments.add:
-        try:
-            print(f"{directory}: {words[add_run(file, directory)]}")
-        except HistoryError:
-            raise
-        except BadInput as error:  # the other runs are worth keeping
-            errors.append(error)
-    for further in errors[1:]:
-        print(f"ddpscale: {further}", file=sys.stderr)
-    if errors:
-        raise errors[0]
+    _raise(_errors(arguments.add, lambda directory: print(f"{directory}: {words[add_run(file, directory)]}")))

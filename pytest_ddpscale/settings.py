@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pytest_ddpscale.errors import OptionError
 
@@ -51,7 +51,6 @@ class Option(NamedTuple):
         parse: reads a value; raises ValueError with what it expected.
         default: as one would type it; empty for none.
         explanation: one line, without the default.
-        about: what it speaks of.
     """
 
     flag: str
@@ -185,10 +184,7 @@ def confidence_level(text: str) -> float:
 
 def arguments_of_srun(text: str) -> tuple[str, ...]:
     """Split as in a shell; none that is ours to say."""
-    try:
-        arguments = tuple(shlex.split(text))
-    except ValueError as error:
-        raise ValueError(f"arguments of srun, quoted as in a shell ({error})") from None
+    arguments = words_of_command(text, "arguments of srun")
     if any(not argument.startswith("-") for argument in arguments[:1]):
         raise ValueError("arguments of srun, such as --partition=gpu --exclusive")
     if any(re.match(_OURS, argument) for argument in arguments):
@@ -199,12 +195,12 @@ def arguments_of_srun(text: str) -> tuple[str, ...]:
     return arguments
 
 
-def words_of_command(text: str) -> tuple[str, ...]:
+def words_of_command(text: str, what: str = "a command") -> tuple[str, ...]:
     """Split as in a shell."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise ValueError(f"a command, quoted as in a shell ({error})") from None
+        raise ValueError(f"{what}, quoted as in a shell ({error})") from None
 
 
 def names_of_variables(text: str) -> tuple[str, ...]:
@@ -222,24 +218,18 @@ def on_or_off(text: str) -> bool:
     return _SWITCH[text.lower()]
 
 
-@overload
-def _option(flag: str, metavar: str, parse: Callable[[str], T], about: About, explanation: str) -> T | None: ...
-@overload
-def _option(flag: str, metavar: str, parse: Callable[[str], T], about: About, explanation: str, default: str) -> T: ...
 def _option(
-    flag: str, metavar: str, parse: Callable[[str], T], about: About, explanation: str, default: str | None = None
-) -> T | None:
+    flag: str, metavar: str | None, parse: Callable[[str], Any], about: About, explanation: str,
+    default: str | None = None,
+) -> Any:  # fmt: skip
     """A field of `Settings` that is an option; None where nobody says anything and there is no default."""
     option = Option(flag, metavar, parse, default or "", explanation, about)
-    declared: Any = field(default=None if default is None else parse(default), metadata={"option": option})
-    return declared  # type: ignore[no-any-return]
+    return field(default=None if default is None else parse(default), metadata={"option": option})
 
 
-def _switch(flag: str, about: About, explanation: str) -> bool:
+def _switch(flag: str, about: About, explanation: str) -> Any:
     """A field of `Settings` that is on or off, and off by default."""
-    option = Option(flag, None, on_or_off, "", explanation, about)
-    declared: Any = field(default=False, metadata={"option": option})
-    return declared  # type: ignore[no-any-return]
+    return field(default=False, metadata={"option": Option(flag, None, on_or_off, "", explanation, about)})
 
 
 # fmt: off
@@ -321,12 +311,7 @@ class _Given(NamedTuple):
 def settings_from(
     options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Read every setting and check it.
-
-    Args:
-        options: command-line values by option name; None or False where not given.
-        ini: ini values by option name; empty where not given.
-        environ: environment variables.
+    """Read every setting, by option name, from command line, ini file and environment, and check it.
 
     Raises:
         OptionError: a value makes no sense; the message says where it came from.

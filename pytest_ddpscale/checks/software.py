@@ -29,16 +29,13 @@ def versions(evidence: NodeEvidence) -> Findings:
     compared = _COMPARED[evidence.expectation.device_type]
     found = {host: looked_at(survey) or _unread_versions(survey, compared) for host, survey in evidence.surveys.items()}
     seen = {host: survey for host, survey in evidence.surveys.items() if not survey.problem}
-    for name in compared:
-        for host, odd in _odd_ones(name, _versions_of(name, seen)).items():
-            found[host] += Finding(faults=(odd,))
     first_with = {version: host for host, version in reversed(_versions_of("torch", seen).items())}
     for version, host in first_with.items():
         if why := why_untried(version):
             found[host] += note(why)
-    for name in _NOTED:
+    for name in (*compared, *_NOTED):
         for host, odd in _odd_ones(name, _versions_of(name, seen)).items():
-            found[host] += note(odd.text)
+            found[host] += note(odd.text) if name in _NOTED else Finding(faults=(odd,))
     return found
 
 

@@ -56,10 +56,8 @@ def history_file_of(asked: Path | None, run: RunDirectory) -> Path | None:
 
 
 @contextmanager
-def writing(file: Path, busy_s: float = BUSY_S) -> Iterator[sqlite3.Connection]:
+def writing(file: Path) -> Iterator[sqlite3.Connection]:
     """One transaction, committed at the end and rolled back if anything is raised. Makes the file if there is none.
-
-    Waits for other writers for so many seconds.
 
     Raises:
         HistoryError: the file is not ours, broken, newer than this version, locked, or cannot be written.
@@ -68,7 +66,7 @@ def writing(file: Path, busy_s: float = BUSY_S) -> Iterator[sqlite3.Connection]:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(file, error.strerror or str(error)) from None
-    with _in_words(file), closing(_connect(file, "rwc", busy_s)) as connection:
+    with _in_words(file), closing(_connect(file, "rwc")) as connection:
         connection.execute("BEGIN IMMEDIATE")
         if not _is_ours(connection, file):
             for statement in _SCHEMA:
@@ -78,7 +76,7 @@ def writing(file: Path, busy_s: float = BUSY_S) -> Iterator[sqlite3.Connection]:
 
 
 @contextmanager
-def reading(file: Path, busy_s: float = BUSY_S) -> Iterator[sqlite3.Connection]:
+def reading(file: Path) -> Iterator[sqlite3.Connection]:
     """The history, to be read statement by statement: between them nothing is locked, so that no writer has to wait.
 
     Raises:
@@ -90,7 +88,7 @@ def reading(file: Path, busy_s: float = BUSY_S) -> Iterator[sqlite3.Connection]:
             "Name it with --history or DDPSCALE_HISTORY, or begin one: `ddpscale history --add RUN_DIR`.",
         )  # fmt: skip
     # Not read-only: what a killed writer left has to be rolled back first. Without permission SQLite only reads.
-    with _in_words(file), closing(_connect(file, "rw", busy_s)) as connection:
+    with _in_words(file), closing(_connect(file, "rw")) as connection:
         if not _is_ours(connection, file):
             raise HistoryError(str(file), "is empty", "a history file", "`ddpscale history --add RUN_DIR` fills it.")
         try:
@@ -99,8 +97,8 @@ def reading(file: Path, busy_s: float = BUSY_S) -> Iterator[sqlite3.Connection]:
             raise _not_ours(file, f"is damaged ({error})") from None
 
 
-def _connect(file: Path, mode: str, busy_s: float) -> sqlite3.Connection:
-    return sqlite3.connect(f"{file.absolute().as_uri()}?mode={mode}", uri=True, timeout=busy_s, isolation_level=None)
+def _connect(file: Path, mode: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"{file.absolute().as_uri()}?mode={mode}", uri=True, timeout=BUSY_S, isolation_level=None)
 
 
 def _is_ours(connection: sqlite3.Connection, file: Path) -> bool:

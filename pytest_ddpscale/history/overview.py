@@ -122,16 +122,16 @@ class _Told(NamedTuple):
 Places = Mapping[KeyValueSeries, Sequence[_Told]]  # by what the places of all hosts have in common, oldest first
 
 
-def drifts_of(observed: Sequence[Observed], confidence: float = CONFIDENCE) -> list[Drift]:
+def drifts_of(observed: Sequence[Observed]) -> list[Drift]:
     """Compare all values with their past and their peers.
 
     A value is worse, or better, if it lies outside of the interval that the others predict for one more of them. The
     intervals hold all together: if nothing changed, any value at all is flagged with a probability of at most
-    1 - `confidence`, and as worse with half of that.
+    5 %, and as worse with half of that.
     """
     references = [(reference_of(one.past[-MOST_VALUES:]), reference_of(one.peers)) for one in observed]
     number = sum(one is not None and one.is_enough for pair in references for one in pair)
-    each = shared_confidence(confidence, number)
+    each = shared_confidence(CONFIDENCE, number)
     return [
         Drift(one.value, one.at, _compared(one.value, past, each), _compared(one.value, peers, each))
         for one, (past, peers) in zip(observed, references, strict=True)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
-from pytest_ddpscale.history.database import BUSY_S, reading, writing
+from pytest_ddpscale.history.database import reading, writing
 from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries, key_values_of, known_versions
 from pytest_ddpscale.history.prediction import Reference
 from pytest_ddpscale.history.reading import host_runs, references_of
@@ -22,8 +22,7 @@ from pytest_ddpscale.results.records import GangRecord, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import RunRecord
 from pytest_ddpscale.results.strict_json import each, strict_json
-from pytest_ddpscale.results.verdicts import Judgement, Verdict
-from pytest_ddpscale.results.verdicts_json import read_judgement
+from pytest_ddpscale.results.verdicts import Judgement, Verdict, read_judgement
 
 Recorded = Literal["added", "replaced", "known"]
 
@@ -40,8 +39,7 @@ def add_run(history_file: Path, path: Path) -> Recorded:
 
 
 def record_run(
-    history_file: Path, run: RunDirectory, judgement: Judgement, evidence: Evidence | None = None,
-    busy_s: float = BUSY_S,
+    history_file: Path, run: RunDirectory, judgement: Judgement, evidence: Evidence | None = None
 ) -> Recorded:  # fmt: skip
     """Add a run with its verdicts and key values. Values that fell are marked, and are no norm for later runs.
 
@@ -67,8 +65,8 @@ def record_run(
         _judged_at(judgement, started_at), judgement.outcome, run.measurements_sha256(),
     )  # fmt: skip
     values = key_values_of(evidence)
-    fallen = _fallen(history_file, sku, started_at, values, busy_s)
-    with writing(history_file, busy_s) as connection:
+    fallen = _fallen(history_file, sku, started_at, values)
+    with writing(history_file) as connection:
         return _write(connection, row, versions, judgement.verdicts, values, fallen)
 
 
@@ -110,13 +108,13 @@ def _write(
 
 
 def _fallen(
-    history_file: Path, sku: str, started_at: str, values: Sequence[KeyValue], busy_s: float
+    history_file: Path, sku: str, started_at: str, values: Sequence[KeyValue]
 ) -> set[KeyValue]:  # fmt: skip
     """Read before the file is locked for writing: all nodes of a site may be waiting for that."""
     if not history_file.exists() or history_file.stat().st_size == 0:
         return set()
     past: dict[KeyValueSeries, Reference] = {}
-    with reading(history_file, busy_s) as connection:
+    with reading(history_file) as connection:
         for host in sorted({one.host for one in values}):
             past |= references_of(host_runs(connection, sku, host, started_at))
     return regressed_values(values, past)

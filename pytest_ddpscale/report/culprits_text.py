@@ -18,8 +18,7 @@ from pytest_ddpscale.results.records import Block, Lost, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
-from pytest_ddpscale.results.verdicts_json import read_judgement
+from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict, read_judgement
 
 Use = Literal["drain", "accepted", "look", "none"]
 Done = tuple[str, str, str]  # kind of record, workload or probe, arm or world size

@@ -15,12 +15,7 @@ from pytest_ddpscale.results.verdicts import Judgement
 
 
 def write_reports(
-    run: RunDirectory,
-    judgement: Judgement,
-    record: RunRecord,
-    evidence: Evidence,
-    *,
-    is_final: bool = True,
+    run: RunDirectory, judgement: Judgement, record: RunRecord, evidence: Evidence, *, is_final: bool = True
 ) -> list[str]:
     """Write verdicts.json first, then the views of it, with what the measured run's run.json and evidence say.
 

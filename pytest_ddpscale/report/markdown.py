@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import jinja2
 
 from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import coverage_text, text
 from pytest_ddpscale.report.breakdown import HEADINGS, NOT_COUNTED, breakdown
 from pytest_ddpscale.report.text import ABSENT
@@ -101,7 +100,10 @@ def _template() -> jinja2.Template:
         code_block=code_block,
         image=image,
         mark=_mark,
+        metrics=METRICS,
         sentence=_sentence,
+        time=_time,
+        version_names=_VERSION_NAMES,
     )
     return environment.get_template("report.md.j2")
 
@@ -126,24 +128,18 @@ def render_markdown(
     rendered = _template().render(
         judgement=judgement,
         watermark=WATERMARK if judgement.simulated or run.is_simulated() else "",
-        notes=judgement.notes,
         meaning=_MEANINGS[judgement.outcome],
         summary=_summary(judgement, run),
-        groups=_groups(judgement),
         not_passed=[verdict for verdict in judgement.verdicts if not verdict.passed],
         provisional=[verdict for verdict in judgement.verdicts if text.is_provisional(verdict)],
-        imported=run.is_imported,
-        run=_run_facts(run),
+        run=run,
         devices=_devices(run),
         hosts=_hosts(run),
         hidden_hosts=max(len(run.hosts) - _MOST_HOSTS, 0),
-        versions=_versions(run),
-        environment=sorted(run.environment.items()),
         startup=_startup(run),
         command=shlex.join(run.argv),
         plan=plan,
         probes=_probes(plan) if plan is not None else "",
-        studies=[_study(study) for study in plan.studies] if plan is not None else [],
         plots=plots,
         breakdown_headings=HEADINGS,
         breakdown=breakdown(columns or Columns(), plan, flops_per_image) if plan is not None else [],
@@ -199,26 +195,6 @@ def _time(stamp: str | None) -> str:
     return f"{datetime.fromisoformat(stamp).astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC" if stamp else ""
 
 
-def _groups(judgement: Judgement) -> list[dict[str, Any]]:
-    """Verdicts by metric, in the order in which the metrics first come up."""
-    groups: dict[str, list[Verdict]] = {}
-    for verdict in judgement.verdicts:
-        groups.setdefault(verdict.metric, []).append(verdict)
-    return [{"metric": METRICS[name], "verdicts": verdicts} for name, verdicts in groups.items()]
-
-
-def _run_facts(run: RunRecord) -> list[tuple[str, str]]:
-    facts = {
-        "Started": _time(run.started_at),
-        "Finished": _time(run.finished_at),
-        "Status": run.status,
-        "Imported from": run.source,
-        "Thresholds": run.thresholds.path if run.thresholds else "",
-        "Thresholds, SHA-256": run.thresholds.sha256 if run.thresholds else "",
-    }
-    return [(name, fact) for name, fact in facts.items() if fact]
-
-
 def _devices(run: RunRecord) -> str:
     """``16 × NVIDIA B200 in 2 hosts``; empty if unknown."""
     counted = _counted([device for host in run.hosts for device in host.devices])
@@ -241,10 +217,6 @@ def _hosts(run: RunRecord) -> list[dict[str, str]]:
     return rows
 
 
-def _versions(run: RunRecord) -> list[tuple[str, str]]:
-    return [(_VERSION_NAMES.get(name, name), version) for name, version in run.versions.items()]
-
-
 def _startup(run: RunRecord) -> str:
     said = {name: getattr(run.startup, key, None) for key, name in _STARTUP_NAMES.items()}
     return ", ".join(f"{name} {second:.1f} s" for name, second in said.items() if second is not None)
@@ -256,17 +228,3 @@ def _probes(plan: Plan) -> str:
         return ""
     names = ", ".join(probe.id for probe in plan.probes.probes)
     return f"at most {plan.probes.rounds} rounds of {plan.probes.block_s:g} s of {names}"
-
-
-def _study(study: Study) -> dict[str, str]:
-    workload = study.workload
-    trains = [workload.model, workload.precision, f"{workload.image_size}² px", workload.memory_format]
-    trains += ["torch.compile"] if workload.compile else []
-    return {
-        "id": study.id,
-        "trains": ", ".join([*trains, f"{workload.data} data"]),
-        "arms": ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms),
-        "rounds": str(study.rounds),
-        "block": f"{study.block_s:g} s",
-        "warmup": f"{study.warmup_s:g} s",
-    }

@@ -63,26 +63,28 @@ class Progress:
 
     def __call__(self, record: AnyRecord | Notice) -> None:
         """Take one record, or a notice."""
-        if isinstance(record, GangRecord):
-            torch = each(record.versions, 1)[0].get("torch")
-            self._say(f"ranks are up: {record.world_size} on torch {torch}", passing=False)
-        elif isinstance(record, StudyStart):
-            self._begin(record.study)
-        elif isinstance(record, Block):
-            self._measured(record)
-        elif isinstance(record, ProbeBlock):
-            self._probed(record)
-        elif isinstance(record, PairRound):
-            self._paired(record)
-        elif isinstance(record, Unfit):
-            for host, why in record.nodes.items():
-                self._say(f"{host} is not as it should be: {why}", passing=False)
-        elif isinstance(record, StudyEnd):
-            self._end(record)
-        elif isinstance(record, Queued):
-            self._queue(record.state)
-        elif isinstance(record, Idle):
-            self._wait()
+        match record:
+            case GangRecord():
+                torch = each(record.versions, 1)[0].get("torch")
+                self._say(f"ranks are up: {record.world_size} on torch {torch}", passing=False)
+            case StudyStart():
+                self._begin(record.study)
+            case Block():
+                self._measured(record)
+            case ProbeBlock():
+                self._probed(record)
+            case PairRound():
+                self._round = max(self._round, record.round + 1)
+                self._say(f"pairs of nodes: round {self._round}", passing=True)
+            case Unfit():
+                for host, why in record.nodes.items():
+                    self._say(f"{host} is not as it should be: {why}", passing=False)
+            case StudyEnd():
+                self._end(record)
+            case Queued():
+                self._queue(record.state)
+            case Idle():
+                self._wait()
 
     def _queue(self, state: str) -> None:
         """A scheduler has no nodes for us yet. Why not stays on the screen, and in a log; for how long passes."""
@@ -111,10 +113,6 @@ class Progress:
         speeds = "  ".join(f"{arm} {speed:.0f}" for arm, speed in sorted(self._img_per_s.items()))
         line = f"{self._study.id}: round {self._round}/{self._study.rounds}  {speeds} img/s per rank"
         self._say(f"{line}  {_clock(self._seconds_left())} left", passing=True)
-
-    def _paired(self, pairs: PairRound) -> None:
-        self._round = max(self._round, pairs.round + 1)
-        self._say(f"pairs of nodes: round {self._round}", passing=True)
 
     def _probed(self, block: ProbeBlock) -> None:
         if self._plan.probes is not None:

@@ -127,7 +127,6 @@ class PaikResult(Struct, frozen=True, kw_only=True):
 
 
 _DECODER = Decoder(PaikResult)
-_Key = tuple[Scaling, Workload]
 
 
 def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds) -> RunDirectory:
@@ -151,7 +150,7 @@ def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds
     workloads = thresholds.skus[name].workloads
     grouped = _grouped(files)
     names = _workload_names(list(grouped), workloads)
-    studies = [_study(key, names[key], group) for key, group in grouped.items()]
+    studies = [_study(dataclasses.replace(ours, name=names[ours]), group) for ours, group in grouped.items()]
     plan = Plan(sku=name, device_type="cuda", studies=tuple(studies))
     pairs = [(study, file) for study, group in zip(studies, grouped.values(), strict=True) for file in group]
     gangs = [_gang(file, number) for number, (_, file) in enumerate(pairs)]
@@ -232,13 +231,11 @@ def _asked_sku(file: PaikResult, asked: str, found: list[str], thresholds: Thres
     return name
 
 
-def _grouped(files: Iterable[PaikResult]) -> dict[_Key, list[PaikResult]]:
+def _grouped(files: Iterable[PaikResult]) -> dict[Workload, list[PaikResult]]:
     """The files of each study, by world size."""
 
     def order(file: PaikResult) -> tuple[object, ...]:
-        own = file.workload
-        batch = (own.batch_size, own.image_size, file.channels_last, file.compile)
-        return (file.scaling_mode, own.model, own.precision, *batch, file.world_size)
+        return (file.scaling_mode, dataclasses.astuple(file.workload), file.world_size)
 
     ordered = sorted(files, key=order)
     for one, other in pairwise(ordered):
@@ -249,7 +246,7 @@ def _grouped(files: Iterable[PaikResult]) -> dict[_Key, list[PaikResult]]:
                 f"{one.workload.batch_size} at world size {one.world_size}, beside {one.path}",
                 "one file for each", "Move the one that should not count elsewhere.",
             )  # fmt: skip
-    return {key: list(group) for key, group in groupby(ordered, key=lambda file: (file.scaling_mode, file.workload))}
+    return {key: list(group) for key, group in groupby(ordered, key=lambda file: file.workload)}
 
 
 def _differences(ours: Workload, theirs: Workload) -> list[tuple[str, object, object]]:
@@ -264,31 +261,33 @@ def _is_same_job(ours: Workload, theirs: Workload) -> bool:
     return all(getattr(ours, name) == getattr(theirs, name) for name in ("model", "precision", "image_size"))
 
 
-def _workload_names(keys: list[_Key], workloads: Mapping[str, Workload]) -> dict[_Key, str]:
+def _workload_names(studied: list[Workload], workloads: Mapping[str, Workload]) -> dict[Workload, str]:
     """A name for each study's workload, unique within weak and within strong scaling.
 
     The one that thresholds describe has their name. Another has it too if there is no rival for it
     and it differs in batch, memory format or compile only; rivals are told apart by their batch, as
     in ``resnet152-fp16-bs256``.
     """
-    names: dict[_Key, str] = {}
-    for key in keys:
-        for name, workload in workloads.items():
-            if _is_same_job(key[1], workload) and not _differences(key[1], workload):
-                names[key] = name
-    for key in keys:
-        if key not in names:
-            names[key] = _free_name(key, keys, names, workloads)
+    names: dict[Workload, str] = {}
+    for ours in studied:
+        for name, theirs in workloads.items():
+            if _is_same_job(ours, theirs) and not _differences(ours, theirs):
+                names[ours] = name
+    for ours in studied:
+        if ours not in names:
+            names[ours] = _free_name(ours, studied, names, workloads)
     return names
 
 
-def _free_name(key: _Key, keys: list[_Key], names: Mapping[_Key, str], workloads: Mapping[str, Workload]) -> str:
-    scaling, ours = key
-    alike = next((name for name, workload in workloads.items() if _is_same_job(ours, workload)), None)
+def _free_name(
+    ours: Workload, studied: list[Workload], names: Mapping[Workload, str], workloads: Mapping[str, Workload]
+) -> str:
+    alike = next((name for name, theirs in workloads.items() if _is_same_job(ours, theirs)), None)
     name = alike or f"{ours.model.replace('_', '-')}-{ours.precision}"
+    same_scaling = [one for one in studied if bool(one.global_batch_size) == bool(ours.global_batch_size)]
     # A name of the thresholds that stands for something else would be judged as that.
-    taken = {names[other] for other in names if other[0] == scaling} | (set(workloads) - {alike})
-    rivals = [one for one in keys if (one[0], one[1].model, one[1].precision) == (scaling, ours.model, ours.precision)]
+    taken = {names[one] for one in same_scaling if one in names} | (set(workloads) - {alike})
+    rivals = [one for one in same_scaling if (one.model, one.precision) == (ours.model, ours.precision)]
     # What tells it from others of the same model and precision, most telling first.
     details = (
         f"bs{ours.batch_size}", f"{ours.image_size}px", ours.memory_format.replace("_", "-"),
@@ -298,11 +297,10 @@ def _free_name(key: _Key, keys: list[_Key], names: Mapping[_Key, str], workloads
     return next(one for one in candidates[len(rivals) > 1 :] if one not in taken)
 
 
-def _study(key: _Key, name: str, files: list[PaikResult]) -> Study:
-    scaling, workload = key
+def _study(workload: Workload, files: list[PaikResult]) -> Study:
     return Study(
-        scaling=scaling,
-        workload=dataclasses.replace(workload, name=name),
+        scaling=files[0].scaling_mode,
+        workload=workload,
         arms=tuple(file.arm for file in files),
         rounds=1,
         block_s=max(file.bench_sec_target for file in files),

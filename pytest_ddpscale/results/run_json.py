@@ -56,15 +56,7 @@ class Simulation(Record, frozen=True, kw_only=True):
 
 
 class Resumed(Record, frozen=True, kw_only=True):
-    """A session that went on with the run.
-
-    Attributes:
-        at: when it began, ISO 8601.
-        argv: its command line.
-        status_before: of the run.
-        thresholds_sha256: digest of the file that it judged by.
-        measured_anew: how each study that was measured again had ended, by its id.
-    """
+    """A session that went on with the run, and how each study that was measured again had ended, by its id."""
 
     at: str
     argv: tuple[str, ...]
@@ -74,13 +66,10 @@ class Resumed(Record, frozen=True, kw_only=True):
 
 
 class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", tag=RUN_SCHEMA_VERSION):
-    """The content of run.json.
+    """The content of run.json; times are ISO 8601 with their offset from UTC.
 
     Attributes:
-        sku: canonical SKU name.
         status: ``running`` until it has ended.
-        started_at: when, ISO 8601 with its offset from UTC.
-        finished_at: likewise.
         argv: the command line, secrets masked.
         thresholds: the file that measuring began with; None of an imported run.
         versions: of the software, as the ranks say.
@@ -90,11 +79,9 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
         resumed: the sessions after the first one.
         environment: variables that change how fast ranks train or talk, secrets masked.
         startup: how long that took; None of what was not launched here.
-        simulated: whether no machine was measured.
-        simulation: what was simulated instead.
+        simulated: whether no machine was measured, but `simulation` instead.
         notes: what a reader has to know of a run that was imported or simulated.
-        source: the tool that an imported run is of.
-        imported_from: name of the directory of its files.
+        source: the tool that an imported run is of; `imported_from` is its directory's name.
         nccl_topology: as that tool describes it.
     """
 

@@ -31,11 +31,9 @@ class GpuProcess(Record, frozen=True):
 
 
 class RemappedRows(Record, frozen=True):
-    """Rows of device memory that were replaced by spare ones (Ampere and later).
+    """Rows of device memory that were replaced by spare ones (Ampere and later), because of which errors.
 
     Attributes:
-        correctable: because of correctable errors.
-        uncorrectable: because of uncorrectable ones.
         pending: whether one waits for a reset of the GPU.
         failed: whether one could not be replaced: the GPU has to go.
     """
@@ -52,7 +50,6 @@ class SurveyedGpu(Record, frozen=True):
     Attributes:
         index: NVML's, in PCI bus order.
         uuid: ``GPU-…``; empty if it does not answer.
-        name: as the driver gives it.
         pci_bus_id: ``00000000:17:00.0``.
         pci_device_id: four lower-case hexadecimal digits.
         is_visible: whether CUDA_VISIBLE_DEVICES lets ranks use it.
@@ -60,26 +57,18 @@ class SurveyedGpu(Record, frozen=True):
         problem: why the GPU as a whole does not answer, such as ``GPU is lost``; empty if it does.
         is_lost: whether that is until it, or its node, is reset.
         compute_capability: ``9.0``.
-        memory_bytes: in all.
-        mig_enabled: whether it is cut into MIG slices.
-        ecc_enabled: whether memory errors are corrected.
-        ecc_corrected: errors since the driver was loaded.
-        ecc_uncorrected: likewise.
+        ecc_corrected: errors since the driver was loaded, as `ecc_uncorrected`.
         retired_pages_pending: whether a page waits for a reset to be retired (before Ampere).
         remapped_rows: from Ampere on.
         throttle_reasons: why its clocks are held down now, as `telemetry.nvml_calls` names them:
             ``hw_thermal_slowdown`` …; also what is no fault, such as ``gpu_idle``.
-        power_limit_w: as enforced.
-        power_limit_default_w: as built.
-        temperature_c: of the GPU.
+        power_limit_w: as enforced; by default as built.
         sm_clock_max_mhz: that it can reach.
         pcie_generation: now; an idle GPU saves power and falls to 1.
         pcie_generation_max: that GPU and slot can have together.
         pcie_generation_gpu_max: that the GPU can have.
-        pcie_width: lanes now.
-        pcie_width_max: lanes that it has.
-        nvlinks_active: links that are up.
-        nvlinks: links that there are, up or down; 0 without NVLink.
+        pcie_width: lanes now; at most those that it has.
+        nvlinks_active: links that are up, of `nvlinks`, up or down; 0 without NVLink.
         processes: of others.
         unreadable: reading → reason.
     """
@@ -118,14 +107,7 @@ class SurveyedGpu(Record, frozen=True):
 
 
 class InfiniBandPort(Record, frozen=True):
-    """One port of an adapter under /sys/class/infiniband.
-
-    Attributes:
-        device: ``mlx5_0``.
-        port: its number.
-        state: ``ACTIVE``, ``DOWN`` …
-        link_layer: ``InfiniBand``, or ``Ethernet`` (RoCE).
-    """
+    """One port of an adapter under /sys/class/infiniband; the link layer is ``InfiniBand`` or ``Ethernet`` (RoCE)."""
 
     device: str
     port: int
@@ -151,7 +133,6 @@ class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
     """One node.
 
     Attributes:
-        host: its name, as measurements have it.
         unix_s: when this was found out, on the node's own clock.
         problem: why the node could not be looked at at all; empty if it could.
         has_driver: whether an NVIDIA driver is loaded; False where nobody asked, on a CPU SKU.
@@ -163,7 +144,6 @@ class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
         torch_problem: why torch cannot be imported; empty if it can.
         arch_list: GPU architectures that this torch build has kernels for: ``sm_90``, ``compute_120`` …
         free_bytes: on the file system of ``run_directory``, ``shared_memory`` and ``temporary``.
-        infiniband: ports of the node's adapters.
         topology: what ``nvidia-smi topo -m`` prints; empty where there is no such command, or it fails.
         clock: of the node, beside the supervisor's; None if it was not asked, or did not answer.
     """

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from msgspec import field as struct_field
+from msgspec import field
 
 from pytest_ddpscale.results.records import Ranks, Texts, gangs_by_number, refuse_twice
 from pytest_ddpscale.results.strict_json import Count, Record, column, each, refuse_other_lengths
@@ -24,12 +23,9 @@ class RankTransport(Record, frozen=True, kw_only=True):
     ``NET/IB/GDRDMA``, ``NET/Socket``. Connections are counted once for each channel, where the rank sends.
 
     Attributes:
-        rank: global rank in the gang.
         network: what NCCL takes between nodes: ``IB``, ``Socket``, a plugin's name; ``gloo`` where gloo communicates;
             None if it does not say.
-        channels: transport → connections of this rank.
-        channels_within_node: those of them whose other end is on the same node.
-        channels_between_nodes: those of them whose other end is on another node; of what is left it is not known.
+        channels: transport → connections of this rank; within its node, between nodes, or where it is not known.
         nvls: whether it has channels that reduce in the NVLink switch.
         problem: why nothing is known; empty if something is.
         unreadable: lines about connections that could not be read.
@@ -37,9 +33,9 @@ class RankTransport(Record, frozen=True, kw_only=True):
 
     rank: Count
     network: str | None = None
-    channels: Channels = struct_field(default_factory=dict)
-    channels_within_node: Channels = struct_field(default_factory=dict)
-    channels_between_nodes: Channels = struct_field(default_factory=dict)
+    channels: Channels = field(default_factory=dict)
+    channels_within_node: Channels = field(default_factory=dict)
+    channels_between_nodes: Channels = field(default_factory=dict)
     nvls: bool = False
     problem: str = ""
     unreadable: Texts = ()
@@ -52,9 +48,9 @@ class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="tr
     gang: Count
     ranks: Ranks
     network: str | tuple[str | None, ...] | None = None
-    channels: Channels | tuple[Channels, ...] = struct_field(default_factory=dict)
-    channels_within_node: Channels | tuple[Channels, ...] = struct_field(default_factory=dict)
-    channels_between_nodes: Channels | tuple[Channels, ...] = struct_field(default_factory=dict)
+    channels: Channels | tuple[Channels, ...] = field(default_factory=dict)
+    channels_within_node: Channels | tuple[Channels, ...] = field(default_factory=dict)
+    channels_between_nodes: Channels | tuple[Channels, ...] = field(default_factory=dict)
     nvls: bool | tuple[bool, ...] = False
     problem: str | Texts = ""
     unreadable: tuple[Texts, ...] = ()
@@ -83,21 +79,12 @@ def joined_transport(parts: Sequence[RankTransport], study: str, gang: int) -> G
     return GangTransport(study=study, gang=gang, ranks=ranks, unreadable=unreadable, **columns)
 
 
-@dataclass(frozen=True)
-class Transport:
-    """`RankTransport`, and where the rank is."""
+class Transport(RankTransport, frozen=True, kw_only=True):
+    """What a rank's NCCL says, and where the rank is."""
 
     host: str
-    rank: int
     local_rank: int
     device: str
-    network: str | None = None
-    channels: Channels = field(default_factory=dict)
-    channels_within_node: Channels = field(default_factory=dict)
-    channels_between_nodes: Channels = field(default_factory=dict)
-    nvls: bool = False
-    problem: str = ""
-    unreadable: tuple[str, ...] = ()
 
     @property
     def channels_somewhere(self) -> dict[str, int]:
@@ -116,11 +103,11 @@ def transports_of(records: Sequence[AnyRecord]) -> list[Transport]:
     for line in records:
         if isinstance(line, GangTransport):
             count = len(line.ranks)
-            columns = [each(getattr(line, name), count) for name in _COLUMNS]
-            unreadable = line.unreadable or ((),) * count
-            for rank, *said in zip(line.ranks, *columns, unreadable, strict=True):
-                host, local_rank, device = gangs[line.gang].place(rank)
-                last[rank] = Transport(host, rank, local_rank, device, *said)
+            columns: dict[str, Any] = {name: each(getattr(line, name), count) for name in _COLUMNS}
+            columns["unreadable"] = line.unreadable or ((),) * count
+            for i, rank in enumerate(line.ranks):
+                said = {name: values[i] for name, values in columns.items()}
+                last[rank] = Transport(rank=rank, **gangs[line.gang].place(rank)._asdict(), **said)
     return [last[rank] for rank in sorted(last)]
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from pytest_ddpscale.plan.metric import Unit
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import Placement
 from pytest_ddpscale.results.coverage import Coverage
+from pytest_ddpscale.results.run_directory import read_file
 
 VerdictOutcome = Literal["passed", "failed", "inconclusive", "not_measured", "error"]
 RunOutcome = Literal["accepted", "rejected", "incomplete", "partial"]
@@ -184,3 +186,12 @@ class Judgement:
     def is_blocked_by(self, verdict: Verdict) -> bool:
         """Whether a requirement is among that."""
         return verdict.blocks(allows_unmeasured=self.allows_unmeasured)
+
+
+def read_judgement(path: Path) -> Judgement:
+    """The content of a verdicts.json.
+
+    Raises:
+        RunDirectoryError: it is missing or broken, contradicts itself, or a newer version wrote it.
+    """
+    return read_file(path, Judgement, VERDICTS_SCHEMA_VERSION)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.verdicts import Judgement
-from pytest_ddpscale.results.verdicts_json import read_judgement
+from pytest_ddpscale.results.verdicts import Judgement, read_judgement
 from pytest_ddpscale.session.open import find_source
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import Site

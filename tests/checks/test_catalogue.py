@@ -10,18 +10,7 @@ from pytest_ddpscale.checks.catalogue import unfit_hosts
 from pytest_ddpscale.checks.finding import NodeEvidence
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.results.survey_record import Survey
-from tests.builders.nodes_checked import (
-    A100,
-    CPU,
-    VERSIONS,
-    by_host,
-    cpu_survey,
-    gpu,
-    gpus,
-    judged,
-    survey,
-    with_gpu,
-)
+from tests.builders.nodes_checked import A100, CPU, VERSIONS, by_host, cpu_survey, gpu, gpus, judged, survey, with_gpu
 
 ON_SURVEYS = [name for name, check in NODE_CHECKS.items() if check.reads == "survey"]
 
@@ -165,8 +154,3 @@ def test_nodes_that_may_be_right_are_not_left_out() -> None:
     assert unfit_hosts(["versions"], NodeEvidence(A100, by_host(nodes), 2)) == {}
     everywhere = [survey(host, gpus=gpus(host, which=range(8), pcie_width_max=8)) for host in ("n1", "n2")]
     assert unfit_hosts(["pcie"], NodeEvidence(A100, by_host(everywhere), 2)) == {}
-
-
-def test_an_unknown_check_is_refused() -> None:
-    with pytest.raises(KeyError, match="weather"):
-        judged("weather", survey())

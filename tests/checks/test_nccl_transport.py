@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as altered
 
 from pytest_ddpscale.checks.finding import CheckResult
 from pytest_ddpscale.results.survey_record import InfiniBandPort, Survey
@@ -21,9 +22,14 @@ DOWN = (InfiniBandPort("mlx5_0", 1, "1: DOWN", "InfiniBand"),)
 def ranks(host: str, within: dict[str, int], between: dict[str, int], **changes: Any) -> list[Transport]:
     """All ranks of a node."""
     network = "Socket" if between == TCP else "IB"
+    channels: dict[str, Any] = {
+        "channels": within | between,
+        "channels_within_node": within,
+        "channels_between_nodes": between,
+    }
     return [
-        Transport(host, 0, local, f"GPU-{host}-{local}", network, within | between, within, between, **changes)
-        for local in range(8)
+        Transport(host=host, rank=0, local_rank=n, device=f"GPU-{host}-{n}", network=network, **channels, **changes)
+        for n in range(8)
     ]
 
 
@@ -80,13 +86,13 @@ def test_shared_memory_is_no_fault_where_there_is_no_nvlink() -> None:
 
 
 def test_on_a_single_node_a_network_is_a_detour_wherever_it_leads() -> None:
-    transports = [replace(one, channels={"NET/Socket": 2}, channels_within_node={}) for one in ranks("n1", {}, {})]
+    transports = [altered(one, channels={"NET/Socket": 2}, channels_within_node={}) for one in ranks("n1", {}, {})]
     assert judged("transport", survey("n1"), transports=transports).outcome == "failed"
 
 
 def test_tcp_of_which_nobody_knows_where_it_leads_counts_as_leaving_the_node() -> None:
     one_unknown = ranks("n1", P2P, RDMA)
-    one_unknown[0] = replace(one_unknown[0], channels=P2P | TCP, channels_between_nodes={})
+    one_unknown[0] = altered(one_unknown[0], channels=P2P | TCP, channels_between_nodes={})
     result = judged("transport", survey("n1"), survey("n2"), transports=one_unknown + ranks("n2", P2P, RDMA))
     assert result.outcome == "failed"
     assert [culprit.host for culprit in result.culprits] == ["n1"]
@@ -107,7 +113,7 @@ def test_channels_in_the_switch_are_enough() -> None:
 )
 def test_a_rank_of_which_nothing_is_known_does_not_pass(changes: dict[str, Any], text: str) -> None:
     transports = ranks("n1", P2P, RDMA) + ranks("n2", P2P, RDMA)
-    transports[3] = replace(transports[3], **changes)
+    transports[3] = altered(transports[3], **changes)
     result = judged("transport", survey("n1"), survey("n2"), transports=transports)
     assert result.outcome == "not_measured"
     assert "n1: GPU 3 (GPU-n1-3): " in result.reason
@@ -191,7 +197,7 @@ def test_of_two_nodes_the_one_with_fewer_ports_is_noted() -> None:
 
 
 def test_gloo_is_not_judged() -> None:
-    transports = [Transport("n1", 0, 0, "cpu", "gloo")]
+    transports = [Transport(host="n1", rank=0, local_rank=0, device="cpu", network="gloo")]
     result = judged("transport", cpu_survey("n1"), expectation=CPU, transports=transports)
     assert result.outcome == "not_measured"
     assert "means nothing without a GPU" in result.reason

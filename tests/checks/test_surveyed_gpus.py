@@ -12,17 +12,7 @@ from msgspec.structs import replace as altered
 
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
 from pytest_ddpscale.results.survey_record import GpuProcess, RemappedRows, Survey
-from tests.builders.nodes_checked import (
-    A100,
-    GIB,
-    NOT_SUPPORTED,
-    gpu,
-    gpus,
-    judged,
-    survey,
-    unread,
-    with_gpu,
-)
+from tests.builders.nodes_checked import A100, GIB, NOT_SUPPORTED, gpu, gpus, judged, survey, unread, with_gpu
 
 A100_ALONE = replace(A100, gpus_per_node=1)
 ALONE = survey(gpus=gpus(count=1, which=[0], nvlinks_active=0))
@@ -117,6 +107,20 @@ def test_what_the_hardware_does_not_have_need_not_be_read(reading: str) -> None:
     assert judged(name, node).outcome == "passed"
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "reading"),
+    [
+        ("gpus", {"name": ""}, "name"),
+        ("gpus", {"pci_device_id": ""}, "pci_device_id"),
+        ("ecc", {"remapped_rows": None, "unreadable": {"remapped_rows": NOT_SUPPORTED}}, "retired_pages_pending"),
+    ],
+)
+def test_what_a_gpu_does_not_tell_is_never_passed(name: str, changes: dict[str, Any], reading: str) -> None:
+    result = judged(name, with_gpu(**changes))
+    assert result.outcome == "not_measured"
+    assert f"{reading} cannot be read" in result.reason
+
+
 def test_a_gpu_whose_ecc_cannot_be_read_though_it_should_be_on_is_not_passed() -> None:
     node = unread("ecc_enabled", NOT_SUPPORTED)
     assert judged("ecc", node).outcome == "not_measured"
@@ -129,11 +133,6 @@ def test_corrected_errors_and_remapped_rows_are_noted_and_fail_nobody() -> None:
     assert result.outcome == "passed"
     assert "7 corrected memory errors" in result.notes[0]
     assert "2 memory rows were remapped" in result.notes[1]
-
-
-def test_an_idle_link_at_generation_1_is_no_fault() -> None:
-    assert gpu().pcie_generation == 1
-    assert judged("pcie", survey()).outcome == "passed"
 
 
 def test_an_idle_link_with_fewer_lanes_is_noted_and_left_to_the_check_under_load() -> None:

@@ -61,7 +61,7 @@ def sound() -> Records:
         arms = FEWER if number >= FEWEST_ROUNDS else ARMS
         records += blocks_of([one for one in measured if one.round == number and one.arm in arms])
         records.append(RoundEnd(study=STUDY.id, round=number, arms=tuple(arms)))
-    transports = [Transport(who.hosts[rank], rank, who.local_ranks[rank], who.devices[rank]) for rank in range(RANKS)]
+    transports = [Transport(rank=rank, **who.place(rank)._asdict()) for rank in range(RANKS)]
     pairs = PairRound(study="pairs", round=0, gang=0, message_bytes=2**25, iterations=9, ranks=((0, 2), (1, 3)),
                       busbw_gbps=10.0)  # fmt: skip
     ends = [StudyEnd(study=STUDY.id, reason="decided"), StudyEnd(study="pairs", reason="decided")]

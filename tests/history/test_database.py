@@ -13,14 +13,16 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.errors import HistoryError
-from pytest_ddpscale.history.database import SCHEMA_VERSION, reading, writing
+from pytest_ddpscale.history.database import DEFAULT_HISTORY, SCHEMA_VERSION, history_file_of, reading, writing
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_opening import RUNS_FOLDER
 from tests.small_disk import small_disk
 
 ROW = ("id", "/run", "sku", "2026-01-01T00:00:00+00:00", "2026-01-01T00:00:00+00:00", "accepted", "0" * 64)
 
 
-def add(file: Path, identity: str = "id", busy_s: float = 60.0) -> None:
-    with writing(file, busy_s) as connection:
+def add(file: Path, identity: str = "id") -> None:
+    with writing(file) as connection:
         connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?)", (identity, *ROW[1:]))
 
 
@@ -173,10 +175,11 @@ def test_a_writer_that_is_killed_leaves_nothing_of_its_run(tmp_path: Path) -> No
     assert ids(file) == ["before", "later"]
 
 
-def test_a_file_that_stays_locked_is_a_sentence(tmp_path: Path) -> None:
+def test_a_file_that_stays_locked_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytest_ddpscale.history.database.BUSY_S", 0.05)
     file = tmp_path / "h"
     with writing(file), pytest.raises(HistoryError, match="was in use by others for too long") as refused:
-        add(file, busy_s=0.05)
+        add(file)
     assert "--add RUN_DIR" in refused.value.action
 
 
@@ -215,3 +218,21 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
             add(disk.path / "h", "x" * 100_000)
         disk.make_room()
         assert ids(disk.path / "h") == ["id"]
+
+
+def test_it_is_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    asked = tmp_path / "site.sqlite"
+    assert history_file_of(asked, RunDirectory(RUNS_FOLDER / "run")) == asked
+
+
+def test_it_lies_beside_the_runs_of_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert history_file_of(None, RunDirectory(RUNS_FOLDER / "run")) == DEFAULT_HISTORY
+    absolute = tmp_path / RUNS_FOLDER / "run"
+    assert history_file_of(None, RunDirectory(absolute)) == tmp_path / DEFAULT_HISTORY
+
+
+@pytest.mark.parametrize("path", ["run", "elsewhere/run", f"{RUNS_FOLDER}/run/judged-1"])
+def test_a_run_elsewhere_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert history_file_of(None, RunDirectory(Path(path))) is None

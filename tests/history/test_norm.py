@@ -22,8 +22,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.strict_json import read_as
 from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.verdicts import Verdict
-from pytest_ddpscale.results.verdicts_json import read_judgement
+from pytest_ddpscale.results.verdicts import Verdict, read_judgement
 from tests.builders.json_types import as_json, run_record
 from tests.builders.measurements import measurements_of
 from tests.builders.nights import SKU, at, conclude, judged_run, run_json

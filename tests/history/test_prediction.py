@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.history.prediction import (
-    LEAST_SPREAD,
-    Reference,
-    is_lower_better,
-    reference_of,
-    shared_confidence,
-)
+from pytest_ddpscale.history.prediction import LEAST_SPREAD, Reference, is_lower_better, reference_of, shared_confidence
 from tests.builders.nights import stable
 
 

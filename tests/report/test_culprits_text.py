@@ -26,7 +26,6 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import Resumed
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import RunOutcome, Verdict
-from tests.builders.json_types import as_json
 from tests.builders.judgements import HOSTILE
 from tests.report.judged import STARTED_UNIX_S, failed, gpu, link, node, write_judged_run
 
@@ -245,14 +244,6 @@ def test_a_run_that_was_not_judged_is_refused(tmp_path: Path) -> None:
     (run / "verdicts.json").unlink()
     with pytest.raises(RunDirectoryError, match=r"verdicts\.json: cannot be read"):
         read_findings(run)
-
-
-@pytest.mark.parametrize("started", [None, "yesterday", "2026-01-31T12:00:00"])
-def test_a_run_without_a_time_is_refused(tmp_path: Path, started: str | None) -> None:
-    run = RunDirectory(write_judged_run(tmp_path / "r", "rejected", ["n1"], [failed()]))
-    run.write_json(run.run_json, as_json(run.read_run()) | {"started_at": started})
-    with pytest.raises(RunDirectoryError, match="holds what was never written"):
-        read_findings(run.path)
 
 
 def test_the_reason_names_the_run_and_is_plain_ascii() -> None:

@@ -71,12 +71,7 @@ def test_who_fails_it_is_drained(tmp_path: Path, verdict: Any) -> None:
 
 @pytest.mark.parametrize(
     ("verdict", "records", "arms"),
-    [
-        (checked, [SURVEY], ()),
-        (probed, [PROBE], ()),
-        (regressed, [PROBE], ()),
-        (regressed, [], TRAINED),
-    ],
+    [(checked, [SURVEY], ()), (probed, [PROBE], ()), (regressed, [PROBE], ()), (regressed, [], TRAINED)],
 )
 def test_a_later_run_that_keeps_it_leaves_the_node_to_a_person(
     tmp_path: Path, verdict: Any, records: list[AnyRecord], arms: Sequence[str]

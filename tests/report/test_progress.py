@@ -202,9 +202,6 @@ class TestProbes:
             seconds=1.0, started_unix_s=1.0, is_correct=True,
         )  # fmt: skip
 
-    def test_take_their_time_of_the_whole(self, terminal: Terminal) -> None:
-        assert terminal.feed(Idle()) == (f"starting ranks, {clock(estimate(self.PLAN).seconds)} estimated", True)
-
     def test_show_their_round_which_never_goes_back(self, terminal: Terminal) -> None:
         assert terminal.feed(self.BEGIN) == ("probes: warming up", True)
         assert terminal.feed(self.probe("matmul-fp32", 0)) == ("probes: round 1/6  matmul-fp32", True)
@@ -219,16 +216,8 @@ class TestProbes:
     def test_end_with_their_rounds_and_are_followed_by_the_studies(self, terminal: Terminal) -> None:
         terminal.feed(self.BEGIN, self.probe("matmul-fp32", 4))
         terminal.seconds += 65
-        assert terminal.feed(StudyEnd("probes", "decided")) == (
-            "probes: decided after 5 rounds in 1:05",
-            False,
-        )
+        assert terminal.feed(StudyEnd("probes", "decided")) == ("probes: decided after 5 rounds in 1:05", False)
         assert terminal.feed(BEGIN, block("alone", 0))[0].startswith("weak/r: round 1/6  alone 20 img/s per rank")
-
-    def test_that_were_interrupted_say_how_far_they_came(self, terminal: Terminal) -> None:
-        terminal.feed(self.BEGIN, self.probe("matmul-fp32", 1))
-        line = terminal.feed(StudyEnd("probes", "interrupted", "the job was preempted"))
-        assert line == ("probes: interrupted after 2 rounds: the job was preempted", False)
 
     def test_of_no_plan_do_no_harm(self) -> None:
         terminal = Terminal()

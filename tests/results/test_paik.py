@@ -94,12 +94,7 @@ def a100(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 @pytest.mark.parametrize(
     ("workload", "img_per_s"),
-    [
-        ("resnet152-fp16", 1189.5),
-        ("resnet152-bf16", 1012.2),
-        ("vit-b-16-fp16", 1029.9),
-        ("vit-b-16-bf16", 1033.3),
-    ],
+    [("resnet152-fp16", 1189.5), ("resnet152-bf16", 1012.2), ("vit-b-16-fp16", 1029.9), ("vit-b-16-bf16", 1033.3)],
 )
 def test_published_throughput_of_one_gpu_is_reproduced(a100: RunDirectory, workload: str, img_per_s: float) -> None:
     assert throughput_per_gpu(a100, f"weak/{workload}", "alone") == pytest.approx(img_per_s, abs=0.05)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.results.records import EndReason, GangRecord, StudyEnd, StudyStart, WarmUp
+from pytest_ddpscale.results.records import EndReason, GangRecord, StudyEnd, WarmUp
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import Resumed, RunDevice, Startup, ThresholdsUsed
 from pytest_ddpscale.results.run_record import (
@@ -133,21 +133,6 @@ def test_any_one_mark_of_a_simulated_run_is_enough(mark: dict[str, Any]) -> None
     assert run_record(**mark).is_simulated()
     assert not run_record(hosts=[{"host": "n1", "devices": []}]).is_simulated(["GPU-0", "cpu"])
     assert run_record().is_simulated(["SIM-3"])
-
-
-class TestErrorsOf:
-    def test_only_studies_that_broke_have_a_message(self) -> None:
-        ends = [StudyEnd("a", "rounds"), StudyEnd("b", "error", "no memory"), StudyEnd("c", "budget")]
-        assert errors_of(ends) == {"b": "no memory"}
-
-    def test_a_study_that_was_measured_again_is_no_error(self) -> None:
-        ends = [StudyEnd("a", "error", "no memory"), StudyEnd("a", "rounds")]
-        assert errors_of(ends) == {}
-        assert errors_of(ends[::-1]) == {"a": "no memory"}
-
-    def test_other_records_and_no_records_break_nothing(self) -> None:
-        assert errors_of([]) == {}
-        assert errors_of([StudyStart(study="a", unix_s=1.0)]) == {}
 
 
 class TestEnds:

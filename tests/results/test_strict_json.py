@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.results.strict_json import (
-    column,
-    each,
-    parse_strict_json,
-    refuse_double_keys,
-    strict_json,
-)
+from pytest_ddpscale.results.strict_json import column, each, parse_strict_json, refuse_double_keys, strict_json
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 JSON_VALUES = st.recursive(

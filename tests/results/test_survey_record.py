@@ -46,22 +46,14 @@ def test_what_is_written_is_read(survey: Survey) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"host": 3}, {"unix_s": "now"}, {"problem": None}, {"has_driver": 1}, {"cores": "8"}, {"mood": "good"},
-        {"versions": {"driver": 570}}, {"versions": []}, {"free_bytes": {"temporary": None}}, {"gpus": [{"index": 1}]},
-        {"gpus": 3}, {"clock": {"earliest_skew_s": 1.0}}, {"clock": {"earliest_skew_s": "0", "latest_skew_s": 0.0}},
-        {"clock": 3.0}, {"infiniband": [{"device": "mlx5_0"}]}, {"kind": "post_mortem"},
+        {"host": 3}, {"has_driver": 1}, {"mood": "good"}, {"versions": {"driver": 570}}, {"gpus": [{"index": 1}]},
+        {"clock": {"earliest_skew_s": 1.0}}, {"kind": "post_mortem"},
         {"gpus": [to_builtins(GPU) | {"ecc_uncorrected": "0"}]}, {"gpus": [to_builtins(GPU) | {"ecc_enabled": 1}]},
     ],
 )  # fmt: skip
 def test_a_value_of_another_type_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         read_survey(json.dumps({**to_builtins(SURVEY), **changes}).encode())
-
-
-@pytest.mark.parametrize("key", ["host", "unix_s"])
-def test_one_without_a_name_or_a_time_is_refused(key: str) -> None:
-    with pytest.raises(ValueError, match=f"missing required field `{key}`"):
-        read_survey(json.dumps({name: value for name, value in to_builtins(SURVEY).items() if name != key}).encode())
 
 
 def test_what_gpus_are_after_a_failure_is_no_survey() -> None:

@@ -11,8 +11,7 @@ from pytest_ddpscale.results.notices import Idle, Interrupted, Notice
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import EndReason, StudyEnd, StudyStart
 from pytest_ddpscale.results.strict_json import parse_strict_json
-from pytest_ddpscale.results.verdicts import Judgement
-from pytest_ddpscale.results.verdicts_json import read_judgement
+from pytest_ddpscale.results.verdicts import Judgement, read_judgement
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.session import AcceptanceSession
 from tests.builders.sessions import IMG_PER_S, InstantGang, nothing

@@ -14,7 +14,7 @@ from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.reading import host_runs
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.verdicts_json import read_judgement
+from pytest_ddpscale.results.verdicts import read_judgement
 from pytest_ddpscale.session.past_runs import baseline_of, keep_baseline, remember
 from tests.builders.json_types import as_json
 from tests.builders.nights import SKU, at, judged_run

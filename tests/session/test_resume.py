@@ -96,6 +96,10 @@ def test_probes_are_a_study_too(run: RunDirectory, end: EndReason) -> None:
     assert resumption.missing_plan.survey, "nodes may have changed since then"
 
 
+def transport(host: str, problem: str = "") -> Transport:
+    return Transport(host=host, rank=0, local_rank=0, device="cpu", problem=problem)
+
+
 class TestSetAside:
     def test_moves_what_is_missing_and_nothing_else(self, run: RunDirectory) -> None:
         before = texts(run.measurements_jsonl)
@@ -159,7 +163,7 @@ class TestSetAside:
 
     def test_moves_what_nodes_were_and_how_ranks_were_connected(self, run: RunDirectory) -> None:
         """An old survey may be another node's: it would fail a good run, or stand in for a node nobody looked at."""
-        told: list[AnyRecord] = [Survey("old", 1.0), transport_line([Transport("nöde", 0, 0, "cpu", problem="old")])]
+        told: list[AnyRecord] = [Survey("old", 1.0), transport_line([transport("nöde", problem="old")])]
         run.append_records([*told, StudyEnd("survey", "error", "no answer")])
         read_resumption(run).set_aside()
         assert surveys_of(run.read_records()) == {}
@@ -177,7 +181,7 @@ class TestSetAside:
         assert list(surveys_of(run.read_records())) == ["n3"]
 
     def test_leaves_all_where_nothing_is_measured_anew(self, run: RunDirectory) -> None:
-        run.append_records([Survey("n1", 1.0), transport_line([Transport("n1", 0, 0, "cpu")])])
+        run.append_records([Survey("n1", 1.0), transport_line([transport("n1")])])
         before = texts(run.measurements_jsonl)
         replace(read_resumption(run), missing={}).set_aside()
         assert texts(run.measurements_jsonl) == before
