@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ NODE_INDEX_VARIABLE = "DDPSCALE_NODE_INDEX"
 NODES_VARIABLE = "DDPSCALE_NODES"
 # And where rank 0 hosts the store: ADDRESS:PORT.
 STORE_VARIABLE = "DDPSCALE_STORE"
+HOST_VARIABLE = "DDPSCALE_HOST"
 
 # Keys asked for at once. One by one each costs three round trips, which for 8,192 ranks is longer than a block;
 # asked for in one go they make the store's server read the long request again with each packet of it.
@@ -98,6 +99,12 @@ class Control:
                 raise DistStoreError(self._silence(keys)) from error
         return found
 
+    def decided(self, key: str, by_rank_0: Callable[[], Any]) -> Any:
+        """What rank 0 decides, as JSON, and all ranks follow. Raises as `hear`."""
+        if self.rank == 0:
+            self.say(key, by_rank_0())
+        return self.hear(key)
+
     def forget(self, key: str) -> None:
         """Remove what was said, so that the store does not grow with the rounds."""
         self._messages.delete_key(key)
@@ -125,6 +132,11 @@ def rank_of(environ: Mapping[str, str]) -> int:
         return int(environ[NODE_INDEX_VARIABLE]) * int(environ["LOCAL_WORLD_SIZE"]) + int(environ["LOCAL_RANK"])
     except KeyError:
         return -1
+
+
+def host_name() -> str:
+    """The node's name as its launcher has it, where the agent says so: what a drain command needs. Else the host's."""
+    return os.environ.get(HOST_VARIABLE) or socket.gethostname()
 
 
 def connect(timeout: timedelta) -> Control:

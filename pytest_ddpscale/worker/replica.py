@@ -28,7 +28,10 @@ Crew = tuple[int, Placement]
 
 
 class StepCounter:
-    """Counts the steps an optimizer takes: a loss scaler leaves out those with infinite gradients."""
+    """Counts the steps an optimizer takes: a loss scaler leaves out those with infinite gradients.
+
+    It knows nothing of the weights, which so are in no circle of references, and gone at once with their last user.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.taken = 0
