@@ -51,24 +51,13 @@ class Judge(Protocol):
 
 
 class NotAdmitted(Exception):
-    """The nodes are not fit to be measured, so that no rank was started; their surveys are recorded.
-
-    Args:
-        reason: what `Supervisor`'s `admit` said.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """Why the nodes are not fit to be measured, so that no rank was started; their surveys are recorded."""
 
 
 class Supervisor:
     """Has a plan's studies measured.
 
     Args:
-        launch: where and how gangs start.
-        run: where records go.
-        limits: when to stop.
         listener: called with every record as it is written, and with notices meanwhile.
         isolate: a fresh gang for each study instead of one for all.
         judge: asked after each round whether the study has told enough; None measures all rounds.

@@ -73,12 +73,7 @@ OrderType = TypeVar("OrderType", Task, Start)
 
 
 class NodeAgent:
-    """Starts, watches and ends the ranks of one node.
-
-    Args:
-        node: its index.
-        host: its name.
-    """
+    """Starts, watches and ends the ranks of one node."""
 
     def __init__(self, node: int, host: str) -> None:
         self._node = node

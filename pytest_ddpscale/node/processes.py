@@ -23,7 +23,6 @@ def stop_gang(started: Sequence[subprocess.Popen[bytes]], gang_id: str, grace_s:
 
     Args:
         started: torchrun, or what carries agents; may have exited already.
-        gang_id: value of `GANG_VARIABLE` in its environment.
         grace_s: seconds between asking (SIGTERM) and killing (SIGKILL).
     """
     for process in started:

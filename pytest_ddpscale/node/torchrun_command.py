@@ -24,8 +24,6 @@ class GangNode:
 
     Attributes:
         index: in the order of ranks.
-        nodes: how many there are.
-        host: this node's name.
         endpoint: ``ADDRESS:PORT`` on the first node, where rank 0 hosts the store.
     """
 

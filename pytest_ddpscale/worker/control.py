@@ -72,29 +72,19 @@ class Control:
         """
         self._messages.wait([key])
 
-    def hear_records(self, keys: Sequence[str], kind: type[T]) -> list[T]:
-        """As `hear_all`, of what has to be of one type.
+    def hear_all(self, keys: Sequence[str], kind: type[T]) -> list[T]:
+        """Wait for all keys and return what was said under each, in their order.
 
         Raises:
-            ValueError: something else was said.
-        """
-        decoder = msgspec.json.Decoder(kind)
-        return [decode(decoder, data) for data in self._hear(keys)]
-
-    def hear_all(self, keys: Sequence[str]) -> list[Any]:
-        """Wait for all keys and return the JSON of each, in their order.
-
-        Raises:
+            ValueError: something else than one of `kind` was said.
             torch.distributed.DistStoreError: some were not said within the store's timeout; the message names them.
         """
-        return [parse_strict_json(data.decode("utf-8")) for data in self._hear(keys)]
-
-    def _hear(self, keys: Sequence[str]) -> list[bytes]:
-        found: list[bytes] = []
+        decoder = msgspec.json.Decoder(kind)
+        found: list[T] = []
         for first in range(0, len(keys), KEYS_AT_ONCE):
             some = list(keys[first : first + KEYS_AT_ONCE])
             try:
-                found += self._messages.multi_get(some)
+                found += [decode(decoder, data) for data in self._messages.multi_get(some)]
             except DistStoreError as error:
                 raise DistStoreError(self._silence(keys)) from error
         return found

@@ -42,9 +42,7 @@ def bind_to_gpu(uuid: str, local_world_size: int, sysfs: Path = _SYSFS) -> Bindi
     """Bind this process, all its threads, and the memory that threads from now on take.
 
     Args:
-        uuid: of the GPU, as NVML has it.
         local_world_size: ranks on this host, which may all have GPUs of one NUMA node.
-        sysfs: where the kernel describes devices.
     """
     try:
         node = node_of(pci_address(uuid), sysfs)
@@ -107,13 +105,7 @@ def _run_on(cores: set[int]) -> None:
 
 
 def share_of_cores(cores: Sequence[int], local_rank: int, local_world_size: int) -> list[int]:
-    """The cores of one rank: neighbouring ones, as many for each rank; all of them if there are fewer than ranks.
-
-    Args:
-        cores: that this process may use.
-        local_rank: 0 … local_world_size - 1.
-        local_world_size: ranks on this host.
-    """
+    """The cores of one rank: neighbouring ones, as many for each rank; all of them if there are fewer than ranks."""
     ordered = sorted(cores)
     share = len(ordered) // local_world_size
     return ordered[local_rank * share : (local_rank + 1) * share] if share else ordered

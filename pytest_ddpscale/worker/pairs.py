@@ -112,7 +112,7 @@ class PairSearch:
         """Write the record of a round. Returns what the node pairs reached: their slowest rails."""
         slots = range(self._control.layout.ranks_per_node)
         rails = [(pair, self._record_key(number, self._ranks(pair, slot))) for pair in pairs for slot in slots]
-        speeds = self._control.hear_records([key for _, key in rails], PairSpeed)
+        speeds = self._control.hear_all([key for _, key in rails], PairSpeed)
         self._context.sink.append_record(
             PairRound(
                 study=self._study.id, round=number, gang=self._context.gang, message_bytes=self._study.message_bytes,
@@ -167,10 +167,7 @@ def group_of_two(backend: str, store: PrefixStore, rank: int, timeout: timedelta
     measured again could get the name, and with it the addresses, of its first group.
 
     Args:
-        backend: ``nccl`` or ``gloo``.
         store: of this group only.
-        rank: 0 or 1.
-        timeout: limit for connecting, and for one collective.
     """
     kind: Any = dist.ProcessGroupNCCL if backend == "nccl" else dist.ProcessGroupGloo
     group = kind(store, rank, 2, timeout)

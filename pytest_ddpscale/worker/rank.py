@@ -77,12 +77,12 @@ class GangMember:
         control.say(f"startup/{control.rank}", who)
 
         def devices(ranks: Sequence[int]) -> list[str]:
-            return [one.device for one in control.hear_records([f"startup/{rank}" for rank in ranks], WhoIAm)]
+            return [one.device for one in control.hear_all([f"startup/{rank}" for rank in ranks], WhoIAm)]
 
         self._telemetry.start(devices)
         if self._is_first:
             keys = [f"startup/{rank}" for rank in range(control.world_size)]
-            self._sink.append_record(joined_gang(control.hear_records(keys, WhoIAm), self._gang))
+            self._sink.append_record(joined_gang(control.hear_all(keys, WhoIAm), self._gang))
             control.say("startup/done", True)
         else:
             control.wait_for("startup/done")

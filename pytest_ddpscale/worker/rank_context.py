@@ -83,10 +83,6 @@ class RankContext:
 
         Args:
             key: another one for each call.
-            ranks: who say something.
-            part: what this one says, if it is among them.
-            kind: of that.
-            join: called on rank 0.
             windows: when a rank worked, by what it says, where GPUs are asked what they saw of it.
         """
         control, mine = self.control, f"{key}/{self.control.rank}"
@@ -94,10 +90,10 @@ class RankContext:
             control.say(mine, part)
         if windows is not None:
             self.telemetry.tell(
-                key, ranks, lambda keys: [one for said in control.hear_records(keys, kind) for one in windows(said)]
+                key, ranks, lambda keys: [one for said in control.hear_all(keys, kind) for one in windows(said)]
             )
         if control.rank == 0:
-            join(control.hear_records([f"{key}/{rank}" for rank in ranks], kind))
+            join(control.hear_all([f"{key}/{rank}" for rank in ranks], kind))
             control.say(f"{key}/done", True)
         else:
             control.wait_for(f"{key}/done")
@@ -111,10 +107,7 @@ def needed_arms(folder: Path, study_id: str, round_number: int, patience_s: floa
     """The arms of which the supervisor wants further rounds; none once the study has told enough.
 
     Args:
-        folder: of the node's agent.
-        study_id: the study.
         round_number: the round that has just ended, counted from 0.
-        patience_s: how long to wait for its word.
 
     Returns:
         None without a word in time: measuring goes on then, which costs a round and no more.

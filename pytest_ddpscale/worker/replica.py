@@ -86,10 +86,7 @@ class Replicas:
     Under torch.compile, where going from wrapper to wrapper would recompile, an arm has a copy of its own.
 
     Args:
-        model: the untrained model.
-        device: where it is.
         groups: that this rank is in, as `make_groups` made them.
-        compiled: whether torch.compile is applied.
     """
 
     def __init__(
@@ -153,9 +150,6 @@ def make_groups(
     """The process groups that this rank is in, of all that arms under DDP train in; all ranks of the gang call this.
 
     Args:
-        arms: of a study.
-        layout: of the gang.
-        timeout: limit for one collective.
         turns: how many ranks of each node take turns at arms of one rank; each of them is a group of its own.
 
     Returns:

@@ -45,8 +45,6 @@ def transport_environment(directory: Path, kept: Path, rank: int, environ: Mappi
     Args:
         directory: where the rank's file goes; best one of the node itself.
         kept: where it goes if the user wants NCCL's messages himself, and did not say where: a folder that stays.
-        rank: global rank.
-        environ: the rank's environment.
 
     Returns:
         Variables to set; none if the user has NCCL's messages go to a file of his own.
@@ -68,10 +66,6 @@ def read_transport(
     """How this process's NCCL connected it with other ranks. Never raises.
 
     Args:
-        rank: global rank.
-        layout: of the gang.
-        backend: of torch.distributed: ``nccl`` or ``gloo``.
-        environ: that NCCL started in.
         groups: the global ranks of every process group that it has been in, each in the order of its own ranks: NCCL
             numbers ranks within a communicator. The group of all ranks goes without saying.
 

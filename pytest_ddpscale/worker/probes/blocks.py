@@ -54,9 +54,7 @@ class ProbeBlocks:
         """Do a probe so often in each of its turns. All ranks of the gang call this, also those without a part.
 
         Args:
-            probe: what to do.
             key: of what ranks say to each other meanwhile: another one for each call.
-            iterations: the same on all ranks.
             verify: whether results are looked at; not where nobody keeps the measurements.
         """
         here = self._progress
@@ -100,7 +98,7 @@ class ProbeBlocks:
         mine = f"{key}/{control.rank}"
         control.say(mine, can)
         if control.rank == crew[0]:
-            control.say(ready, all(control.hear_all([f"{key}/{rank}" for rank in crew])))
+            control.say(ready, all(control.hear_all([f"{key}/{rank}" for rank in crew], bool)))
             self._said.append(ready)
         all_can = bool(control.hear(ready))
         control.forget(mine)

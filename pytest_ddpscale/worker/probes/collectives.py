@@ -27,11 +27,8 @@ class Exchange:
     Args:
         member: this rank's number in the group.
         known: the messages whose outcome is known.
-        sent: what this rank gives.
-        received: as above.
         run: communicates.
         is_expected: whether what was received is the outcome of the known messages.
-        peer_rank: as above.
     """
 
     def __init__(

@@ -22,13 +22,7 @@ _CALIBRATED_SHARE = 0.2
 
 
 class ProbeRounds:
-    """One rank's part in the probing; once a gang. Rank 0 also decides and writes.
-
-    Args:
-        study: what to probe.
-        context: of this rank.
-        seed: of the order of the probes in each round.
-    """
+    """One rank's part in the probing; once a gang. Rank 0 also decides and writes."""
 
     def __init__(self, study: ProbeStudy, context: RankContext, *, seed: int = 0) -> None:
         self._study = study
