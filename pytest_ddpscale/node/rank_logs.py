@@ -61,12 +61,10 @@ def _size(path: Path) -> int:
 
 
 def _read(path: Path, start: int, most: int) -> bytes:
-    if most <= 0 or _size(path) <= start:
-        return b""
     try:
         with path.open("rb") as file:
             file.seek(start)
-            return file.read(most)
+            return file.read(max(0, most))
     except OSError:
         return b""
 

@@ -32,7 +32,7 @@ from pytest_ddpscale.results.strict_json import parse_strict_json, read_as  # no
 from pytest_ddpscale.util.masking import masked_environment, masked_text  # noqa: E402
 from pytest_ddpscale.util.orphans import die_with_parent  # noqa: E402
 from pytest_ddpscale.worker.control import Control, connect, host_name, rank_of  # noqa: E402
-from pytest_ddpscale.worker.device import open_device  # noqa: E402
+from pytest_ddpscale.worker.device import Device, open_device  # noqa: E402
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry  # noqa: E402
 from pytest_ddpscale.worker.numa import Binding, bind_to_gpu, pin_to_cores  # noqa: E402
 from pytest_ddpscale.worker.rank import GangMember  # noqa: E402
@@ -57,14 +57,14 @@ _RECORDED = (
 )
 
 
-def who_i_am(control: Control, device_id: str, device_name: str, binding: Binding) -> WhoIAm:
+def who_i_am(control: Control, device: Device, binding: Binding) -> WhoIAm:
     """Who this rank is, and how long it took to get here."""
     cuda = torch.version.cuda if torch.cuda.is_available() else None
     return WhoIAm(
         host=host_name(),
         local_rank=control.local_rank,
-        device=device_id,
-        device_name=device_name,
+        device=device.id,
+        device_name=device.name,
         pid=os.getpid(),
         import_s=IMPORTED_UNIX_S - STARTED_UNIX_S,
         rendezvous_s=max(0.0, time.time() - IMPORTED_UNIX_S),  # a clock may be set back
@@ -114,7 +114,7 @@ def run(folder: Path, progress: RankProgress) -> None:
         assignment.deadline_unix_s, assignment.gang, assignment.steered,
     )  # fmt: skip
     gang = GangMember(plan, context)
-    gang.announce(who_i_am(control, device.id, device.name, binding))
+    gang.announce(who_i_am(control, device, binding))
     with gang.process_group():
         for study_id in assignment.studies:
             gang.run_study(study_id)

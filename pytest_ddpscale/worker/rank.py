@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore
@@ -225,11 +226,7 @@ class GangMember:
 
 
 def _part(rank: int, timing: Timing) -> RankBlock:
-    return RankBlock(
-        rank=rank, started_unix_s=timing.started_unix_s, block_s=timing.block_s, step_s=step_bytes(timing.step_s),
-        utilization=timing.utilization, peak_memory_bytes=timing.peak_memory_bytes,
-        skipped_steps=timing.skipped_steps, parameters_checksum=timing.parameters_checksum,
-    )  # fmt: skip
+    return RankBlock(rank=rank, **{**asdict(timing), "step_s": step_bytes(timing.step_s)})
 
 
 def _windows(part: RankBlock) -> list[TimedWindow]:
