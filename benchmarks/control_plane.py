@@ -238,7 +238,7 @@ def lead(
 def gather(control: Control, keys: Sequence[str], way: str) -> list[Any]:
     """What rank 0 does to have all records."""
     if way == ALL_AT_ONCE:
-        return control.hear_all(keys)
+        return control.hear_all(keys, dict)
     records = []
     for key in keys:
         records.append(control.hear(key))

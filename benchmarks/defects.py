@@ -210,8 +210,8 @@ DEFECTS = (
         "blame",
         "a rank that torchrun ended is blamed for the end",
         "launch/gang_failure.py",
-        "if code >= 0 or code == _SIGTERM or",
-        "if code >= 0 or",
+        "if code < 0 and code != _SIGTERM and",
+        "if code < 0 and",
         ("launch",),
     ),
     Defect(

@@ -57,13 +57,7 @@ class _Carrier:
 
 @dataclass(frozen=True)
 class EndedProcess:
-    """A process that carried the agent of one node, and has ended, all of its output read.
-
-    Attributes:
-        host: the node.
-        exit_code: of it; negative for a signal's number.
-        lines: the last ones it wrote that were no messages.
-    """
+    """A process that carried the agent of one node, and has ended, all of its output read."""
 
     host: str
     exit_code: int
@@ -78,7 +72,6 @@ class Channel:
 
     Args:
         processes: to be started: one for all nodes, or one for each.
-        environment: of them.
         log: file for everything else; a full disk costs the log and no more.
         voices: how lines begin that are kept for longer.
 

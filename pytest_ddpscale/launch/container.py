@@ -6,13 +6,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.util.masking import masked_text
 
-Runtime = Literal["pyxis", "apptainer"]
 _APPTAINER_SOURCES = ("docker://", "oras://", "library://", "shub://")
 # Inside an image the path of this interpreter means nothing.
 _PYTHON_INSIDE = "python3"
@@ -46,8 +44,6 @@ def container_of(
     ``pyxis:IMAGE`` say so.
 
     Args:
-        image: what the user named; None for no container.
-        device_type: GPUs have to be handed in.
         image_arguments: of the launcher: how it starts an image of Pyxis, or None if it cannot.
 
     Raises:
@@ -56,8 +52,14 @@ def container_of(
     """
     if image is None:
         return NO_CONTAINER
-    runtime, image = _runtime_of(image)
-    if runtime == "apptainer":
+    runtime, colon, rest = image.partition(":")
+    if colon and runtime in ("apptainer", "pyxis"):
+        if not rest:
+            raise OptionError("--ddp-container", f"found no image in {image!r}", f"{runtime}:IMAGE")
+        image, is_apptainer = rest, runtime == "apptainer"
+    else:
+        is_apptainer = image.endswith(".sif") or image.startswith(_APPTAINER_SOURCES) or Path(image).is_dir()
+    if is_apptainer:
         gpus = ("--nv",) if device_type == "cuda" else ()
         return Container((), (_apptainer(), "exec", *gpus, image), _PYTHON_INSIDE)
     arguments = image_arguments(image)
@@ -67,16 +69,6 @@ def container_of(
             "an image for Apptainer", "Use Apptainer: a .sif file, or apptainer:IMAGE.",
         )  # fmt: skip
     return Container(arguments, (), _PYTHON_INSIDE)
-
-
-def _runtime_of(image: str) -> tuple[Runtime, str]:
-    runtime, colon, rest = image.partition(":")
-    if colon and runtime in ("apptainer", "pyxis"):
-        if not rest:
-            raise OptionError("--ddp-container", f"found no image in {image!r}", f"{runtime}:IMAGE")
-        return ("apptainer" if runtime == "apptainer" else "pyxis"), rest
-    is_apptainer = image.endswith(".sif") or image.startswith(_APPTAINER_SOURCES) or Path(image).is_dir()
-    return ("apptainer" if is_apptainer else "pyxis"), image
 
 
 def _apptainer() -> str:

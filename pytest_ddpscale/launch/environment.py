@@ -18,20 +18,19 @@ _PASSED = frozenset(
         "KRB5CCNAME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX",
     }
 )  # fmt: skip
+# What says how ranks compute and talk, and not where this machine has its files.
+_COMPUTING = (
+    "LC_", "NCCL_", "GLOO_", "TP_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_",
+    "TORCHINDUCTOR_", "TRITON_", "CUDNN_", "CUBLAS_", "CUBLASLT_", "UCX_", "UCC_", "SHARP_", "FI_", "OFI_", "RDMAV_",
+    "IBV_", "MLX5_", "PSM3_",
+)  # fmt: skip
+_TRAVELLING = (*_COMPUTING, "CUDA_DEVICE_ORDER", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "PYTHONUNBUFFERED")
 _PASSED_PREFIXES = (
-    "LC_", "CONDA_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "TP_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_",
-    "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_", "CUDNN_", "CUBLAS_", "CUBLASLT_", "UCX_", "UCC_", "SHARP_",
-    "FI_", "OFI_", "RDMAV_", "IBV_", "MLX5_", "PSM3_", "PMIX_", "ENROOT_", "PYXIS_",
-    "APPTAINER_", "APPTAINERENV_", "SINGULARITY_", "SINGULARITYENV_",
+    *_COMPUTING, "CONDA_", "CUDA_", "NVIDIA_", "PMIX_", "ENROOT_", "PYXIS_", "APPTAINER_", "APPTAINERENV_",
+    "SINGULARITY_", "SINGULARITYENV_",
 )  # fmt: skip
 # Passed by a prefix above, and yet of a surrounding torchrun.
 _WITHHELD = frozenset({"TORCH_ELASTIC_WORKER_IDENTICAL"})
-# What says how ranks compute and talk, and not where this machine has its files.
-_TRAVELLING = (
-    "LC_", "NCCL_", "GLOO_", "TP_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_",
-    "TORCHINDUCTOR_", "TRITON_", "CUDA_DEVICE_ORDER", "CUDNN_", "CUBLAS_", "CUBLASLT_", "UCX_", "UCC_", "SHARP_", "FI_",
-    "OFI_", "RDMAV_", "IBV_", "MLX5_", "PSM3_", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "PYTHONUNBUFFERED",
-)  # fmt: skip
 
 
 def worker_environment(
@@ -44,8 +43,6 @@ def worker_environment(
     than its twin for as long as it lives, by where its memory happens to lie.
 
     Args:
-        environ: the parent's.
-        device_type: what ranks train on.
         pass_env: further names to pass; a trailing ``*`` stands for any ending.
     """
     known = tuple(launchers().values())
@@ -61,12 +58,7 @@ def worker_environment(
 
 
 def travelling(environment: Mapping[str, str], *, pass_env: Sequence[str] = ()) -> dict[str, str]:
-    """What of it ranks on machines get that do not share this one's: how they compute and talk, and what users name.
-
-    Args:
-        environment: of `worker_environment`.
-        pass_env: as there.
-    """
+    """What of it ranks on machines get that do not share this one's: how they compute and talk, and what users name."""
     return {
         name: value
         for name, value in environment.items()

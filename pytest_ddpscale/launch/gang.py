@@ -49,11 +49,7 @@ class Gang:
     """Starts a gang, watches it, and ends it.
 
     Args:
-        task: of its agents.
-        launch: how they are started, and on which nodes.
-        limits: when to end it.
         log: for what is said beside messages; a folder of that name without suffix is for logs of ranks.
-        owner: has it run.
     """
 
     def __init__(self, task: Task, launch: Launch, limits: Limits, log: Path, owner: GangOwner) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.node.protocol import Exit, Failed, ProcessExit, RankSeen
@@ -27,9 +27,7 @@ def describe(roll: GangState, exit_code: int | None, other_lines: Sequence[str])
     """What ended a gang that was not ended by us, as far as anybody can say.
 
     Args:
-        roll: what the agents said.
         exit_code: of the launcher; None if it was stopped.
-        other_lines: the last lines of output that were no messages.
     """
     # NCCL's watchdog aborts ranks that wait for another one, so an abort explains least.
     for found in (_killed(roll), _left_early(roll), _failed(roll), _killed(roll, aborted=True)):
@@ -47,12 +45,7 @@ def blames_nobody(roll: GangState) -> bool:
 
 
 def describe_killed(launcher: str, exit_code: int) -> str:
-    """What to say where a signal ended the launcher itself: what it printed last is not why.
-
-    Args:
-        launcher: its name.
-        exit_code: of it, below 0.
-    """
+    """What to say where a signal ended the launcher itself: what it printed last is not why."""
     return (
         f"{launcher} was killed by {_signal_name(-exit_code)}, by somebody else than this run: look for limits of this "
         "machine, the kernel's out-of-memory killer (dmesg) or a person"
@@ -88,14 +81,10 @@ def furthest_behind(ranks: Sequence[RankSeen]) -> list[RankSeen]:
 
 def _killed(roll: GangState, *, aborted: bool = False) -> str:
     """Of a rank that a signal ended, SIGABRT or others; not SIGTERM, by which torchrun ends those that are left."""
-    for index, node in sorted(roll.nodes.items()):
-        exit_ = node.exit or Exit(node=index, host=node.host)
-        for one in exit_.exits:
-            code = one.exit_code
-            if code >= 0 or code == _SIGTERM or (code == _SIGABRT) != aborted:
-                continue
-            rank = _rank(roll, exit_, one)
-            oom = exit_.oom_kills > 0
+    for said, one, rank in _exits(roll):
+        code = one.exit_code
+        if code < 0 and code != _SIGTERM and (code == _SIGABRT) == aborted:
+            oom = said.oom_kills > 0
             why = ": the kernel ended it for lack of memory (oom_kill in /proc/vmstat)" if oom and code == -9 else ""
             return f"{rank.name} was killed by {_signal_name(-code)} in {_place(rank)}{why}{_quoted(roll, rank)}"
     return ""
@@ -104,7 +93,7 @@ def _killed(roll: GangState, *, aborted: bool = False) -> str:
 def _left_early(roll: GangState) -> str:
     """Of a rank that ended although it had work left, and that torchrun neither saw fail nor ended."""
     exits = [node.exit for node in roll.nodes.values() if node.exit is not None]
-    failed = {(said.node, one.local_rank) for said in exits for one in said.exits}
+    failed = {(rank.node, rank.local_rank) for _, _, rank in _exits(roll)}
     ended = {(said.node, pid) for said in exits for pid in said.ended_pids}
     for rank in roll.gone:
         if (rank.node, rank.local_rank) not in failed and (rank.node, rank.pid) not in ended:
@@ -122,26 +111,24 @@ def _failed(roll: GangState) -> str:
     others = f"; {more} more {'rank' if more == 1 else 'ranks'} failed after it" if more else ""
     where = _in_brackets(first.study, first.arm, first.round)
     who = f"rank {first.rank} on {first.host}"
-    return f"{who} failed in {first.phase}{where}: {first.type}: {first.message}{others}" + _nccl(
-        roll, first.node, first.local_rank
-    )
+    return f"{who} failed in {first.phase}{where}: {first.type}: {first.message}{others}{_nccl(roll, first)}"
 
 
 def _exited(roll: GangState) -> str:
     """Of a rank that ended with an exit code of its own and left no report."""
-    for index, node in sorted(roll.nodes.items()):
-        exit_ = node.exit or Exit(node=index, host=node.host)
-        for one in exit_.exits:
-            if one.is_root_cause and one.exit_code > 0:
-                rank = _rank(roll, exit_, one)
-                return f"{rank.name} exited with code {one.exit_code} in {_place(rank)}{_quoted(roll, rank)}"
+    for _, one, rank in _exits(roll):
+        if one.is_root_cause and one.exit_code > 0:
+            return f"{rank.name} exited with code {one.exit_code} in {_place(rank)}{_quoted(roll, rank)}"
     return ""
 
 
-def _rank(roll: GangState, said: Exit, one: ProcessExit) -> RankSeen:
-    """What is known of a rank whose process has ended."""
-    unseen = RankSeen(node=said.node, host=said.host, local_rank=one.local_rank, pid=one.pid)
-    return roll.ranks.get((said.node, one.local_rank), unseen)
+def _exits(roll: GangState) -> Iterator[tuple[Exit, ProcessExit, RankSeen]]:
+    """How processes ended: the agent's last word, what it says of a process, and what is known of its rank."""
+    last_words = (node.exit for _, node in sorted(roll.nodes.items()) if node.exit is not None)
+    for said in last_words:
+        for one in said.exits:
+            unseen = RankSeen(node=said.node, host=said.host, local_rank=one.local_rank, pid=one.pid)
+            yield said, one, roll.ranks.get((said.node, one.local_rank), unseen)
 
 
 def _lost_its_partner(report: Failed) -> bool:
@@ -168,12 +155,12 @@ def _in_brackets(study: str | None, arm: str | None, number: int | None) -> str:
 def _quoted(roll: GangState, rank: RankSeen) -> str:
     words = roll.last_words.get((rank.node, rank.local_rank))
     quoted = f"; its last lines:\n{_indented(words.lines)}" if words and words.lines else ""
-    return quoted + _nccl(roll, rank.node, rank.local_rank)
+    return quoted + _nccl(roll, rank)
 
 
-def _nccl(roll: GangState, node: int, local_rank: int) -> str:
+def _nccl(roll: GangState, rank: RankSeen | Failed) -> str:
     """What a rank's NCCL wrote last; nothing without NCCL."""
-    words = roll.last_words.get((node, local_rank))
+    words = roll.last_words.get((rank.node, rank.local_rank))
     return f"\nlast lines of its NCCL:\n{_indented(words.nccl, _NCCL_LINES)}" if words and words.nccl else ""
 
 

@@ -30,9 +30,7 @@ class NodeState:
     """One node, as its agent last described it.
 
     Attributes:
-        host: its name.
         heard_s: when its agent last said something, on the supervisor's clock.
-        addresses: its own.
         exit: the agent's last message; None while it serves.
     """
 
@@ -78,7 +76,6 @@ class GangState:
         """Take note of a message.
 
         Args:
-            news: the message.
             now_s: the supervisor's monotonic clock.
             now_unix_s: when it arrived.
         """

@@ -133,10 +133,6 @@ def read_hostfile(path: Path) -> tuple[tuple[str, ...], int | None]:
 def expanded(where: str, text: str) -> tuple[str, ...]:
     """The hosts of a list: ``n1,n[2-4,7],r[01-12]n1``.
 
-    Args:
-        where: it is from, for errors.
-        text: the list.
-
     Raises:
         OptionError: it is none.
     """

@@ -93,7 +93,6 @@ class AgentProcess:
     """A process of this machine that carries agents' standard input and output.
 
     Attributes:
-        command: its argument list.
         host: the node whose agent it carries; empty if it carries those of all nodes.
     """
 

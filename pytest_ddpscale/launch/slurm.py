@@ -241,7 +241,6 @@ def complaint_in(said: str, *, is_step: bool) -> str:
     """The sentence about wrong arguments in what ``srun --test-only`` said; empty if there is none.
 
     Args:
-        said: its standard error.
         is_step: the allocation is there, so that it does not matter whether Slurm would give another one.
     """
     lines = said.splitlines()
@@ -253,12 +252,7 @@ def complaint_in(said: str, *, is_step: bool) -> str:
 
 
 def reason_of(described: str, now: datetime) -> str:
-    """Why a job is being ended, from a line of ``scontrol show job -o``; empty if it is not.
-
-    Args:
-        described: that line.
-        now: local time, as Slurm's.
-    """
+    """Why a job is being ended, from a line of ``scontrol show job -o``; empty if it is not."""
     fields = dict(part.partition("=")[::2] for part in described.split() if "=" in part)
     if fields.get("JobState") == "PREEMPTED" or fields.get("PreemptTime", "None") not in ("None", "N/A", ""):
         return _REASONS["PREEMPTION"]

@@ -51,24 +51,13 @@ class Judge(Protocol):
 
 
 class NotAdmitted(Exception):
-    """The nodes are not fit to be measured, so that no rank was started; their surveys are recorded.
-
-    Args:
-        reason: what `Supervisor`'s `admit` said.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """Why the nodes are not fit to be measured, so that no rank was started; their surveys are recorded."""
 
 
 class Supervisor:
     """Has a plan's studies measured.
 
     Args:
-        launch: where and how gangs start.
-        run: where records go.
-        limits: when to stop.
         listener: called with every record as it is written, and with notices meanwhile.
         isolate: a fresh gang for each study instead of one for all.
         judge: asked after each round whether the study has told enough; None measures all rounds.
@@ -100,7 +89,7 @@ class Supervisor:
         self._deadline_unix_s: float | None = None
         self._lost: set[str] = set()
         self._has_begun = False
-        self._progress = _Progress()
+        self._studies: list[StudyStart | StudyEnd] = []  # of the latest gang
         self._reader = RecordReader()
         self._interruption = ""
         self._starts_again = 0
@@ -137,9 +126,7 @@ class Supervisor:
     def _only_survey(self, plan: Plan) -> None:
         """Find out what the nodes are, and launch nothing on them."""
         self._has_nothing_to_run = True
-        log = self._run.logs / f"gang-{len(list(self._run.logs.glob('gang-*.log')))}.log"
-        end = self._gang(plan, [], log).run()
-        self._gangs += end.was_started
+        end, _ = self._launched(plan, [])
         if not end.refused:
             self._end([SURVEY], "interrupted" if end.interrupted else "error", end.interrupted or end.why)
 
@@ -147,34 +134,41 @@ class Supervisor:
         """One launch. Returns the studies that are settled by it, well or badly; none if it is to be tried again."""
         if unfit := self._unfit(plan, studies):
             return unfit
-        # Counted on from earlier supervisors of this run, whose logs stay.
-        log = self._run.logs / f"gang-{len(list(self._run.logs.glob('gang-*.log')))}.log"
-        seen = self._progress = _Progress()
-        end = self._gang(plan, studies, log).run()
-        self._gangs += end.was_started
+        end, log = self._launched(plan, studies)
         if end.refused:
             raise NotAdmitted(end.refused)
         self._lost.update(end.lost_hosts)
-        self._has_begun = self._has_begun or seen.begun
-        if end.exit_code == 0 and seen.ended.issuperset(studies):
-            return seen.ended
+        begun = [one.study for one in self._studies if isinstance(one, StudyStart)]
+        ended = {one.study for one in self._studies if isinstance(one, StudyEnd)}
+        self._has_begun = self._has_begun or bool(begun)
+        if end.exit_code == 0 and ended.issuperset(studies):
+            return ended
         self._keep_reports(end, log.with_suffix(""))
         self._run.cut_torn_line()
         lost = [Lost(hosts=end.lost_hosts, message=end.why)] if end.lost_hosts else []
         self._run.append_records([*end.post_mortems, *lost])
-        left = [study for study in studies if study not in seen.ended]
+        left = [study for study in studies if study not in ended]
         if end.interrupted:
             self._end(left, "interrupted", end.interrupted)
             return set(studies)
         if end.left:  # another gang would share the GPUs with it
             self._end(left, "error", f"{end.why}. {end.left}")
             return set(studies)
-        if not seen.begun and self._may_start_again():
+        if not begun and self._may_start_again():
             return set()
         # Before any study began, nothing says that the next one would fare better.
-        blamed = [seen.current] if seen.current else left
+        blamed = begun[-1:] if begun and begun[-1] not in ended else left
         self._end(blamed, "error", end.why)
-        return seen.ended | set(blamed)
+        return ended | set(blamed)
+
+    def _launched(self, plan: Plan, studies: Sequence[str]) -> tuple[GangEnd, Path]:
+        """How a gang ended, and its log."""
+        # Counted on from earlier supervisors of this run, whose logs stay.
+        log = self._run.logs / f"gang-{len(list(self._run.logs.glob('gang-*.log')))}.log"
+        self._studies.clear()
+        end = self._gang(plan, studies, log).run()
+        self._gangs += end.was_started
+        return end, log
 
     def _may_start_again(self) -> bool:
         """Whether a gang that died before its first study is tried again: once, if an earlier one had come further."""
@@ -254,7 +248,8 @@ class Supervisor:
         """As `GangOwner` says."""
         wanted = None
         if not isinstance(record, Notice):
-            self._progress.hear(record)
+            if isinstance(record, StudyStart | StudyEnd):
+                self._studies.append(record)
             wanted = wanted_arms(self._judge, record) if self._judge is not None else None
         self._listener(record)
         return wanted
@@ -323,24 +318,3 @@ def wanted_arms(judge: Judge, record: AnyRecord) -> WantedArms | None:
     if not isinstance(record, RoundEnd):
         return None
     return WantedArms(record.study, record.round, tuple(judge.needed_arms(record.study)))
-
-
-class _Progress:
-    """How far a gang came, from its records."""
-
-    def __init__(self) -> None:
-        self.ended: set[str] = set()
-        self.begun = False
-        self._last = ""
-
-    def hear(self, record: AnyRecord) -> None:
-        """Take note of a record."""
-        if isinstance(record, StudyEnd):
-            self.ended.add(record.study)
-        elif isinstance(record, StudyStart):
-            self.begun, self._last = True, record.study
-
-    @property
-    def current(self) -> str | None:
-        """The study that it was in; None between studies."""
-        return self._last if self.begun and self._last not in self.ended else None

@@ -51,7 +51,7 @@ from pytest_ddpscale.node.protocol import (
 from pytest_ddpscale.node.rank_logs import LogRelay, last_nccl_lines, last_words, rank_log
 from pytest_ddpscale.node.ranks import LocalRanks, oom_kills
 from pytest_ddpscale.node.survey_process import LIMIT_S, POST_MORTEM_LIMIT_S, survey_command, survey_from
-from pytest_ddpscale.node.torchrun_command import GangNode, ended_pids, interfaces, rank_exits, torchrun_command
+from pytest_ddpscale.node.torchrun_command import ended_pids, interfaces, rank_exits, torchrun_command
 from pytest_ddpscale.results.rank_folder import (
     LOGS,
     WantedArms,
@@ -73,12 +73,7 @@ OrderType = TypeVar("OrderType", Task, Start)
 
 
 class NodeAgent:
-    """Starts, watches and ends the ranks of one node.
-
-    Args:
-        node: its index.
-        host: its name.
-    """
+    """Starts, watches and ends the ranks of one node."""
 
     def __init__(self, node: int, host: str) -> None:
         self._node = node
@@ -116,11 +111,10 @@ class NodeAgent:
         if start is None:
             return self._leave()
         endpoint = start.endpoint or self._endpoint(task.gang_id, "127.0.0.1")
-        place = GangNode(self._node, task.nodes, self._host, endpoint)
         with _own_folders() as self._folder:
             assignment = msgspec.structs.replace(task.assignment, deadline_unix_s=start.deadline_unix_s)
             leave_assignment(self._folder, assignment)
-            return self._serve(task, place, self._folder)
+            return self._serve(task, endpoint, self._folder)
 
     def _leave(self) -> int:
         self._say(Exit)
@@ -157,11 +151,11 @@ class NodeAgent:
         for key, _ in self._selector.select(POLL_S):
             key.data()
 
-    def _serve(self, task: Task, place: GangNode, folder: Path) -> int:
+    def _serve(self, task: Task, endpoint: str, folder: Path) -> int:
         logs = LogRelay(folder / LOGS)
         ranks = LocalRanks(folder, task.ranks_per_node, self._node, self._host)
         records = open_records(folder)
-        process = self._start_torchrun(task, place, folder)
+        process = self._start_torchrun(task, endpoint, folder)
         try:
             was_ended = self._watch(task, process, ranks, records, logs)
         finally:
@@ -213,18 +207,18 @@ class NodeAgent:
         """By what torchrun and its ranks on this node are found."""
         return f"{task.gang_id}/{self._node}"
 
-    def _start_torchrun(self, task: Task, place: GangNode, folder: Path) -> subprocess.Popen[bytes]:
+    def _start_torchrun(self, task: Task, endpoint: str, folder: Path) -> subprocess.Popen[bytes]:
         given = os.environ | task.environment
         environment = (
-            interfaces(place, given)
+            interfaces(task.nodes, endpoint, given)
             | given
             | {
                 GANG_VARIABLE: self._family(task),
                 STATUS_VARIABLE: str(folder),
-                "DDPSCALE_NODE_INDEX": str(place.index),
-                "DDPSCALE_NODES": str(place.nodes),
-                "DDPSCALE_HOST": place.host,
-                "DDPSCALE_STORE": place.endpoint,
+                "DDPSCALE_NODE_INDEX": str(self._node),
+                "DDPSCALE_NODES": str(task.nodes),
+                "DDPSCALE_HOST": self._host,
+                "DDPSCALE_STORE": endpoint,
                 # Else torchrun hosts a store beside its rendezvous, which listens on all interfaces.
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             }

@@ -19,10 +19,6 @@ _LEAST_WAIT_S = 0.01  # in less nothing would be read
 class Command:
     """Starts a program at once, in a session of its own, so that all it starts can be ended with it; it ends with us.
 
-    Args:
-        arguments: its command line.
-        limit_s: seconds that it may take.
-
     Attributes:
         limit_s: as given.
         problem: why it was not started; empty if it was.

@@ -23,7 +23,6 @@ def stop_gang(started: Sequence[subprocess.Popen[bytes]], gang_id: str, grace_s:
 
     Args:
         started: torchrun, or what carries agents; may have exited already.
-        gang_id: value of `GANG_VARIABLE` in its environment.
         grace_s: seconds between asking (SIGTERM) and killing (SIGKILL).
     """
     for process in started:
@@ -53,15 +52,10 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], ends_s: float) -> None:
 
 def members(gang_id: str) -> list[psutil.Process]:
     """Living processes of a gang on this machine, the launcher included; of one node's share for ``GANG/NODE``."""
-    return [process for process in psutil.process_iter() if _belongs(_gang_of(process), gang_id)]
-
-
-def _belongs(found: str | None, gang_id: str) -> bool:
-    return found is not None and (found == gang_id or found.startswith(gang_id + "/"))
-
-
-def _gang_of(process: psutil.Process) -> str | None:
-    try:
-        return process.environ().get(GANG_VARIABLE)
-    except (psutil.Error, OSError):
-        return None  # gone meanwhile, or somebody else's
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or somebody else's
+            gang = process.environ().get(GANG_VARIABLE, "")
+            if gang == gang_id or gang.startswith(f"{gang_id}/"):
+                found.append(process)
+    return found

@@ -19,11 +19,7 @@ _READ_BYTES = 65536
 
 
 class LogRelay:
-    """What is new in the files of a folder.
-
-    Args:
-        folder: of the logs, with folders in it.
-    """
+    """What is new in the files of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -65,12 +61,10 @@ def _size(path: Path) -> int:
 
 
 def _read(path: Path, start: int, most: int) -> bytes:
-    if most <= 0 or _size(path) <= start:
-        return b""
     try:
         with path.open("rb") as file:
             file.seek(start)
-            return file.read(most)
+            return file.read(max(0, most))
     except OSError:
         return b""
 
@@ -81,11 +75,7 @@ def rank_log(log_dir: Path, local_rank: int) -> Path | None:
 
 
 def last_words(log: Path | None) -> list[str]:
-    """The last lines of a rank's standard error: the stack it left when it was ended, if it did, and what came before.
-
-    Args:
-        log: the file; None if there is none.
-    """
+    """The last lines of a rank's standard error: the stack it may have left when it was ended, and what came before."""
     clean = [] if log is None else _lines_at_the_end(log)
     headings = [number for number, line in enumerate(clean) if _STACK in line and line.startswith("Current thread")]
     if not headings:

@@ -15,14 +15,7 @@ _ENDED = {"Z", "X", "x", ""}
 
 
 class LocalRanks:
-    """Watches the ranks of this node.
-
-    Args:
-        folder: where they leave their status.
-        count: how many there are to be.
-        node: the node's index.
-        host: its name.
-    """
+    """Watches the ranks of this node."""
 
     def __init__(self, folder: Path, count: int, node: int, host: str) -> None:
         self._folder = folder

@@ -33,12 +33,7 @@ _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def survey(host: str, *, gpus: bool) -> Survey:
-    """Find out what this node is.
-
-    Args:
-        host: the node's name.
-        gpus: whether to ask for GPUs.
-    """
+    """Find out what this node is."""
     _about_to("start torch and nvidia-smi")
     torch_answer = ask_torch()
     topology = Command(["nvidia-smi", "topo", "-m"], _TOPOLOGY_LIMIT_S) if gpus else None
@@ -63,11 +58,7 @@ def survey(host: str, *, gpus: bool) -> Survey:
 
 
 def post_mortem(host: str) -> Survey:
-    """What the driver says of the GPUs after ranks have failed: nothing else, as somebody waits for it.
-
-    Args:
-        host: the node's name.
-    """
+    """What the driver says of the GPUs after ranks have failed: nothing else, as somebody waits for it."""
     _about_to("ask the NVIDIA driver")
     return _of_driver(host, read_gpus(_about_to_ask_gpu))
 
@@ -101,11 +92,7 @@ def with_visibility(gpus: tuple[SurveyedGpu, ...], visible_devices: str | None) 
 
 
 def infiniband_ports(adapters: Path = _ADAPTERS) -> tuple[InfiniBandPort, ...]:
-    """Ports of InfiniBand and RoCE adapters, as the kernel describes them.
-
-    Args:
-        adapters: ``/sys/class/infiniband``; need not be there.
-    """
+    """Ports of InfiniBand and RoCE adapters, as the kernel describes them."""
     return tuple(map(_port, sorted(adapters.glob("*/ports/[0-9]*"))))
 
 

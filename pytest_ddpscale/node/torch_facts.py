@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from pytest_ddpscale.node.limited_command import Command
-from pytest_ddpscale.results.strict_json import parse_strict_json
+from pytest_ddpscale.results.strict_json import Record
 
 LIMIT_S = 45.0  # where it comes from a shared disk that many nodes read at once
 # Nothing here touches a GPU: torch.cuda.get_arch_list() did once (it asked whether there is one), the flags do not.
@@ -26,8 +27,7 @@ print("\\n" + json.dumps(found))
 """
 
 
-@dataclass(frozen=True)
-class TorchFacts:
+class TorchFacts(Record, frozen=True):
     """One installation of torch.
 
     Attributes:
@@ -50,7 +50,6 @@ def ask_torch(python: Sequence[str] = (sys.executable,), limit_s: float = LIMIT_
 
     Args:
         python: command that starts the interpreter whose torch is meant.
-        limit_s: seconds that it may take.
 
     Returns:
         What waits for the answer.
@@ -65,13 +64,7 @@ def ask_torch(python: Sequence[str] = (sys.executable,), limit_s: float = LIMIT_
 
 
 def _facts(output: str) -> TorchFacts:
-    try:
-        found = parse_strict_json(output.strip().splitlines()[-1])  # before it may be what torch or a site prints
-        arch_list = tuple(str(name) for name in found["arch_list"])
-        return TorchFacts(str(found["torch"]), _version(found["cuda"]), _version(found["nccl"]), arch_list)
-    except (IndexError, KeyError, TypeError, ValueError):
+    try:  # before the last line may be what torch or a site prints
+        return msgspec.json.decode(output.strip().splitlines()[-1], type=TorchFacts)
+    except (IndexError, msgspec.MsgspecError):
         return TorchFacts(problem=f"said nothing that can be read: {output.strip()[-200:]!r}")
-
-
-def _version(value: object) -> str | None:
-    return None if value is None else str(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_ddpscale.node.addresses import address_toward, interface_of
@@ -16,23 +15,6 @@ _FAILURE = re.compile(r"rank\s*: \d+ \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+
 _ROOT_CAUSE = "Root Cause"
 # As it says before it ends the ranks that are left once one has failed.
 _ENDED = re.compile(r"Sending process (\d+) closing signal")
-
-
-@dataclass(frozen=True)
-class GangNode:
-    """This node among those of the gang.
-
-    Attributes:
-        index: in the order of ranks.
-        nodes: how many there are.
-        host: this node's name.
-        endpoint: ``ADDRESS:PORT`` on the first node, where rank 0 hosts the store.
-    """
-
-    index: int
-    nodes: int
-    host: str
-    endpoint: str
 
 
 def torchrun_command(gang_id: str, ranks_per_node: int, log_dir: Path, rendezvous: Path) -> list[str]:
@@ -50,17 +32,22 @@ def torchrun_command(gang_id: str, ranks_per_node: int, log_dir: Path, rendezvou
     return [*torchrun, *node, *ranks, *logs, "-m", "pytest_ddpscale.worker"]
 
 
-def interfaces(place: GangNode, environ: Mapping[str, str]) -> dict[str, str]:
+def interfaces(nodes: int, endpoint: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Variables that have ranks listen no further than where other ranks are, unless the user chose otherwise.
 
     NCCL listens only on interfaces that it moves data over. On several nodes that choice stays its own, or the user's.
+
+    Args:
+        nodes: how many there are.
+        endpoint: ``ADDRESS:PORT`` on the first node, where rank 0 hosts the store.
+        environ: what the ranks are started with otherwise.
     """
-    if place.nodes == 1:
+    if nodes == 1:
         # Of IPv6 addresses NCCL passes ::1 over, and then has no interface at all.
         is_ipv6 = environ.get("NCCL_SOCKET_FAMILY") == "AF_INET6"
         return {"GLOO_SOCKET_IFNAME": "lo"} | ({} if is_ipv6 else {"NCCL_SOCKET_IFNAME": "lo"})
     try:
-        found = interface_of(address_toward(place.endpoint.rpartition(":")[0]))
+        found = interface_of(address_toward(endpoint.rpartition(":")[0]))
     except OSError:  # ranks will say who cannot be reached
         found = None
     return {"GLOO_SOCKET_IFNAME": found} if found else {}

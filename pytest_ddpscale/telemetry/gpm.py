@@ -14,9 +14,6 @@ LEAST_APART_S = 0.1
 class Gpm:
     """Mean of one GPU's SM activity, 0 … 1, between the successive times it is asked.
 
-    Args:
-        handle: NVML's, of the GPU.
-
     Raises:
         pynvml.NVMLError: the GPU has none, or its driver does not know of it.
     """
@@ -34,7 +31,6 @@ class Gpm:
         """Mean since the last call.
 
         Args:
-            now_unix_s: seconds since the epoch.
             is_edge: whether what begins now is to be told from what was before, even if that was too short.
 
         Returns:

@@ -161,8 +161,6 @@ class _Questions:
         """The answer; None if there is none.
 
         Args:
-            reading: what the answer is called.
-            question: the NVML function, and what it is given after the subject.
             older: what to ask where the driver, or nvidia-ml-py, does not have that function.
         """
         if self.lost:  # each call may take long to fail
@@ -233,12 +231,7 @@ def _processes(found: list[Any] | None) -> tuple[GpuProcess, ...] | None:
 
 
 def command_of(pid: int, proc: Path = _PROC) -> str:
-    """The command of a process of this host; empty if it cannot be seen, as in a container, whose pids are others.
-
-    Args:
-        pid: as the host counts.
-        proc: where the kernel describes processes.
-    """
+    """The command of a process of this host; empty if it cannot be seen, as in a container, whose pids are others."""
     try:
         if (proc / "self/ns/pid").readlink() != Path(_FIRST_PID_NAMESPACE):
             return ""

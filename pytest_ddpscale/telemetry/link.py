@@ -42,9 +42,7 @@ class Sampler:
     To be made in a thread that lives as long as the sampler shall: it ends with that thread.
 
     Args:
-        uuids: of the GPUs, ``GPU-…`` as NVML writes them.
         poll_s: seconds between two polls.
-        environment: of the process; this one's if None.
 
     Attributes:
         problem: why nothing was answered the last time; empty while all is well.

@@ -18,7 +18,6 @@ class TimedValues:
 
     Args:
         keep_s: how far it reaches back from its newest value, in seconds.
-        most: how many values it holds.
     """
 
     def __init__(self, keep_s: float = KEEP_S, most: int = MOST_SAMPLES) -> None:

@@ -61,9 +61,7 @@ def serve(sampling: Sampling, poll_s: float, file: int, write: Callable[[bytes],
     """Poll and answer until the asking side ends.
 
     Args:
-        sampling: what to poll.
         poll_s: seconds between two polls.
-        file: descriptor of what is asked.
         write: takes an answer. Raises BrokenPipeError once nobody listens, which ends this as well.
     """
     waiting = select.poll()

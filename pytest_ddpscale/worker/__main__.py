@@ -31,11 +31,10 @@ from pytest_ddpscale.results.records import WhoIAm  # noqa: E402
 from pytest_ddpscale.results.strict_json import parse_strict_json, read_as  # noqa: E402
 from pytest_ddpscale.util.masking import masked_environment, masked_text  # noqa: E402
 from pytest_ddpscale.util.orphans import die_with_parent  # noqa: E402
-from pytest_ddpscale.worker.control import Control, connect, rank_of  # noqa: E402
-from pytest_ddpscale.worker.device import open_device  # noqa: E402
-from pytest_ddpscale.worker.host_name import host_name  # noqa: E402
-from pytest_ddpscale.worker.numa import Binding, bind_to_gpu  # noqa: E402
-from pytest_ddpscale.worker.pinning import pin_to_cores  # noqa: E402
+from pytest_ddpscale.worker.control import Control, connect, host_name, rank_of  # noqa: E402
+from pytest_ddpscale.worker.device import Device, open_device  # noqa: E402
+from pytest_ddpscale.worker.node_telemetry import GangTelemetry  # noqa: E402
+from pytest_ddpscale.worker.numa import Binding, bind_to_gpu, pin_to_cores  # noqa: E402
 from pytest_ddpscale.worker.rank import GangMember  # noqa: E402
 from pytest_ddpscale.worker.rank_context import RankContext  # noqa: E402
 from pytest_ddpscale.worker.rank_progress import RankProgress, rank_progress_of  # noqa: E402
@@ -58,14 +57,14 @@ _RECORDED = (
 )
 
 
-def who_i_am(control: Control, device_id: str, device_name: str, binding: Binding) -> WhoIAm:
+def who_i_am(control: Control, device: Device, binding: Binding) -> WhoIAm:
     """Who this rank is, and how long it took to get here."""
     cuda = torch.version.cuda if torch.cuda.is_available() else None
     return WhoIAm(
         host=host_name(),
         local_rank=control.local_rank,
-        device=device_id,
-        device_name=device_name,
+        device=device.id,
+        device_name=device.name,
         pid=os.getpid(),
         import_s=IMPORTED_UNIX_S - STARTED_UNIX_S,
         rendezvous_s=max(0.0, time.time() - IMPORTED_UNIX_S),  # a clock may be set back
@@ -108,21 +107,17 @@ def run(folder: Path, progress: RankProgress) -> None:
     device = open_device(plan.device_type, control.local_rank)
     device.on_step = progress.count_step
     binding = bind_to_gpu(device.id, on_host) if plan.device_type == "cuda" else Binding()
-    context = RankContext(device, control, progress, timeout, assignment.deadline_unix_s, assignment.gang)
-    gang = GangMember(plan, context, RecordSink(folder), steered=assignment.steered)
-    gang.announce(who_i_am(control, device.id, device.name, binding))
+    sink = RecordSink(folder)
+    telemetry = GangTelemetry(control, plan.device_type, sink.append_telemetry, assignment.gang)
+    context = RankContext(
+        device, control, progress, sink, telemetry, timeout,
+        assignment.deadline_unix_s, assignment.gang, assignment.steered,
+    )  # fmt: skip
+    gang = GangMember(plan, context)
+    gang.announce(who_i_am(control, device, binding))
     with gang.process_group():
         for study_id in assignment.studies:
-            if plan.pairs is not None and study_id == plan.pairs.id:
-                gang.run_pairs(plan.pairs)
-                continue
-            if plan.probes is not None and study_id == plan.probes.id:
-                gang.run_probes(plan.probes)
-                continue
-            study = plan.study(study_id)
-            if study is None:
-                raise RuntimeError(f"the plan has no study {study_id}")
-            gang.run_study(study)
+            gang.run_study(study_id)
     progress.phase = "leaving"
     control.leave()
 

@@ -25,12 +25,7 @@ class StudyArms:
     Groups are made when the study begins and destroyed by `close`: each NCCL communicator holds
     device memory, which near a SKU's largest batch is missed.
 
-    Args:
-        study: what to time.
-        device: where.
-        rank: global rank of this process.
-        layout: of the gang; all its ranks construct this object at the same time.
-        timeout: limit for one collective.
+    All ranks of the gang construct this object at the same time.
 
     Raises:
         RuntimeError: the gang has too few ranks, or the device cannot train in that precision.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ NODE_INDEX_VARIABLE = "DDPSCALE_NODE_INDEX"
 NODES_VARIABLE = "DDPSCALE_NODES"
 # And where rank 0 hosts the store: ADDRESS:PORT.
 STORE_VARIABLE = "DDPSCALE_STORE"
+HOST_VARIABLE = "DDPSCALE_HOST"
 
 # Keys asked for at once. One by one each costs three round trips, which for 8,192 ranks is longer than a block;
 # asked for in one go they make the store's server read the long request again with each packet of it.
@@ -71,32 +72,28 @@ class Control:
         """
         self._messages.wait([key])
 
-    def hear_records(self, keys: Sequence[str], kind: type[T]) -> list[T]:
-        """As `hear_all`, of what has to be of one type.
+    def hear_all(self, keys: Sequence[str], kind: type[T]) -> list[T]:
+        """Wait for all keys and return what was said under each, in their order.
 
         Raises:
-            ValueError: something else was said.
-        """
-        decoder = msgspec.json.Decoder(kind)
-        return [decode(decoder, data) for data in self._hear(keys)]
-
-    def hear_all(self, keys: Sequence[str]) -> list[Any]:
-        """Wait for all keys and return the JSON of each, in their order.
-
-        Raises:
+            ValueError: something else than one of `kind` was said.
             torch.distributed.DistStoreError: some were not said within the store's timeout; the message names them.
         """
-        return [parse_strict_json(data.decode("utf-8")) for data in self._hear(keys)]
-
-    def _hear(self, keys: Sequence[str]) -> list[bytes]:
-        found: list[bytes] = []
+        decoder = msgspec.json.Decoder(kind)
+        found: list[T] = []
         for first in range(0, len(keys), KEYS_AT_ONCE):
             some = list(keys[first : first + KEYS_AT_ONCE])
             try:
-                found += self._messages.multi_get(some)
+                found += [decode(decoder, data) for data in self._messages.multi_get(some)]
             except DistStoreError as error:
                 raise DistStoreError(self._silence(keys)) from error
         return found
+
+    def decided(self, key: str, by_rank_0: Callable[[], Any]) -> Any:
+        """What rank 0 decides, as JSON, and all ranks follow. Raises as `hear`."""
+        if self.rank == 0:
+            self.say(key, by_rank_0())
+        return self.hear(key)
 
     def forget(self, key: str) -> None:
         """Remove what was said, so that the store does not grow with the rounds."""
@@ -125,6 +122,11 @@ def rank_of(environ: Mapping[str, str]) -> int:
         return int(environ[NODE_INDEX_VARIABLE]) * int(environ["LOCAL_WORLD_SIZE"]) + int(environ["LOCAL_RANK"])
     except KeyError:
         return -1
+
+
+def host_name() -> str:
+    """The node's name as its launcher has it, where the agent says so: what a drain command needs. Else the host's."""
+    return os.environ.get(HOST_VARIABLE) or socket.gethostname()
 
 
 def connect(timeout: timedelta) -> Control:

@@ -8,7 +8,6 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -41,40 +40,15 @@ class Timing:
     parameters_checksum: str | None = None
 
 
-class Device(Protocol):
-    """The device one rank trains on.
+class CpuDevice:
+    """The CPU: wall clock, and the process's CPU time as utilization.
 
     Attributes:
-        id: GPU UUID, or ``cpu``.
+        id: ``cpu``; of a GPU its UUID.
         name: as the driver or the system gives it.
         backend: of torch.distributed.
         on_step: called after each timed step, on the host; does nothing at first.
     """
-
-    id: str
-    name: str
-    backend: str
-    on_step: Callable[[], None]
-
-    @property
-    def torch_device(self) -> torch.device:
-        """Where tensors go."""
-
-    def check(self, precision: Precision) -> None:
-        """Raise RuntimeError if this device or torch build cannot train in that precision."""
-
-    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
-        """Run `step` that often and time each."""
-
-    def allocated_bytes(self) -> int:
-        """Device memory that tensors of this process hold now; 0 where the device does not count it."""
-
-    def release(self) -> None:
-        """Give cached memory back between studies."""
-
-
-class CpuDevice:
-    """The CPU: wall clock, and the process's CPU time as utilization."""
 
     backend = "gloo"
 
@@ -89,12 +63,12 @@ class CpuDevice:
         return torch.device("cpu")
 
     def check(self, precision: Precision) -> None:
-        """Refuse fp16: its gradient scaler is made for CUDA."""
+        """Refuse fp16, whose gradient scaler is made for CUDA. Raises RuntimeError."""
         if precision == "fp16":
             raise RuntimeError("precision fp16 needs a GPU; expected fp32 or bf16 on CPU")
 
     def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
-        """Time with perf_counter; utilization is CPU seconds per thread and wall second."""
+        """Run `step` that often and time each with perf_counter; utilization is CPU seconds per thread and second."""
         started_unix_s, cpu_s = time.time(), time.process_time()
         marks = [time.perf_counter()]
         for _ in range(steps):
@@ -137,7 +111,7 @@ class CudaDevice:
         return self._device
 
     def check(self, precision: Precision) -> None:
-        """Refuse a torch build without kernels for this GPU, and bf16 that is only emulated."""
+        """Refuse a torch build without kernels for this GPU, and bf16 that is only emulated. Raises RuntimeError."""
         architectures = torch.cuda.get_arch_list()
         if not has_kernels(architectures, self._capability):
             major, minor = self._capability
@@ -173,6 +147,9 @@ class CudaDevice:
     def release(self) -> None:
         """Return cached blocks to the driver: the next study may need other sizes."""
         torch.cuda.empty_cache()
+
+
+Device = CpuDevice | CudaDevice
 
 
 def open_device(device_type: DeviceType, local_rank: int) -> Device:

@@ -36,11 +36,7 @@ class GangTelemetry:
     It only ever adds: where a sampler is dead or late, the telemetry of a block says so, and training goes on.
 
     Args:
-        control: how ranks tell each other things, and how they are numbered over the nodes.
-        device_type: what ranks train on.
         write: called on rank 0 with the telemetry of each block, before the block itself is written.
-        gang: number of the gang.
-        sampler: starts a node's sampler; another one in tests.
     """
 
     def __init__(
@@ -60,11 +56,7 @@ class GangTelemetry:
         self._devices: dict[int, str] = {}
 
     def start(self, devices: Callable[[Sequence[int]], Sequence[str]]) -> None:
-        """Start the sampler on local rank 0, for the GPUs of its node.
-
-        Args:
-            devices: gives the GPUs' UUIDs for the ranks of the node.
-        """
+        """Start the sampler on local rank 0, for the GPUs of its node."""
         if self._is_on and self._control.local_rank == 0:
             mine = self._mine(None)
             self._devices = dict(zip(mine, devices(mine), strict=True))
@@ -82,7 +74,6 @@ class GangTelemetry:
 
         Args:
             key: of the block: under ``KEY/RANK`` each of `ranks` says its part of it.
-            ranks: that took part.
             windows_of: when the ranks worked that said something under some keys.
         """
         mine = self._mine(ranks)
@@ -95,20 +86,12 @@ class GangTelemetry:
         self._control.say(f"{key}/telemetry/{self._node}", told)
 
     def collect(self, key: str, ranks: Sequence[int], study: str, arm: str, number: int) -> TelemetryBlock | None:
-        """On rank 0: what all nodes have told of a block; it is written, too.
-
-        Args:
-            key: as in `tell`.
-            ranks: that took part.
-            study: id of the study.
-            arm: name of the arm, or id of the probe.
-            number: of the round.
-        """
+        """On rank 0: what all nodes have told of a block; it is written, too."""
         if not self._is_on:
             return None
         per_node = self._control.layout.ranks_per_node
         keys = [f"{key}/telemetry/{node}" for node in sorted({rank // per_node for rank in ranks})]
-        told = self._control.hear_records(keys, NodeReadings)
+        told = self._control.hear_all(keys, NodeReadings)
         named = [rank for one in told for rank in one.ranks]
         if not named:
             return None

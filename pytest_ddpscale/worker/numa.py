@@ -1,6 +1,8 @@
-"""A rank on a GPU runs on the cores, and takes the memory, of the NUMA node that its GPU hangs on.
+"""Which cores a rank runs on, and whose memory it takes.
 
-What cannot be bound stays as it is: slower and noisier, and still right. The run says so.
+On a GPU those of the NUMA node that its GPU hangs on. On a CPU each rank has a share of the cores: ranks that the
+scheduler moves about are not devices that can be compared. What cannot be bound stays as it is: slower and noisier, and
+still right. The run says so.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,9 +42,7 @@ def bind_to_gpu(uuid: str, local_world_size: int, sysfs: Path = _SYSFS) -> Bindi
     """Bind this process, all its threads, and the memory that threads from now on take.
 
     Args:
-        uuid: of the GPU, as NVML has it.
         local_world_size: ranks on this host, which may all have GPUs of one NUMA node.
-        sysfs: where the kernel describes devices.
     """
     try:
         node = node_of(pci_address(uuid), sysfs)
@@ -101,3 +102,21 @@ def _run_on(cores: set[int]) -> None:
     for task in _TASKS.iterdir():
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(task.name), cores)
+
+
+def share_of_cores(cores: Sequence[int], local_rank: int, local_world_size: int) -> list[int]:
+    """The cores of one rank: neighbouring ones, as many for each rank; all of them if there are fewer than ranks."""
+    ordered = sorted(cores)
+    share = len(ordered) // local_world_size
+    return ordered[local_rank * share : (local_rank + 1) * share] if share else ordered
+
+
+def pin_to_cores(local_rank: int, local_world_size: int) -> None:
+    """Keep this process, and the threads it starts from now on, on its share of the cores."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    cores = share_of_cores(sorted(os.sched_getaffinity(0)), local_rank, local_world_size)
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        print(f"ranks are not pinned to cores: {error}", flush=True)

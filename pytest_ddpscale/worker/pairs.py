@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -17,7 +16,7 @@ from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Pair
 from pytest_ddpscale.results.pair_record import PairRound, PairSpeed
 from pytest_ddpscale.results.records import EndReason
 from pytest_ddpscale.results.strict_json import column
-from pytest_ddpscale.worker.host_name import host_name
+from pytest_ddpscale.worker.control import host_name
 from pytest_ddpscale.worker.rank_context import RankContext
 
 RankPair = tuple[int, int]
@@ -30,21 +29,12 @@ class PairSearch:
     Rank 0 says before each round which nodes it pairs. All ranks of a node are measured at once, each with the
     rank of the same number on the other node. Ranks without a partner wait at the store, their device idle.
 
-    Args:
-        study: what to measure.
-        context: of this rank.
-        write: called on rank 0 with the record of each round.
     """
 
-    def __init__(self, study: PairStudy, context: RankContext, write: Callable[[PairRound], None]) -> None:
+    def __init__(self, study: PairStudy, context: RankContext) -> None:
         self._study = study
-        self._device = context.device
-        self._control = context.control
-        self._write = write
-        self._gang = context.gang
-        self._progress = context.progress
-        self._timeout = context.timeout
-        self._deadline_unix_s = context.deadline_unix_s
+        self._context = context
+        self._device, self._control, self._progress = context.device, context.control, context.progress
         self._slow_share = SLOW_SHARES["cpu" if context.device.torch_device.type == "cpu" else "cuda"]
 
     def run(self) -> EndReason:
@@ -58,7 +48,6 @@ class PairSearch:
             torch.distributed.DistStoreError: a rank did not answer within the store's timeout.
         """
         here = self._progress
-        here.study, here.arm, here.round, here.phase = self._study.id, None, None, "preparation"
         results: list[PairResult] = []
         number = 0
         while True:
@@ -75,20 +64,15 @@ class PairSearch:
 
     def _next_round(self, number: int, results: Sequence[PairResult]) -> tuple[EndReason | None, list[NodePair]]:
         """Why round `number` is not begun, or else its node pairs: rank 0's word, which all ranks follow."""
-        key = f"{self._study.id}/{number}/next"
-        if self._control.rank == 0:
-            self._control.say(key, self._next_by_rank_0(number, results))
-        ended, pairs = self._control.hear(key)
-        return ended, [(one, other) for one, other in pairs]
 
-    def _next_by_rank_0(
-        self, number: int, results: Sequence[PairResult]
-    ) -> tuple[EndReason | None, Sequence[NodePair]]:
-        nodes = self._control.layout.nodes
-        if pairs := next_round(nodes, results, self._slow_share):
-            is_over = self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s
-            return ("budget", ()) if is_over else (None, pairs)
-        return ("rounds" if nodes > 1 and number >= most_rounds(nodes) else "decided"), ()
+        def decide() -> tuple[EndReason | None, Sequence[NodePair]]:
+            nodes = self._control.layout.nodes
+            if pairs := next_round(nodes, results, self._slow_share):
+                return ("budget", ()) if self._context.is_out_of_time else (None, pairs)
+            return ("rounds" if nodes > 1 and number >= most_rounds(nodes) else "decided"), ()
+
+        ended, pairs = self._control.decided(f"{self._study.id}/{number}/next", decide)
+        return ended, [(one, other) for one, other in pairs]
 
     def _measure_mine(self, number: int, pairs: Sequence[NodePair]) -> None:
         """Time the pair that this rank is one of, if any. The first of both says the result."""
@@ -128,10 +112,10 @@ class PairSearch:
         """Write the record of a round. Returns what the node pairs reached: their slowest rails."""
         slots = range(self._control.layout.ranks_per_node)
         rails = [(pair, self._record_key(number, self._ranks(pair, slot))) for pair in pairs for slot in slots]
-        speeds = self._control.hear_records([key for _, key in rails], PairSpeed)
-        self._write(
+        speeds = self._control.hear_all([key for _, key in rails], PairSpeed)
+        self._context.sink.append_record(
             PairRound(
-                study=self._study.id, round=number, gang=self._gang, message_bytes=self._study.message_bytes,
+                study=self._study.id, round=number, gang=self._context.gang, message_bytes=self._study.message_bytes,
                 iterations=self._study.iterations, ranks=tuple(one.ranks for one in speeds),
                 busbw_gbps=column(one.busbw_gbps for one in speeds),
             )
@@ -151,7 +135,7 @@ class PairSearch:
         numbers = self._study.message_bytes // _FP32_BYTES
         tensor = torch.zeros(numbers, dtype=torch.float32, device=self._device.torch_device)
         store = PrefixStore(name, self._control.store)
-        with group_of_two(self._device.backend, store, ranks.index(self._control.rank), self._timeout) as group:
+        with group_of_two(self._device.backend, store, ranks.index(self._control.rank), self._context.timeout) as group:
 
             def all_reduce() -> None:
                 group.allreduce([tensor]).wait()
@@ -183,10 +167,7 @@ def group_of_two(backend: str, store: PrefixStore, rank: int, timeout: timedelta
     measured again could get the name, and with it the addresses, of its first group.
 
     Args:
-        backend: ``nccl`` or ``gloo``.
         store: of this group only.
-        rank: 0 or 1.
-        timeout: limit for connecting, and for one collective.
     """
     kind: Any = dist.ProcessGroupNCCL if backend == "nccl" else dist.ProcessGroupGloo
     group = kind(store, rank, 2, timeout)

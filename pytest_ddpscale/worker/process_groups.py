@@ -16,9 +16,6 @@ def communicator_options(backend: str) -> Any:
     for every further group, members or not: on 64 nodes 192 times for a study of three sizes. Earlier versions do
     by themselves what is asked for here.
 
-    Args:
-        backend: of torch.distributed.
-
     Returns:
         For `dist.init_process_group` and `dist.new_group`; None if there is nothing to say.
     """
@@ -37,7 +34,6 @@ def new_group(ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup | N
     They are destroyed in that order, too: NCCL waits in the destruction of a communicator for its other members.
 
     Args:
-        ranks: global ranks of its members.
         timeout: limit for one collective; without one NCCL's is 10 minutes, whatever the default group has.
     """
     options = communicator_options(dist.get_backend())

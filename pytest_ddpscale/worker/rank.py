@@ -5,28 +5,21 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import asdict
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.pairing import PairStudy
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm, Plan, Study
-from pytest_ddpscale.results.rank_folder import RecordSink
-from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import (
     BEFORE_ROUNDS,
-    Block,
     EndReason,
     RankBlock,
     RankSeededStep,
     RoundEnd,
-    SeededSteps,
     StudyEnd,
     StudyStart,
     WarmUp,
@@ -36,62 +29,43 @@ from pytest_ddpscale.results.records import (
     joined_seeded_steps,
     step_bytes,
 )
-from pytest_ddpscale.results.strict_json import Record
-from pytest_ddpscale.results.transport_record import GangTransport, RankTransport, joined_transport
+from pytest_ddpscale.results.transport_record import RankTransport, joined_transport
 from pytest_ddpscale.worker.arms import StudyArms, steps_for_block
 from pytest_ddpscale.worker.device import Timing
 from pytest_ddpscale.worker.flops import workload_flops_record
-from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow, with_telemetry
-from pytest_ddpscale.worker.order import arm_order
+from pytest_ddpscale.worker.node_telemetry import TimedWindow, with_telemetry
 from pytest_ddpscale.worker.pairs import PairSearch
 from pytest_ddpscale.worker.probes.groups import rank_groups
 from pytest_ddpscale.worker.probes.running import ProbeRounds
 from pytest_ddpscale.worker.process_groups import communicator_options
-from pytest_ddpscale.worker.rank_context import RankContext
+from pytest_ddpscale.worker.rank_context import RankContext, arm_order
 from pytest_ddpscale.worker.seeded import seeded_step
-from pytest_ddpscale.worker.transport import Seat, read_transport
-from pytest_ddpscale.worker.wanted_arms import needed_arms
-
-# Judging takes a tenth of a second, 512 nodes' probes 5 s. After more than this another round is better use of time.
-STEERING_PATIENCE_S = 10.0
-Part = TypeVar("Part", bound=Record)
+from pytest_ddpscale.worker.transport import read_transport
 
 
 class GangMember:
-    """One rank's part in the gang. Rank 0 also decides and writes.
+    """One rank's part in the gang. Rank 0 also decides and writes."""
 
-    Args:
-        plan: all studies of the run.
-        context: of this rank.
-        sink: where rank 0 appends what was measured.
-        steered: whether a supervisor says after each round if the study goes on.
-    """
-
-    def __init__(self, plan: Plan, context: RankContext, sink: RecordSink, *, steered: bool = False) -> None:
+    def __init__(self, plan: Plan, context: RankContext) -> None:
         self._plan = plan
         self._context = context
-        self._control = context.control
-        self._device = context.device
-        self._sink = sink
-        self._progress = context.progress
-        self._deadline_unix_s = context.deadline_unix_s
-        self._steered = steered
+        self._control, self._progress = context.control, context.progress
+        self._sink, self._telemetry = context.sink, context.telemetry
         self._gang = context.gang
         self._layout = context.control.layout
         self._groups: list[Sequence[int]] = []  # process groups that this rank was in
-        self._telemetry = GangTelemetry(context.control, plan.device_type, sink.append_telemetry, context.gang)
 
     @contextmanager
     def process_group(self) -> Iterator[None]:
         """The default process group, from which studies make theirs."""
-        store = PrefixStore("process_group", self._control.store)
+        backend = self._context.device.backend
         dist.init_process_group(
-            self._device.backend,
-            store=store,
+            backend,
+            store=PrefixStore("process_group", self._control.store),
             rank=self._control.rank,
             world_size=self._control.world_size,
             timeout=self._context.timeout,
-            pg_options=communicator_options(self._device.backend),
+            pg_options=communicator_options(backend),
         )
         yield
         self._telemetry.close()  # else it ends with this process
@@ -104,33 +78,43 @@ class GangMember:
         control.say(f"startup/{control.rank}", who)
 
         def devices(ranks: Sequence[int]) -> list[str]:
-            return [one.device for one in control.hear_records([f"startup/{rank}" for rank in ranks], WhoIAm)]
+            return [one.device for one in control.hear_all([f"startup/{rank}" for rank in ranks], WhoIAm)]
 
         self._telemetry.start(devices)
         if self._is_first:
             keys = [f"startup/{rank}" for rank in range(control.world_size)]
-            self._sink.append_record(joined_gang(control.hear_records(keys, WhoIAm), self._gang))
+            self._sink.append_record(joined_gang(control.hear_all(keys, WhoIAm), self._gang))
             control.say("startup/done", True)
         else:
             control.wait_for("startup/done")
         control.forget(f"startup/{control.rank}")
 
-    def run_study(self, study: Study) -> None:
-        """Time every arm in every round, until all rounds are done or time is up."""
-        here = self._progress
-        here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
+    def run_study(self, study_id: str) -> None:
+        """Measure one study of the plan, and record when it began and why it ended."""
+        here, plan = self._progress, self._plan
+        here.study, here.arm, here.round, here.phase = study_id, None, None, "preparation"
         if self._is_first:
-            self._sink.append_record(StudyStart(study=study.id, unix_s=time.time()))
-        refuse_other_layout(study, self._plan.layout, self._layout)
-        # Preparation and warm-up may take minutes that nobody has any more.
-        ended, _ = self._next_round(study, BEFORE_ROUNDS, study.arms)
-        reason = ended or self._measure_study(study)
+            self._sink.append_record(StudyStart(study=study_id, unix_s=time.time()))
+        if plan.pairs is not None and study_id == plan.pairs.id:
+            reason = PairSearch(plan.pairs, self._context).run()
+        elif plan.probes is not None and study_id == plan.probes.id:
+            reason = ProbeRounds(plan.probes, self._context, seed=plan.seed).run()
+            groups = [crew for probe in plan.probes.probes for crew in rank_groups(probe, self._layout)]
+            self._tell_transports(study_id, groups)
+        else:
+            study = plan.study(study_id)
+            assert study is not None
+            refuse_other_layout(study, plan.layout, self._layout)
+            # Preparation and warm-up may take minutes that nobody has any more.
+            ended, _ = self._next_round(study, BEFORE_ROUNDS, study.arms)
+            reason = ended or self._measure(study)
         if self._is_first:
-            self._sink.append_record(StudyEnd(study=study.id, reason=reason))
+            self._sink.append_record(StudyEnd(study=study_id, reason=reason))
 
-    def _measure_study(self, study: Study) -> EndReason:
-        """Prepare a study, measure it and clean up. Returns why it ended."""
-        arms = StudyArms(study, self._device, self._control.rank, self._layout, self._context.timeout)
+    def _measure(self, study: Study) -> EndReason:
+        """Prepare a study, time every arm in every round and clean up. Returns why it ended."""
+        context = self._context
+        arms = StudyArms(study, context.device, self._control.rank, self._layout, context.timeout)
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
         reason = self._run_rounds(study, arms, steps)
@@ -139,47 +123,19 @@ class GangMember:
         arms.close()
         return reason
 
-    def run_pairs(self, study: PairStudy) -> None:
-        """Measure pairs of nodes until it is known which node or link is slow, if any is."""
-        here = self._progress
-        here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
-        if self._is_first:
-            self._sink.append_record(StudyStart(study=study.id, unix_s=time.time()))
-        reason = PairSearch(study, self._context, self._sink.append_record).run()
-        if self._is_first:
-            self._sink.append_record(StudyEnd(study=study.id, reason=reason))
-
-    def run_probes(self, study: ProbeStudy) -> None:
-        """Time every probe in every round, until all rounds are done, time is up or all is known."""
-        here = self._progress
-        here.study, here.arm, here.round, here.phase = study.id, None, None, "preparation"
-        if self._is_first:
-            self._sink.append_record(StudyStart(study=study.id, unix_s=time.time()))
-
-        def needed(number: int) -> list[str] | None:
-            return needed_arms(self._sink.folder, study.id, number, STEERING_PATIENCE_S) if self._steered else None
-
-        rounds = ProbeRounds(
-            study, self._context, self._sink.append_records, self._telemetry, needed, seed=self._plan.seed
-        )
-        reason = rounds.run()
-        self._tell_transports(study.id, [crew for probe in study.probes for crew in rank_groups(probe, self._layout)])
-        if self._is_first:
-            self._sink.append_record(StudyEnd(study=study.id, reason=reason))
-
     def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:
         """Record by which ways NCCL has connected the ranks so far: communicators are made when first used."""
         if self._plan.device_type == "cpu":
             return
         control = self._control
         self._groups += [group for group in groups if control.rank in group and group not in self._groups]
-        seat = Seat(control.rank, control.local_rank, control.world_size, self._layout.ranks_per_node)
-        said = read_transport(seat, self._device.backend, os.environ, self._groups)
+        backend = self._context.device.backend
+        said = read_transport(control.rank, self._layout, backend, os.environ, self._groups)
 
-        def join(parts: list[RankTransport]) -> GangTransport:
-            return joined_transport(parts, study_id, self._gang)
+        def join(parts: list[RankTransport]) -> None:
+            self._sink.append_record(joined_transport(parts, study_id, self._gang))
 
-        self._gather(f"{study_id}/transport", range(control.world_size), said, RankTransport, join)
+        self._context.gather(f"{study_id}/transport", range(control.world_size), said, RankTransport, join)
 
     @property
     def _is_first(self) -> bool:
@@ -200,23 +156,7 @@ class GangMember:
         return "rounds"
 
     def _next_round(self, study: Study, number: int, timed: Sequence[Arm]) -> tuple[EndReason | None, list[str]]:
-        """Why round `number` is not begun, or else which arms it times: rank 0's word, which all ranks follow."""
-        key = f"{study.id}/{number}/next"
-        if self._is_first:
-            word = self._next_by_rank_0(study, number, timed)
-            self._control.say(key, word)
-            return word
-        ended, names = self._control.hear(key)
-        return ended, names
-
-    def _next_by_rank_0(self, study: Study, number: int, timed: Sequence[Arm]) -> tuple[EndReason | None, list[str]]:
-        names = [arm.name for arm in timed]
-        if self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s:
-            return "budget", []
-        if self._steered and number >= FEWEST_ROUNDS:
-            needed = needed_arms(self._sink.folder, study.id, number - 1, STEERING_PATIENCE_S)
-            names = names if needed is None else [name for name in names if name in needed]
-        return (None, names) if names else ("decided", [])
+        return self._context.next_round(study.id, number, [arm.name for arm in timed])
 
     def _run_arm(self, study: Study, arms: StudyArms, arm: Arm, number: int, steps: int) -> None:
         here = self._progress
@@ -229,37 +169,12 @@ class GangMember:
         here.phase = "gathering"
         common = {"study": study.id, "arm": arm.name, "round": number, "gang": self._gang}
 
-        def join(parts: list[RankBlock]) -> Block:
+        def join(parts: list[RankBlock]) -> None:
             telemetry = self._telemetry.collect(key, ranks, study.id, arm.name, number)
             parts = with_telemetry(parts, telemetry) if telemetry else parts
-            return joined_block(parts, **common, batch_size=arm.batch_size, steps=steps)
+            self._sink.append_record(joined_block(parts, **common, batch_size=arm.batch_size, steps=steps))
 
-        self._gather(key, ranks, part, RankBlock, join, is_timed=True)
-
-    def _gather(
-        self, key: str, ranks: Sequence[int], part: Part | None, kind: type[Part],
-        join: Callable[[list[Part]], AnyRecord], *, is_timed: bool = False,
-    ) -> None:  # fmt: skip
-        """Rank 0 writes what the ranks have said as one record; nobody goes on before."""
-        control = self._control
-        mine = f"{key}/{control.rank}"
-        if part is not None:
-            control.say(mine, part)
-        if is_timed:
-            self._telemetry.tell(key, ranks, self._windows)
-        if self._is_first:
-            self._sink.append_record(join(control.hear_records([f"{key}/{rank}" for rank in ranks], kind)))
-            control.say(f"{key}/done", True)
-        else:
-            control.wait_for(f"{key}/done")
-        if is_timed:
-            self._telemetry.forget(key, ranks)
-        if part is not None:
-            control.forget(mine)  # each its own, so that nobody waits for rank 0 to do it for all
-
-    def _windows(self, keys: Sequence[str]) -> list[TimedWindow]:
-        parts = self._control.hear_records(keys, RankBlock)
-        return [TimedWindow(part.rank, part.started_unix_s, part.block_s) for part in parts]
+        self._context.gather(key, ranks, part, RankBlock, join, _windows)
 
     def _examine(self, study: Study, arms: StudyArms) -> None:
         """Before anything has trained: what every rank computes by itself, and what an image costs."""
@@ -268,10 +183,10 @@ class GangMember:
             checksum, repeats = seeded_step(arms.model, study.workload)
             said = RankSeededStep(rank=self._control.rank, checksum=checksum, repeats=repeats)
 
-        def join(parts: list[RankSeededStep]) -> SeededSteps:
-            return joined_seeded_steps(parts, study.id, self._gang)
+        def join(parts: list[RankSeededStep]) -> None:
+            self._sink.append_record(joined_seeded_steps(parts, study.id, self._gang))
 
-        self._gather(f"{study.id}/seeded-step", ranks, said, RankSeededStep, join)
+        self._context.gather(f"{study.id}/seeded-step", ranks, said, RankSeededStep, join)
         flops = workload_flops_record(study, arms.model) if self._is_first else None
         if flops is not None:
             self._sink.append_record(flops)
@@ -311,11 +226,11 @@ class GangMember:
 
 
 def _part(rank: int, timing: Timing) -> RankBlock:
-    return RankBlock(
-        rank=rank, started_unix_s=timing.started_unix_s, block_s=timing.block_s, step_s=step_bytes(timing.step_s),
-        utilization=timing.utilization, peak_memory_bytes=timing.peak_memory_bytes,
-        skipped_steps=timing.skipped_steps, parameters_checksum=timing.parameters_checksum,
-    )  # fmt: skip
+    return RankBlock(rank=rank, **{**asdict(timing), "step_s": step_bytes(timing.step_s)})
+
+
+def _windows(part: RankBlock) -> list[TimedWindow]:
+    return [TimedWindow(part.rank, part.started_unix_s, part.block_s)]
 
 
 def _groups(study: Study, layout: Layout) -> list[Sequence[int]]:

@@ -22,7 +22,6 @@ class RankProgress:
 
     Args:
         writer: how the node's agent hears of it; None where there is no agent.
-        local_rank: of this rank.
     """
 
     def __init__(self, writer: StatusWriter | None = None, local_rank: int = 0) -> None:

@@ -28,7 +28,10 @@ Crew = tuple[int, Placement]
 
 
 class StepCounter:
-    """Counts the steps an optimizer takes: a loss scaler leaves out those with infinite gradients."""
+    """Counts the steps an optimizer takes: a loss scaler leaves out those with infinite gradients.
+
+    It knows nothing of the weights, which so are in no circle of references, and gone at once with their last user.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.taken = 0
@@ -83,10 +86,7 @@ class Replicas:
     Under torch.compile, where going from wrapper to wrapper would recompile, an arm has a copy of its own.
 
     Args:
-        model: the untrained model.
-        device: where it is.
         groups: that this rank is in, as `make_groups` made them.
-        compiled: whether torch.compile is applied.
     """
 
     def __init__(
@@ -150,9 +150,6 @@ def make_groups(
     """The process groups that this rank is in, of all that arms under DDP train in; all ranks of the gang call this.
 
     Args:
-        arms: of a study.
-        layout: of the gang.
-        timeout: limit for one collective.
         turns: how many ranks of each node take turns at arms of one rank; each of them is a group of its own.
 
     Returns:

@@ -24,7 +24,6 @@ def align(model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.Proces
     Args:
         model: its tensors may have any strides.
         optimizer: `torch.optim.SGD` with momentum.
-        group: of the ranks that train together; all of them call this at the same time.
     """
     buffers = (buffer for buffer in model.buffers() if buffer.is_floating_point())
     with torch.no_grad():

@@ -37,8 +37,6 @@ def seeded_checksum(model: nn.Module, workload: Workload, *, seed: int = _SEED) 
 
     Args:
         model: from `build_model` and not trained since. It is left as it was, without gradients.
-        workload: its precision, image size and memory format.
-        seed: of images, labels and dropout.
     """
     device = next(model.parameters()).device
     batch_size = min(max(_SMALLEST_BATCH, workload.batch_size), _LARGEST_BATCH)

@@ -69,9 +69,6 @@ class Trainer:
 
     Args:
         model: what a step calls: the network, plain, under DistributedDataParallel or compiled.
-        optimizer: of its parameters.
-        batch: what is trained on.
-        workload: whose precision is used.
         scaler: of fp16's loss, kept by the arm over its blocks; None in other precisions.
     """
 

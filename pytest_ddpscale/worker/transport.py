@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.results.transport_record import RankTransport
 
 _LEVEL, _SUBSYSTEMS, _FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
@@ -38,31 +39,12 @@ _SUFFIX = re.compile(r" comm 0x[0-9a-f]+.*")
 _INDIRECT = re.compile(r"(P2P/indirect)/.*")
 
 
-@dataclass(frozen=True)
-class Seat:
-    """Which rank this is.
-
-    Attributes:
-        rank: global rank in the gang.
-        local_rank: rank on its host.
-        world_size: ranks of the gang.
-        ranks_per_node: of the gang, whose ranks are numbered node by node.
-    """
-
-    rank: int
-    local_rank: int
-    world_size: int
-    ranks_per_node: int
-
-
 def transport_environment(directory: Path, kept: Path, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
     """What to set before NCCL starts, so that it says how it connects.
 
     Args:
         directory: where the rank's file goes; best one of the node itself.
         kept: where it goes if the user wants NCCL's messages himself, and did not say where: a folder that stays.
-        rank: global rank.
-        environ: the rank's environment.
 
     Returns:
         Variables to set; none if the user has NCCL's messages go to a file of his own.
@@ -79,14 +61,11 @@ def transport_environment(directory: Path, kept: Path, rank: int, environ: Mappi
 
 
 def read_transport(
-    seat: Seat, backend: str, environ: Mapping[str, str], groups: Iterable[Sequence[int]] = ()
+    rank: int, layout: Layout, backend: str, environ: Mapping[str, str], groups: Iterable[Sequence[int]] = ()
 ) -> RankTransport:
     """How this process's NCCL connected it with other ranks. Never raises.
 
     Args:
-        seat: which rank it is.
-        backend: of torch.distributed: ``nccl`` or ``gloo``.
-        environ: that NCCL started in.
         groups: the global ranks of every process group that it has been in, each in the order of its own ranks: NCCL
             numbers ranks within a communicator. The group of all ranks goes without saying.
 
@@ -94,11 +73,11 @@ def read_transport(
         What it says; with `problem` if it says nothing.
     """
     if backend != "nccl":
-        return RankTransport(rank=seat.rank, network=backend)
-    heard = _Heard(seat, (range(seat.world_size), *groups))
+        return RankTransport(rank=rank, network=backend)
+    heard = _Heard(rank, layout, (range(layout.world_size), *groups))
     problem = _read(environ, heard)
     return RankTransport(
-        rank=seat.rank,
+        rank=rank,
         network=heard.network,
         channels=dict(heard.channels),
         channels_within_node=dict(heard.within_node),
@@ -113,7 +92,8 @@ def read_transport(
 class _Heard:
     """What lines said so far."""
 
-    seat: Seat
+    rank: int
+    layout: Layout
     groups: Sequence[Sequence[int]]
     network: str | None = None
     nvls: bool = False
@@ -152,12 +132,12 @@ class _Heard:
             return False  # COLLNET joins nodes
         if transport.startswith(("P2P/", "SHM")) and "MNNVL" not in transport:
             return True
-        own, peer, per_node = int(sender), int(receiver), self.seat.ranks_per_node
-        here = self.seat.rank // per_node
+        own, peer, per_node = int(sender), int(receiver), self.layout.ranks_per_node
+        here = self.rank // per_node
         found = {
             group[peer] // per_node == here
             for group in self.groups
-            if max(own, peer) < len(group) and group[own] == self.seat.rank
+            if max(own, peer) < len(group) and group[own] == self.rank
         }
         return found.pop() if len(found) == 1 else None
 

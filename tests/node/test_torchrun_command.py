@@ -9,7 +9,6 @@ import pytest
 
 from pytest_ddpscale.node.protocol import ProcessExit
 from pytest_ddpscale.node.torchrun_command import (
-    GangNode,
     ended_pids,
     interfaces,
     rank_exits,
@@ -66,19 +65,17 @@ def test_each_node_has_its_own_which_meets_itself_in_a_file() -> None:
 
 
 def test_on_one_node_ranks_listen_on_loopback() -> None:
-    alone = GangNode(0, 1, "n1", "127.0.0.1:20000")
-    assert interfaces(alone, {}) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    assert interfaces(1, "127.0.0.1:20000", {}) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def test_nccl_that_is_to_use_ipv6_chooses_as_it_knows_no_loopback() -> None:
-    alone = GangNode(0, 1, "n1", "127.0.0.1:20000")
-    assert interfaces(alone, {"NCCL_SOCKET_FAMILY": "AF_INET6"}) == {"GLOO_SOCKET_IFNAME": "lo"}
-    assert "NCCL_SOCKET_IFNAME" in interfaces(alone, {"NCCL_SOCKET_FAMILY": "AF_INET"})
+    assert interfaces(1, "127.0.0.1:20000", {"NCCL_SOCKET_FAMILY": "AF_INET6"}) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert "NCCL_SOCKET_IFNAME" in interfaces(1, "127.0.0.1:20000", {"NCCL_SOCKET_FAMILY": "AF_INET"})
 
 
 def test_on_several_gloo_listens_on_the_interface_that_leads_to_the_first_and_nccl_chooses() -> None:
-    assert interfaces(GangNode(1, 2, "n2", "127.0.0.1:20000"), {}) == {"GLOO_SOCKET_IFNAME": "lo"}
-    assert interfaces(GangNode(1, 2, "n2", "nobody.invalid:20000"), {}) == {}
+    assert interfaces(2, "127.0.0.1:20000", {}) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert interfaces(2, "nobody.invalid:20000", {}) == {}
 
 
 def test_ranks_that_failed_are_told_with_the_first_one_first() -> None:

@@ -23,7 +23,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import arms as arms_module
 from pytest_ddpscale.worker.arms import StudyArms, steps_for_block
 from pytest_ddpscale.worker.device import CpuDevice, Timing
-from pytest_ddpscale.worker.order import arm_order
+from pytest_ddpscale.worker.rank_context import arm_order
 from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.training import Trainer
 from tests.builders.trained import TIMEOUT, study

@@ -76,7 +76,7 @@ def test_all_together_are_what_each_by_itself_is(pair: tuple[Control, Control], 
     keys = [f"weak/x/0/ddp@2/{rank}" for rank in range(count)]
     for rank in reversed(range(count)):
         second.say(keys[rank], {"rank": rank, "device": "GPU-ä", "step_s": [0.1] * (rank % 3)})
-    assert first.hear_all(keys) == [first.hear(key) for key in keys]
+    assert first.hear_all(keys, dict) == [first.hear(key) for key in keys]
 
 
 def test_hearing_all_waits_for_the_last(pair: tuple[Control, Control]) -> None:
@@ -84,7 +84,7 @@ def test_hearing_all_waits_for_the_last(pair: tuple[Control, Control]) -> None:
     second.say("0", 0)
     speaker = threading.Timer(0.2, second.say, ("1", 1))
     speaker.start()
-    assert first.hear_all(["0", "1"]) == [0, 1]
+    assert first.hear_all(["0", "1"], int) == [0, 1]
     speaker.join()
 
 
@@ -92,13 +92,13 @@ def test_who_did_not_say_anything_is_named(impatient: tuple[Control, Control]) -
     first, second = impatient
     second.say("arm/0", 0)
     with pytest.raises(DistStoreError, match=r"2 of 3 messages did not come in time: arm/1, arm/2$"):
-        first.hear_all(["arm/0", "arm/1", "arm/2"])
+        first.hear_all(["arm/0", "arm/1", "arm/2"], int)
     assert first.hear("arm/0") == 0, "the store is still good for other words"
 
 
 def test_of_many_silent_ones_the_first_are_named(impatient: tuple[Control, Control]) -> None:
     with pytest.raises(DistStoreError, match=r"20 of 20 messages did not come in time: 0, 1, 2, 3, 4, 5, 6, 7, …$"):
-        impatient[0].hear_all([str(number) for number in range(20)])
+        impatient[0].hear_all([str(number) for number in range(20)], int)
 
 
 def test_the_store_does_not_grow_with_the_rounds(pair: tuple[Control, Control]) -> None:
@@ -108,7 +108,7 @@ def test_the_store_does_not_grow_with_the_rounds(pair: tuple[Control, Control]) 
         keys = [f"{number}/{rank}" for rank in range(5)]
         for key in keys:
             second.say(key, "a record")
-        first.hear_all(keys)
+        first.hear_all(keys, str)
         for key in keys:
             second.forget(key)
         sizes.append(first.store.num_keys())

@@ -78,7 +78,7 @@ class Rank:
 
     def begin(self, device: str) -> None:
         self.control.say(f"startup/{self.rank}", device)
-        self.telemetry.start(lambda ranks: self.control.hear_all([f"startup/{rank}" for rank in ranks]))
+        self.telemetry.start(lambda ranks: self.control.hear_all([f"startup/{rank}" for rank in ranks], str))
 
     def block(self, key: str, ranks: Sequence[int], said: Windows) -> list[TelemetryBlock]:
         """As ranks do it around a timed block. Returns what rank 0 writes."""
@@ -97,7 +97,7 @@ class Rank:
         return self.written
 
     def windows(self, keys: Sequence[str]) -> list[TimedWindow]:
-        return [TimedWindow(*window) for said in self.control.hear_all(keys) for window in said]
+        return [TimedWindow(*window) for said in self.control.hear_all(keys, list) for window in said]
 
 
 Windows = Sequence[TimedWindow]

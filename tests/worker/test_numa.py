@@ -1,16 +1,20 @@
-"""A rank runs on the cores of its GPU's NUMA node, and says why where it does not."""
+"""A rank runs on the cores of its GPU's NUMA node, or on its share of all, and says why where it does not."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_ddpscale.worker import numa
-from pytest_ddpscale.worker.numa import Binding, bind_to_gpu, cores_of, node_of, prefer_memory_of
+from pytest_ddpscale.worker.numa import Binding, bind_to_gpu, cores_of, node_of, prefer_memory_of, share_of_cores
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.machine import A100, PlayedMachine, uuid_of
 
@@ -99,3 +103,27 @@ def test_where_nobody_knows_the_system_call_that_is_said(monkeypatch: pytest.Mon
 def test_a_gpu_that_nvml_does_not_know_leaves_its_rank_unbound(machine: PlayedMachine) -> None:
     code = "from pytest_ddpscale.worker.numa import *; print(bind_to_gpu('GPU-other', 1))"
     assert "not bound to its GPU's NUMA node: NVMLError_NotFound" in machine.play([A100]).run_python(code)
+
+
+@given(st.sets(st.integers(0, 255), min_size=1), st.integers(1, 64))
+def test_ranks_get_equal_shares_that_do_not_overlap(cores: set[int], ranks: int) -> None:
+    shares = [share_of_cores(sorted(cores), rank, ranks) for rank in range(ranks)]
+    if len(cores) < ranks:
+        assert all(set(share) == cores for share in shares)
+    else:
+        assert {len(share) for share in shares} == {len(cores) // ranks}
+        assert len({core for share in shares for core in share}) == ranks * (len(cores) // ranks)
+
+
+def test_neighbouring_cores_belong_to_one_rank() -> None:
+    assert share_of_cores([8, 9, 10, 11], 1, 2) == [10, 11]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot pin processes")
+def test_a_process_stays_on_its_share() -> None:
+    code = (
+        "import os; from pytest_ddpscale.worker.numa import *; "
+        "before = sorted(os.sched_getaffinity(0)); pin_to_cores(0, len(before)); "
+        "assert os.sched_getaffinity(0) == {before[0]}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

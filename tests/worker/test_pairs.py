@@ -13,14 +13,15 @@ from torch.distributed import PrefixStore, TCPStore
 
 from pytest_ddpscale.blame.link_faults import find_link_faults
 from pytest_ddpscale.plan.pairing import PairStudy
-from pytest_ddpscale.results.pair_record import PairMeasurement, PairRound, pairs_of
+from pytest_ddpscale.results.pair_record import PairMeasurement, pairs_of
 from pytest_ddpscale.results.records import GangRecord
 from pytest_ddpscale.worker import pairs
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.pairs import PairSearch, group_of_two
-from pytest_ddpscale.worker.rank_context import RankContext
 from pytest_ddpscale.worker.rank_progress import RankProgress
+
+from .kept_records import KeptRecords, context_on_cpu
 
 pytestmark = pytest.mark.slow
 
@@ -56,14 +57,17 @@ class Rank:
         self.control = Control(store, rank, rank % per_node, nodes * per_node, nodes)
         self.device = ScriptedCpu(step_s, f"cpu-{rank}")
         self.progress = RankProgress()
-        self.records: list[PairRound] = []
+        self.sink = KeptRecords()
         self.deadline_unix_s: float | None = None
         self.timeout = TIMEOUT
 
     def run(self) -> str:
         OF_THIS_RANK.host = self.host
-        context = RankContext(self.device, self.control, self.progress, self.timeout, self.deadline_unix_s)
-        return PairSearch(STUDY, context, self.records.append).run()
+        context = context_on_cpu(
+            self.device, self.control, self.timeout, sink=self.sink, progress=self.progress,
+            deadline_unix_s=self.deadline_unix_s,
+        )  # fmt: skip
+        return PairSearch(STUDY, context).run()
 
 
 @pytest.fixture(autouse=True)
@@ -93,13 +97,13 @@ def started(ranks: list[Rank]) -> list[Future[str]]:
 def measured(ranks: list[Rank]) -> tuple[list[str], list[PairMeasurement]]:
     """What each rank returned, and what the first one wrote."""
     ended = [future.result(timeout=60) for future in started(ranks)]
-    assert all(not rank.records for rank in ranks[1:]), "only rank 0 writes"
+    assert all(not rank.sink.records for rank in ranks[1:]), "only rank 0 writes"
     hosts = tuple(rank.host for rank in ranks)
     who = GangRecord(
         gang=0, hosts=hosts, local_ranks=tuple(rank.control.local_rank for rank in ranks),
         devices=tuple(rank.device.id for rank in ranks),
     )  # fmt: skip
-    return ended, pairs_of([who, *ranks[0].records])
+    return ended, pairs_of([who, *ranks[0].sink.records])
 
 
 def test_a_slow_node_is_isolated_by_measuring_it_again() -> None:

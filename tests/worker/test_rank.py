@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from torch.distributed import HashStore
 
 from pytest_ddpscale.plan.study import Arm, Plan
-from pytest_ddpscale.results.rank_folder import RecordSink, lines_by_file
-from pytest_ddpscale.results.record_lines import RecordReader
 from pytest_ddpscale.results.records import StudyEnd, StudyStart
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.rank import GangMember
-from pytest_ddpscale.worker.rank_context import RankContext
-from pytest_ddpscale.worker.rank_progress import RankProgress
 from tests.builders.trained import TIMEOUT, study
+
+from .kept_records import KeptRecords, context_on_cpu
 
 
 class NeverUsed(CpuDevice):
@@ -27,13 +24,13 @@ class NeverUsed(CpuDevice):
         raise AssertionError("trained after the budget")
 
 
-def test_a_study_is_not_prepared_once_the_budget_is_spent(tmp_path: Path) -> None:
+def test_a_study_is_not_prepared_once_the_budget_is_spent() -> None:
     """Preparing one and warming it up may take minutes."""
     weak = study(Arm("alone", 1, 2))
     control = Control(HashStore(), rank=0, local_rank=0, world_size=1)
-    context = RankContext(NeverUsed(), control, RankProgress(), TIMEOUT, time.time() - 1)
-    GangMember(Plan("cpu", "cpu", (weak,)), context, RecordSink(tmp_path)).run_study(weak)
-    lines = lines_by_file((tmp_path / "records").read_bytes())["measurements.jsonl"]
-    began, ended = map(RecordReader().read, lines.splitlines())
+    sink = KeptRecords()
+    context = context_on_cpu(NeverUsed(), control, TIMEOUT, sink=sink, deadline_unix_s=time.time() - 1)
+    GangMember(Plan("cpu", "cpu", (weak,)), context).run_study(weak.id)
+    began, ended = sink.records
     assert isinstance(began, StudyStart)
     assert (began.study, ended) == (weak.id, StudyEnd(weak.id, "budget"))

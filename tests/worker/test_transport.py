@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.results.transport_record import RankTransport
-from pytest_ddpscale.worker.transport import Seat, read_transport, transport_environment
+from pytest_ddpscale.worker.transport import read_transport, transport_environment
 
 # NCCL 2.27, four nodes, AWS's libfabric plugin; connected when it was first used, by another thread.
 LIBFABRIC = """\
@@ -95,8 +96,7 @@ def heard(
     """What is read of a log that NCCL wrote in this process."""
     environ = transport_environment(path, path, rank, {})
     (path / f"nccl-rank-{rank}.log").write_text(of_this_process(log), encoding="utf-8")
-    seat = Seat(rank, rank % per_node, world_size, per_node)
-    return read_transport(seat, "nccl", environ, groups)
+    return read_transport(rank, Layout(world_size // per_node, per_node), "nccl", environ, groups)
 
 
 @pytest.mark.parametrize(
@@ -185,14 +185,14 @@ def test_lines_of_other_processes_in_the_same_file_are_passed_over(tmp_path: Pat
     path = tmp_path / "all.log"
     path.write_text(log, encoding="utf-8")
     environ = {"NCCL_DEBUG": "info", "NCCL_DEBUG_FILE": str(path)}
-    assert "SHM/direct/direct" not in read_transport(Seat(3, 3, 8, 4), "nccl", environ).channels
+    assert "SHM/direct/direct" not in read_transport(3, Layout(2, 4), "nccl", environ).channels
 
 
 def test_the_file_of_the_user_is_found_as_nccl_names_it(tmp_path: Path) -> None:
     host = socket.gethostname().partition(".")[0]
     (tmp_path / f"100%-{host}-{os.getpid()}.txt").write_text(of_this_process(RCCL), encoding="utf-8")
     environ = {"NCCL_DEBUG": "TRACE", "NCCL_DEBUG_FILE": str(tmp_path / "100%%-%h-%p.txt")}
-    assert read_transport(Seat(0, 0, 2, 1), "nccl", environ).network == "Socket"
+    assert read_transport(0, Layout(2, 1), "nccl", environ).network == "Socket"
 
 
 @pytest.mark.parametrize(
@@ -214,13 +214,13 @@ def test_a_log_that_says_nothing_is_a_problem_in_words(tmp_path: Path, environ: 
         f"n1:{os.getpid()}:9 [0] NCCL INFO cudaDriverVersion 13000\nnoise\n", encoding="utf-8"
     )
     given = {name: value.format(path=tmp_path) for name, value in environ.items()}
-    transport = read_transport(Seat(0, 0, 2, 1), "nccl", given)
+    transport = read_transport(0, Layout(2, 1), "nccl", given)
     assert problem in transport.problem
     assert transport.channels == {}
 
 
 def test_gloo_has_no_channels(tmp_path: Path) -> None:
-    transport = read_transport(Seat(1, 1, 2, 2), "gloo", {})
+    transport = read_transport(1, Layout(1, 2), "gloo", {})
     assert transport == RankTransport(rank=1, network="gloo")
 
 

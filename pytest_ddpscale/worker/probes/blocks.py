@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import torch.distributed as dist
 
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.pairing import other_end
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
+from pytest_ddpscale.plan.probe_pairs import pair_turns
 from pytest_ddpscale.results.probe_record import RankProbe
 from pytest_ddpscale.results.strict_json import Count, Record
-from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device, Timing
+from pytest_ddpscale.worker.probes.collectives import MESSAGES_HELD, open_collective, open_send_receive
 from pytest_ddpscale.worker.probes.groups import ProbeGroups, Ranks
-from pytest_ddpscale.worker.probes.open_work import open_work, turns
-from pytest_ddpscale.worker.probes.work import CannotProbeError, Work, memory_permitting
-from pytest_ddpscale.worker.rank_progress import RankProgress
+from pytest_ddpscale.worker.probes.matmul import open_matmul
+from pytest_ddpscale.worker.probes.memory import open_copy
+from pytest_ddpscale.worker.probes.work import CannotProbeError, Work, memory_permitting, refuse_more_than_is_free
+from pytest_ddpscale.worker.rank_context import RankContext
 
 # Share of a block that is done before it, untimed: clocks and caches are then where they are in the middle of it.
 _BEFORE_TIMING = 0.1
@@ -40,20 +42,11 @@ class RankProbed(Record, frozen=True, kw_only=True):
 
 
 class ProbeBlocks:
-    """Does probes on this rank. Between two blocks all ranks of the gang have to wait for each other.
+    """Does probes on this rank. Between two blocks all ranks of the gang have to wait for each other."""
 
-    Args:
-        device: what is probed.
-        control: how ranks tell each other things.
-        progress: kept up to date.
-        timeout: limit for one collective.
-    """
-
-    def __init__(self, device: Device, control: Control, progress: RankProgress, timeout: timedelta) -> None:
-        self._device = device
-        self._control = control
-        self._progress = progress
-        self._groups = ProbeGroups(control.layout, control.rank, device.torch_device, timeout)
+    def __init__(self, context: RankContext) -> None:
+        self._device, self._control, self._progress = context.device, context.control, context.progress
+        self._groups = ProbeGroups(self._control.layout, self._control.rank, self._device.torch_device, context.timeout)
         self._said: list[str] = []
         self._told: set[str] = set()
 
@@ -61,14 +54,15 @@ class ProbeBlocks:
         """Do a probe so often in each of its turns. All ranks of the gang call this, also those without a part.
 
         Args:
-            probe: what to do.
             key: of what ranks say to each other meanwhile: another one for each call.
-            iterations: the same on all ranks.
             verify: whether results are looked at; not where nobody keeps the measurements.
         """
         here = self._progress
         here.arm, here.phase = probe.id, "preparation"
-        self._forget_what_was_said()
+        # So that the store does not grow with the rounds. All have heard it: they came to the end of that block.
+        for said in self._said:
+            self._control.forget(said)
+        self._said.clear()
         group, crew = self._groups.group(probe), self._groups.crew(probe)
         measured: list[RankProbe] = []
         why_not = ""
@@ -104,17 +98,11 @@ class ProbeBlocks:
         mine = f"{key}/{control.rank}"
         control.say(mine, can)
         if control.rank == crew[0]:
-            control.say(ready, all(control.hear_all([f"{key}/{rank}" for rank in crew])))
+            control.say(ready, all(control.hear_all([f"{key}/{rank}" for rank in crew], bool)))
             self._said.append(ready)
         all_can = bool(control.hear(ready))
         control.forget(mine)
         return all_can
-
-    def _forget_what_was_said(self) -> None:
-        """So that the store does not grow with the rounds. All have heard it: they came to the end of that block."""
-        for key in self._said:
-            self._control.forget(key)
-        self._said.clear()
 
     def _opened(self, probe: Probe, turn: int, group: dist.ProcessGroup | None) -> tuple[Work | None, str]:
         """What this rank does in a turn, or why it cannot; neither if it sits out."""
@@ -154,3 +142,35 @@ class ProbeBlocks:
             return ""
         self._told.add(probe.id)
         return reason
+
+
+def turns(probe: Probe, layout: Layout) -> int:
+    """How many times it takes different ranks together: send-recv until all pairs had their turn, all others once."""
+    return len(pair_turns(probe, layout)) if probe.kind == "send-recv" else 1
+
+
+def peer_of(rank: int, probe: Probe, turn: int, layout: Layout) -> int | None:
+    """The rank that one sends to in a turn of send-recv, and receives from; None if it sits out."""
+    pair = next((pair for pair in pair_turns(probe, layout)[turn] if rank in pair), None)
+    return None if pair is None else other_end(pair, rank)
+
+
+def open_work(probe: Probe, turn: int, device: Device, group: dist.ProcessGroup | None, layout: Layout) -> Work | None:
+    """What this rank repeats in one turn of a probe; None if it sits out. Nothing is communicated yet.
+
+    Raises:
+        CannotProbeError: it cannot; the message says why.
+    """
+    if group is None:
+        if probe.precision is not None:
+            return open_matmul(probe.precision, device)
+        return open_copy(probe.kind, device.torch_device)
+    size = probe.message_bytes
+    assert size is not None  # of all that communicates
+    where = device.torch_device
+    refuse_more_than_is_free(MESSAGES_HELD * size, layout.ranks_per_node, where)
+    with memory_permitting(f"messages of {size} bytes"):
+        if probe.kind != "send-recv":
+            return open_collective(probe.kind, size, group, where)
+        peer = peer_of(dist.get_rank(), probe, turn, layout)
+        return None if peer is None else open_send_receive(size, group, where, peer)

@@ -1,8 +1,8 @@
-"""How fast a group of ranks sums, gathers and scatters."""
+"""How fast a group of ranks sums, gathers and scatters, and how fast two of them send to each other."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -16,126 +16,47 @@ FP32_BYTES = 4
 MESSAGES_HELD = 4
 
 
-class Collective(Protocol):
-    """Buffers of a collective operation over fp32, as this rank has them."""
+class Exchange:
+    """An exchange of fp32 messages among the members of a group, as a probe.
 
-    def fill(self) -> None:
-        """Write the known input, and something else where the output goes."""
-
-    def run(self) -> None:
-        """Communicate."""
-
-    def is_expected(self) -> bool:
-        """Whether the output is that of the known input."""
-
-
-class CollectiveWork:
-    """A collective as a probe.
+    Attributes:
+        work: bytes, as nccl-tests count them: of the whole, gathered or to be scattered.
+        peer_rank: as `Work` has it.
+        received: what this rank gets; where messages are summed in place, what it sends.
 
     Args:
-        collective: what is done.
-        message_bytes: nccl-tests' size: of the whole, gathered or to be scattered.
+        member: this rank's number in the group.
+        known: the messages whose outcome is known.
+        run: communicates.
+        is_expected: whether what was received is the outcome of the known messages.
     """
 
-    peer_rank: int | None = None
-
-    def __init__(self, collective: Collective, message_bytes: int, peer_rank: int | None = None) -> None:
-        self.work = float(message_bytes)
+    def __init__(
+        self, member: int, known: KnownValues, sent: torch.Tensor, received: torch.Tensor,
+        run: Callable[[], object], is_expected: Callable[[], bool], peer_rank: int | None = None,
+    ) -> None:  # fmt: skip
+        self.work = float(max(sent.nbytes, received.nbytes))
         self.peer_rank = peer_rank
-        self._collective = collective
+        self.received = received
+        self._member, self._known, self._sent = member, known, sent
+        self._run, self._is_expected = run, is_expected
 
     def __call__(self) -> None:
         """Communicate once."""
-        self._collective.run()
+        self._run()
 
     def is_correct(self) -> bool:
         """Whether known values come out as they have to, once more and not timed, as nccl-tests -c does it.
 
         A sum in place would be infinite after a hundred iterations.
         """
-        self._collective.fill()
-        self._collective.run()
-        return self._collective.is_expected()
+        self.received.fill_(float("nan"))
+        self._known.fill(self._sent, self._member)
+        self()
+        return self._is_expected()
 
 
-class AllReduce:
-    """The sum of all members' messages, in place."""
-
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, per_rank: int) -> None:
-        self._group = group
-        self.message = torch.zeros(per_rank * group.size(), device=device)
-        self._known = KnownValues(device, len(self.message))
-
-    def fill(self) -> None:
-        """As `Collective` has it."""
-        self._known.fill(self.message, self._group.rank())
-
-    def run(self) -> None:
-        """As `Collective` has it."""
-        dist.all_reduce(self.message, group=self._group)
-
-    def is_expected(self) -> bool:
-        """As `Collective` has it."""
-        return self._known.is_sum(self.message, self._group.size())
-
-
-class AllGather:
-    """All members' shares of the message, one after the other."""
-
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, per_rank: int) -> None:
-        self._group = group
-        self._share = torch.zeros(per_rank, device=device)
-        self.message = torch.zeros(per_rank * group.size(), device=device)
-        self._known = KnownValues(device, per_rank)
-
-    def fill(self) -> None:
-        """As `Collective` has it."""
-        self._known.fill(self._share, self._group.rank())
-        self.message.fill_(float("nan"))
-
-    def run(self) -> None:
-        """As `Collective` has it."""
-        dist.all_gather_into_tensor(self.message, self._share, group=self._group)
-
-    def is_expected(self) -> bool:
-        """As `Collective` has it."""
-        shares = self.message.split(len(self._share))
-        return all(self._known.is_message(share, member) for member, share in enumerate(shares))
-
-
-class ReduceScatter:
-    """This rank's share of the sum of all members' messages."""
-
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, per_rank: int) -> None:
-        self._group = group
-        self._message = torch.zeros(per_rank * group.size(), device=device)
-        self.share = torch.zeros(per_rank, device=device)
-        self._known = KnownValues(device, len(self._message))
-
-    def fill(self) -> None:
-        """As `Collective` has it."""
-        self._known.fill(self._message, self._group.rank())
-        self.share.fill_(float("nan"))
-
-    def run(self) -> None:
-        """As `Collective` has it."""
-        dist.reduce_scatter_tensor(self.share, self._message, group=self._group)
-
-    def is_expected(self) -> bool:
-        """As `Collective` has it."""
-        return self._known.is_sum(self.share, self._group.size(), begin=self._group.rank() * len(self.share))
-
-
-_KINDS: dict[ProbeKind, type[AllReduce] | type[AllGather] | type[ReduceScatter]] = {
-    "all-reduce": AllReduce,
-    "all-gather": AllGather,
-    "reduce-scatter": ReduceScatter,
-}
-
-
-def open_collective(
-    kind: ProbeKind, message_bytes: int, group: dist.ProcessGroup, device: torch.device
-) -> CollectiveWork:
+def open_collective(kind: ProbeKind, message_bytes: int, group: dist.ProcessGroup, device: torch.device) -> Exchange:
     """The probe on this rank of a group; nothing is communicated yet.
 
     The message is rounded down to a whole number of fp32 for each rank, as nccl-tests does, and `Work.work` is what it
@@ -144,7 +65,49 @@ def open_collective(
     Raises:
         CannotProbeError: the message has less than one number for each rank.
     """
-    per_rank = message_bytes // (FP32_BYTES * group.size())
+    size, member = group.size(), group.rank()
+    per_rank = message_bytes // (FP32_BYTES * size)
     if per_rank < 1:
-        raise CannotProbeError(f"a message of {message_bytes} bytes has no number for each of {group.size()} ranks")
-    return CollectiveWork(_KINDS[kind](group, device, per_rank), per_rank * FP32_BYTES * group.size())
+        raise CannotProbeError(f"a message of {message_bytes} bytes has no number for each of {size} ranks")
+    whole = torch.zeros(per_rank * size, device=device)
+    if kind == "all-reduce":
+        known = KnownValues(device, len(whole))
+        return Exchange(
+            member, known, whole, whole,
+            lambda: dist.all_reduce(whole, group=group),
+            lambda: known.is_sum(whole, size),
+        )  # fmt: skip
+    share = torch.zeros(per_rank, device=device)
+    if kind == "all-gather":
+        known = KnownValues(device, per_rank)
+        return Exchange(
+            member, known, share, whole,
+            lambda: dist.all_gather_into_tensor(whole, share, group=group),
+            lambda: all(known.is_message(part, number) for number, part in enumerate(whole.split(per_rank))),
+        )  # fmt: skip
+    known = KnownValues(device, len(whole))
+    return Exchange(
+        member, known, whole, share,
+        lambda: dist.reduce_scatter_tensor(share, whole, group=group),
+        lambda: known.is_sum(share, size, begin=member * per_rank),
+    )  # fmt: skip
+
+
+def open_send_receive(message_bytes: int, group: dist.ProcessGroup, device: torch.device, peer: int) -> Exchange:
+    """The probe on this rank and one peer, a rank of the gang; nothing is communicated yet.
+
+    As a batch within the group's communicator, which it has already: unbatched, torch makes one for each pair.
+    """
+    numbers = max(1, message_bytes // FP32_BYTES)
+    sent, received = torch.zeros(numbers, device=device), torch.zeros(numbers, device=device)
+    known = KnownValues(device, numbers)
+    operations = [dist.P2POp(dist.isend, sent, peer, group), dist.P2POp(dist.irecv, received, peer, group)]
+
+    def run() -> None:
+        for request in dist.batch_isend_irecv(operations):
+            request.wait()
+
+    sender = dist.get_group_rank(group, peer)
+    return Exchange(
+        group.rank(), known, sent, received, run, lambda: known.is_message(received, sender), peer_rank=peer
+    )

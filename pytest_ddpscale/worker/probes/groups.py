@@ -37,12 +37,6 @@ class ProbeGroups:
     """Process groups of probes: made when first needed, shared by probes of the same ranks.
 
     Each NCCL communicator holds device memory, so that `close` belongs to the study's end.
-
-    Args:
-        layout: of the gang.
-        rank: of this process.
-        device: where tensors go.
-        timeout: limit for one collective.
     """
 
     def __init__(self, layout: Layout, rank: int, device: torch.device, timeout: timedelta) -> None:

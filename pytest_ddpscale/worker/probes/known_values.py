@@ -19,7 +19,6 @@ class KnownValues:
     It works through long tensors in parts of 63 MiB, to hold little memory besides them.
 
     Args:
-        device: of the tensors to fill and compare.
         numbers: the longest tensor's length.
     """
 

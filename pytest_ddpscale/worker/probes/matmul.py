@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -49,7 +48,6 @@ class Matmul:
 
     Args:
         precision: of the operands. fp8 is e4m3, with bf16 as result. fp32 is not TF32.
-        device: where.
         size: rows and columns of each matrix; a multiple of 128.
     """
 
@@ -61,15 +59,19 @@ class Matmul:
         self.work = 2.0 * size**3
         self._left = torch.randn(size, size, device=device).to(dtype)
         self._right = torch.randn(size, size, device=device).to(dtype).t()
-        self._multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any] = _product
-        result = dtype
-        if precision == "fp8":
-            result, self._multiply = torch.bfloat16, _ScaledProduct(device)
+        self._scale = torch.ones((), device=device) if precision == "fp8" else None
+        result = torch.bfloat16 if precision == "fp8" else dtype
         self.product = torch.empty(size, size, dtype=result, device=device)
 
     def __call__(self) -> None:
         """Multiply once."""
-        self._multiply(self._left, self._right, self.product)
+        if self._scale is None:
+            torch.mm(self._left, self._right, out=self.product)
+        else:  # as training multiplies fp8: scales of 1, fast accumulation
+            torch._scaled_mm(
+                self._left, self._right, scale_a=self._scale, scale_b=self._scale, out_dtype=self.product.dtype,
+                use_fast_accum=True, out=self.product,
+            )  # fmt: skip
 
     def is_correct(self) -> bool:
         """Whether the product comes out as before, and that of other operands is exact.
@@ -147,22 +149,6 @@ def _refuse_what_gpu_lacks(precision: MatmulPrecision, device: Device) -> None:
     capability = torch.cuda.get_device_capability(device.torch_device)
     if precision == "fp8" and capability < _FP8_SINCE:
         raise CannotProbeError(f"{device.name} (compute capability {capability[0]}.{capability[1]}) has no fp8")
-
-
-def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-    torch.mm(left, right, out=out)
-
-
-class _ScaledProduct:
-    """fp8 as training multiplies it: scales of 1, fast accumulation."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._one = torch.ones((), device=device)
-
-    def __call__(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-        torch._scaled_mm(
-            left, right, scale_a=self._one, scale_b=self._one, out_dtype=out.dtype, use_fast_accum=True, out=out
-        )
 
 
 def _signs(matrix: torch.Tensor) -> None:

@@ -25,8 +25,6 @@ class Copy:
         destination: what was copied, as 64-bit integers.
 
     Args:
-        kind: ``memory-copy``, ``host-to-device`` or ``device-to-host``.
-        device: whose memory.
         size_bytes: a multiple of 8.
     """
 

@@ -47,7 +47,8 @@ def memory_permitting(what: str) -> Iterator[None]:
     except RuntimeError as error:
         is_memory = isinstance(error, torch.OutOfMemoryError)
         if is_memory or _CPU_OUT_OF_MEMORY in str(error) or _CUDA_OUT_OF_MEMORY in str(error):
-            raise CannotProbeError(f"not enough memory for {what}: {_first_line(error)}") from error
+            reason, *_ = str(error).splitlines()
+            raise CannotProbeError(f"not enough memory for {what}: {reason}") from error
         raise
 
 
@@ -55,9 +56,7 @@ def refuse_more_than_is_free(needed_bytes: int, sharers: int, device: torch.devi
     """Refuse what would get ranks killed: Linux promises host memory that it does not have.
 
     Args:
-        needed_bytes: by this rank.
         sharers: ranks on this host, which all need as much.
-        device: where; GPUs say themselves when their memory is used up.
 
     Raises:
         CannotProbeError: the host has less.
@@ -77,7 +76,3 @@ def _available_host_bytes() -> int | None:
         return None  # not Linux
     kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
     return int(kib) * 1024 if kib else None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -12,28 +12,26 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
+from pytest_ddpscale.plan.probe import Probe, ProbeKind, ProbeStudy
 from pytest_ddpscale.results.probe_record import ProbeMeasurement, ProbeUnsupported
 from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.results.records import GangRecord, RoundEnd
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice
-from pytest_ddpscale.worker.node_telemetry import GangTelemetry
-from pytest_ddpscale.worker.probes import blocks, collectives, memory, send_recv
-from pytest_ddpscale.worker.probes.collectives import AllReduce, ReduceScatter, open_collective
-from pytest_ddpscale.worker.probes.open_work import open_work
+from pytest_ddpscale.worker.probes import blocks, collectives, memory
+from pytest_ddpscale.worker.probes.blocks import open_work
+from pytest_ddpscale.worker.probes.collectives import Exchange, open_collective
 from pytest_ddpscale.worker.probes.running import ProbeRounds
-from pytest_ddpscale.worker.probes.send_recv import SendReceive
 from pytest_ddpscale.worker.probes.work import CannotProbeError
-from pytest_ddpscale.worker.rank_context import RankContext
-from pytest_ddpscale.worker.rank_progress import RankProgress
 from tests.builders.records import probes_of
 
+from ..kept_records import KeptRecords, context_on_cpu
 from ..ranks import on_ranks
 
 pytestmark = pytest.mark.slow
 
 RANKS, KIB = 3, 2**10
+KINDS: tuple[ProbeKind, ...] = ("all-reduce", "all-gather", "reduce-scatter")
 COPY = Probe("memory-copy")
 REDUCE = Probe("all-reduce-48kib", RANKS)
 BY_TWO = Probe("all-reduce-64kib", 2)
@@ -50,18 +48,11 @@ SPOILED_NUMBERS = 6 * KIB // 4
 PROBES = (COPY, REDUCE, BY_TWO, GATHER, SCATTER, UNEVEN, PAIRS, SPOILED, SPOILED_PAIRS, REFUSED, REFUSED_COPY)
 
 
-class SpoiledGather(collectives.AllGather):
-    def run(self) -> None:
-        super().run()
-        if len(self.message) == SPOILED_NUMBERS and dist.get_rank() == 1:
-            self.message[-1] += 1
-
-
-class SpoiledReceive(SendReceive):
-    def run(self) -> None:
-        super().run()
-        if len(self.received) == SPOILED_NUMBERS and dist.get_rank() == 2:
-            self.received[0] += 1
+class Spoiled(Exchange):
+    def __call__(self) -> None:
+        super().__call__()
+        if len(self.received) == SPOILED_NUMBERS and dist.get_rank() == (1 if self.peer_rank is None else 2):
+            self.received[-1] += 1
 
 
 def _open_work(probe: Probe, turn: int, *rest: Any) -> Any:
@@ -72,17 +63,14 @@ def _open_work(probe: Probe, turn: int, *rest: Any) -> Any:
 
 def _probe(rank: int) -> tuple[str, list[bytes]]:
     memory.SIZES_BYTES["cpu"].update({"memory-copy": 24 * KIB, "host-to-device": 24 * KIB})
-    collectives._KINDS["all-gather"] = SpoiledGather
-    send_recv.SendReceive = SpoiledReceive  # type: ignore[misc]
+    collectives.Exchange = Spoiled  # type: ignore[misc]
     setattr(blocks, "open_work", _open_work)  # noqa: B010 (which mypy lets pass)
     store = PrefixStore("gang", dist.distributed_c10d._get_default_store())
     control = Control(store, rank, rank, RANKS)
-    records: list[AnyRecord] = []
+    sink = KeptRecords()
     study = ProbeStudy(PROBES, rounds=2, block_s=0.01)
-    telemetry = GangTelemetry(control, "cpu", lambda told: None, 0)
-    context = RankContext(CpuDevice(), control, RankProgress(), timedelta(seconds=30))
-    rounds = ProbeRounds(study, context, records.extend, telemetry, lambda number: None)
-    return rounds.run(), [line_of(record) for record in records]
+    context = context_on_cpu(CpuDevice(), control, timedelta(seconds=30), sink=sink)
+    return ProbeRounds(study, context).run(), [line_of(record) for record in sink.records]
 
 
 Told = tuple[list[str], list[list[AnyRecord]]]
@@ -173,14 +161,11 @@ def test_a_device_that_cannot_keeps_no_other_from_being_measured(told: Told) -> 
 def test_one_wrong_number_of_a_sum_is_found(gloo_of_one: None) -> None:
     group = dist.group.WORLD
     assert group is not None
-    cpu = torch.device("cpu")
-    summed, scattered = AllReduce(group, cpu, 300), ReduceScatter(group, cpu, 300)
-    for collective, output in ((summed, summed.message), (scattered, scattered.share)):
-        collective.fill()
-        collective.run()
-        assert collective.is_expected()
-        output[299] += 1
-        assert not collective.is_expected()
+    for kind in KINDS:
+        exchange = open_collective(kind, 300 * 4, group, torch.device("cpu"))
+        assert exchange.is_correct()
+        exchange.received[299] += 1
+        assert not exchange._is_expected()
 
 
 def test_a_message_without_a_number_for_each_rank_is_refused(gloo_of_one: None) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.worker.probes.blocks import peer_of, turns
 from pytest_ddpscale.worker.probes.groups import rank_groups
-from pytest_ddpscale.worker.probes.open_work import peer_of, turns
 
 
 def test_all_devices_of_a_node_are_probed_at_once() -> None:

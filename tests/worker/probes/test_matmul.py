@@ -56,28 +56,28 @@ def test_one_flipped_bit_of_the_timed_product_is_found(precision: MatmulPrecisio
         assert not matmul.is_correct(), "which leaves a sound product, of the same operands"
 
 
-class FaultyUnit:
+class FaultyMatmul(Matmul):
     """Gets one number wrong each time, so that repeating it shows nothing."""
 
-    def __init__(self, place: tuple[int, int], bit: int) -> None:
-        self.place, self.bit = place, bit
-
-    def __call__(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-        torch.mm(left, right, out=out)
-        flip(out, self.place, self.bit)
+    def __call__(self) -> None:
+        super().__call__()
+        flip(self.product, (3, 99), lowest_exponent_bit(self.product))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_a_unit_that_is_always_wrong_is_found(precision: MatmulPrecision) -> None:
-    matmul = Matmul(precision, CPU, SIZE)
-    matmul._multiply = FaultyUnit((3, 99), lowest_exponent_bit(matmul.product))
+    matmul = FaultyMatmul(precision, CPU, SIZE)
     matmul()
     assert not matmul.is_correct()
 
 
+class NoNumbers(Matmul):
+    def __call__(self) -> None:
+        self.product.fill_(float("nan"))
+
+
 def test_a_result_that_is_no_number_is_wrong() -> None:
-    matmul = Matmul("fp32", CPU, SIZE)
-    matmul._multiply = lambda left, right, out: out.fill_(float("nan"))
+    matmul = NoNumbers("fp32", CPU, SIZE)
     matmul()
     assert not matmul.is_correct()
 
@@ -103,25 +103,22 @@ def test_matrices_beyond_memory_are_refused_in_words(monkeypatch: pytest.MonkeyP
         open_matmul("fp32", CpuDevice())
 
 
-class Restless:
+class Restless(Matmul):
     """A kernel that never gives the same bits twice."""
 
-    def __init__(self, relative: float) -> None:
-        self._relative = relative
+    relative = 0.0
 
-    def __call__(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-        torch.mm(left, right, out=out)
-        if not torch.equal(out, out.round()):  # exact products are not rounded
-            out += self._relative * torch.randn_like(out) * len(out) ** 0.5
-
-
-def test_a_kernel_that_adds_in_another_order_each_time_is_no_fault() -> None:
-    matmul = multiplied("fp32")
-    matmul._multiply = Restless(1e-7)
-    assert matmul.is_correct()
+    def __call__(self) -> None:
+        super().__call__()
+        if not torch.equal(self.product, self.product.round()):  # exact products are not rounded
+            self.product += self.relative * torch.randn_like(self.product) * len(self.product) ** 0.5
 
 
-def test_a_kernel_that_is_wrong_in_another_way_each_time_is_one() -> None:
-    matmul = multiplied("fp32")
-    matmul._multiply = Restless(1e-2)
-    assert not matmul.is_correct()
+@pytest.mark.parametrize(("relative", "is_correct"), [(1e-7, True), (1e-2, False)])
+def test_a_kernel_may_add_in_another_order_each_time_and_not_be_wrong_in_another_way(
+    relative: float, is_correct: bool
+) -> None:
+    matmul = Restless("fp32", CPU, SIZE)
+    matmul.relative = relative
+    matmul()
+    assert matmul.is_correct() is is_correct

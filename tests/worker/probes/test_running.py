@@ -15,15 +15,16 @@ from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.results.probe_record import ProbeMeasurement, ProbeUnsupported
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import GangRecord, RoundEnd
+from pytest_ddpscale.worker import rank_context
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
-from pytest_ddpscale.worker.node_telemetry import GangTelemetry
 from pytest_ddpscale.worker.probes import memory
 from pytest_ddpscale.worker.probes.memory import Copy
 from pytest_ddpscale.worker.probes.running import ProbeRounds
-from pytest_ddpscale.worker.rank_context import RankContext
 from pytest_ddpscale.worker.rank_progress import RankProgress
 from tests.builders.records import probes_of
+
+from ..kept_records import KeptRecords, context_on_cpu
 
 TIMEOUT = timedelta(seconds=20)
 COPIES = (Probe("memory-copy"), Probe("host-to-device"), Probe("device-to-host"))
@@ -62,20 +63,29 @@ class Session:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
         self.control = Control(store, rank=0, local_rank=0, world_size=1)
         self.device = SteadyCpu(iteration_s)
-        self.records: list[AnyRecord] = []
+        self.sink = KeptRecords()
         self.progress = RankProgress()
 
     def run(
         self,
         probes: tuple[Probe, ...],
         rounds: int,
-        needed: Needed = lambda number: None,
+        needed: Needed | None = None,
         deadline: float | None = None,
     ) -> str:
         study = ProbeStudy(probes, rounds, block_s=0.2)
-        context = RankContext(self.device, self.control, self.progress, TIMEOUT, deadline)
-        telemetry = GangTelemetry(self.control, "cpu", lambda told: None, 0)
-        return ProbeRounds(study, context, self.records.extend, telemetry, needed, seed=1).run()
+        context = context_on_cpu(
+            self.device, self.control, TIMEOUT, sink=self.sink, progress=self.progress, deadline_unix_s=deadline,
+            steered=needed is not None,
+        )  # fmt: skip
+        with pytest.MonkeyPatch.context() as patched:
+            if needed is not None:
+                patched.setattr(rank_context, "needed_arms", lambda folder, study, number, patience_s: needed(number))
+            return ProbeRounds(study, context, seed=1).run()
+
+    @property
+    def records(self) -> list[AnyRecord]:
+        return self.sink.records
 
     @property
     def measured(self) -> list[ProbeMeasurement]:

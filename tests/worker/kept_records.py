@@ -1,0 +1,35 @@
+"""What rank 0 writes, kept in lists in the place of its agent's pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from pytest_ddpscale.results.rank_folder import RecordSink
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.worker.control import Control
+from pytest_ddpscale.worker.device import Device
+from pytest_ddpscale.worker.node_telemetry import GangTelemetry
+from pytest_ddpscale.worker.rank_context import RankContext
+from pytest_ddpscale.worker.rank_progress import RankProgress
+
+
+class KeptRecords(RecordSink):
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"))
+        self.records: list[AnyRecord] = []
+
+    def append_records(self, records: Sequence[AnyRecord]) -> None:
+        self.records += records
+
+
+def context_on_cpu(
+    device: Device, control: Control, timeout: timedelta, *, sink: RecordSink | None = None,
+    progress: RankProgress | None = None, deadline_unix_s: float | None = None, steered: bool = False,
+) -> RankContext:  # fmt: skip
+    """Of a rank whose device nobody samples."""
+    sink = sink or KeptRecords()
+    telemetry = GangTelemetry(control, "cpu", sink.append_telemetry, 0)
+    progress = progress or RankProgress()
+    return RankContext(device, control, progress, sink, telemetry, timeout, deadline_unix_s, steered=steered)
