@@ -11,13 +11,7 @@ from typing import NamedTuple
 
 
 class Sample(NamedTuple):
-    """A metric's value in one round.
-
-    Attributes:
-        value: in the metric's unit.
-        relative_error: standard error relative to the value, where one long imported sample is all
-            there is; None for a round of our own.
-    """
+    """A metric's value in one round, in its unit; of one long imported sample, its standard error relative to that."""
 
     value: float
     relative_error: float | None = None
@@ -26,12 +20,8 @@ class Sample(NamedTuple):
 class PerRound:
     """One value of each round in which it could be read.
 
-    ``a / b`` is of the rounds that both have. A relative error survives what scales a value, and no sum.
-
-    Args:
-        numbers: of those rounds, ascending.
-        values: of each of them.
-        errors: relative ones, where a sample has one; None if none has.
+    ``a / b`` is of the rounds that both have. A relative error survives what scales a value, and no sum. Numbers of
+    rounds ascend; `errors` is None if no sample has one.
     """
 
     def __init__(
@@ -46,9 +36,7 @@ class PerRound:
 
     def __iter__(self) -> Iterator[Sample]:
         """Samples in the order of the rounds."""
-        if self._errors is None:
-            return map(Sample, self.values)
-        return map(Sample, self.values, self._errors)
+        return map(Sample, self.values, self._errors or [None] * len(self))
 
     def __len__(self) -> int:
         """How many rounds there are."""
