@@ -15,14 +15,9 @@ from pytest_ddpscale.verdict.checking import unfit_nodes
 
 @dataclass
 class Admission:
-    """Asked by the supervisor with the surveys of all nodes.
+    """Asked by the supervisor with the surveys of all nodes: checks of severity ``fail`` count.
 
-    Attributes:
-        cases: that were selected: their checks of severity ``fail`` count.
-        plan: of what is to be launched.
-        unfit_nodes_are: ``measure``, ``leave-out`` or ``stop``.
-        listener: hears of unfit nodes at once, hours before the report.
-        unfit: host → why, once asked.
+    The listener hears of unfit nodes at once, hours before the report; `unfit` has why, by host.
     """
 
     cases: Sequence[AnyCase]

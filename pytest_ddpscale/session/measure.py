@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.launch.launcher import Launch
+from pytest_ddpscale.launch.container import container_of
+from pytest_ddpscale.launch.environment import worker_environment
+from pytest_ddpscale.launch.launcher import Cluster, Launch, launchers
 from pytest_ddpscale.launch.supervisor import NotAdmitted, Supervisor
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.results.notices import Listener
 from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_json import Ending
 from pytest_ddpscale.results.run_opening import new_run_directory
 from pytest_ddpscale.results.run_record import finish_run, note_left_out, start_run
 from pytest_ddpscale.results.verdicts import Judgement
-from pytest_ddpscale.session.cluster import launch_on
 from pytest_ddpscale.session.planning import Planning, expected_img_per_s, limits_of
 from pytest_ddpscale.session.sources import EvidenceSource, Machine, Subject
-from pytest_ddpscale.settings import LEAVE_OUT
+from pytest_ddpscale.settings import LEAVE_OUT, Settings
 from pytest_ddpscale.thresholds.cases import AnyCase
 
 if TYPE_CHECKING:
@@ -33,13 +34,7 @@ if TYPE_CHECKING:
 
 
 class MeasureSource(EvidenceSource):
-    """A run that this session measures.
-
-    Args:
-        subject: what is judged, and by what.
-        machine: what there is to measure.
-        layout: its nodes and GPUs, or what is usual where nobody can look at them.
-    """
+    """A run that this session measures, on the machine's nodes and GPUs, or on usual ones where nobody can look."""
 
     def __init__(self, subject: Subject, machine: Machine, layout: Layout) -> None:
         super().__init__(subject, machine, layout)
@@ -52,7 +47,7 @@ class MeasureSource(EvidenceSource):
         self.plan = self.plan_to_measure = self._fresh_plan()
 
     def _fresh_plan(self) -> Plan:
-        return self._planning.plan_for(self._planning.measurable(self.selected))
+        return self._planning.plan_for(self.selected)
 
     @property
     def _planning(self) -> Planning:
@@ -111,7 +106,7 @@ class MeasureSource(EvidenceSource):
         return self.evidence
 
     def _measured_beyond_the_plan(self, question: Question, evidence: Evidence, listener: Listener) -> Evidence:
-        extra = self._planning.plan_of(question)
+        extra = self._planning.plan_for((), [question])
         taken = {study.workload.name for study in evidence.plan.studies}
         named = tuple(
             replace(s, workload=replace(s.workload, name=further_name(s.workload.name, taken))) for s in extra.studies
@@ -175,6 +170,19 @@ class MeasureSource(EvidenceSource):
         now = {case.id: case for case in self.subject.cases(layout)}
         self.cases = [now.get(case.id, case) for case in self.cases]
         self.selected = [now.get(case.id, case) for case in self.selected]
+
+
+def launch_on(cluster: Cluster, settings: Settings, device_type: DeviceType, environ: Mapping[str, str]) -> Launch:
+    """How gangs start on these nodes. Raises OptionError: the container cannot be started here."""
+    launcher = launchers()[cluster.launcher](settings, environ)
+    return Launch(
+        launcher,
+        worker_environment(environ, device_type, pass_env=settings.pass_env),
+        cluster.hosts,
+        device_type,
+        container_of(settings.container, device_type, launcher.image_arguments),
+        cluster.nodes,
+    )
 
 
 def further_name(workload: str, taken: Collection[str]) -> str:

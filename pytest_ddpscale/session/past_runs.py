@@ -18,12 +18,6 @@ def baseline_of(measured: RunDirectory, history_file: Path | None, sku: str, evi
     As the run itself has it, if it was judged before, so that a verdict can be repeated anywhere; else as the history
     has it now.
 
-    Args:
-        measured: the run.
-        history_file: the site's; None if there is none.
-        sku: canonical name.
-        evidence: of the run.
-
     Raises:
         RunDirectoryError: baseline.json is broken.
         HistoryError: the history cannot be used.

@@ -19,19 +19,10 @@ from pytest_ddpscale.thresholds.planned_cases import plan_of_cases
 
 @dataclass(frozen=True)
 class Planning:
-    """What there is to measure, and what the user said of how.
-
-    Attributes:
-        subject: what is judged, and by what.
-        machine: the nodes and their devices.
-    """
+    """What is asked, and what there is to measure."""
 
     subject: Subject
     machine: Machine
-
-    def measurable(self, cases: Sequence[AnyCase]) -> list[AnyCase]:
-        """Those for which nothing is lacking."""
-        return [case for case in cases if self.why_not(case) is None]
 
     def why_not(self, case: AnyCase) -> str | None:
         """What this machine lacks for a requirement, or nothing."""
@@ -44,18 +35,15 @@ class Planning:
         return case.missing or None
 
     def plan_for(self, cases: Sequence[AnyCase], more: Sequence[Question] = ()) -> Plan:
-        """The plan that answers requirements which can be measured, and further questions."""
+        """The plan that answers those requirements for which nothing is lacking, and further questions."""
+        measurable = [case for case in cases if self.why_not(case) is None]
         subject, machine = self.subject, self.machine
         nodes = machine.cluster.nodes if machine.devices is not None else 1
         empty = Plan(
             subject.sku, subject.device_type, (),
             nodes=nodes, ranks_per_node=machine.per_node, gpus_asked=machine.gpus_asked,
         )  # fmt: skip
-        return plan_of_cases(empty, cases, self._pace(), more)
-
-    def plan_of(self, question: Question) -> Plan:
-        """The plan of a single question."""
-        return self.plan_for((), [question])
+        return plan_of_cases(empty, measurable, self._pace(), more)
 
     def question(self, metric: str, workload: str, world_size: int) -> Question:
         """What a test of the site's own asks.
@@ -87,13 +75,7 @@ def expected_img_per_s(cases: Sequence[AnyCase]) -> dict[str, float]:
 
 
 def limits_of(plan: Plan, settings: Settings, img_per_s: Mapping[str, float]) -> Limits:
-    """How long measuring a plan, and each part of it, may take.
-
-    Args:
-        plan: to be measured.
-        settings: what the user asked for.
-        img_per_s: expected throughput per GPU, by workload name.
-    """
+    """How long measuring a plan, and each part of it, may take, with this throughput per GPU of each workload."""
     expected_s = estimate(plan, isolate=settings.isolate, img_per_s=img_per_s).most_seconds
     return Limits(
         budget_s=settings.budget_s,

@@ -25,7 +25,6 @@ from pytest_ddpscale.results.run_lock import RunLock
 from pytest_ddpscale.results.run_opening import judging_directory
 from pytest_ddpscale.results.run_record import binding_notes
 from pytest_ddpscale.results.verdicts import Judgement
-from pytest_ddpscale.session.cluster import THIS_MACHINE
 from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, device_type
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
@@ -33,6 +32,8 @@ from pytest_ddpscale.thresholds.loading import ThresholdsFile
 if TYPE_CHECKING:
     from pytest_ddpscale.evidence.evidence import Evidence
     from pytest_ddpscale.history.baseline import Baseline
+
+THIS_MACHINE = Cluster()
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.strict_json import parse_strict_json, read_as
 from pytest_ddpscale.session import devices
-from pytest_ddpscale.session.cluster import THIS_MACHINE
-from pytest_ddpscale.session.sources import Machine
+from pytest_ddpscale.session.sources import THIS_MACHINE, Machine
 from pytest_ddpscale.sku.detection import Gpu
 from pytest_ddpscale.util.packaged import packaged
 from tests.builders.json_types import as_json

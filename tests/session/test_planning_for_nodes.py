@@ -12,9 +12,8 @@ import pytest
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.session.cluster import THIS_MACHINE
 from pytest_ddpscale.session.planning import Planning
-from pytest_ddpscale.session.sources import Machine, Site, Subject
+from pytest_ddpscale.session.sources import THIS_MACHINE, Machine, Site, Subject
 from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -81,11 +80,11 @@ class TestWhatIsLacking:
         case = replace(training(8), missing="is about 8 GPUs of one node; a node has 4 here")
         nodes = planning(8, Cluster(2, ("n1", "n2")))
         assert nodes.why_not(case) == "is about 8 GPUs of one node; a node has 4 here"
-        assert nodes.measurable([case, training(4)]) == [training(4)]
+        assert nodes.plan_for([case, training(4)]) == nodes.plan_for([training(4)])
 
     def test_leaves_the_others_to_be_measured(self) -> None:
         cases: list[AnyCase] = [training(8), GPUS, training(2)]
-        assert planning(4).measurable(cases) == cases[1:]
+        assert planning(4).plan_for(cases) == planning(4).plan_for(cases[1:])
 
 
 class TestPlan:
