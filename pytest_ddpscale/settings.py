@@ -321,12 +321,7 @@ class _Given(NamedTuple):
 def settings_from(
     options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Read every setting and check it.
-
-    Args:
-        options: command-line values by option name; None or False where not given.
-        ini: ini values by option name; empty where not given.
-        environ: environment variables.
+    """Read every setting and check it. On the command line None or False is not given; in the ini file, empty.
 
     Raises:
         OptionError: a value makes no sense; the message says where it came from.

@@ -127,12 +127,11 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     if source is None or source.plan is None:
         return []
     from pytest_ddpscale.report.plan_text import plan_lines
-    from pytest_ddpscale.session.planning import expected_img_per_s
 
     by = f"ddpscale judges by {source.subject.thresholds.path}{source.announcement}"
     if source.plan_to_measure is None:
         return [by]
-    isolate, img_per_s = source.subject.settings.isolate, expected_img_per_s(source.cases)
+    isolate, img_per_s = source.subject.settings.isolate, source.expected_img_per_s
     return [by, *plan_lines(source.plan_to_measure, len(source.selected), isolate=isolate, img_per_s=img_per_s)]
 
 

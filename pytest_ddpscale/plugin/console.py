@@ -10,7 +10,6 @@ import pytest
 from pytest_ddpscale.plugin.active import FORGOTTEN, JUDGEMENT, PROBLEMS, source_of
 from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.report.terminal import table_lines
-from pytest_ddpscale.session.planning import expected_img_per_s
 
 if TYPE_CHECKING:
     from pytest_ddpscale.results.notices import Listener
@@ -38,16 +37,13 @@ def progress_listener(config: pytest.Config) -> Listener:
             return  # a log file keeps every line: fewer will do
         last_shown_s = time.monotonic()
         with capture.global_and_fixture_disabled():
-            if not passing:
-                reporter.ensure_newline()
-                reporter.write_line(f"  {line}")
-            elif reporter.isatty:
+            if passing and reporter.isatty:
                 reporter.rewrite(f"  {line}"[: reporter._tw.fullwidth - 1], erase=True)
             else:
                 reporter.ensure_newline()
                 reporter.write_line(f"  {line}")
 
-    return Progress(source.plan_to_measure, show, img_per_s=expected_img_per_s(source.cases))
+    return Progress(source.plan_to_measure, show, img_per_s=source.expected_img_per_s)
 
 
 def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -19,7 +19,7 @@ from pytest_ddpscale.results.run_directory import (
     cut_torn_line,
     not_writable,
     write_atomically,
-)  # fmt: skip
+)
 from pytest_ddpscale.results.run_opening import reopened
 from pytest_ddpscale.results.run_record import ends_of, resume_run, studies_measured
 from pytest_ddpscale.results.survey_record import STUDY_ID as SURVEY

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.launch.launcher import Cluster
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.session.planning import Planning
+from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.sources import THIS_MACHINE, Machine, Site, Subject
 from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 from tests.builders.judged import WORKLOAD, make_case
-from tests.session.test_admission import check_case
 from tests.verdict.probed import ALL_REDUCE, MATMUL, probe_case
+from tests.verdict.test_checking import check_case
 
 GPUS, UNDER_LOAD, TRANSPORT = check_case("gpus"), check_case("ecc_under_load"), check_case("transport")
 LOAD, LINKS = "matmul-fp16", "all-reduce-32mib@8"
@@ -36,9 +37,10 @@ def planning(
     sku: str = "a100",
     plans_only: bool = False,
     **options: str,
-) -> Planning:
+) -> MeasureSource:
     site = Site(settings_from(options, {}, {}), Path(), Path(), collect_only=plans_only)
-    return Planning(Subject(site, THRESHOLDS, THRESHOLDS.sku_name(sku)), Machine(cluster, devices))
+    subject = Subject(site, THRESHOLDS, THRESHOLDS.sku_name(sku))
+    return MeasureSource(subject, Machine(cluster, devices), Layout(cluster.nodes, 8))
 
 
 def training(world_size: int, **keys: Any) -> Case:
