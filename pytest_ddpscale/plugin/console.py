@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpscale.plugin.active import FORGOTTEN, JUDGEMENT, PROBLEMS, source_of
+from pytest_ddpscale.plugin.active import TOLD, source_of
 from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.report.terminal import table_lines
 
 if TYPE_CHECKING:
     from pytest_ddpscale.results.notices import Listener
+    from pytest_ddpscale.results.verdicts import Judgement
 
 LOG_EVERY_S = 10.0
 _COLOURS: dict[str, dict[str, bool]] = {
@@ -46,16 +47,15 @@ def progress_listener(config: pytest.Config) -> Listener:
     return Progress(source.plan_to_measure, show, img_per_s=source.expected_img_per_s)
 
 
-def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judgement: Judgement) -> None:
     """The table of requirements, one line with the outcome and why, and where the report lies."""
-    judgement = config.stash[JUDGEMENT]
     reporter.section(f"ddpscale: {judgement.sku}", sep="=", bold=True)
     for line, style in table_lines(judgement, reporter._tw.fullwidth):
         reporter.write_line(line, **_COLOURS[style])
     run_directory = source_of(config).run
     if run_directory is not None and (run_directory.path / "report.md").exists():
         reporter.write_line(f"report: {run_directory.path / 'report.md'}")
-    for problem in config.stash.get(PROBLEMS, []):
+    for problem in config.stash[TOLD].problems:
         reporter.write_line(problem, red=True)
-    if FORGOTTEN in config.stash:
-        reporter.write_line(config.stash[FORGOTTEN], yellow=True)
+    if config.stash[TOLD].forgotten:
+        reporter.write_line(config.stash[TOLD].forgotten, yellow=True)
