@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,13 @@ class TestJudging:
             session.run.write_json(session.run.verdicts_json, {})
             names.append(session.run.path)
         assert names == [old.path / "judged-1", old.path / "judged-2"]
+
+    def test_a_broken_line_is_refused_before_any_item_runs(self, opened: Open, old: RunDirectory) -> None:
+        lines = old.measurements_jsonl.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines[2] = json.dumps({"kind": "measurement"}) + "\n"
+        old.measurements_jsonl.write_text("".join(lines), encoding="utf-8")
+        with pytest.raises(RunDirectoryError, match="line 3 is no record"):
+            self.judged(opened, old)
 
 
 def test_gpus_that_took_no_part_are_not_accepted(

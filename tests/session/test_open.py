@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.errors import OptionError, SkuError
+from pytest_ddpscale.errors import OptionError, RunDirectoryError, SkuError
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.strict_json import parse_strict_json, read_as
 from pytest_ddpscale.session import devices
 from pytest_ddpscale.session.sources import THIS_MACHINE, Machine
@@ -129,6 +130,29 @@ class TestSku:
 
         monkeypatch.setattr(devices, "visible_gpus", broken)
         assert opened(gpu_sku=sku, collect_only=collect_only).sku == sku
+
+    def test_a_judged_run_is_judged_as_what_it_was_measured_on(self, opened: Open, tmp_path: Path) -> None:
+        judge = str(measured_run(tmp_path / "old", "gpu"))
+        for asked in ("auto", "gpu", "g"):
+            assert opened(gpu_sku=asked, ddp_judge=judge).sku == "gpu"
+
+    def test_a_judged_run_is_not_judged_as_another_sku(self, opened: Open, tmp_path: Path) -> None:
+        judge = str(measured_run(tmp_path / "old", "gpu"))
+        with pytest.raises(SkuError, match=r"cpu is asked for, but .*/old was measured on gpu; expected gpu\."):
+            opened(ddp_judge=judge)
+
+    def test_a_judged_run_of_an_unknown_sku_is_refused(self, opened: Open, tmp_path: Path) -> None:
+        judge = str(measured_run(tmp_path / "old", "h100"))
+        for asked in ("auto", "cpu"):
+            with pytest.raises(SkuError, match="h100"):
+                opened(gpu_sku=asked, ddp_judge=judge)
+
+    @pytest.mark.parametrize("sku", [None, 7, ["cpu"]])
+    def test_a_judged_run_that_names_no_sku_is_broken(self, opened: Open, tmp_path: Path, sku: Any) -> None:
+        run = RunDirectory(measured_run(tmp_path / "old"))
+        run.write_json(run.run_json, as_json(run.read_run()) | {"sku": sku})
+        with pytest.raises(RunDirectoryError, match=r"run\.json: holds what was never written .*`\$\.sku`"):
+            opened(gpu_sku="auto", ddp_judge=str(run.path))
 
 
 class TestSilentGpus:
