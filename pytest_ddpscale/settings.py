@@ -311,7 +311,7 @@ class _Given(NamedTuple):
 def settings_from(
     options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Read every setting, by option name, from command line, ini file and environment, and check it.
+    """Read every setting and check it. On the command line None or False is not given; in the ini file, empty.
 
     Raises:
         OptionError: a value makes no sense; the message says where it came from.

@@ -14,11 +14,7 @@ def has_kernels(architectures: Iterable[str], capability: tuple[int, int]) -> bo
 
     Binaries run on later minors of their major version, PTX on anything later. What uses features of one architecture
     (``sm_90a``) runs on that alone, and what uses those of a family (``sm_100f``) on its later minors: CUDA programming
-    guide, "Feature Set Compiler Targets".
-
-    Args:
-        architectures: as ``torch.cuda.get_arch_list`` gives them: ``sm_90``, ``sm_90a``, ``compute_120`` …
-        capability: the GPU's compute capability, major and minor.
+    guide, "Feature Set Compiler Targets". Architectures are as ``torch.cuda.get_arch_list`` gives them.
     """
     for architecture in architectures:
         match = _ARCHITECTURE.fullmatch(architecture)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from pytest_ddpscale.plan.pairing import first_rounds, most_rounds
 from pytest_ddpscale.plan.probe import ProbeStudy
@@ -21,18 +20,12 @@ PROBE_SETUP_S = 2.0
 PAIRS_ROUND_S = 2.0
 # The survey of all nodes at once: NVML, and torch imported to be asked what it was built for.
 SURVEY_S = 5.0
-UNKNOWN: Mapping[str, float] = MappingProxyType({})
+UNKNOWN: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """Wall time and what it occupies.
-
-    Attributes:
-        seconds: wall time, if studies are decided after a typical number of rounds.
-        most_seconds: wall time, if every study needs all its rounds.
-        device_hours: devices held, times hours, in the typical case.
-    """
+    """Wall time if studies are decided after typically many rounds, or need all; devices times hours in the former."""
 
     seconds: float
     most_seconds: float
@@ -42,10 +35,8 @@ class TimeEstimate:
 def study_seconds(study: Study, img_per_s: Mapping[str, float] = UNKNOWN, rounds: int | None = TYPICAL_ROUNDS) -> float:
     """Wall time of one study, without the start-up of its gang.
 
-    Args:
-        study: to be measured.
-        img_per_s: expected throughput per GPU by workload name: long steps make long blocks.
-        rounds: how many it takes; None for its limit, which it never exceeds.
+    Long steps, by the throughput per GPU that is expected of its workload, make long blocks. None stands for as many
+    rounds as its limit, which it never exceeds.
     """
     per_round = round_seconds(study, study.arms, img_per_s)
     return warm_up_seconds(study, img_per_s) + min(study.rounds, rounds or study.rounds) * per_round
@@ -67,7 +58,7 @@ def round_seconds(study: Study, arms: Sequence[Arm], img_per_s: Mapping[str, flo
 def probes_seconds(study: ProbeStudy, rounds: int | None = TYPICAL_ROUNDS) -> float:
     """Wall time of all probes, without the start-up of their gang; `rounds` as in `study_seconds`."""
     times = min(study.rounds, rounds or study.rounds)
-    return sum(PROBE_SETUP_S + times * (study.block_s + OVERHEAD_PER_BLOCK_S) for _ in study.probes)
+    return len(study.probes) * (PROBE_SETUP_S + times * (study.block_s + OVERHEAD_PER_BLOCK_S))
 
 
 def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float] = UNKNOWN) -> TimeEstimate:
@@ -79,13 +70,9 @@ def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float
         + (probes_seconds(plan.probes, rounds) if plan.probes else 0.0)
         + (PAIRS_ROUND_S * pair_rounds(plan.nodes) if plan.pairs else 0.0)
         + sum(study_seconds(study, img_per_s, rounds) for study in plan.studies)
-        for rounds, pair_rounds in ((TYPICAL_ROUNDS, _first_rounds), (None, most_rounds))
+        for rounds, pair_rounds in ((TYPICAL_ROUNDS, lambda nodes: len(first_rounds(nodes))), (None, most_rounds))
     )
     return TimeEstimate(typical, most, typical * plan.world_size / 3600)
-
-
-def _first_rounds(nodes: int) -> int:
-    return len(first_rounds(nodes))
 
 
 def _step_s(study: Study, arm: Arm, img_per_s: Mapping[str, float]) -> float:

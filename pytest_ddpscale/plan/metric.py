@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, Protocol
 
 from pytest_ddpscale.plan.per_round import PerRound
@@ -114,9 +114,6 @@ class MetricInput(Protocol):
         """Of one GPU in the workload's precision, dense, in 10¹² operations per second; see `takes_peak`."""
 
 
-SamplesFunction = Callable[[MetricInput], PerRound]
-
-
 @dataclass(eq=False)
 class Metric:
     """What a requirement may be about. There is one of each, so that they are compared by identity.
@@ -127,6 +124,7 @@ class Metric:
         title: heading for reports.
         meaning: one sentence for a stakeholder.
         formula: what it is in one round, for docs/metrics.md, with t the throughput per GPU of an arm and k the ranks.
+        samples: takes its values from rounds; None of what no training tells.
         scaling: the kind of study that measures it.
         minimum_world_size: smallest world size for which it means anything.
         maximum_world_size: largest one; None without a limit.
@@ -157,6 +155,7 @@ class Metric:
     meaning: str
     formula: str
     _: KW_ONLY
+    samples: Callable[[MetricInput], PerRound] | None = None
     scaling: Scaling = "weak"
     minimum_world_size: int = 1
     maximum_world_size: int | None = None
@@ -176,17 +175,11 @@ class Metric:
     slowed_by_one_rank: bool = False
     reads_utilization: bool = False
     compares_results: bool = False
-    _samples: SamplesFunction | None = field(default=None, init=False, repr=False)
-
-    def samples(self, function: SamplesFunction) -> SamplesFunction:
-        """Decorate the function that takes its values from rounds; only what training tells has one."""
-        self._samples = function
-        return function
 
     def samples_of(self, measured: MetricInput) -> PerRound:
         """Per-round values, in its unit; of no round if it was not measured."""
-        assert self._samples is not None, f"{self.name} is told by no training"
-        return self._samples(measured)
+        assert self.samples is not None, f"{self.name} is told by no training"
+        return self.samples(measured)
 
     @property
     def bound_key(self) -> Literal["at_most", "at_least"]:

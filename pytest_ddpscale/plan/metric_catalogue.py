@@ -15,321 +15,200 @@ from pytest_ddpscale.plan.probe import COLLECTIVES
 # Costs, which may be nothing at all.
 _COST = (0.0, 1.0)
 _EFFICIENCY = (0.001, MOST_EFFICIENCY)
-METRICS: dict[str, Metric] = {}
 
 
-def _listed(metric: Metric) -> Metric:
-    METRICS[metric.name] = metric
-    return metric
-
-
-THROUGHPUT_PER_GPU = _listed(
-    Metric(
-        "throughput_per_gpu", "img/s", "Throughput per GPU",
-        "Images each GPU trains per second: efficiency alone would pass if every GPU were equally slow.",
-        "t(ddp@k), or t(alone) for world size 1",
-        slowed_by_one_rank=True,
-    )
-)  # fmt: skip
-
-
-@THROUGHPUT_PER_GPU.samples
-def _(measured: MetricInput) -> PerRound:
-    return measured.arm.img_per_s_per_gpu
-
-
-WEAK_SCALING_EFFICIENCY = _listed(
-    Metric(
-        "weak_scaling_efficiency", "fraction", "Weak-scaling efficiency",
-        "Throughput per GPU among many, relative to one GPU alone, at a fixed per-GPU batch.",
-        "t(ddp@k) ÷ t(alone) of a typical rank, per-GPU batch fixed",
-        minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, plausible=_EFFICIENCY,
-        credible=(-math.inf, MOST_EFFICIENCY),
-    )
-)  # fmt: skip
-STRONG_SCALING_SPEEDUP = _listed(
-    Metric(
-        "strong_scaling_speedup", "x", "Strong-scaling speed-up",
-        "How many times faster the same global batch is trained by many GPUs than by one.",
-        "k · t(ddp@k) ÷ t(alone) of a typical rank, global batch fixed",
-        scaling="strong", minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, grows_with_ranks=True,
-        plausible=_EFFICIENCY, credible=(-math.inf, MOST_EFFICIENCY),
-    )
-)  # fmt: skip
-STRONG_SCALING_EFFICIENCY = _listed(
-    Metric(
-        "strong_scaling_efficiency", "fraction", "Strong-scaling efficiency",
-        "Strong-scaling speed-up divided by the number of GPUs.",
-        "speed-up ÷ k",
-        scaling="strong", minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, plausible=_EFFICIENCY,
-        credible=(-math.inf, MOST_EFFICIENCY),
-    )
-)  # fmt: skip
-
-
-@WEAK_SCALING_EFFICIENCY.samples
-@STRONG_SCALING_EFFICIENCY.samples  # both train the same job, and only the batch differs
-def efficiency(measured: MetricInput) -> PerRound:
-    """Throughput per GPU among many over that of one GPU alone."""
+def _efficiency(measured: MetricInput) -> PerRound:
+    """Throughput per GPU among many over that of one GPU alone: of the same job, and only the batch differs."""
     return measured.arm.img_per_s_per_gpu / measured.alone_img_per_s
 
 
-@STRONG_SCALING_SPEEDUP.samples
-def speedup(measured: MetricInput) -> PerRound:
-    """How many times faster k GPUs train the global batch than one."""
-    return measured.world_size * efficiency(measured)
-
-
-RANK_UNIFORMITY = _listed(
-    Metric(
-        "rank_uniformity", "x", "Rank uniformity",
-        "Step time of the slowest GPU over that of its peers, each computing by itself at the same time.",
-        "step time of the slowest rank ÷ median of all others', in each@k",
-        minimum_world_size=2, measured="each", upper_bound=True, carries_acceptance=False, slowed_by_one_rank=True,
-        plausible=(1.0, 1000.0),
-    )
-)  # fmt: skip
-
-
-@RANK_UNIFORMITY.samples
-def _(measured: MetricInput) -> PerRound:
-    return measured.arm.own.slowest_to_peers  # nothing tells the error of the slowest of many
-
-
-EXPOSED_COMMUNICATION = _listed(
-    Metric(
-        "exposed_communication", "fraction", "Exposed communication",
-        "Share of a step that waits for communication which computation does not hide.",
-        "1 − step time of no_sync@k ÷ that of ddp@k",
-        minimum_world_size=2, baseline="no_sync", upper_bound=True, scale="differences", carries_acceptance=False,
-        slowed_by_one_rank=True, plausible=_COST, credible=(-0.1, math.inf),
-    )
-)  # fmt: skip
-
-
-@EXPOSED_COMMUNICATION.samples
-def _(measured: MetricInput) -> PerRound:
-    # Noise makes it slightly negative where communication is hidden altogether.
-    return 1 - measured.baseline.own.step_s / measured.arm.own.step_s
-
-
-DDP_OVERHEAD = _listed(
-    Metric(
-        "ddp_overhead", "fraction", "DDP overhead",
-        "How much longer a step of one GPU takes under DistributedDataParallel than without it.",
-        "step time of ddp@1 ÷ that of alone − 1",
-        maximum_world_size=1, baseline="alone", upper_bound=True, scale="differences", carries_acceptance=False,
-        plausible=_COST, credible=(-0.1, math.inf),
-    )
-)  # fmt: skip
-
-
-@DDP_OVERHEAD.samples
-def _(measured: MetricInput) -> PerRound:
-    return measured.arm.own.step_s / measured.baseline.own.step_s - 1
-
-
-STEP_TIME_P95 = _listed(
-    Metric(
-        "step_time_p95", "ms", "95th percentile of the step time",
-        "Nineteen of twenty steps, of any rank, take no longer.",
-        "95th percentile over the raw steps of all ranks",
-        upper_bound=True, slowed_by_one_rank=True,
-    )
-)  # fmt: skip
-
-
-@STEP_TIME_P95.samples
-def _(measured: MetricInput) -> PerRound:
-    return measured.arm.step_percentile_ms(95)
-
-
-STEP_TIME_CV = _listed(
-    Metric(
-        "step_time_cv", "fraction", "Spread of the step time",
-        "Standard deviation of the step time relative to its mean, on the rank where it is largest.",
-        "standard deviation ÷ mean of the steps, on the rank where it is largest",
-        upper_bound=True, scale="differences", carries_acceptance=False, plausible=_COST,
-    )
-)  # fmt: skip
-
-
-@STEP_TIME_CV.samples
-def _(measured: MetricInput) -> PerRound:
-    return measured.arm.step_cv
-
-
-DEVICE_UTILIZATION = _listed(
-    Metric(
-        "device_utilization", "fraction", "Device utilization",
-        "Share of time the least busy device was busy (NVML; on CPU the process's CPU share).",
-        "utilization of the least busy rank",
-        scale="differences", reads_utilization=True, credible=(-math.inf, 1.0),
-    )
-)  # fmt: skip
-
-
-@DEVICE_UTILIZATION.samples
-def _(measured: MetricInput) -> PerRound:
-    return measured.arm.utilization
-
-
-MODEL_FLOPS_UTILIZATION = _listed(
-    Metric(
-        "model_flops_utilization", "fraction", "Model FLOPs utilization",
-        "Floating-point operations the model needs per second, relative to the data sheet's peak.",
-        "t × FLOPs per image (torch's counter, forward and backward) ÷ the data sheet's dense peak",
-        takes_peak=True, slowed_by_one_rank=True, credible=(-math.inf, 1.0),
-    )
-)  # fmt: skip
-
-
-@MODEL_FLOPS_UTILIZATION.samples
-def _(measured: MetricInput) -> PerRound:
+def _model_flops_utilization(measured: MetricInput) -> PerRound:
     """As in PaLM (Chowdhery et al., arXiv 2204.02311, appendix B): what both passes need, whatever was computed."""
     if not measured.flops_per_image:
         return PerRound()
     return measured.arm.img_per_s_per_gpu * (measured.flops_per_image / (measured.peak_tflops * 1e12))
 
 
-GENERATION_RATIO = _listed(
+_ALL = (
+    Metric(
+        "throughput_per_gpu", "img/s", "Throughput per GPU",
+        "Images each GPU trains per second: efficiency alone would pass if every GPU were equally slow.",
+        "t(ddp@k), or t(alone) for world size 1",
+        samples=lambda measured: measured.arm.img_per_s_per_gpu,
+        slowed_by_one_rank=True,
+    ),
+    Metric(
+        "weak_scaling_efficiency", "fraction", "Weak-scaling efficiency",
+        "Throughput per GPU among many, relative to one GPU alone, at a fixed per-GPU batch.",
+        "t(ddp@k) ÷ t(alone) of a typical rank, per-GPU batch fixed",
+        samples=_efficiency,
+        minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, plausible=_EFFICIENCY,
+        credible=(-math.inf, MOST_EFFICIENCY),
+    ),
+    Metric(
+        "strong_scaling_speedup", "x", "Strong-scaling speed-up",
+        "How many times faster the same global batch is trained by many GPUs than by one.",
+        "k · t(ddp@k) ÷ t(alone) of a typical rank, global batch fixed",
+        samples=lambda measured: measured.world_size * _efficiency(measured),
+        scaling="strong", minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, grows_with_ranks=True,
+        plausible=_EFFICIENCY, credible=(-math.inf, MOST_EFFICIENCY),
+    ),
+    Metric(
+        "strong_scaling_efficiency", "fraction", "Strong-scaling efficiency",
+        "Strong-scaling speed-up divided by the number of GPUs.",
+        "speed-up ÷ k",
+        samples=_efficiency,
+        scaling="strong", minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, plausible=_EFFICIENCY,
+        credible=(-math.inf, MOST_EFFICIENCY),
+    ),
+    Metric(
+        "rank_uniformity", "x", "Rank uniformity",
+        "Step time of the slowest GPU over that of its peers, each computing by itself at the same time.",
+        "step time of the slowest rank ÷ median of all others', in each@k",
+        # nothing tells the error of the slowest of many
+        samples=lambda measured: measured.arm.own.slowest_to_peers,
+        minimum_world_size=2, measured="each", upper_bound=True, carries_acceptance=False, slowed_by_one_rank=True,
+        plausible=(1.0, 1000.0),
+    ),
+    Metric(
+        "exposed_communication", "fraction", "Exposed communication",
+        "Share of a step that waits for communication which computation does not hide.",
+        "1 − step time of no_sync@k ÷ that of ddp@k",
+        # noise makes it slightly negative where communication is hidden altogether
+        samples=lambda measured: 1 - measured.baseline.own.step_s / measured.arm.own.step_s,
+        minimum_world_size=2, baseline="no_sync", upper_bound=True, scale="differences", carries_acceptance=False,
+        slowed_by_one_rank=True, plausible=_COST, credible=(-0.1, math.inf),
+    ),
+    Metric(
+        "ddp_overhead", "fraction", "DDP overhead",
+        "How much longer a step of one GPU takes under DistributedDataParallel than without it.",
+        "step time of ddp@1 ÷ that of alone − 1",
+        samples=lambda measured: measured.arm.own.step_s / measured.baseline.own.step_s - 1,
+        maximum_world_size=1, baseline="alone", upper_bound=True, scale="differences", carries_acceptance=False,
+        plausible=_COST, credible=(-0.1, math.inf),
+    ),
+    Metric(
+        "step_time_p95", "ms", "95th percentile of the step time",
+        "Nineteen of twenty steps, of any rank, take no longer.",
+        "95th percentile over the raw steps of all ranks",
+        samples=lambda measured: measured.arm.step_percentile_ms(95),
+        upper_bound=True, slowed_by_one_rank=True,
+    ),
+    Metric(
+        "step_time_cv", "fraction", "Spread of the step time",
+        "Standard deviation of the step time relative to its mean, on the rank where it is largest.",
+        "standard deviation ÷ mean of the steps, on the rank where it is largest",
+        samples=lambda measured: measured.arm.step_cv,
+        upper_bound=True, scale="differences", carries_acceptance=False, plausible=_COST,
+    ),
+    Metric(
+        "device_utilization", "fraction", "Device utilization",
+        "Share of time the least busy device was busy (NVML; on CPU the process's CPU share).",
+        "utilization of the least busy rank",
+        samples=lambda measured: measured.arm.utilization,
+        scale="differences", reads_utilization=True, credible=(-math.inf, 1.0),
+    ),
+    Metric(
+        "model_flops_utilization", "fraction", "Model FLOPs utilization",
+        "Floating-point operations the model needs per second, relative to the data sheet's peak.",
+        "t × FLOPs per image (torch's counter, forward and backward) ÷ the data sheet's dense peak",
+        samples=_model_flops_utilization,
+        takes_peak=True, slowed_by_one_rank=True, credible=(-math.inf, 1.0),
+    ),
     Metric(
         "generation_ratio", "x", "Generation ratio",
         "Throughput per GPU relative to the reference generation, each at its own largest batch.",
         "t ÷ the reference SKU's published throughput of the comparable workload, each at its own batch",
+        samples=lambda measured: measured.arm.img_per_s_per_gpu / measured.reference_img_per_s,
         takes_versus=True, slowed_by_one_rank=True,
-    )
-)  # fmt: skip
-
-
-@GENERATION_RATIO.samples
-def _(measured: MetricInput) -> PerRound:
-    return measured.arm.img_per_s_per_gpu / measured.reference_img_per_s
-
-
-PEAK_MEMORY_GIB = _listed(
+    ),
     Metric(
         "peak_memory_gib", "GiB", "Peak memory",
         "Most memory any rank held while it trained.",
         "most memory any rank held (GPU: allocated by torch; CPU: resident set)",
+        samples=lambda measured: measured.arm.peak_memory_gib,
         upper_bound=True, scale="differences",
-    )
-)  # fmt: skip
-
-
-@PEAK_MEMORY_GIB.samples
-def _(measured: MetricInput) -> PerRound:
-    return measured.arm.peak_memory_gib
-
-
-MEMORY_SPREAD = _listed(
+    ),
     Metric(
         "memory_spread", "fraction", "Memory spread",
         "Difference between the most and the least memory that ranks held, relative to the most.",
         "(most − least) ÷ most memory over the ranks",
+        samples=lambda measured: measured.arm.memory_spread,
         minimum_world_size=2, upper_bound=True, scale="differences", carries_acceptance=False, plausible=_COST,
-    )
-)  # fmt: skip
-
-
-@MEMORY_SPREAD.samples
-def _(measured: MetricInput) -> PerRound:
-    return measured.arm.memory_spread
-
-
-REPLICA_AGREEMENT = _listed(
+    ),
     Metric(
         "replica_agreement", "fraction", "Replica agreement",
         "Share of ranks whose parameters, and own result of one seeded step, are bit for bit those of the others.",
         "share of ranks whose parameters after the block, and whose own seeded step, are bit for bit those of the "
         "others",
+        # one round below 1 is a disagreement, however many are 1: their mean says nothing
+        samples=lambda measured: measured.arm.agreeing_share(measured.seeded_checksums),
         minimum_world_size=2, scale="differences", carries_acceptance=False, compares_results=True, only_bound=1.0,
-    )
-)  # fmt: skip
-
-
-@REPLICA_AGREEMENT.samples
-def _(measured: MetricInput) -> PerRound:
-    # One round below 1 is a disagreement, however many rounds are 1: their mean says nothing.
-    return measured.arm.agreeing_share(measured.seeded_checksums)
-
-
-IMAGES_PER_JOULE = _listed(
+    ),
     Metric(
         "images_per_joule", "img/J", "Images per joule",
         "Images trained per joule that the GPUs take; the least efficient of them.",
         "images that a rank trained ÷ energy that its GPU took in the block; the least of all ranks",
+        samples=lambda measured: measured.arm.img_per_joule,
         carries_acceptance=False,
-    )
-)  # fmt: skip
-
-
-@IMAGES_PER_JOULE.samples
-def _(measured: MetricInput) -> PerRound:
-    return measured.arm.img_per_joule
-
-
-NODE_CHECK = _listed(
+    ),
     Metric(
         "node_check", "fraction", "Node checks",
         "Share of nodes that are as they should be: their GPUs, memory errors, links, clocks and software.",
         "share of nodes that pass a check; it has no rounds",
         scale="differences", carries_acceptance=False, subject="check",
-    )
-)  # fmt: skip
-
-_listed(
+    ),
     Metric(
         "matmul_tflops", "TFLOPS", "Matrix multiplication",
         "Floating-point operations per second of one large matrix product; the slowest GPU.",
         "2n³ ÷ time of an n × n product, n = 16384 (fp32: 8192; on a CPU 1024), fp32 without TF32; the slowest GPU",
         maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("matmul",),
-    )
-)  # fmt: skip
-_listed(
+    ),
     Metric(
         "memory_bandwidth_gbps", "GB/s", "Device-memory bandwidth",
         "What a GPU reads and writes per second when it copies within its own memory; the slowest GPU.",
         "bytes read and written ÷ time of a copy within the device's memory; the slowest GPU",
         maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("memory-copy",),
-    )
-)  # fmt: skip
-_listed(
+    ),
     Metric(
         "host_bandwidth_gbps", "GB/s", "Host bandwidth",
         "What a GPU copies per second from or to its host, all GPUs at once; the slowest GPU.",
         "bytes ÷ time of a copy from or to pinned memory of the host; the slowest GPU",
         maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("host-to-device", "device-to-host"),
-    )
-)  # fmt: skip
-_listed(
+    ),
     Metric(
         "busbw_gbps", "GB/s", "Bus bandwidth",
         "Bandwidth that a collective reaches on each GPU's links, by the formulas of nccl-tests.",
         "nccl-tests' bus bandwidth of the slowest rank: S/t · 2(n−1)/n of an all-reduce, S/t · (n−1)/n of an "
         "all-gather or reduce-scatter of S bytes in all",
         minimum_world_size=2, carries_acceptance=False, subject="probe", probes=COLLECTIVES,
-    )
-)  # fmt: skip
-_listed(
+    ),
     Metric(
         "pair_bandwidth_gbps", "GB/s", "Bandwidth of pairs",
         "What two GPUs of a node send each other per second, in each direction; the slowest pair.",
         "bytes that each end of a pair sends ÷ time, both at once; the slowest pair of a node, or of neighbouring "
         "nodes",
         minimum_world_size=2, carries_acceptance=False, subject="probe", probes=("send-recv",),
-    )
-)  # fmt: skip
-
-_listed(
+    ),
     Metric(
         "no_regression", "x", "No regression",
         "What a node reaches relative to its own earlier runs; the value that fell most.",
         "ratio of what a place reached to the geometric mean of its earlier runs (at least 5, the latest 20), the "
         "value that fell most; it has no rounds",
         carries_acceptance=False, subject="node", plausible=(0.001, 1.0),
-    )
+    ),
 )  # fmt: skip
 
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
 # Those that are told by training a workload.
 TRAINING_METRICS: dict[str, Metric] = {name: metric for name, metric in METRICS.items() if metric.subject == "workload"}
+THROUGHPUT_PER_GPU = METRICS["throughput_per_gpu"]
+WEAK_SCALING_EFFICIENCY = METRICS["weak_scaling_efficiency"]
+STRONG_SCALING_SPEEDUP = METRICS["strong_scaling_speedup"]
+STRONG_SCALING_EFFICIENCY = METRICS["strong_scaling_efficiency"]
+RANK_UNIFORMITY = METRICS["rank_uniformity"]
+DEVICE_UTILIZATION = METRICS["device_utilization"]
+PEAK_MEMORY_GIB = METRICS["peak_memory_gib"]
+REPLICA_AGREEMENT = METRICS["replica_agreement"]
+IMAGES_PER_JOULE = METRICS["images_per_joule"]
+NODE_CHECK = METRICS["node_check"]

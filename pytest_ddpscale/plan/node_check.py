@@ -13,14 +13,9 @@ Reads = Literal["survey", "telemetry", "transport"]
 
 @dataclass(frozen=True)
 class NodeCheck:
-    """One check.
+    """One check: its name in thresholds.yaml, its heading, and for a stakeholder what holds of a node that passes.
 
-    Attributes:
-        name: as in thresholds.yaml.
-        title: heading for reports.
-        meaning: one clause for a stakeholder: what holds of a node that passes.
-        reads: what it is found out from: before anything is launched, while ranks work, or from NCCL's own words.
-        on_cpu: whether it means anything without a GPU.
+    It reads what was found out before anything is launched, while ranks work, or from NCCL's own words.
     """
 
     name: str

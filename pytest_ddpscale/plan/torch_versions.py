@@ -21,11 +21,7 @@ def why_untried(version: str) -> str:
 
 
 def wheel_for(capability: tuple[int, int]) -> str:
-    """The last official wheel for x86-64 with code for a GPU, in words (pytorch/pytorch#190385, #172352).
-
-    Args:
-        capability: the GPU's compute capability, major and minor.
-    """
+    """The last official wheel for x86-64 with code for a GPU, in words (pytorch/pytorch#190385, #172352)."""
     if capability < _TURING:
         return "the last wheel with code for it is torch 2.14 of CUDA 12.6 (cu126)"
     since = "torch 2.7 of CUDA 12.8 (cu128)" if capability >= _BLACKWELL else "torch 2.6"

@@ -14,10 +14,10 @@ import pytest
 
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plugin.active import (
-    JUDGEMENT,
-    PROBLEMS,
     SETTINGS,
     SOURCE,
+    TOLD,
+    Told,
     nothing_runs,
     refuse_xdist,
     session_of,
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         settings = settings_from(vars(config.option), ini)
     except BadInput as error:
         raise pytest.UsageError(str(error)) from None
-    config.stash[SETTINGS] = settings
+    config.stash[SETTINGS], config.stash[TOLD] = settings, Told()
     if settings.sku_was_given or settings.judge is not None or settings.resume is not None:
         refuse_xdist(config)
     # On the command line only: a SKU in the environment must not take over another project's `pytest`.
@@ -127,12 +127,11 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     if source is None or source.plan is None:
         return []
     from pytest_ddpscale.report.plan_text import plan_lines
-    from pytest_ddpscale.session.planning import expected_img_per_s
 
     by = f"ddpscale judges by {source.subject.thresholds.path}{source.announcement}"
     if source.plan_to_measure is None:
         return [by]
-    isolate, img_per_s = source.subject.settings.isolate, expected_img_per_s(source.cases)
+    isolate, img_per_s = source.subject.settings.isolate, source.expected_img_per_s
     return [by, *plan_lines(source.plan_to_measure, len(source.selected), isolate=isolate, img_per_s=img_per_s)]
 
 
@@ -184,13 +183,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """The table of requirements, and one line: the outcome and why."""
     if WORKERS_REFUSAL in config.stash:
         terminalreporter.write_line(f"ERROR: {config.stash[WORKERS_REFUSAL]}", red=True)
-    if JUDGEMENT not in config.stash:
-        for problem in config.stash.get(PROBLEMS, []):
+    told = config.stash[TOLD]
+    if told.judgement is None:
+        for problem in told.problems:
             terminalreporter.write_line(f"ddpscale: {problem}", red=True)
     else:
         from pytest_ddpscale.plugin.console import print_summary
 
-        print_summary(terminalreporter, config)
+        print_summary(terminalreporter, config, told.judgement)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -19,11 +19,28 @@ if TYPE_CHECKING:
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 SOURCE: pytest.StashKey[EvidenceSource] = pytest.StashKey()
 SESSION: pytest.StashKey[AcceptanceSession] = pytest.StashKey()
-JUDGEMENT: pytest.StashKey[Judgement] = pytest.StashKey()
-PROBLEMS: pytest.StashKey[list[str]] = pytest.StashKey()
-FORGOTTEN: pytest.StashKey[str] = pytest.StashKey()  # why the history lacks this run
-SPOILED: pytest.StashKey[list[str]] = pytest.StashKey()  # names of items that were skipped, or failed otherwise
-SHOWN: pytest.StashKey[list[str]] = pytest.StashKey()  # names of blockers that an item shows as a failure
+
+
+class Told:
+    """What items and the end of the session have said.
+
+    Attributes:
+        spoiled: names of items that were skipped, or failed for something else than their verdict.
+        shown: names of blockers that an item shows as a failure.
+        judgement: what the run comes to; None before it is concluded, or if it cannot be.
+        problems: what could not be concluded or written.
+        forgotten: why the history lacks this run; empty if it does not.
+    """
+
+    def __init__(self) -> None:
+        self.spoiled: list[str] = []
+        self.shown: list[str] = []
+        self.judgement: Judgement | None = None
+        self.problems: list[str] = []
+        self.forgotten = ""
+
+
+TOLD: pytest.StashKey[Told] = pytest.StashKey()
 # With any of these pytest runs no test, so that nothing is measured or concluded.
 _NOTHING_RUNS = ("collectonly", "showfixtures", "show_fixtures_per_test", "setuponly", "setupplan")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpscale.errors import BadInput, WritingError
-from pytest_ddpscale.plugin.active import FORGOTTEN, JUDGEMENT, PROBLEMS, SETTINGS, SHOWN, SPOILED
+from pytest_ddpscale.plugin.active import SETTINGS, TOLD, Told
 from pytest_ddpscale.plugin.fixtures import RequirementNotMet
 from pytest_ddpscale.report.files import write_reports
 
@@ -34,7 +34,7 @@ def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.
     verdict = raised.verdict
     report.longrepr = str(raised)
     if verdict.blocks(allows_unmeasured=item.config.stash[SETTINGS].allow_incomplete):
-        item.config.stash.setdefault(SHOWN, []).append(verdict.id)
+        item.config.stash[TOLD].shown.append(verdict.id)
         return
     report.outcome = "skipped"
     report.wasxfail = f"{'warning' if verdict.severity == 'warn' else 'allowed'}: {verdict.reason}"
@@ -42,34 +42,32 @@ def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.
 
 def spoil(item: pytest.Item, report: pytest.TestReport) -> None:
     """Remember a test that was skipped, or failed for something else than its verdict: nothing is accepted then."""
-    item.config.stash.setdefault(SPOILED, []).append(item.name)
+    told = item.config.stash[TOLD]
+    told.spoiled.append(item.name)
     if report.failed:
-        item.config.stash.setdefault(SHOWN, []).append(item.name)
+        told.shown.append(item.name)
 
 
 def finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSession) -> None:
     """Conclude, write every report, and let the exit code follow the outcome."""
     interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
-    problems = _conclude(session.config, acceptance, interrupted)
-    session.config.stash[PROBLEMS] = problems
-    judgement = session.config.stash.get(JUDGEMENT, None)
+    told = session.config.stash[TOLD]
+    told.problems = _conclude(told, acceptance, interrupted)
+    judgement = told.judgement
     if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return  # pytest says loudly enough that it did not get to the end
     if judgement is not None:
         _show_blockers(session, judgement)
-    if problems or judgement is None or judgement.blockers:
+    if told.problems or judgement is None or judgement.blockers:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
     """Have pytest count what keeps the machine from being accepted and no item has shown as a failure."""
-    names = session.config.stash.get(SHOWN, None)
-    shown = Counter(names or ())
+    shown = Counter(session.config.stash[TOLD].shown)
     terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
-    log = session.config.pluginmanager.subset_hook_caller(
-        "pytest_runtest_logreport",
-        [terminal],  # it would show progress beyond 100 %
-    )
+    # Not by the terminal: it would show progress beyond 100 %.
+    log = session.config.pluginmanager.subset_hook_caller("pytest_runtest_logreport", [terminal])
     for blocker in judgement.blockers:
         if shown[blocker.name]:
             shown[blocker.name] -= 1
@@ -82,7 +80,7 @@ def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
             terminal.stats.setdefault("failed", []).append(report)
 
 
-def _conclude(config: pytest.Config, acceptance: AcceptanceSession, interrupted: bool) -> list[str]:
+def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool) -> list[str]:
     """Judge what is left, write the reports. Returns what could not be written."""
     assert acceptance.run is not None
     source = acceptance.source
@@ -93,17 +91,15 @@ def _conclude(config: pytest.Config, acceptance: AcceptanceSession, interrupted:
         closing.append(f"run.json could not be brought up to date: it {error.found}")
     except BadInput as error:
         return [str(error)]  # the run directory was broken meanwhile: nothing can be concluded
-    spoiled = config.stash[SPOILED] if SPOILED in config.stash else []  # noqa: SIM401 (mypy reads get otherwise)
     try:
-        judgement = acceptance.conclude(interrupted=interrupted, spoiled=spoiled)
+        judgement = acceptance.conclude(interrupted=interrupted, spoiled=told.spoiled)
         record = source.measured_run.read_run()
         evidence = source.measured_so_far() or acceptance.subject.evidence_of_nothing(source.plan)
     except BadInput as error:
         return [*closing, str(error)]
-    config.stash[JUDGEMENT] = judgement
+    told.judgement = judgement
     problems = closing + write_reports(acceptance.run, judgement, record, evidence)
-    if why := source.remember(judgement, acceptance.history_file):
-        config.stash[FORGOTTEN] = why
+    told.forgotten = source.remember(judgement, acceptance.history_file)
     return problems
 
 

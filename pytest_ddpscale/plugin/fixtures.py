@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, repr=False)  # made at the start of every pytest session: more would take longer
 class Run:
-    """The measurements of this session; the first question has them made.
-
-    Attributes:
-        session: the acceptance session behind it.
-        listener: where progress is shown while measuring.
-    """
+    """The measurements of this session; the first question has them made, and shows progress to the listener."""
 
     session: AcceptanceSession
     listener: Listener
@@ -46,29 +41,16 @@ class Run:
     def samples(self, metric: str, workload: str, world_size: int) -> list[float]:
         """Per-round values of a metric, in its unit, for a test of your own.
 
-        What the plan did not foresee is measured by a further launch.
-
-        Args:
-            metric: a name of the catalogue, such as ``throughput_per_gpu``.
-            workload: a workload of this SKU.
-            world_size: ranks that train together.
-
-        Returns:
-            One value per round; empty if nothing could be measured.
+        What the plan did not foresee is measured by a further launch. Empty if nothing could be measured.
 
         Raises:
-            OptionError: no such metric or workload, or more ranks than devices.
+            OptionError: no such metric or workload of this SKU, or more ranks than devices.
         """
         return self.session.samples(metric, workload, world_size, self.listener)
 
 
 class RequirementNotMet(AssertionError):
-    """A requirement that did not pass: failed, inconclusive or not measured.
-
-    Args:
-        verdict: what was concluded.
-        explanation: the same in words.
-    """
+    """A requirement that did not pass: failed, inconclusive or not measured."""
 
     def __init__(self, verdict: Verdict, explanation: str) -> None:
         super().__init__(explanation)
@@ -77,12 +59,7 @@ class RequirementNotMet(AssertionError):
 
 @dataclass(eq=False, repr=False)  # made at the start of every pytest session: more would take longer
 class ItemVerdict:
-    """The verdict on one item's requirement; the first question has it measured and judged.
-
-    Attributes:
-        requirement: what is judged.
-        run: by which measurements.
-    """
+    """The verdict on one item's requirement; the first question has it measured and judged."""
 
     requirement: JudgeableRequirement
     run: Run
@@ -119,12 +96,7 @@ class ItemVerdict:
 
 @dataclass(eq=False, repr=False)  # made at the start of every pytest session: more would take longer
 class JudgeableRequirement:
-    """One line of thresholds.yaml, as the fixture `requirement` hands it out.
-
-    Attributes:
-        case: the requirement and its workload.
-        rerun: the command that measures just this again.
-    """
+    """One line of thresholds.yaml, as `requirement` hands it out, and the command that measures just this again."""
 
     case: AnyCase
     rerun: str

@@ -58,7 +58,7 @@ def is_empty(item: pytest.Item) -> bool:
 
 def rerun_command(item: pytest.Item) -> str:
     """The command that measures just this requirement again, from the directory pytest was started in."""
-    from pytest_ddpscale.session.cluster import THIS_MACHINE
+    from pytest_ddpscale.session.sources import THIS_MACHINE
     from pytest_ddpscale.util.masking import masked_arguments
 
     settings = item.config.stash[SETTINGS]

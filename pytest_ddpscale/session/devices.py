@@ -31,9 +31,7 @@ def needs_no_gpu(thresholds: ThresholdsFile, asked: str, collect_only: bool) -> 
 def gpus_here(asked: str, silent: list[SkuError]) -> list[Gpu]:
     """The GPUs here. A driver without a GPU is a fault, and no reason to accept the CPU instead.
 
-    Args:
-        asked: name of a SKU, or ``auto``.
-        silent: takes the error of each GPU that does not answer, as long as one does.
+    `silent` takes the error of each GPU that does not answer, as long as one does.
 
     Raises:
         SkuError: NVML hangs or is broken, no GPU answers, or ``auto`` finds a driver and no GPU.

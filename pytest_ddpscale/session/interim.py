@@ -21,12 +21,7 @@ _LARGEST_SHARE = 0.05
 
 
 class Interim:
-    """A listener that has the run judged and written after each study, and when somebody ends the session.
-
-    Args:
-        session: whose run it is.
-        listener: hears every record first.
-    """
+    """A listener that has a session's run judged and written after each study, and when somebody ends the session."""
 
     def __init__(self, session: AcceptanceSession, listener: Listener) -> None:
         self._session = session

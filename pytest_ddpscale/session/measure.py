@@ -3,43 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.launch.launcher import Launch
+from pytest_ddpscale.launch.container import container_of
+from pytest_ddpscale.launch.environment import worker_environment
+from pytest_ddpscale.launch.launcher import Cluster, Launch, launchers
+from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import NotAdmitted, Supervisor
+from pytest_ddpscale.plan.estimate import estimate
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.notices import Listener
+from pytest_ddpscale.plan.planner import PACES, Pace, Question
+from pytest_ddpscale.plan.study import DeviceType, Plan
+from pytest_ddpscale.results.notices import Listener, Unfit
 from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_json import Ending
 from pytest_ddpscale.results.run_opening import new_run_directory
 from pytest_ddpscale.results.run_record import finish_run, note_left_out, start_run
+from pytest_ddpscale.results.survey_record import Survey, surveys_of
 from pytest_ddpscale.results.verdicts import Judgement
-from pytest_ddpscale.session.cluster import launch_on
-from pytest_ddpscale.session.planning import Planning, expected_img_per_s, limits_of
 from pytest_ddpscale.session.sources import EvidenceSource, Machine, Subject
-from pytest_ddpscale.settings import LEAVE_OUT
+from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, Settings
 from pytest_ddpscale.thresholds.cases import AnyCase
+from pytest_ddpscale.thresholds.planned_cases import plan_of_cases
 
 if TYPE_CHECKING:
     from pytest_ddpscale.evidence.evidence import Evidence
-    from pytest_ddpscale.session.admission import Admission
 
 
 class MeasureSource(EvidenceSource):
-    """A run that this session measures.
-
-    Args:
-        subject: what is judged, and by what.
-        machine: what there is to measure.
-        layout: its nodes and GPUs, or what is usual where nobody can look at them.
-    """
+    """A run that this session measures, on the machine's nodes and GPUs, or on usual ones where nobody can look."""
 
     def __init__(self, subject: Subject, machine: Machine, layout: Layout) -> None:
         super().__init__(subject, machine, layout)
@@ -52,11 +49,7 @@ class MeasureSource(EvidenceSource):
         self.plan = self.plan_to_measure = self._fresh_plan()
 
     def _fresh_plan(self) -> Plan:
-        return self._planning.plan_for(self._planning.measurable(self.selected))
-
-    @property
-    def _planning(self) -> Planning:
-        return Planning(self.subject, self.machine)
+        return self.plan_for(self.selected)
 
     def _open(self) -> None:
         self._refuse_wrong_arguments()
@@ -76,7 +69,29 @@ class MeasureSource(EvidenceSource):
 
     def why_not(self, case: AnyCase) -> str | None:
         """What this machine lacks."""
-        return self._planning.why_not(case)
+        requirement = case.requirement
+        if self.machine.devices is not None and case.world_size > self.machine.devices:
+            what = "GPUs" if self.subject.device_type == "cuda" else "ranks"
+            return f"needs {case.world_size} {what}; {self.machine.devices} can be used here"
+        if requirement.placement == "spread" and self.machine.cluster.nodes == 1 and not self.subject.site.collect_only:
+            return "needs several nodes to spread ranks over; there is 1"
+        return case.missing or None
+
+    def plan_for(self, cases: Sequence[AnyCase], more: Sequence[Question] = ()) -> Plan:
+        """The plan that answers those requirements for which nothing is lacking, and further questions."""
+        measurable = [case for case in cases if self.why_not(case) is None]
+        subject, machine = self.subject, self.machine
+        nodes = machine.cluster.nodes if machine.devices is not None else 1
+        empty = Plan(
+            subject.sku, subject.device_type, (),
+            nodes=nodes, ranks_per_node=machine.per_node, gpus_asked=machine.gpus_asked,
+        )  # fmt: skip
+        return plan_of_cases(empty, measurable, self._pace(), more)
+
+    def _pace(self) -> Pace:
+        settings, default = self.subject.settings, PACES[self.subject.device_type]
+        pace = replace(default, block_s=settings.block_s or default.block_s)
+        return replace(pace, rounds=settings.rounds, uncompared_rounds=settings.rounds) if settings.rounds else pace
 
     def measure(self, listener: Listener) -> None:
         """Measure what is planned, once.
@@ -111,7 +126,7 @@ class MeasureSource(EvidenceSource):
         return self.evidence
 
     def _measured_beyond_the_plan(self, question: Question, evidence: Evidence, listener: Listener) -> Evidence:
-        extra = self._planning.plan_of(question)
+        extra = self.plan_for((), [question])
         taken = {study.workload.name for study in evidence.plan.studies}
         named = tuple(
             replace(s, workload=replace(s.workload, name=further_name(s.workload.name, taken))) for s in extra.studies
@@ -135,35 +150,61 @@ class MeasureSource(EvidenceSource):
         return remember(history_file, self.measured_run, judgement, self.evidence) if history_file else ""
 
     def _launch(self, plan: Plan, listener: Listener) -> None:
-        from pytest_ddpscale.session.admission import Admission
+        from pytest_ddpscale.verdict.checking import unfit_nodes
         from pytest_ddpscale.verdict.deciding import Decider
 
-        settings, run = self.subject.settings, self.measured_run
-        limits = limits_of(plan, settings, expected_img_per_s(self.cases))
-        judge = Decider(plan, self.selected, settings.confidence)
-        admission = Admission(self.selected, plan, settings.unfit, listener)
-        setup, isolate = self._launch_on_nodes(), settings.isolate
-        supervisor = Supervisor(setup, run, limits, listener, isolate=isolate, judge=judge, admit=admission)
+        settings = self.subject.settings
+        unfit: dict[str, str] = {}
+
+        def admit(surveys: Sequence[Survey]) -> str:
+            """Why nothing shall be launched on these nodes; empty if it shall."""
+            nonlocal unfit
+            unfit = unfit_nodes(self.selected, plan, surveys_of(surveys))
+            if unfit:
+                listener(Unfit(unfit))  # at once, hours before the report
+            return "" if settings.unfit == MEASURE else "; ".join(f"{host}: {why}" for host, why in unfit.items())
+
+        supervisor = Supervisor(
+            self._launch_on_nodes(),
+            self.measured_run,
+            self._limits(plan),
+            listener,
+            isolate=settings.isolate,
+            judge=Decider(plan, self.selected, settings.confidence),
+            admit=admit,
+        )
         try:
             supervisor.measure(plan)
-        except NotAdmitted:
-            self._without_unfit_nodes(plan, admission, listener)
+        except NotAdmitted as refusal:
+            self._without_unfit_nodes(plan, unfit, str(refusal), listener)
+
+    def _limits(self, plan: Plan) -> Limits:
+        settings = self.subject.settings
+        expected_s = estimate(plan, isolate=settings.isolate, img_per_s=self.expected_img_per_s).most_seconds
+        return Limits(
+            budget_s=settings.budget_s,
+            inactivity_s=settings.inactivity_limit_s,
+            startup_s=settings.inactivity_limit_s,
+            # Several times what it takes if the machine is as expected: a slow one is to be measured, not cut off.
+            total_s=settings.total_limit_s or 5 * expected_s + settings.inactivity_limit_s,
+            queue_s=settings.queue_limit_s,
+        )
 
     def _launch_on_nodes(self) -> Launch:
         return launch_on(self.machine.cluster, self.subject.settings, self.subject.device_type, os.environ)
 
-    def _without_unfit_nodes(self, plan: Plan, admission: Admission, listener: Listener) -> None:
+    def _without_unfit_nodes(self, plan: Plan, unfit: Mapping[str, str], in_words: str, listener: Listener) -> None:
         """Measure on the other nodes, if that was asked and is possible; else nothing."""
-        others, run = self.machine.without(admission.unfit), self.measured_run
+        others, run = self.machine.without(unfit), self.measured_run
         # What goes beyond the plan, or what an earlier run lacks, is compared with what was measured on all nodes.
         may_choose = self.subject.settings.unfit == LEAVE_OUT and plan is self.plan
         if others is None or others.devices is None or not may_choose:
             self._was_refused = True
-            why = f"nothing was measured: {admission.in_words}"
-            run.append_records([StudyEnd(study, "error", why) for study in plan.study_ids])
+            ends = [StudyEnd(study, "error", f"nothing was measured: {in_words}") for study in plan.study_ids]
+            run.append_records(ends)
             return
         self.machine = others
-        note_left_out(run, others.devices, admission.unfit)
+        note_left_out(run, others.devices, unfit)
         self._ask_anew(Layout(others.cluster.nodes, others.devices // others.cluster.nodes))
         self.plan = self._fresh_plan()
         run.write_json(run.plan_json, self.plan)
@@ -175,6 +216,19 @@ class MeasureSource(EvidenceSource):
         now = {case.id: case for case in self.subject.cases(layout)}
         self.cases = [now.get(case.id, case) for case in self.cases]
         self.selected = [now.get(case.id, case) for case in self.selected]
+
+
+def launch_on(cluster: Cluster, settings: Settings, device_type: DeviceType, environ: Mapping[str, str]) -> Launch:
+    """How gangs start on these nodes. Raises OptionError: the container cannot be started here."""
+    launcher = launchers()[cluster.launcher](settings, environ)
+    return Launch(
+        launcher,
+        worker_environment(environ, device_type, pass_env=settings.pass_env),
+        cluster.hosts,
+        device_type,
+        container_of(settings.container, device_type, launcher.image_arguments),
+        cluster.nodes,
+    )
 
 
 def further_name(workload: str, taken: Collection[str]) -> str:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_ddpscale.errors import SkuError
+from pytest_ddpscale.launch.launcher import launcher_for
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.session.cluster import find_cluster
 from pytest_ddpscale.session.devices import (
     devices_per_node,
     gpus_asked,
@@ -62,7 +62,7 @@ def _look(site: Site, thresholds: ThresholdsFile, sku: str) -> tuple[Subject, Ma
         BadInput: it cannot be measured, or not as that was asked.
     """
     settings = site.settings
-    cluster = find_cluster(settings, os.environ, plans_only=site.collect_only)
+    cluster = launcher_for(settings, os.environ).cluster(plans_only=site.collect_only)
     if cluster.slots is not None and settings.gpus_per_node is None:
         settings = replace(settings, gpus_per_node=cluster.slots)
         site = replace(site, settings=settings)

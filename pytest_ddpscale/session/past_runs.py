@@ -18,33 +18,22 @@ def baseline_of(measured: RunDirectory, history_file: Path | None, sku: str, evi
     As the run itself has it, if it was judged before, so that a verdict can be repeated anywhere; else as the history
     has it now.
 
-    Args:
-        measured: the run.
-        history_file: the site's; None if there is none.
-        sku: canonical name.
-        evidence: of the run.
-
     Raises:
         RunDirectoryError: baseline.json is broken.
         HistoryError: the history cannot be used.
     """
-    if measured.baseline_json.exists():
-        return _read(measured.baseline_json)
-    if history_file is None or not history_file.exists():
-        return None
+    kept = kept_baseline(measured)
+    if kept is not None or history_file is None or not history_file.exists():
+        return kept
     probed = {host for probe in evidence.probes.values() for host in probe.ranks.by_host}
     hosts = evidence.columns.hosts | probed | set(evidence.hosts)
     return read_baseline(history_file, sku, hosts, started_at_of(measured.read_run()))
 
 
-def refuse_broken_baseline(measured: RunDirectory) -> None:
-    """Before anything is judged or measured: found later, it would look like a requirement that is not kept.
-
-    Raises:
-        RunDirectoryError: baseline.json is there, and is no baseline.
-    """
-    if measured.baseline_json.exists():
-        _read(measured.baseline_json)
+def kept_baseline(measured: RunDirectory) -> Baseline | None:
+    """What earlier verdicts on a run were made of; None if it has none. Raises RunDirectoryError: it is broken."""
+    file = measured.baseline_json
+    return read_file(file, Baseline, BASELINE_SCHEMA_VERSION) if file.exists() else None
 
 
 def keep_baseline(run: RunDirectory, baseline: Baseline) -> None:
@@ -63,7 +52,3 @@ def remember(history_file: Path, run: RunDirectory, judgement: Judgement, eviden
     except BadInput as error:
         return f"the history was not brought up to date: {error}"
     return ""
-
-
-def _read(path: Path) -> Baseline:
-    return read_file(path, Baseline, BASELINE_SCHEMA_VERSION)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from pytest_ddpscale import __version__
@@ -19,13 +20,8 @@ from pytest_ddpscale.results.run_directory import (
     not_writable,
     write_atomically,
 )
-from pytest_ddpscale.results.run_json import RunRecord
 from pytest_ddpscale.results.run_opening import reopened
-from pytest_ddpscale.results.run_record import (
-    ends_of,
-    resume_run,
-    studies_measured,
-)
+from pytest_ddpscale.results.run_record import ends_of, resume_run, studies_measured
 from pytest_ddpscale.results.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.results.survey_record import PostMortem, Survey
 from pytest_ddpscale.results.telemetry_record import TelemetryBlock
@@ -49,13 +45,7 @@ _CONCLUSIONS = (
 
 
 class ResumeSource(MeasureSource):
-    """An earlier run that this session finishes.
-
-    Args:
-        subject: what is judged, and by what.
-        machine: what there is to measure; the same as before.
-        resumption: the earlier run, and what it lacks.
-    """
+    """An earlier run that this session finishes, on the same machine."""
 
     def __init__(self, subject: Subject, machine: Machine, resumption: Resumption) -> None:
         super().__init__(subject, machine, measured_layout(resumption.run))
@@ -92,13 +82,7 @@ class ResumeSource(MeasureSource):
 
 @dataclass(frozen=True)
 class Resumption:
-    """An earlier run, and what it lacks.
-
-    Attributes:
-        run: its directory.
-        plan: all of its studies.
-        missing: how each study that did not come to its own end had ended, by its id.
-    """
+    """An earlier run, and how each study that did not come to its own end had ended, by its id."""
 
     run: RunDirectory
     plan: Plan
@@ -138,17 +122,17 @@ class Resumption:
             OSError: a file cannot be written.
             RunDirectoryError: run.json is broken.
         """
-        left_out = set(self.run.read_run().left_out)
-        for path in (self.run.measurements_jsonl, self.run.telemetry_jsonl):
-            if path.exists():
-                self._set_aside(path, left_out)
+        if self.run.measurements_jsonl.exists():
+            self._set_aside(self.run.measurements_jsonl, self.run.read_records())
+        if self.run.telemetry_jsonl.exists():
+            self._set_aside(self.run.telemetry_jsonl, self.run.read_telemetry())
 
-    def _set_aside(self, path: Path, left_out: set[str]) -> None:
+    def _set_aside(self, path: Path, records: Iterable[AnyRecord | TelemetryBlock]) -> None:
+        left_out = self.run.read_run().left_out
         superseded: list[bytes] = []
         kept: list[bytes] = []
-        records = self.run.read_telemetry() if path == self.run.telemetry_jsonl else self.run.read_records()
-        with path.open("rb") as lines:
-            for record, line in zip(records, lines, strict=False):  # as they were written; the last one may be torn
+        with path.open("rb") as lines:  # as they were written; the last one may be torn
+            for record, line in zip(records, lines, strict=False):
                 (superseded if self._is_measured_anew(record, left_out) else kept).append(line)
         cut_torn_line(self.run.superseded_jsonl)
         append_whole(self.run.superseded_jsonl, b"".join(superseded))
@@ -156,7 +140,7 @@ class Resumption:
             os.fsync(file.fileno())
         write_atomically(path, b"".join(kept).decode())
 
-    def _is_measured_anew(self, record: AnyRecord | TelemetryBlock, left_out: set[str]) -> bool:
+    def _is_measured_anew(self, record: AnyRecord | TelemetryBlock, left_out: Container[str]) -> bool:
         if not self.missing:
             return False
         if isinstance(record, Survey):
@@ -179,7 +163,12 @@ def read_resumption(run: RunDirectory) -> Resumption:
         raise RunDirectoryError(
             str(run.path), f"was {what}", "a run that was measured", f"Judge it with --ddp-judge={run.path}."
         )
-    _refuse_another_version(run, record)
+    measured_by = record.versions.get("pytest_ddpscale")
+    if measured_by != __version__:
+        raise RunDirectoryError(
+            str(run.path), f"was measured by pytest-ddpscale {measured_by}", f"version {__version__}, which runs here",
+            "Rounds of two versions are not comparable: install that version to go on, or begin a new run.",
+        )  # fmt: skip
     plan, records = run.read_plan(), run.read_records()
     measured = studies_measured(records)
     ends = {study: end.reason for study, end in ends_of(records).items()}
@@ -190,10 +179,7 @@ def read_resumption(run: RunDirectory) -> Resumption:
 def refuse_other_devices(run: RunDirectory, devices: int | None, fresh: Plan) -> None:
     """Refuse to go on with more, fewer or otherwise arranged ranks than measuring began with.
 
-    Args:
-        run: the earlier run.
-        devices: how many can be used here; None where nothing will be measured.
-        fresh: a plan made here and now.
+    So many devices can be used here, None where nothing will be measured, as in a plan made here and now.
 
     Raises:
         OptionError: what is here differs.
@@ -213,24 +199,13 @@ def refuse_other_devices(run: RunDirectory, devices: int | None, fresh: Plan) ->
         )
 
 
-def _refuse_another_version(run: RunDirectory, record: RunRecord) -> None:
-    measured_by = record.versions.get("pytest_ddpscale")
-    if measured_by != __version__:
-        raise RunDirectoryError(
-            str(run.path), f"was measured by pytest-ddpscale {measured_by}", f"version {__version__}, which runs here",
-            "Rounds of two versions are not comparable: install that version to go on, or begin a new run.",
-        )  # fmt: skip
-
-
 def _keep_conclusions(run: RunDirectory) -> None:
     """Move what was concluded before, together, so that the links of a report stay right. Raises OSError."""
     present = [run.path / name for name in _CONCLUSIONS if (run.path / name).exists()]
     if not present:
         return
-    number = 1
-    while (run.path / f"before-resume-{number}").exists():
-        number += 1
-    folder = run.path / f"before-resume-{number}"
+    folders = (run.path / f"before-resume-{number}" for number in count(1))
+    folder = next(folder for folder in folders if not folder.exists())
     folder.mkdir()
     for path in present:
         path.rename(folder / path.name)

@@ -20,7 +20,6 @@ from pytest_ddpscale.results.run_record import now_iso
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.past_runs import baseline_of
-from pytest_ddpscale.session.planning import Planning
 from pytest_ddpscale.session.sources import EvidenceSource
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.verdict.answering_rounds import samples_of
@@ -31,16 +30,9 @@ from pytest_ddpscale.verdict.run_outcome import ONE_NODE, RunCaveats, conclude, 
 
 
 class AcceptanceSession:
-    """State of one session; made by `open_session`.
+    """One session: the verdicts that were asked for, by the id of their requirement, on evidence from a source.
 
-    Args:
-        source: where its evidence is from.
-
-    Attributes:
-        source: the same.
-        subject: what is judged, and by what.
-        verdicts: those that were asked for, by the id of their requirement.
-        interruption: when and why somebody ended the session while it measured; empty if nobody did.
+    `interruption` says when and why somebody ended it while it measured; empty if nobody did.
     """
 
     def __init__(self, source: EvidenceSource) -> None:
@@ -76,17 +68,12 @@ class AcceptanceSession:
         Raises:
             OptionError: no such metric or workload, or more ranks than there are devices.
         """
-        question = Planning(self.subject, self.source.machine).question(metric, workload, world_size)
+        question = self.source.question(metric, workload, world_size)
         evidence = self.source.covering(question, Interim(self, listener))
         return [sample.value for sample in samples_of(question, evidence)]
 
     def conclude(self, *, interrupted: bool, spoiled: Sequence[str]) -> Judgement:
-        """All verdicts and what they come to.
-
-        Args:
-            interrupted: the session was cut short.
-            spoiled: names of items that were skipped, or failed for something else than their verdict.
-        """
+        """All verdicts and what they come to, if these items were skipped or failed for something else than theirs."""
         source, measured = self.source, self.source.measured_so_far()
         evidence = measured or self.subject.evidence_of_nothing(source.plan)
         why_not_asked = "the session was interrupted" if interrupted else "its test did not ask"

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_ddpscale.errors import WritingError
+from pytest_ddpscale.errors import OptionError, WritingError
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.results.notices import Listener
@@ -26,27 +27,20 @@ from pytest_ddpscale.results.run_lock import RunLock
 from pytest_ddpscale.results.run_opening import judging_directory
 from pytest_ddpscale.results.run_record import binding_notes
 from pytest_ddpscale.results.verdicts import Judgement
-from pytest_ddpscale.session.cluster import THIS_MACHINE
 from pytest_ddpscale.settings import Settings
-from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, device_type
+from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 
 if TYPE_CHECKING:
     from pytest_ddpscale.evidence.evidence import Evidence
     from pytest_ddpscale.history.baseline import Baseline
 
+THIS_MACHINE = Cluster()
+
 
 @dataclass(frozen=True)
 class Site:
-    """Where the session runs and what it was asked.
-
-    Attributes:
-        settings: what the user asked for.
-        rootdir: pytest's root directory.
-        invocation_dir: where pytest was started.
-        argv: the command line, for the record.
-        collect_only: nothing will be measured, so no device is needed.
-    """
+    """Where the session runs and what it was asked; `collect_only` measures nothing, so that no device is needed."""
 
     settings: Settings
     rootdir: Path
@@ -57,13 +51,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is judged, and by what.
-
-    Attributes:
-        site: where the session runs.
-        thresholds: the file judged by.
-        sku: canonical SKU name.
-    """
+    """What is judged, by its canonical name, and by what."""
 
     site: Site
     thresholds: ThresholdsFile
@@ -173,6 +161,29 @@ class EvidenceSource(ABC):
     def covering(self, question: Question | None, listener: Listener) -> Evidence:
         """Evidence that covers a question, measured beyond the plan if need and means be; None asks for none."""
 
+    def question(self, metric: str, workload: str, world_size: int) -> Question:
+        """What a test of the site's own asks.
+
+        Raises:
+            OptionError: no such metric or workload, or more ranks than there are devices.
+        """
+        askable = [name for name, definition in TRAINING_METRICS.items() if not definition.takes_sku]
+        if metric not in askable:
+            raise OptionError("run.samples", f"found metric {metric!r}", f"one of {', '.join(askable)}")
+        workloads = self.subject.thresholds.thresholds.skus[self.subject.sku].workloads
+        if workload not in workloads:
+            raise OptionError("run.samples", f"found workload {workload!r}", f"one of {', '.join(workloads)}")
+        if self.machine.devices is not None and world_size > self.machine.devices:
+            raise OptionError("run.samples", f"found world size {world_size}", f"at most {self.machine.devices}")
+        return Question(TRAINING_METRICS[metric], workloads[workload], world_size)
+
+    @property
+    def expected_img_per_s(self) -> dict[str, float]:
+        """Throughput of one GPU that the thresholds expect, by workload; for estimates of time only."""
+        training = [case.requirement for case in training_cases(self.cases)]
+        throughput = [requirement for requirement in training if requirement.definition is THROUGHPUT_PER_GPU]
+        return {r.workload: r.source.measured or r.bound for r in throughput if r.world_size == 1}
+
     def measure(self, listener: Listener) -> None:  # noqa: B027 (nothing, unless a source measures)
         """See to it that what is planned was measured, once."""
 
@@ -220,11 +231,13 @@ class EvidenceSource(ABC):
             gc.freeze()
 
     def _read_earlier(self, run: RunDirectory) -> Evidence:
-        """The same of a run of another session, which may be broken in what that one concluded, too."""
-        from pytest_ddpscale.session.past_runs import refuse_broken_baseline
+        """The same of a run of another session, whose baseline may be broken: found later, that would look like a
+        requirement that is not kept.
+        """
+        from pytest_ddpscale.session.past_runs import kept_baseline
 
         evidence = self._read(run)
-        refuse_broken_baseline(run)
+        kept_baseline(run)
         return evidence
 
     def keep_baseline(self, baseline: Baseline) -> None:
@@ -264,13 +277,7 @@ class EvidenceSource(ABC):
 
 
 class JudgeSource(EvidenceSource):
-    """An earlier run as it is: nothing is measured.
-
-    Args:
-        subject: what is judged, and by what.
-        earlier: the run.
-        layout: its nodes and GPUs.
-    """
+    """An earlier run as it is, of that layout: nothing is measured."""
 
     def __init__(self, subject: Subject, earlier: RunDirectory, layout: Layout) -> None:
         super().__init__(subject, Machine(), layout)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.settings import OPTIONS, confidence_level, number_of_rounds, read_value
+from pytest_ddpscale.settings import OPTIONS, confidence_level, number_of_rounds, read_value, world_sizes
 from pytest_ddpscale.simulate.allreduce import NIC_GBPS
 from pytest_ddpscale.simulate.faults import fault_help, parse_faults
 from pytest_ddpscale.util.packaged import packaged
@@ -33,7 +33,7 @@ def add_simulate(commands: Commands) -> None:
     )
     add_thresholds(command)
     _add_cluster(command)
-    command.add_argument("--world-sizes", type=_words, default=(), metavar="16,64",
+    command.add_argument("--world-sizes", metavar="16,64",
         help="further world sizes of weak scaling; default: --gpus, if no requirement is that large")  # fmt: skip
     command.add_argument("--fault", action="append", default=[], metavar="KIND:ARGS", help=fault_help())
     command.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
@@ -136,12 +136,11 @@ def _rounds(arguments: argparse.Namespace) -> int | None:
 def _world_sizes(arguments: argparse.Namespace, cluster: SimulatedCluster) -> tuple[int, ...]:
     from pytest_ddpscale.thresholds.cases import training_cases
 
-    largest = max(case.world_size for case in training_cases(cluster.cases))
-    asked: tuple[str, ...] = arguments.world_sizes
-    if not asked:
+    if not arguments.world_sizes:
+        largest = max(case.world_size for case in training_cases(cluster.cases))
         return (cluster.gpus,) if cluster.gpus > largest else ()
-    wrong = [text for text in asked if not text.isdecimal() or not 1 <= int(text) <= cluster.gpus]
-    if wrong:
+    asked = read_value("--world-sizes", arguments.world_sizes, world_sizes)
+    if asked[-1] > cluster.gpus:
         expected = f"world sizes from 1 to {cluster.gpus}, the number of GPUs"
-        raise OptionError("--world-sizes", f"found {wrong[0]!r}", expected)
-    return tuple(sorted({int(text) for text in asked}))
+        raise OptionError("--world-sizes", f"found '{asked[-1]}'", expected)
+    return asked

@@ -41,12 +41,8 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, silent: list[SkuError]
     NVML itself ignores CUDA_VISIBLE_DEVICES, so it is applied here, by CUDA's own rules and with
     indices in PCI bus order: the program has to run with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
-    Args:
-        environ: of the program.
-        silent: takes the error of each GPU that does not answer, which is left out; None: it is raised.
-
-    Returns:
-        The GPUs; none where there is no NVML library or no driver.
+    There are none without an NVML library or a driver. `silent` takes the error of each GPU that does not answer,
+    which is left out; None: it is raised.
 
     Raises:
         SkuError: NVML does not work, a GPU is lost, or a MIG slice is asked for.
@@ -89,10 +85,7 @@ def visible_ordinals(visible_devices: str | None, uuids: Sequence[str]) -> list[
 
     Args:
         visible_devices: the variable's value; None if it is not set.
-        uuids: the UUID of every device that could be seen, in PCI bus order.
-
-    Returns:
-        Positions in `uuids`.
+        uuids: the UUID of every device that could be seen, in PCI bus order: positions in it are returned.
     """
     if visible_devices is None:
         return list(range(len(uuids)))

@@ -25,14 +25,9 @@ def matching_skus(thresholds: Thresholds, gpu: Gpu) -> list[str]:
 
 
 def resolve_sku(thresholds_file: ThresholdsFile, asked: str, gpus: Sequence[Gpu], require_devices: bool = True) -> str:
-    """The canonical name of the SKU to judge by.
+    """The canonical name of the SKU to judge by; `asked` is ``auto``, or a name or alias.
 
-    Args:
-        thresholds_file: the SKUs to choose from.
-        asked: `--gpu-sku`: ``auto``, or the name or alias of a SKU.
-        gpus: those that CUDA sees here.
-        require_devices: whether something will be measured here, so that an explicit SKU has to be
-            that of the GPUs. Planning and judging old results do without.
+    Where something will be measured here, an explicit SKU has to be that of the GPUs. Planning does without.
 
     Raises:
         SkuError: there is no such SKU; the GPUs are of none, several or another one; or there are none.

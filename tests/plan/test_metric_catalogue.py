@@ -39,7 +39,7 @@ def test_no_two_have_the_same_words() -> None:
 
 @of_every_metric
 def test_what_training_tells_has_a_function_that_takes_it_from_rounds(metric: Metric) -> None:
-    assert (metric._samples is not None) == (metric.name in TRAINING_METRICS)
+    assert (metric.samples is not None) == (metric.name in TRAINING_METRICS)
 
 
 @of_every_metric

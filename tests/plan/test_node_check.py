@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeCheck, NodeExpectation
+from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeCheck
 
 
 @pytest.mark.parametrize("check", NODE_CHECKS.values(), ids=NODE_CHECKS)
@@ -25,9 +25,3 @@ def test_what_is_seen_only_under_load_reads_telemetry() -> None:
 
 def test_without_a_gpu_a_few_checks_mean_something() -> None:
     assert {name for name, check in NODE_CHECKS.items() if check.on_cpu} == {"gpus", "versions", "disk", "clock"}
-
-
-def test_nothing_is_expected_that_nobody_asked_for() -> None:
-    expectation = NodeExpectation("cuda")
-    asked = (expectation.pcie_generation, expectation.pcie_width, expectation.nvlinks, expectation.ecc)
-    assert asked == (None, None, None, None)

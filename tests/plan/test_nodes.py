@@ -140,20 +140,3 @@ def test_whatever_is_launched_on_several_nodes_pairs_of_them_are_measured(probe:
     plan = build_plan(Plan("a100", "cuda", (), nodes=nodes, ranks_per_node=8), questions, PACE, probes)
     first = "probes" if probe else "weak/one"
     assert plan.study_ids == ((first, "pairs") if nodes > 1 else (first,))
-
-
-def test_for_a_look_at_nodes_nothing_is_launched() -> None:
-    plan = build_plan(Plan("a100", "cuda", (), nodes=3, ranks_per_node=8, survey=True), [], PACE)
-    assert plan.study_ids == ()
-
-
-def test_a_plan_with_probes_and_a_survey_comes_back_from_json() -> None:
-    probes = [Probe("all-reduce-1gib", 24), Probe("matmul-fp16")]
-    plan = build_plan(
-        Plan("a100", "cuda", (), nodes=3, ranks_per_node=8, survey=True),
-        [question("weak_scaling_efficiency", 8)],
-        PACE,
-        probes,
-    )
-    assert read_as(Plan, as_json(plan)) == plan
-    assert plan.study_ids == ("probes", "weak/one", "pairs")

@@ -11,8 +11,7 @@ import pytest
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plugin.active import SETTINGS, SOURCE
 from pytest_ddpscale.plugin.selection import rerun_command
-from pytest_ddpscale.session.cluster import THIS_MACHINE
-from pytest_ddpscale.session.sources import Machine
+from pytest_ddpscale.session.sources import THIS_MACHINE, Machine
 from pytest_ddpscale.settings import settings_from
 
 ITEM = "'acceptance/test_scaling.py::test_it[r-2rank]'"

@@ -9,10 +9,11 @@ import pytest
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.container import Container
-from pytest_ddpscale.launch.launcher import Cluster, Launch
+from pytest_ddpscale.launch.launcher import Cluster, Launch, launcher_for
 from pytest_ddpscale.launch.slurm import SlurmLauncher
 from pytest_ddpscale.launch.torchrun import TorchrunLauncher
-from pytest_ddpscale.session.cluster import THIS_MACHINE, find_cluster, launch_on
+from pytest_ddpscale.session.measure import launch_on
+from pytest_ddpscale.session.sources import THIS_MACHINE
 from pytest_ddpscale.settings import Settings, settings_from
 
 HERE = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n4"}
@@ -28,6 +29,10 @@ SCONTROL = '#!/bin/sh\n[ "$*" = "show hostnames n[4-5,9]" ] && printf "n4\\nn5\\
 def settings(**options: str) -> Settings:
     """As options give them, without their prefix."""
     return settings_from({f"ddp_{name}": value for name, value in options.items()}, {}, {})
+
+
+def find_cluster(options: dict[str, str], environ: dict[str, str], *, plans_only: bool = False) -> Cluster:
+    return launcher_for(settings(**options), environ).cluster(plans_only=plans_only)
 
 
 @pytest.fixture
@@ -66,7 +71,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_nodes_follow_from_options_and_allocation(
     programs: Path, options: dict[str, str], environ: dict[str, str], expected: Cluster
 ) -> None:
-    assert find_cluster(settings(**options), environ) == expected
+    assert find_cluster(options, environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -83,7 +88,7 @@ def test_what_does_not_fit_is_refused(
     programs: Path, options: dict[str, str], environ: dict[str, str], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):
-        find_cluster(settings(**options), environ)
+        find_cluster(options, environ)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +98,14 @@ def test_what_does_not_fit_is_refused(
 def test_without_srun_it_is_refused(programs: Path, options: dict[str, str], environ: dict[str, str]) -> None:
     (programs / "srun").unlink()
     with pytest.raises(OptionError, match=r"^--ddp-launcher: srun is not on PATH; expected Slurm's commands\."):
-        find_cluster(settings(**options), environ)
+        find_cluster(options, environ)
 
 
 @pytest.mark.parametrize("scontrol", [None, "#!/bin/sh\necho no controller >&2; exit 1\n"])
 def test_an_allocation_whose_nodes_slurm_does_not_name_is_refused(programs: Path, scontrol: str | None) -> None:
     (programs / "scontrol").unlink() if scontrol is None else (programs / "scontrol").write_text(scontrol)
     with pytest.raises(OptionError, match=r"^Slurm job 17: `scontrol show hostnames n\[4-5,9\]` does not answer"):
-        find_cluster(settings(), THREE_NODES)
+        find_cluster({}, THREE_NODES)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +122,13 @@ def test_planning_needs_no_slurm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], expected: Cluster
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_cluster(settings(**options), {}, plans_only=True) == expected
+    assert find_cluster(options, {}, plans_only=True) == expected
 
 
 def test_planning_inside_an_allocation_is_for_its_nodes(programs: Path) -> None:
-    assert find_cluster(settings(), THREE_NODES, plans_only=True).nodes == 3
+    assert find_cluster({}, THREE_NODES, plans_only=True).nodes == 3
     unknown = THREE_NODES | {"SLURM_JOB_NODELIST": "x[1-2]"}
-    assert find_cluster(settings(), unknown, plans_only=True).nodes == 1
+    assert find_cluster({}, unknown, plans_only=True).nodes == 1
 
 
 def launch(cluster: Cluster, device_type: Any, **options: str) -> Launch:

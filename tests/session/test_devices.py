@@ -10,8 +10,8 @@ import pytest
 
 from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.launch.launcher import Cluster
-from pytest_ddpscale.session.cluster import THIS_MACHINE
 from pytest_ddpscale.session.devices import devices_per_node, refuse_hanging_driver
+from pytest_ddpscale.session.sources import THIS_MACHINE
 from pytest_ddpscale.settings import settings_from
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.machine import A100, HANG, UNKNOWN_ERROR, PlayedMachine

@@ -14,7 +14,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.sku.detection import Gpu
 from tests.builders.json_types import run_record
-from tests.builders.sessions import THRESHOLDS, InstantGang, Open, measured_run, nothing
+from tests.builders.sessions import InstantGang, Open, measured_run, nothing
 
 
 class TestJudging:
@@ -100,18 +100,6 @@ class TestJudging:
             session.run.write_json(session.run.verdicts_json, {})
             names.append(session.run.path)
         assert names == [old.path / "judged-1", old.path / "judged-2"]
-
-    def test_verdicts_go_where_they_are_asked_to(self, opened: Open, old: RunDirectory, tmp_path: Path) -> None:
-        session = opened(gpu_sku="auto", ddp_judge=str(old.path), ddp_run_dir=str(tmp_path / "verdicts"))
-        session.source.select(session.source.cases)
-        session.source.open_run()
-        assert session.run == RunDirectory(tmp_path / "verdicts")
-
-    def test_other_thresholds_give_other_verdicts(self, opened: Open, old: RunDirectory, tmp_path: Path) -> None:
-        strict = tmp_path / "strict.yaml"
-        strict.write_text(THRESHOLDS.replace("at_least: 50", "at_least: 500"), encoding="utf-8")
-        session = self.judged(opened, old, thresholds=str(strict))
-        assert session.judge(session.source.cases[0], nothing).outcome == "failed"
 
     def test_a_broken_line_is_refused_before_any_item_runs(self, opened: Open, old: RunDirectory) -> None:
         lines = old.measurements_jsonl.read_text(encoding="utf-8").splitlines(keepends=True)

@@ -16,6 +16,16 @@ from tests.builders.sessions import IMG_PER_S, InstantGang, Open, nothing
 
 
 class TestMeasuring:
+    def test_only_what_is_selected_and_fits_is_planned(self, opened: Open) -> None:
+        session = opened(ddp_block="7s")
+        session.source.select(session.source.cases)
+        assert session.source.plan is not None
+        assert [study.id for study in session.source.plan.studies] == ["weak/r"], "8 ranks do not fit"
+        assert [arm.name for arm in session.source.plan.studies[0].arms] == ["alone", "ddp@2", "each@2"]
+        assert (session.source.plan.studies[0].rounds, session.source.plan.studies[0].block_s) == (FEWEST_ROUNDS, 7.0)
+        session.source.select(session.source.cases[:1])
+        assert [arm.name for arm in session.source.plan.studies[0].arms] == ["alone"]
+
     def test_what_is_about_to_happen_is_on_disk_first(self, measuring: AcceptanceSession) -> None:
         assert measuring.run is not None
         assert measuring.run.read_plan() == measuring.source.plan

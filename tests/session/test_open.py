@@ -14,43 +14,17 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.strict_json import parse_strict_json, read_as
 from pytest_ddpscale.session import devices
-from pytest_ddpscale.session.cluster import THIS_MACHINE
-from pytest_ddpscale.session.sources import Machine
+from pytest_ddpscale.session.sources import THIS_MACHINE, Machine
 from pytest_ddpscale.sku.detection import Gpu
-from pytest_ddpscale.util.packaged import packaged
 from tests.builders.json_types import as_json
 from tests.builders.sessions import THRESHOLDS, Open, gpu, measured_run
 
 
 class TestDevices:
-    def test_on_cpu_as_many_ranks_as_asked_for_may_share_the_cores(self, opened: Open) -> None:
-        assert opened(ddp_gpus_per_node="64").source.machine.devices == 64
-
-    def test_on_cpu_there_is_a_rank_for_each_core(self, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 5})
-        assert opened(ddp_gpus_per_node=None).source.machine.devices == 3
-
     def test_on_gpu_all_are_used_or_as_many_as_asked_for(self, opened: Open, machine: Callable[..., None]) -> None:
         machine(gpu(0), gpu(1), gpu(2), driver=True)
         assert opened(gpu_sku="gpu").source.machine.devices == 3
         assert opened(gpu_sku="auto", ddp_gpus_per_node="2").source.machine.devices == 2
-
-    def test_more_gpus_than_there_are_is_refused(self, opened: Open, machine: Callable[..., None]) -> None:
-        machine(gpu(0), gpu(1), driver=True)
-        with pytest.raises(OptionError) as raised:
-            opened(gpu_sku="g", ddp_gpus_per_node="8")
-        assert str(raised.value) == "--ddp-gpus-per-node: found 8, but 2 GPUs are visible; expected at most 2."
-
-    def test_world_sizes_that_do_not_fit_are_refused(self, opened: Open, machine: Callable[..., None]) -> None:
-        machine(gpu(0), gpu(1), driver=True)
-        with pytest.raises(OptionError) as raised:
-            opened(gpu_sku="gpu", ddp_world_sizes="1,2,4,8")
-        assert str(raised.value) == "--ddp-world-sizes: found 8, but 2 GPUs are visible; expected at most 2."
-        assert opened(gpu_sku="gpu", ddp_world_sizes="1,2").source.machine.devices == 2
-
-    def test_on_cpu_the_way_out_is_said(self, opened: Open) -> None:
-        with pytest.raises(OptionError, match=r"On CPU, --ddp-gpus-per-node=8 lets ranks share cores\.$"):
-            opened(ddp_world_sizes="2,8")
 
     def test_a_laptop_that_only_plans_knows_no_gpus_but_may_be_told(self, opened: Open) -> None:
         assert opened(gpu_sku="gpu", collect_only=True).source.machine.devices is None
@@ -147,25 +121,6 @@ class TestSku:
         with pytest.raises(SkuError, match=r"^--gpu-sku=gpu: gpu is a SKU the GPUs are not"):
             opened(gpu_sku="g")
 
-    @pytest.mark.parametrize("has_check", [False, True])
-    def test_a_gpu_that_does_not_answer_stops_only_who_does_not_check_for_it(
-        self, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_check: bool
-    ) -> None:
-        def one_of_two(silent: list[SkuError]) -> list[Gpu]:
-            silent.append(SkuError("GPU 1 of here", "does not answer", "that it does", "Read dmesg."))
-            return [gpu(0)]
-
-        monkeypatch.setattr(devices, "visible_gpus", one_of_two)
-        if has_check:
-            detect = "    detect: {name: '^G$'}\n"
-            assert THRESHOLDS.count(detect) == 1
-            checked = THRESHOLDS.replace(detect, f"{detect}    checks: {{gpus: fail}}\n")
-            (tmp_path / "thresholds.yaml").write_text(checked, encoding="utf-8")
-            assert opened(gpu_sku="gpu").source.machine.devices == 1
-        else:
-            with pytest.raises(SkuError, match=r"^GPU 1 of here: does not answer"):
-                opened(gpu_sku="gpu")
-
     @pytest.mark.parametrize(("sku", "collect_only"), [("cpu", False), ("cpu", True), ("gpu", True)])
     def test_a_broken_driver_stops_neither_planning_nor_the_cpu(
         self, opened: Open, monkeypatch: pytest.MonkeyPatch, sku: str, collect_only: bool
@@ -198,10 +153,6 @@ class TestSku:
         run.write_json(run.run_json, as_json(run.read_run()) | {"sku": sku})
         with pytest.raises(RunDirectoryError, match=r"run\.json: holds what was never written .*`\$\.sku`"):
             opened(gpu_sku="auto", ddp_judge=str(run.path))
-
-    def test_no_run_to_judge_is_refused(self, opened: Open, tmp_path: Path) -> None:
-        with pytest.raises(RunDirectoryError, match=r"has no run\.json"):
-            opened(ddp_judge=str(tmp_path / "nowhere"))
 
 
 class TestSilentGpus:
@@ -292,15 +243,3 @@ class TestFewerGpusThanAsked:
         (tmp_path / "with_check.yaml").write_text(self.WITH_CHECK, encoding="utf-8")
         session = opened(gpu_sku="gpu", thresholds=str(tmp_path / "with_check.yaml"), ddp_gpus_per_node="1")
         assert session.source.machine == Machine(THIS_MACHINE, 1)
-
-
-class TestThresholds:
-    def test_the_file_named_comes_before_the_one_beside_and_that_before_the_packaged_one(
-        self, opened: Open, tmp_path: Path
-    ) -> None:
-        other = tmp_path / "other.yaml"
-        other.write_text(THRESHOLDS, encoding="utf-8")
-        assert opened(thresholds=str(other)).subject.thresholds.path == other
-        assert opened().subject.thresholds.path == tmp_path / "thresholds.yaml"
-        (tmp_path / "thresholds.yaml").unlink()
-        assert opened().subject.thresholds.path == packaged("thresholds.yaml")

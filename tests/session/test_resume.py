@@ -226,11 +226,6 @@ class TestRefused:
         with pytest.raises(RunDirectoryError, match=r"was simulated.*--ddp-judge="):
             read_resumption(run)
 
-    def test_another_version(self, run: RunDirectory) -> None:
-        run.write_json(run.run_json, run_record(run.read_run(), versions={"pytest_ddpscale": "0.0.1"}))
-        with pytest.raises(RunDirectoryError, match=r"by pytest-ddpscale 0\.0\.1; .*install that version"):
-            read_resumption(run)
-
     @pytest.mark.parametrize(
         ("devices", "fresh"),
         [
@@ -247,3 +242,8 @@ class TestRefused:
     @pytest.mark.parametrize("devices", [None, 2])
     def test_not_the_same_devices_nor_a_laptop_that_only_plans(self, run: RunDirectory, devices: int | None) -> None:
         refuse_other_devices(run, devices, Plan("cpu", "cpu", (), ranks_per_node=devices))
+
+    def test_another_version(self, run: RunDirectory) -> None:
+        run.write_json(run.run_json, run_record(run.read_run(), versions={"pytest_ddpscale": "0.0.1"}))
+        with pytest.raises(RunDirectoryError, match=r"by pytest-ddpscale 0\.0\.1; .*install that version"):
+            read_resumption(run)

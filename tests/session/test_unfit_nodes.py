@@ -18,9 +18,8 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import Survey, surveys_of
 from pytest_ddpscale.results.verdicts import Judgement
 from pytest_ddpscale.session import measure
-from pytest_ddpscale.session.cluster import THIS_MACHINE
 from pytest_ddpscale.session.session import AcceptanceSession
-from pytest_ddpscale.session.sources import Machine
+from pytest_ddpscale.session.sources import THIS_MACHINE, Machine
 from tests.builders.records import gang_on, steady_block
 from tests.builders.sessions import IMG_PER_S, THRESHOLDS, Open
 

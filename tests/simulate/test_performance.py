@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.study import Arm, ArmKind, Study
-from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.performance import (
     BUCKET_BYTES,
     DDP_OVERHEAD,
@@ -113,10 +112,3 @@ def test_all_parameters_are_kept_as_json() -> None:
     assert kept["img_per_s"] == {RESNET: 1189.5}
     assert kept["noise"]["round_sd"] == 0.003
     assert kept["topology"]["inside"]["bytes_per_s"] == pytest.approx(240e9)
-
-
-def test_a_workload_of_another_name_needs_an_expectation() -> None:
-    arm = Arm("alone", 1, 8)
-    stranger = Workload("stranger", "resnet18", "fp16", 8)
-    with pytest.raises(KeyError):
-        PERFORMANCE.step_time(weak_study(arm, workload=stranger), arm)

@@ -56,7 +56,3 @@ def test_a_corrupt_rank_spoils_whatever_else_is_well() -> None:
     assert verdicts["replica_agreement"].outcome == "failed"
     assert [culprit.gpu_index for culprit in verdicts["replica_agreement"].culprits] == [2]
     assert not any(verdict.passed for verdict in verdicts.values())
-
-
-def test_the_same_seed_decides_the_same() -> None:
-    assert decided("slow-gpu:5:1.05", seed=3) == decided("slow-gpu:5:1.05", seed=3)

@@ -92,12 +92,9 @@ def test_a_faulty_simulated_machine_is_rejected_by_name(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("--fault", "slow-gpu:8:1.1"), ("--fault", "slow-gpu:8:1.1", "a rank from 0 to 7")),
-        (("--fault", "broken"), ("found 'broken'", "slow-gpu:RANK:FACTOR")),
         (("--rounds", "4"), ("--rounds", f"at least {FEWEST_ROUNDS}")),
         (("--world-sizes", "16"), ("--world-sizes", "found '16'", "1 to 8")),
         (("--world-sizes", "two"), ("--world-sizes", "found 'two'")),
-        (("--gpus", "0"), ("--gpus", "found 0")),
-        (("--workloads", "resnet"), ("--workloads", "resnet152-fp16")),
         (("--thresholds", "/nowhere.yaml"), ("/nowhere.yaml",)),
     ],
 )

@@ -117,13 +117,6 @@ def test_it_is_judged_as_the_nodes_that_were_simulated(tmp_path: Path, gpus: int
     assert measured_layout(RunDirectory.open(tmp_path / "run")) == layout
 
 
-def test_the_same_seed_writes_the_same_measurements(tmp_path: Path) -> None:
-    one, other, third = (
-        written(tmp_path / name, seed=seed).measurements_sha256() for name, seed in (("a", 1), ("b", 1), ("c", 2))
-    )
-    assert one == other != third
-
-
 def test_a_disk_that_fills_up_is_a_sentence_and_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -9,13 +9,14 @@ import os
 import sys
 from pathlib import Path
 
+from pytest_ddpscale.launch.launcher import launcher_for
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import ends_of
-from pytest_ddpscale.session.cluster import find_cluster, launch_on
+from pytest_ddpscale.session.measure import launch_on
 from pytest_ddpscale.settings import settings_from
 
 TINY = Workload("tiny", "shufflenet_v2_x0_5", "fp32", 2, 32, "contiguous", num_classes=10)
@@ -26,7 +27,7 @@ def main() -> None:
     folder, *options = sys.argv[1:]
     named = dict(option.split("=", 1) for option in options)
     settings = settings_from({f"ddp_{name}": value for name, value in named.items()}, {}, {})
-    cluster = find_cluster(settings, os.environ)
+    cluster = launcher_for(settings, os.environ).cluster(plans_only=False)
     arms = (Arm("alone", 1, 2), Arm("ddp", cluster.nodes, 2))
     study = Study("weak", TINY, arms, rounds=2, block_s=0.05, warmup_s=0.05)
     run = RunDirectory.create(Path(folder))
