@@ -75,6 +75,11 @@ class Evidence:
         return [one for host in hosts for one in self._telemetry_by_host.get((study_id, arm, host), ())]
 
     @cached_property
+    def hosts_with_telemetry(self) -> frozenset[str]:
+        """Names of the nodes of which there is any."""
+        return frozenset(one.host for one in self.telemetry)
+
+    @cached_property
     def _telemetry_by_host(self) -> Mapping[tuple[str, str, str], Sequence[Telemetry]]:
         found: dict[tuple[str, str, str], list[Telemetry]] = {}
         for one in self.telemetry:

@@ -58,7 +58,7 @@ def credible_values(metric: str, world_size: int, plan: Plan) -> tuple[float, fl
 
 
 def suspect_nodes(hosts: Sequence[str], rows: ArmRounds, case: Case, plan: Plan) -> set[str]:
-    """Nodes of which `with_skipped_steps`, `with_host_bound` or `with_stalled_devices` may have something to say.
+    """Nodes of which `with_skipped_steps` or `with_host_bound` may have something to say, or that were imported.
 
     Args:
         hosts: of the nodes.
@@ -66,9 +66,7 @@ def suspect_nodes(hosts: Sequence[str], rows: ArmRounds, case: Case, plan: Plan)
         case: the requirement.
         plan: of the run.
     """
-    if case.question.metric.reads_utilization:
-        return set(hosts)
-    suspect = (rows.measured.skipped_steps != 0).any(axis=1)
+    suspect = (rows.measured.skipped_steps != 0).any(axis=1) | rows.measured.single_sample
     if _may_wait_for_host(case, plan):
         suspect |= ~(rows.utilization >= HOST_BOUND_UTILIZATION)
     return {hosts[node] for node in np.unique(rows.measured.node[suspect]).tolist()}

@@ -19,6 +19,7 @@ from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.device_flags import IDLE, flags, mean_power_w
 from pytest_ddpscale.metrics.rounds import ArmRounds
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.column_record import IntArray
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.telemetry_record import Telemetry
@@ -64,6 +65,11 @@ def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: Seque
     culprits = tuple(_culprit(windows) for windows in stalled)
     reason = f"{_name(stalled[0])} is {_IN_WORDS['stalled']} ({_power(stalled[0])}), so its utilization says nothing"
     return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits)
+
+
+def notes_without_telemetry(plan: Plan) -> tuple[str, ...]:
+    """What `with_stalled_devices` notes of a pass on a node of which there is no telemetry at all."""
+    return () if plan.device_type == "cpu" else (_POWER_UNKNOWN,)
 
 
 def _has_known_power(measured: ArmRounds, telemetry: Sequence[Telemetry]) -> bool:

@@ -73,8 +73,13 @@ class PlaceVerdict(Generic[P]):
         return self.verdict.rounds if self._clear is None else self._clear.rounds
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Its verdict's."""
+        return self.verdict.notes if self._clear is None else self._clear.notes
+
+    @property
     def said(self) -> Verdict | None:
-        """Its verdict, unless it is clear that that has no notes, flags or culprits."""
+        """Its verdict, unless it is clear that that has no flags or culprits."""
         return self.verdict if self._clear is None else None
 
     @property
@@ -181,7 +186,7 @@ def _notes(measured: Sequence[PlaceVerdict[P]], deciding: Sequence[PlaceVerdict[
     """What is to be known of all places that decide as it is, of others with their names."""
     names: dict[str, list[str]] = {}
     for one in measured:
-        for note in one.said.notes if one.said else ():
+        for note in one.notes:
             names.setdefault(note, []).append(one.place.name)
     decide = {one.place.name for one in deciding} if names else set()
     return tuple(note if decide.issubset(at) else f"{first_few(at)}: {note}" for note, at in names.items())

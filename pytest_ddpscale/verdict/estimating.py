@@ -78,17 +78,19 @@ class _Series(NamedTuple, Generic[P]):
 
 
 class Clear(NamedTuple):
-    """A place that keeps its bound, of whose values nothing else is to be said.
+    """A place that keeps its bound: of it no verdict need be made to know what it is.
 
     Attributes:
         value: point estimate.
         margin: as `pytest_ddpscale.results.verdicts.Verdict` has it.
         rounds: how many there were.
+        notes: what the verdict would have.
     """
 
     value: float
     margin: float
     rounds: int
+    notes: tuple[str, ...] = ()
 
 
 class Estimates(Generic[P]):

@@ -33,7 +33,7 @@ from pytest_ddpscale.verdict.caveats import (
     with_spent_budget,
 )
 from pytest_ddpscale.verdict.checking import judge_check
-from pytest_ddpscale.verdict.device_notes import with_stalled_devices
+from pytest_ddpscale.verdict.device_notes import notes_without_telemetry, with_stalled_devices
 from pytest_ddpscale.verdict.each import combined, judge_each
 from pytest_ddpscale.verdict.estimating import Clear, Estimates
 from pytest_ddpscale.verdict.failed_nodes import JudgedNode, why_nodes_missing, with_failed_nodes
@@ -162,9 +162,13 @@ def _clear_nodes(
     credible = credible_values(requirement.definition.name, asked.case.world_size, plan)
     clear = estimates.clear_passes(requirement, credible, asked.rounds_due, confidence)
     suspects = {straggler.host for straggler in peers.stragglers} if clear else set()
+    notes: tuple[str, ...] = ()
     for one in rows if clear else ():
         suspects |= suspect_nodes(one.hosts, one.arms.measured, asked.case, plan)
-    return {host: one for host, one in clear.items() if host not in suspects}
+    if asked.case.question.metric.reads_utilization:
+        suspects |= asked.evidence.hosts_with_telemetry
+        notes = notes_without_telemetry(plan)
+    return {host: one._replace(notes=notes) for host, one in clear.items() if host not in suspects}
 
 
 def _judge_rounds(

@@ -1,0 +1,65 @@
+"""Of places that clearly pass no verdict is made: that changes nothing of what all places together come to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from pytest_ddpscale.evidence.columns import Columns
+from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.telemetry_record import Spread, Telemetry
+from pytest_ddpscale.simulate.measuring import SimulatedRun
+from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
+from pytest_ddpscale.simulate.writing import write_simulated_run
+from pytest_ddpscale.verdict.estimating import Estimates
+from pytest_ddpscale.verdict.judge import judge
+from tests.builders.clusters import faults, thresholds
+
+GPUS = 80
+CLUSTER = open_cluster(thresholds(), ClusterOptions("b200", GPUS, workloads=("resnet152-fp16", "vit-b-16-fp16")))
+
+
+def odd(evidence: Evidence) -> Evidence:
+    """With a node of which steps were skipped, one that is faster together than alone, and one that only waits."""
+    arms = dict(evidence.columns.arms)
+    for key, arm in arms.items():
+        skipped, block_s, node = arm.skipped_steps.copy(), arm.block_s.copy(), arm.ranks.numbers // 8
+        skipped[:, node == 2] = 3
+        block_s[:, node == 5] *= 2 if arm.arm == "alone" else 1
+        arms[key] = replace(arm, skipped_steps=skipped, block_s=block_s)
+    telemetry = [_stalled(one) if one.rank // 8 == 7 else one for one in evidence.telemetry]
+    return replace(evidence, columns=Columns(arms), telemetry=telemetry)
+
+
+def _stalled(one: Telemetry) -> Telemetry:
+    power_w, busy = Spread(200.0, 190.0, 210.0, 5), Spread(0.99, 0.99, 1.0, 5)
+    return structs.replace(one, utilization=busy, power_w=power_w, power_limit_w=1000.0, idle_power_w=150.0)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (),
+        ("slow-gpu:11:1.05", "corrupt-rank:20"),
+        ("throttle:3:1.1", "slow-link:4:0.3"),
+        ("missing-rank:9:8", "missing-rank:41", "slow-probe:60:memory-copy:0.7"),
+        ("drift:3", "bad-gpu:12:clock"),
+        tuple(f"missing-rank:{rank}:8" for rank in range(1, 72, 8)),
+    ],
+    ids=["healthy", "slow and corrupt", "node", "missing", "drift", "many missing"],
+)
+def test_verdicts_are_those_of_every_place_judged(
+    bad: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = CLUSTER.plan(rounds=10, short_blocks=True)
+    simulated = SimulatedRun(plan, CLUSTER.performance, faults(*bad, gpus=GPUS), seed=0)
+    write_simulated_run(RunDirectory.create(tmp_path), CLUSTER, simulated)
+    evidence = odd(read_evidence(RunDirectory(tmp_path)))
+    found = [judge(case, evidence, 0.95) for case in CLUSTER.cases]
+    monkeypatch.setattr(Estimates, "clear_passes", lambda *_: {})
+    assert found == [judge(case, evidence, 0.95) for case in CLUSTER.cases]
+    assert len({verdict.outcome for verdict in found}) > 1
