@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -87,7 +87,7 @@ class LinkFault:
 
 
 def find_link_faults(
-    pairs: Sequence[PairMeasurement], device_type: DeviceType, excused: Collection[str] = ()
+    pairs: Sequence[PairMeasurement], device_type: DeviceType, excused: Set[str] = frozenset()
 ) -> list[LinkFault]:
     """Nodes and links at fault by the rule of this module: nodes before links, slowest first.
 
@@ -96,7 +96,7 @@ def find_link_faults(
         device_type: of the ranks; a CPU has to be slower than a GPU to be named.
         excused: hosts known to compute slowly: that explains whatever they take part in, which is left out.
     """
-    told = _NodePairs([pair for pair in pairs if pair.hosts[0] != pair.hosts[1] and not {*pair.hosts} & {*excused}])
+    told = _NodePairs(pair for pair in pairs if excused.isdisjoint(pair.hosts))
     standings = Standings(told.results, SLOW_SHARES[device_type])
     if len(standings.suspect_nodes) > standings.nodes // 2:
         return []
@@ -107,10 +107,27 @@ def find_link_faults(
     return sorted(faults, key=lambda fault: (fault.kind != "node", fault.slow_gbps, fault.hosts))
 
 
-def node_pair_results(pairs: Sequence[PairMeasurement]) -> list[tuple[tuple[str, str], float]]:
+def node_pair_results(pairs: Iterable[PairMeasurement]) -> Iterator[tuple[tuple[str, str], float]]:
     """What each pair of hosts reached in each round: names in order, and GB/s of the slowest rail."""
-    told = _NodePairs(pair for pair in pairs if pair.hosts[0] != pair.hosts[1])
-    return [((told.hosts[r.nodes[0]], told.hosts[r.nodes[1]]), r.gbps) for r in told.results]
+    for (_, _, hosts), rails in _rails_together(pairs).items():
+        yield hosts, min(rail.busbw_gbps for rail in rails)
+
+
+def _rails_together(
+    pairs: Iterable[PairMeasurement],
+) -> dict[tuple[int, int, tuple[str, str]], list[PairMeasurement]]:
+    """Rails by launch, round and hosts, whose names are in order."""
+    together: dict[tuple[int, int, tuple[str, str]], list[PairMeasurement]] = defaultdict(list)
+    seen: Counter[tuple[int, tuple[str, str], int]] = Counter()
+    for pair in pairs:
+        if pair.hosts[0] == pair.hosts[1]:
+            continue
+        ordered = _sorted_by_host(pair)
+        # A gang that was started again counts its rounds anew: the same rail comes once in each.
+        rail = (ordered.round, ordered.hosts, ordered.local_ranks[0])
+        together[(seen[rail], ordered.round, ordered.hosts)].append(ordered)
+        seen[rail] += 1
+    return together
 
 
 class _NodePairs:
@@ -122,13 +139,7 @@ class _NodePairs:
     """
 
     def __init__(self, pairs: Iterable[PairMeasurement]) -> None:
-        together: dict[tuple[int, int, tuple[str, str]], list[PairMeasurement]] = defaultdict(list)
-        seen: Counter[tuple[int, tuple[str, str], int]] = Counter()
-        for pair in map(_sorted_by_host, pairs):
-            # A gang that was started again counts its rounds anew: the same rail comes once in each.
-            rail = (pair.round, pair.hosts, pair.local_ranks[0])
-            together[(seen[rail], pair.round, pair.hosts)].append(pair)
-            seen[rail] += 1
+        together = _rails_together(pairs)
         self.hosts = sorted({host for _, _, hosts in together for host in hosts})
         numbers = {host: number for number, host in enumerate(self.hosts)}
         self._rails: dict[PairResult, list[PairMeasurement]] = defaultdict(list)

@@ -43,6 +43,12 @@ class RankColumns:
         """How many there are."""
         return len(self.numbers)
 
+    def is_same(self, other: RankColumns) -> bool:
+        """Whether they are the same ranks in the same places."""
+        return self is other or all(
+            np.array_equal(getattr(self, one.name), getattr(other, one.name)) for one in fields(RankColumns)
+        )
+
     def of(self, columns: Index) -> RankColumns:
         """Some of them."""
         return RankColumns(self.numbers[columns], self.hosts[columns], self.local_ranks[columns], self.devices[columns])
@@ -194,6 +200,7 @@ class GrowingColumns:
     def __init__(self) -> None:
         self._gangs: dict[int, RankColumns] = {}
         self._rows: dict[tuple[str, str], list[_BlockArrays]] = {}
+        self._laid_out: dict[tuple[str, str], ArmColumns] = {}
 
     def add_gang(self, gang: GangRecord) -> None:
         """Take note of who the ranks of a launch are, before anything that they measured."""
@@ -202,6 +209,7 @@ class GrowingColumns:
     def add(self, block: Block) -> None:
         """Add a block. Of one that was measured twice the earlier one counts."""
         rows = self._rows.setdefault((block.study, block.arm), [])
+        self._laid_out.pop((block.study, block.arm), None)
         row = _BlockArrays.of(block)
         twin = next((i for i, other in enumerate(rows) if other.number == row.number), None)
         if twin is None:
@@ -216,7 +224,14 @@ class GrowingColumns:
             ValueError: a rank of an arm was measured in two places.
         """
         wanted = [key for key in self._rows if arms is None or key in arms]
-        return Columns({key: self._arm(*key) for key in wanted})
+        for key in wanted:
+            if key not in self._laid_out:
+                self._laid_out[key] = self._arm(*key)
+        return Columns({key: self._laid_out[key] for key in wanted})
+
+    def rounds_begun(self, study_id: str) -> int:
+        """How many rounds of a study there is anything of."""
+        return len({row.number for (study, _), rows in self._rows.items() if study == study_id for row in rows})
 
     def _arm(self, study: str, arm: str) -> ArmColumns:
         rows = sorted(self._rows[study, arm], key=lambda row: row.number)

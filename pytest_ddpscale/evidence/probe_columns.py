@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class ProbeColumns:
         seconds: that all iterations took, (rounds, ranks).
         started_unix_s: when they began, seconds since 1970 UTC, (rounds, ranks).
         is_correct: whether what came out is what has to come out, (rounds, ranks).
+        kept: what was made of `ranks` and `peers` and is asked for after each round, by whatever tells it apart.
     """
 
     study: str
@@ -47,6 +48,11 @@ class ProbeColumns:
     seconds: FloatArray
     started_unix_s: FloatArray
     is_correct: BoolArray
+    kept: dict[Any, Any] = field(default_factory=dict)
+
+    def is_of_ranks_of(self, other: ProbeColumns) -> bool:
+        """Whether the columns are the same ones."""
+        return np.array_equal(self.peers, other.peers) and self.ranks.is_same(other.ranks)
 
     @property
     def per_second(self) -> FloatArray:
@@ -84,6 +90,7 @@ class GrowingProbes:
         self._gangs: dict[int, RankColumns] = {}
         self._blocks: dict[ProbeName, list[ProbeBlock]] = {}
         self._columns: dict[ProbeName, ProbeColumns] = {}
+        self._before: dict[ProbeName, ProbeColumns] = {}
 
     def add_gang(self, gang: GangRecord) -> None:
         """Take note of who the ranks of a launch are, before anything that they measured."""
@@ -99,7 +106,10 @@ class GrowingProbes:
         """All that was added, by probe. Raises ValueError if a rank was probed in two places."""
         for key, blocks in self._blocks.items():
             if key not in self._columns:
-                self._columns[key] = _columns(blocks, self._gangs)
+                found, before = _columns(blocks, self._gangs), self._before.get(key)
+                if before is not None and found.is_of_ranks_of(before):
+                    found = replace(found, kept=before.kept)
+                self._columns[key] = self._before[key] = found
         return dict(self._columns)
 
 

@@ -25,7 +25,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import Ranks, expected_ranks
-from pytest_ddpscale.results.column_record import BoolArray
+from pytest_ddpscale.results.column_record import BoolArray, IntArray
 from pytest_ddpscale.results.probe_record import NO_PEER, ProbeMeasurement
 
 TERA, GIGA = 1e12, 1e9
@@ -96,19 +96,29 @@ def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> Mapping
     Raises:
         ValueError: as `expected_ranks`.
     """
-    expected = sorted(expected_ranks(probe, layout))
     if probed is None:
+        expected_ranks(probe, layout)
         return {}
-    column = {end: i for i, end in enumerate(zip(probed.ranks.numbers.tolist(), probed.peers.tolist(), strict=True))}
-    groups = [(ranks, [column.get(end) for end in _ends(probe, ranks)]) for ranks in expected]
-    there = {ranks: [i for i in ends if i is not None] for ranks, ends in groups if None not in ends}
-    if not there:
+    key = probe, layout
+    if key not in probed.kept:
+        probed.kept[key] = _places_there(probed, probe, layout)
+    found, ends = probed.kept[key]
+    if not found:
         return {}
     values = np.where(_counts(probed, probe), probed.per_second * _factor(probe), np.nan)
-    slowest = values[:, np.array(list(there.values()))].min(axis=2)  # NaN if any is
+    return PerPlace(found, probed.numbers, values[:, ends].min(axis=2).T)  # NaN if any is
+
+
+def _places_there(probed: ProbeColumns, probe: Probe, layout: Layout) -> tuple[list[ProbedPlace], IntArray]:
+    """Places of which all ranks are among the columns, and the columns of each, (places, ranks of one)."""
+    column = {end: i for i, end in enumerate(zip(probed.ranks.numbers.tolist(), probed.peers.tolist(), strict=True))}
+    groups = [
+        (ranks, [column.get(end) for end in _ends(probe, ranks)]) for ranks in sorted(expected_ranks(probe, layout))
+    ]
+    there = {ranks: [i for i in ends if i is not None] for ranks, ends in groups if None not in ends}
     who = list(zip(probed.ranks.hosts, probed.ranks.local_ranks.tolist(), probed.ranks.devices, strict=True))
     found = [place_of(probe, ranks, [who[i] for i in ends]) for ranks, ends in there.items()]
-    return PerPlace(found, probed.numbers, slowest.T)
+    return found, np.array(list(there.values()), np.int64)
 
 
 def _ends(probe: Probe, ranks: Ranks) -> list[tuple[int, int]]:

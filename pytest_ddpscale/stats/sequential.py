@@ -215,7 +215,8 @@ class EProcesses:
         def excess(reach: FloatArray) -> FloatArray:
             return self.log_evidence(self.centres + direction * reach) - threshold
 
-        outside = np.sqrt(self._independent[0] / self._n)
+        spread = np.sqrt(self._independent[0] / self._n)
+        outside = np.where(spread > 0, spread, 1.0)
         inside, below, above = np.zeros_like(outside), np.full_like(outside, -np.inf), excess(outside)
         for _ in range(_WIDENINGS):
             wider = above < 0

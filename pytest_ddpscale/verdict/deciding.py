@@ -9,7 +9,6 @@ from dataclasses import replace
 from pytest_ddpscale.evidence.columns import Columns, GrowingColumns
 from pytest_ddpscale.evidence.evidence import Evidence, evidence_of
 from pytest_ddpscale.evidence.probe_columns import GrowingProbes
-from pytest_ddpscale.metrics.rounds import rounds_begun
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
@@ -76,14 +75,14 @@ class Decider:
         study = self._plan.study(study_id)
         if study is None:
             return []
-        records = [*self._gangs.values(), *self._records[study_id]]
-        # Ranks that compute by themselves tell, in other studies too, how fast each of them is.
-        columns = self._columns.columns({(study.id, arm.name) for arm in study.arms} | self._each)
-        rounds = len(rounds_begun(columns, study_id))
+        rounds = self._columns.rounds_begun(study_id)
         if rounds < FEWEST_ROUNDS:
             return [arm.name for arm in study.arms]
         if not self._cases[study_id]:
             return [arm.name for arm in study.arms] if rounds < ROUNDS_WITHOUT_REQUIREMENTS else []
+        records = [*self._gangs.values(), *self._records[study_id]]
+        # Ranks that compute by themselves tell, in other studies too, how fast each of them is.
+        columns = self._columns.columns({(study.id, arm.name) for arm in study.arms} | self._each)
         evidence = evidence_of(self._plan_of_those_there(study, columns), columns, records)
         asked, everything = self._open.get(study_id) or self._cases[study_id], self._cases[study_id]
         found = still_open(asked, evidence, self._confidence)
@@ -95,6 +94,9 @@ class Decider:
     def _needed_probes(self, study: ProbeStudy) -> list[str]:
         """As `needed_arms`. What had told enough and was not measured since is not judged again."""
         evidence = self._evidence_on_probes()
+        if len(evidence.rounds_probed) < FEWEST_ROUNDS:
+            asked_for = {case.probe.id for case in self._probed if case.probe} - evidence.unsupported.keys()
+            return [probe.id for probe in study.probes if probe.id in asked_for]
         of = {probe: evidence.probes.get((probe.name, probe.world_size)) for probe in study.probes}
         measured = {probe: 0 if found is None else int(found.present.sum()) for probe, found in of.items()}
         told = {probe for probe, count in measured.items() if self._told.get(probe) == count}

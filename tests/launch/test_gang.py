@@ -256,7 +256,7 @@ def test_a_node_that_is_not_heard_of_is_lost_and_the_others_are_not(run: Run) ->
 
 def test_of_nodes_that_fall_silent_all_at_once_none_is_lost(run: Run) -> None:
     """As when it is the supervisor's own link that is down."""
-    end = run("serve(3); time.sleep(0.2); say('beat', 1); say('beat', 2); order()", nodes=3, silence_s=1.2)
+    end = run("serve(3); time.sleep(0.05); say('beat', 1); say('beat', 2); order()", nodes=3, silence_s=0.5)
     assert end.lost_hosts == ()
     assert (
         end.why
