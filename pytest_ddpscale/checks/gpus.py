@@ -19,7 +19,7 @@ def gpus(evidence: NodeEvidence) -> Findings:
     if evidence.expectation.device_type == "cpu":
         return each_node(_cores, evidence)
     found = each_node(_gpus, evidence)
-    for host, finding in lost_at_work(evidence).items():
+    for host, finding in lost_at_work(evidence):
         found[host] = found.get(host, Finding()) + finding
     return found
 

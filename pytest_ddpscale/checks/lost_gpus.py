@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, fault, note, unknown
-from pytest_ddpscale.checks.from_survey import Findings, gpu_places
+from pytest_ddpscale.checks.from_survey import gpu_places
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.results.telemetry_record import Telemetry
 
@@ -14,13 +14,12 @@ _GONE = "the driver no longer has it"
 Afterwards = tuple[str, SurveyedGpu, SurveyedGpu, GpuPlace]
 
 
-def lost_at_work(evidence: NodeEvidence) -> Findings:
-    """A fault for each GPU that ranks used and that was lost since: once, however often it was found to be.
+def lost_at_work(evidence: NodeEvidence) -> Iterator[tuple[str, Finding]]:
+    """By host a fault for each GPU that ranks used and that was lost since: once, however often it was found to be.
 
     As the sampler was told while they worked, and as a look at the GPUs says after they have failed.
     """
     lost: dict[tuple[str, GpuPlace], str] = {}
-    silent: list[tuple[str, Finding]] = []
     for window in evidence.telemetry:
         if window.lost and not _is_from_before(window, evidence):
             place = GpuPlace(window.local_rank, window.device)
@@ -29,12 +28,10 @@ def lost_at_work(evidence: NodeEvidence) -> Findings:
         if after.is_lost and not before.problem:
             lost.setdefault((host, place), f"lost when ranks had failed: {after.problem}")
         elif after.problem and not before.problem:
-            silent.append((host, unknown(f"{place.label} did not answer when ranks had failed: {after.problem}")))
-    faults = [(host, fault(why, place, stands_alone=True)) for (host, place), why in lost.items()]
-    found: Findings = {}
-    for host, finding in (*faults, *silent, *_silent_drivers(evidence)):
-        found[host] = found.get(host, Finding()) + finding
-    return found
+            yield host, unknown(f"{place.label} did not answer when ranks had failed: {after.problem}")
+    for (host, place), why in lost.items():
+        yield host, fault(why, place, stands_alone=True)
+    yield from _silent_drivers(evidence)
 
 
 def gpus_afterwards(evidence: NodeEvidence) -> Iterator[Afterwards]:

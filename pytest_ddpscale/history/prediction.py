@@ -23,6 +23,7 @@ MOST_VALUES = 20  # the latest ones: a node's norm may change for good reasons
 # a quarter of a per cent.
 LEAST_SPREAD = 0.001
 _MOST_LOG = 700.0
+_quantile = lru_cache(maxsize=4096)(t_quantile)
 _MAD_TO_SD = 1 / statistics.NormalDist().inv_cdf(0.75)  # of a normal distribution
 
 
@@ -91,8 +92,3 @@ def is_lower_better(metric: str) -> bool:
 def shared_confidence(confidence: float, number: int) -> float:
     """Of each of so many intervals, so that all hold together with `confidence` (Bonferroni)."""
     return 1 - (1 - confidence) / max(number, 1)
-
-
-@lru_cache(maxsize=4096)
-def _quantile(probability: float, degrees: int) -> float:
-    return t_quantile(probability, degrees)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from pytest_ddpscale.report.text import ABSENT, count_text
-from pytest_ddpscale.results.coverage import Coverage, GpuCoverage, NodeCoverage
+from pytest_ddpscale.results.coverage import Coverage, GpuCoverage
 from pytest_ddpscale.util.listing import first_few
 
 MOST_NODES, MOST_PATHS = 64, 40
@@ -41,11 +41,14 @@ def summary(coverage: Coverage) -> list[str]:
 
 def node_rows(coverage: Coverage) -> list[list[str]]:
     """Host, by what it was tested, how many of its GPUs were, and what was not; those that lack something first."""
-    idle = {(node.host, id(gpu)) for node, gpu in coverage.idle_gpus}
+    idle = {id(gpu) for _, gpu in coverage.idle_gpus}
     rows = []
     for node in coverage.nodes:
-        untested = [gpu for gpu in node.gpus if (node.host, id(gpu)) in idle]
-        rows.append([node.host, _by(node), _gpus(node, len(untested)), _lacks(node, untested) or ABSENT])
+        untested = [gpu for gpu in node.gpus if id(gpu) in idle]
+        tested_by = ", ".join(_IN_WORDS.get(kind, kind) for kind in node.tested_by) or "nothing"
+        gpus = f"{len(node.gpus) - len(untested)} of {len(node.gpus)}" if node.gpus else ABSENT
+        lacks = f"left out: {node.left_out}" if node.left_out else first_few(list(map(_gpu, untested)), _MOST_NAMED)
+        rows.append([node.host, tested_by, gpus, lacks or ABSENT])
     rows.sort(key=lambda row: row[-1] == ABSENT)
     return rows
 
@@ -53,29 +56,11 @@ def node_rows(coverage: Coverage) -> list[list[str]]:
 def path_rows(coverage: Coverage) -> list[list[str]]:
     """Both nodes, what they reached, relative to the median of all paths, and in how many rounds; slowest first."""
     median, hosts = coverage.median_gbps, [node.host for node in coverage.nodes]
-    return [
-        [
-            f"{hosts[path.node]} – {hosts[path.other]}",
-            f"{path.gbps:.3g} GB/s",
-            f"{path.gbps / median:.2f}×",
-            str(path.rounds),
-        ]
-        for path in sorted(coverage.paths, key=lambda path: (path.gbps, path.node, path.other))
-    ]
-
-
-def _by(node: NodeCoverage) -> str:
-    return ", ".join(_IN_WORDS.get(kind, kind) for kind in node.tested_by) or "nothing"
-
-
-def _gpus(node: NodeCoverage, untested: int) -> str:
-    return f"{len(node.gpus) - untested} of {len(node.gpus)}" if node.gpus else ABSENT
-
-
-def _lacks(node: NodeCoverage, untested: list[GpuCoverage]) -> str:
-    if node.left_out:
-        return f"left out: {node.left_out}"
-    return first_few([_gpu(gpu) for gpu in untested], _MOST_NAMED)
+    rows = []
+    for path in sorted(coverage.paths, key=lambda path: (path.gbps, path.node, path.other)):
+        ends = f"{hosts[path.node]} – {hosts[path.other]}"
+        rows.append([ends, f"{path.gbps:.3g} GB/s", f"{path.gbps / median:.2f}×", str(path.rounds)])
+    return rows
 
 
 def _gpu(gpu: GpuCoverage) -> str:

@@ -25,14 +25,7 @@ def overview_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
     """A line for each node: its last run and what lost most."""
     header = ("NODE", "SKU", "RUNS", "LAST RUN", "OUTCOME", "WORST DRIFT")
     rows = [
-        (
-            text.one_line(node.host),
-            text.one_line(node.sku),
-            str(len(node.runs)),
-            node.last.started_at,
-            text.one_line(node.last.outcome),
-            _worst(node),
-        )
+        (node.host, node.sku, str(len(node.runs)), node.last.started_at, node.last.outcome, _worst(node))
         for node in nodes
     ]
     yield from _table([header, *rows])
@@ -96,15 +89,11 @@ def _worst(node: NodeHistory) -> str:
     worst = node.worst
     if worst is None:
         return "nothing was compared"
-    others = [one for one in (worst.past, worst.peers) if one is not None]
-    if not others:
+    others = ((worst.past, "its own past"), (worst.peers, "its peers"))
+    parts = [f"{_percent(one)} from {of}{_word(one)}" for one, of in others if one is not None]
+    if not parts:
         return "none yet: nothing to compare with"
     what, place = _named(worst.value)
-    parts = [
-        f"{_percent(one)} from {of}{_word(one)}"
-        for one, of in ((worst.past, "its own past"), (worst.peers, "its peers"))
-        if one is not None
-    ]
     return f"{what} of {place}: {', '.join(parts)}"
 
 
@@ -114,10 +103,10 @@ def _named(value: KeyValue) -> tuple[str, str]:
     how = together.get(value.arm, f"{value.world_size} ranks" if value.world_size > 1 else "")
     what = " ".join(filter(None, (value.metric, value.subject, f"({how})" if how else "")))
     if value.gpu_index is None:
-        return text.one_line(what), "node"
+        return what, "node"
     if value.gpu_uuid == "cpu":
-        return text.one_line(what), f"CPU rank {value.gpu_index}"
-    return text.one_line(what), f"GPU {value.gpu_index} ({text.shorten(text.one_line(value.gpu_uuid or '?'), 13)})"
+        return what, f"CPU rank {value.gpu_index}"
+    return what, f"GPU {value.gpu_index} ({text.shorten(text.one_line(value.gpu_uuid or '?'), 13)})"
 
 
 def _beside(one: ValueComparison | None, noun: str) -> str:
@@ -144,7 +133,8 @@ def _tsv(one: ValueComparison | None) -> tuple[object, ...]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns that are as wide as their widest cell."""
+    """Columns that are as wide as their widest cell, whatever is in it."""
+    rows = [[text.one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -130,7 +130,6 @@ def render_markdown(
         watermark=WATERMARK if judgement.simulated or run.is_simulated() else "",
         meaning=_MEANINGS[judgement.outcome],
         summary=_summary(judgement, run),
-        not_passed=[verdict for verdict in judgement.verdicts if not verdict.passed],
         provisional=[verdict for verdict in judgement.verdicts if text.is_provisional(verdict)],
         run=run,
         devices=_devices(run),
@@ -139,7 +138,6 @@ def render_markdown(
         startup=_startup(run),
         command=shlex.join(run.argv),
         plan=plan,
-        probes=_probes(plan) if plan is not None else "",
         plots=plots,
         breakdown_headings=HEADINGS,
         breakdown=breakdown(columns or Columns(), plan, flops_per_image) if plan is not None else [],
@@ -220,11 +218,3 @@ def _hosts(run: RunRecord) -> list[dict[str, str]]:
 def _startup(run: RunRecord) -> str:
     said = {name: getattr(run.startup, key, None) for key, name in _STARTUP_NAMES.items()}
     return ", ".join(f"{name} {second:.1f} s" for name, second in said.items() if second is not None)
-
-
-def _probes(plan: Plan) -> str:
-    """``at most 16 rounds of 0.5 s of matmul-bf16, all-reduce-32mib@8``; empty if nothing was probed."""
-    if plan.probes is None:
-        return ""
-    names = ", ".join(probe.id for probe in plan.probes.probes)
-    return f"at most {plan.probes.rounds} rounds of {plan.probes.block_s:g} s of {names}"

@@ -26,22 +26,17 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
         f"about {whole.seconds / 60:.1f} min on {count_text(plan.world_size, device)}{where} = "
         f"{whole.device_hours:.2f} {device}-hours (at most {whole.most_seconds / 60:.1f} min)"
     )
-    width = max(map(len, plan.study_ids), default=0)
-    lines = [head]
+    rows: list[tuple[str, float, str]] = []
     if plan.probes is not None:
         names = ", ".join(probe.id for probe in plan.probes.probes)
-        minutes = probes_seconds(plan.probes) / 60
-        lines.append(f"  {plan.probes.id:<{width}}  {minutes:4.1f} min  at most {plan.probes.rounds} rounds of {names}")
+        rows.append((plan.probes.id, probes_seconds(plan.probes), f"at most {plan.probes.rounds} rounds of {names}"))
     for study in plan.studies:
         arms = ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)
-        lines.append(
-            f"  {study.id:<{width}}  {study_seconds(study, img_per_s) / 60:4.1f} min  "
-            f"at most {study.rounds} rounds of {arms}"
-        )
+        rows.append((study.id, study_seconds(study, img_per_s), f"at most {study.rounds} rounds of {arms}"))
     if plan.pairs is not None:
         rounds = len(first_rounds(plan.nodes))
-        minutes = PAIRS_ROUND_S * rounds / 60
-        lines.append(
-            f"  {plan.pairs.id:<{width}}  {minutes:4.1f} min  at least {count_text(rounds, 'round')} of pairs of nodes"
+        rows.append(
+            (plan.pairs.id, PAIRS_ROUND_S * rounds, f"at least {count_text(rounds, 'round')} of pairs of nodes")
         )
-    return lines
+    width = max((len(name) for name, *_ in rows), default=0)
+    return [head, *(f"  {name:<{width}}  {seconds / 60:4.1f} min  {what}" for name, seconds, what in rows)]

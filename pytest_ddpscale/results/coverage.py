@@ -6,9 +6,11 @@ the reason as far as it is known.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import combinations
 
 from msgspec import Struct
 
@@ -98,7 +100,7 @@ class Coverage:
     @property
     def paths_there_are(self) -> int:
         """Pairs of nodes."""
-        return self.node_count * (self.node_count - 1) // 2
+        return math.comb(self.node_count, 2)
 
     @property
     def gpus(self) -> list[tuple[NodeCoverage, GpuCoverage]]:
@@ -127,13 +129,8 @@ class Coverage:
     def untested_paths(self) -> Iterable[tuple[str, str]]:
         """Pairs of nodes that were not measured directly, in order."""
         tested = {(path.node, path.other) for path in self.paths}
-        hosts = [node.host for node in self.nodes]
-        return (
-            (hosts[one], hosts[other])
-            for one in range(len(hosts))
-            for other in range(one + 1, len(hosts))
-            if (one, other) not in tested
-        )
+        hosts, pairs = [node.host for node in self.nodes], combinations(range(len(self.nodes)), 2)
+        return ((hosts[one], hosts[other]) for one, other in pairs if (one, other) not in tested)
 
     @property
     def median_gbps(self) -> float:

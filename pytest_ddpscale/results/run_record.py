@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -38,7 +38,7 @@ def start_run(
         started_at=now_iso(),
         argv=tuple(masked_arguments(argv)),
         thresholds=ThresholdsUsed(str(thresholds_path), thresholds_sha256),
-        versions={"python": platform.python_version(), **_version("pytest"), "pytest_ddpscale": __version__},
+        versions={"python": platform.python_version(), "pytest": version("pytest"), "pytest_ddpscale": __version__},
         devices_present=devices_present,
     )
     run.write_json(run.run_json, record)
@@ -126,13 +126,6 @@ def ends_of(records: Sequence[AnyRecord]) -> dict[str, StudyEnd]:
 def now_iso() -> str:
     """Now, in UTC, as ``2026-01-31T12:00:00+00:00``."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def _version(distribution: str) -> dict[str, str]:
-    try:
-        return {distribution: version(distribution)}
-    except PackageNotFoundError:
-        return {}
 
 
 def hosts_of(gangs: Iterable[GangRecord]) -> tuple[RunHost, ...]:

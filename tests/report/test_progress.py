@@ -15,7 +15,7 @@ from pytest_ddpscale.results.notices import Idle, Notice, Queued, Unfit
 from pytest_ddpscale.results.pair_record import PairRound
 from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import Block, GangRecord, StudyEnd, StudyStart
+from pytest_ddpscale.results.records import Block, EndReason, GangRecord, StudyEnd, StudyStart
 from pytest_ddpscale.results.survey_record import Survey
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=8)
@@ -127,35 +127,26 @@ def test_time_left_is_never_negative(terminal: Terminal) -> None:
     assert line.endswith(f"  {clock(study_seconds(STRONG))} left")
 
 
-def test_a_measured_study_stays_with_its_rounds_and_time(terminal: Terminal) -> None:
+@pytest.mark.parametrize(
+    ("reason", "message", "shown"),
+    [
+        ("rounds", "", "6 rounds in 1:05"),
+        ("decided", "", "decided after 6 rounds in 1:05"),
+        ("budget", "", "time is up after 6 rounds in 1:05"),
+        ("interrupted", "the job was preempted", "interrupted after 6 rounds: the job was preempted"),
+        (
+            "error",
+            "rank 1 on node7 failed in warm-up: no memory",
+            "ERROR: rank 1 on node7 failed in warm-up: no memory",
+        ),
+    ],
+)
+def test_the_end_of_a_study_stays(terminal: Terminal, reason: EndReason, message: str, shown: str) -> None:
     terminal.feed(BEGIN, block("alone", 0), block("alone", 5))
     terminal.seconds += 65
-    assert terminal.feed(StudyEnd("weak/r", "rounds")) == ("weak/r: 6 rounds in 1:05", False)
-
-
-def test_a_decided_study_says_so(terminal: Terminal) -> None:
-    terminal.feed(BEGIN, block("alone", 0), block("alone", 4))
-    assert terminal.feed(StudyEnd("weak/r", "decided")) == ("weak/r: decided after 5 rounds in 0:00", False)
-
-
-def test_a_study_without_time_left_says_so(terminal: Terminal) -> None:
-    terminal.feed(BEGIN)
-    line = terminal.feed(StudyEnd("weak/r", "budget"))
-    assert line == ("weak/r: time is up after 0 rounds in 0:00", False)
-
-
-def test_a_study_that_was_interrupted_says_so_and_is_no_error(terminal: Terminal) -> None:
-    terminal.feed(BEGIN, block("alone", 0), block("alone", 2))
-    line = terminal.feed(StudyEnd("weak/r", "interrupted", "the job was preempted"))
-    assert line == ("weak/r: interrupted after 3 rounds: the job was preempted", False)
+    assert terminal.feed(StudyEnd("weak/r", reason, message)) == (f"weak/r: {shown}", False)
     line = terminal.feed(StudyEnd("strong/r", "interrupted", "the job was preempted"))
     assert line == ("strong/r: not begun: the job was preempted", False)
-
-
-def test_a_study_that_broke_stays_with_its_message(terminal: Terminal) -> None:
-    terminal.feed(BEGIN)
-    line = terminal.feed(StudyEnd("weak/r", "error", "rank 1 on node7 failed in warm-up: no memory"))
-    assert line == ("weak/r: ERROR: rank 1 on node7 failed in warm-up: no memory", False)
 
 
 def test_a_settled_study_takes_no_more_time(terminal: Terminal) -> None:
