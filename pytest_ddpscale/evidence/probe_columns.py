@@ -143,7 +143,7 @@ def _columns(blocks: Sequence[ProbeBlock], gangs: Mapping[int, RankColumns]) -> 
     place = {end: i for i, end in enumerate(map(tuple, everybody.tolist()))}
     shape = len(numbers), len(everybody)
     present, is_correct = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
-    cells = {name: np.full(shape, np.nan) for name in ("work", "seconds", "started_unix_s")}
+    cells: dict[str, Any] = {name: np.full(shape, np.nan) for name in ("work", "seconds", "started_unix_s")}
     at = np.zeros(0, np.int64)
     for row, number in enumerate(numbers):
         block = earliest[number]

@@ -16,20 +16,16 @@ def has_kernels(architectures: Iterable[str], capability: tuple[int, int]) -> bo
     (``sm_90a``) runs on that alone, and what uses those of a family (``sm_100f``) on its later minors: CUDA programming
     guide, "Feature Set Compiler Targets". Architectures are as ``torch.cuda.get_arch_list`` gives them.
     """
-    for architecture in architectures:
-        match = _ARCHITECTURE.fullmatch(architecture)
-        if match is None:
-            continue
-        built = (int(match["major"]), int(match["minor"]))
-        if match["bound"] == "a":
-            runs = built == capability
-        elif match["bound"] == "f" or match["kind"] == "sm":
-            runs = built[0] == capability[0] and built[1] <= capability[1]
-        else:
-            runs = built <= capability
-        if runs:
-            return True
-    return False
+    return any(_runs(match, capability) for match in map(_ARCHITECTURE.fullmatch, architectures) if match)
+
+
+def _runs(architecture: re.Match[str], capability: tuple[int, int]) -> bool:
+    built = (int(architecture["major"]), int(architecture["minor"]))
+    if architecture["bound"] == "a":
+        return built == capability
+    if architecture["bound"] == "f" or architecture["kind"] == "sm":
+        return built[0] == capability[0] and built[1] <= capability[1]
+    return built <= capability
 
 
 def parse_capability(text: str) -> tuple[int, int] | None:

@@ -30,8 +30,6 @@ from pytest_ddpscale.settings import OPTIONS, settings_from
 if TYPE_CHECKING:
     from pytest_ddpscale.thresholds.cases import AnyCase
 
-REFUSAL: pytest.StashKey[pytest.UsageError] = pytest.StashKey()
-WORKERS_REFUSAL: pytest.StashKey[str] = pytest.StashKey()
 ACCEPTANCE = "acceptance"
 _REFUSED = "ddpscale_refusal"  # where an xdist worker leaves why it refused
 
@@ -66,15 +64,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One item per requirement of the marked metrics."""
-    if not asks_for_requirement(metafunc.definition) or REFUSAL in metafunc.config.stash:
+    told = metafunc.config.stash[TOLD]
+    if not asks_for_requirement(metafunc.definition) or told.refusal:
         return
     try:
         metrics = marked_metrics(metafunc.definition)
         cases = [case for case in source_of(metafunc.config).cases if case.requirement.metric in metrics]
     except pytest.UsageError as error:
         # Raised here, pytest would print it as a traceback for each test module.
-        metafunc.config.stash[REFUSAL] = error
-        cases = []
+        told.refusal, cases = error, []
     metafunc.parametrize("requirement", cases, ids=[case.name for case in cases], indirect=True)
 
 
@@ -87,9 +85,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out metrics the SKU has no requirement for, and world sizes that are not wanted."""
-    if REFUSAL in config.stash:
+    if refusal := config.stash[TOLD].refusal:
         items.clear()
-        _refuse(config, config.stash[REFUSAL])
+        _refuse(config, refusal)
     items[:] = [item for item in items if not is_empty(item)]
     wanted = config.stash[SETTINGS].world_sizes
     if wanted is None:
@@ -163,7 +161,7 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before other reports, which carry the exit code
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
     """Conclude, write every report, and let the exit code follow the outcome."""
-    if WORKERS_REFUSAL in session.config.stash:
+    if session.config.stash[TOLD].workers_refusal:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
     source = session.config.stash.get(SOURCE, None)
     if source is None or source.run is None:
@@ -181,9 +179,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """The table of requirements, and one line: the outcome and why."""
-    if WORKERS_REFUSAL in config.stash:
-        terminalreporter.write_line(f"ERROR: {config.stash[WORKERS_REFUSAL]}", red=True)
     told = config.stash[TOLD]
+    if told.workers_refusal:
+        terminalreporter.write_line(f"ERROR: {told.workers_refusal}", red=True)
     if told.judgement is None:
         for problem in told.problems:
             terminalreporter.write_line(f"ddpscale: {problem}", red=True)
@@ -197,7 +195,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def pytest_testnodedown(node: Any) -> None:
     """Take over from an xdist worker why it refused: raised there, it would be an internal error."""
     if message := getattr(node, "workeroutput", {}).get(_REFUSED):
-        node.config.stash[WORKERS_REFUSAL] = message
+        node.config.stash[TOLD].workers_refusal = message
 
 
 def _is_of_a_size(case: AnyCase, wanted: Sequence[int]) -> bool:
@@ -219,7 +217,8 @@ def _refuse_if_nothing_was_asked(config: pytest.Config) -> None:
         pytest.UsageError: no test that was collected asks for a requirement.
     """
     # pytest calls this hook after a refusal too; another error would hide it.
-    if not _was_asked(config) or REFUSAL in config.stash or SOURCE in config.stash or hasattr(config, "workerinput"):
+    was_refused = config.stash[TOLD].refusal is not None
+    if not _was_asked(config) or was_refused or SOURCE in config.stash or hasattr(config, "workerinput"):
         return
     raise pytest.UsageError(
         "no test here asks for `requirement`, so nothing would be measured or judged; expected the acceptance tests. "

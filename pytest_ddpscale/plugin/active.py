@@ -22,22 +22,16 @@ SESSION: pytest.StashKey[AcceptanceSession] = pytest.StashKey()
 
 
 class Told:
-    """What items and the end of the session have said.
-
-    Attributes:
-        spoiled: names of items that were skipped, or failed for something else than their verdict.
-        shown: names of blockers that an item shows as a failure.
-        judgement: what the run comes to; None before it is concluded, or if it cannot be.
-        problems: what could not be concluded or written.
-        forgotten: why the history lacks this run; empty if it does not.
-    """
+    """What hooks leave to later ones."""
 
     def __init__(self) -> None:
-        self.spoiled: list[str] = []
-        self.shown: list[str] = []
-        self.judgement: Judgement | None = None
-        self.problems: list[str] = []
-        self.forgotten = ""
+        self.refusal: pytest.UsageError | None = None  # of what was collected
+        self.workers_refusal = ""  # the same of an xdist worker
+        self.spoiled: list[str] = []  # names of items that were skipped, or failed otherwise
+        self.shown: list[str] = []  # names of blockers that an item shows as a failure
+        self.judgement: Judgement | None = None  # once the run is concluded
+        self.problems: list[str] = []  # what could not be concluded or written
+        self.forgotten = ""  # why the history lacks this run
 
 
 TOLD: pytest.StashKey[Told] = pytest.StashKey()

@@ -46,10 +46,7 @@ class MeasureSource(EvidenceSource):
     def select(self, cases: Sequence[AnyCase]) -> None:
         """Plan what can be measured here."""
         self.selected = list(cases)
-        self.plan = self.plan_to_measure = self._fresh_plan()
-
-    def _fresh_plan(self) -> Plan:
-        return self.plan_for(self.selected)
+        self.plan = self.plan_to_measure = self.plan_for(self.selected)
 
     def _open(self) -> None:
         self._refuse_wrong_arguments()
@@ -57,8 +54,9 @@ class MeasureSource(EvidenceSource):
         run, self._lock = new_run_directory(self.subject.settings.run_dir, self.subject.sku)
         thresholds = self.subject.thresholds
         # First, so that a run killed on the way is known for one, and begun anew in its directory.
-        begun = (self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256, self.machine.devices)
-        start_run(run, *begun)
+        start_run(
+            run, self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256, self.machine.devices
+        )
         run.write_json(run.plan_json, self.plan)
         self.run = self.measured_run = run
 
@@ -206,7 +204,7 @@ class MeasureSource(EvidenceSource):
         self.machine = others
         note_left_out(run, others.devices, unfit)
         self._ask_anew(Layout(others.cluster.nodes, others.devices // others.cluster.nodes))
-        self.plan = self._fresh_plan()
+        self.plan = self.plan_for(self.selected)
         run.write_json(run.plan_json, self.plan)
         # What the nodes are is known.
         self._launch(replace(self.plan, survey=False), listener)

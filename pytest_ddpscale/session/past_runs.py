@@ -36,12 +36,6 @@ def kept_baseline(measured: RunDirectory) -> Baseline | None:
     return read_file(file, Baseline, BASELINE_SCHEMA_VERSION) if file.exists() else None
 
 
-def keep_baseline(run: RunDirectory, baseline: Baseline) -> None:
-    """Write down what a verdict was made of."""
-    if not run.baseline_json.exists():
-        run.write_json(run.baseline_json, baseline)
-
-
 def remember(history_file: Path, run: RunDirectory, judgement: Judgement, evidence: Evidence | None) -> str:
     """Add a run to the site's history. Returns why that failed, in words; empty if it did not.
 

@@ -54,7 +54,7 @@ class ResumeSource(MeasureSource):
     def select(self, cases: Sequence[AnyCase]) -> None:
         """The plan is that of the earlier run, if it can be measured here."""
         self.selected = list(cases)
-        refuse_other_devices(self._resumption.run, self.machine.devices, self._fresh_plan())
+        refuse_other_devices(self._resumption.run, self.machine.devices, self.plan_for(self.selected))
         self._go_on_with(self._resumption)
 
     def _go_on_with(self, resumption: Resumption) -> None:

@@ -242,11 +242,9 @@ class EvidenceSource(ABC):
 
     def keep_baseline(self, baseline: Baseline) -> None:
         """Write down what earlier runs a verdict was made of, beside that verdict."""
-        from pytest_ddpscale.session.past_runs import keep_baseline
-
-        if self.run is not None and not self.writing_problem:
+        if self.run is not None and not self.writing_problem and not self.run.baseline_json.exists():
             with self._writing(self.run):
-                keep_baseline(self.run, baseline)
+                self.run.write_json(self.run.baseline_json, baseline)
 
     @property
     def is_simulated(self) -> bool:

@@ -16,12 +16,7 @@ NIC_LATENCY_S = 5e-6
 
 @dataclass(frozen=True)
 class Link:
-    """One level of the network, as one rank sees it.
-
-    Attributes:
-        latency_s: of one message, in seconds.
-        bytes_per_s: in one direction.
-    """
+    """One level of the network, as one rank sees it: latency of a message, and bandwidth in one direction."""
 
     latency_s: float
     bytes_per_s: float
@@ -33,13 +28,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Topology:
-    """Nodes of equal size: ranks of a node are consecutive, as torchrun numbers them.
-
-    Attributes:
-        gpus_per_node: ranks that share a node.
-        inside: between GPUs of a node.
-        between: between nodes, for each GPU.
-    """
+    """Nodes of equal size: ranks of a node are consecutive, as torchrun numbers them; between nodes for each GPU."""
 
     gpus_per_node: int
     inside: Link
@@ -75,12 +64,8 @@ def tree_s(size_bytes: float, ranks: int, link: Link) -> float:
 def all_reduce_s(size_bytes: float, world_size: int, nodes: int, topology: Topology, link_share: float = 1.0) -> float:
     """Reduce-scatter in each node, all-reduce of each GPU's part between nodes, all-gather in each node.
 
-    Args:
-        size_bytes: of the data on every rank.
-        world_size: ranks that take part.
-        nodes: over which they are spread evenly.
-        topology: what they are connected by.
-        link_share: bandwidth that is left on the slowest node's links, 0 … 1: the rest waits for it.
+    Ranks, each of which has all the data, are spread evenly over the nodes. `link_share` (0 … 1) of the bandwidth is
+    left on the slowest node's links: the rest waits for it.
     """
     inside, between = topology.inside.slowed(link_share), topology.between.slowed(link_share)
     local = -(-world_size // nodes)

@@ -96,14 +96,8 @@ class Performance:
         """Communication that the backward pass does not hide.
 
         Every bucket but the last can travel while the backward pass goes on; what of them does not fit into it, and
-        the last bucket, are waited for.
-
-        Args:
-            workload: whose gradients are averaged.
-            world_size: ranks that average them.
-            nodes: over which they are spread.
-            computation_s: of steps, on the slowest rank.
-            link_share: bandwidth left on the slowest node's links, 0 … 1.
+        the last bucket, are waited for. Computation is that of steps on the slowest rank, `link_share` (0 … 1) the
+        bandwidth left on the slowest node's links.
         """
         gradient_bytes = model_of(workload).gradient_bytes
         early_s, last_s = _travelling_s(gradient_bytes, world_size, nodes, self.topology, link_share)

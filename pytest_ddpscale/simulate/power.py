@@ -54,10 +54,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Catch:
-    """What became of one fault in all its trials.
+    """What became of one fault (``slow-gpu:1.05``; ``none`` without one) in all its trials.
 
     Attributes:
-        fault: ``slow-gpu:1.05``; ``none`` without one.
         caught: runs in which a requirement did not pass.
         rejected: runs in which a requirement that can reject failed.
         named: runs in which the right GPU or node was named; without a fault, in which anybody was.
@@ -73,11 +72,9 @@ class Catch:
 
 @dataclass(frozen=True)
 class Power:
-    """What a thresholds file catches.
+    """What a thresholds file catches, first without a fault: those are false alarms.
 
-    Attributes:
-        catches: by fault; the first is without one: its shares are those of false alarms.
-        set_aside: requirements that not even a sound simulated machine keeps in half of the runs. They count nowhere.
+    Requirements that not even a sound simulated machine keeps in half of the runs are set aside: they count nowhere.
     """
 
     catches: tuple[Catch, ...]

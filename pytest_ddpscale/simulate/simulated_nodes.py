@@ -135,6 +135,7 @@ def telemetry_of_block(block: Block | ProbeBlock, expectation: NodeExpectation, 
         arm, lasted_s, busy = block.probe_id, block.each("seconds"), np.ones(1)
     few_lanes, held_down = faults.bad_gpus("lanes"), faults.bad_gpus("clock")
     lanes, slow = expectation.pcie_width or 16, {HELD_DOWN_BY: 1.0}
+    few = round(lanes * LANES_LEFT)
     ended = np.round(started_s + lasted_s, 3)
     return TelemetryBlock(
         study=block.study,
@@ -150,7 +151,7 @@ def telemetry_of_block(block: Block | ProbeBlock, expectation: NodeExpectation, 
         ecc_corrected=0,
         ecc_uncorrected=0,
         pcie_generation=expectation.pcie_generation or 4,
-        pcie_width=column(round(lanes * LANES_LEFT) if rank in few_lanes else lanes for rank in ranks),
+        pcie_width=column(few if rank in few_lanes else lanes for rank in ranks) if few_lanes else lanes,
         sources={
             "utilization": "buffer",
             "throttle_reasons": "poll",

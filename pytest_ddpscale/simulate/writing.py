@@ -32,39 +32,41 @@ def write_simulated_run(
     Raises:
         RunDirectoryError: the directory cannot be written.
     """
-    plan, faults = simulated.plan, simulated.faults
-    started_at, expectation = now_iso(), cluster.expectation(plan)
+    started_at, expectation = now_iso(), cluster.expectation(simulated.plan)
     try:
-        run.write_json(run.plan_json, plan)
+        run.write_json(run.plan_json, simulated.plan)
         with run.measurements_jsonl.open("wb") as file, run.telemetry_jsonl.open("wb") as telemetry:
             for record in records(simulated, cluster):
                 file.write(line_of(record))
                 if cluster.is_watched and isinstance(record, Block | ProbeBlock):
-                    telemetry.write(line_of(telemetry_of_block(record, expectation, faults)))
+                    telemetry.write(line_of(telemetry_of_block(record, expectation, simulated.faults)))
         # Last, because it is what makes a directory a run.
-        said = tuple(map(str, faults.faults))
-        record_of_run = RunRecord(
-            sku=cluster.sku,
-            status="simulated",
-            simulated=True,
-            simulation=Simulation(
-                gpus=cluster.gpus, seed=simulated.seed, faults=said, model=cluster.performance.parameters
-            ),
-            started_at=started_at,
-            finished_at=now_iso(),
-            argv=tuple(masked_arguments(argv)),
-            thresholds=ThresholdsUsed(str(cluster.thresholds.path), cluster.thresholds.sha256),
-            versions={"python": platform.python_version(), "pytest_ddpscale": __version__},
-            devices_present=cluster.gpus,
-            hosts=hosts_of([gang_of(plan, f"simulated {cluster.sku}")]),
-            notes=(f"simulated faults: {', '.join(said) or 'none'}",),
-        )
-        run.write_json(run.run_json, record_of_run)
+        run.write_json(run.run_json, _run_record(cluster, simulated, started_at, argv))
     except OSError as error:
         raise RunDirectoryError(
             str(run.path), f"cannot be written ({error.strerror or error})", "a writable directory with space left",
             f"Remove {run.path}, and simulate into another directory.",
         ) from None  # fmt: skip
+
+
+def _run_record(cluster: SimulatedCluster, simulated: SimulatedRun, started_at: str, argv: Sequence[str]) -> RunRecord:
+    said = tuple(map(str, simulated.faults.faults))
+    return RunRecord(
+        sku=cluster.sku,
+        status="simulated",
+        simulated=True,
+        simulation=Simulation(
+            gpus=cluster.gpus, seed=simulated.seed, faults=said, model=simulated.performance.parameters
+        ),
+        started_at=started_at,
+        finished_at=now_iso(),
+        argv=tuple(masked_arguments(argv)),
+        thresholds=ThresholdsUsed(str(cluster.thresholds.path), cluster.thresholds.sha256),
+        versions={"python": platform.python_version(), "pytest_ddpscale": __version__},
+        devices_present=cluster.gpus,
+        hosts=hosts_of([gang_of(simulated.plan, f"simulated {cluster.sku}")]),
+        notes=(f"simulated faults: {', '.join(said) or 'none'}",),
+    )
 
 
 def records(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[AnyRecord]:

@@ -6,14 +6,7 @@ from collections.abc import Sequence
 
 
 def first_few(names: Sequence[str], most: int = 3, separator: str = ", ", count: int | None = None) -> str:
-    """The first of them, and how many more there are: ``n1, n2, n3 and 9 more``.
-
-    Args:
-        names: in the order in which they are shown.
-        most: that are shown.
-        separator: between them.
-        count: how many there are, if not all are among `names`.
-    """
+    """The first of them, and how many more there are: ``n1, n2, n3 and 9 more``; `count` in all, if that is more."""
     shown = names[:most]
     others = (len(names) if count is None else count) - len(shown)
     return separator.join(shown) + (f" and {others} more" if shown and others > 0 else "")

@@ -69,3 +69,10 @@ def test_a_plan_with_another_field_or_type_is_refused(change: dict[str, object])
     with pytest.raises(ValueError):
         read_as(Plan, whole | change)
     assert read_as(Plan, whole) == Plan("cpu", "cpu", (STUDY,))
+
+
+def test_a_plan_with_an_unknown_field_deep_in_it_is_refused() -> None:
+    whole = parse_strict_json(strict_json(Plan("cpu", "cpu", (STUDY,))))
+    whole["studies"][0]["arms"][0]["colour"] = "red"
+    with pytest.raises(ValueError, match=r"studies\[0\].arms\[0\].colour is 'red'; expected no such field"):
+        read_as(Plan, whole)

@@ -77,8 +77,6 @@ def test_the_nodes_follow_from_options_and_allocation(
 @pytest.mark.parametrize(
     ("options", "environ", "message"),
     [
-        ({"launcher": "torchrun", "nodes": "2"}, {}, r"^--ddp-launcher: torchrun is asked for, beside --ddp-nodes=2;"),
-        ({"launcher": "torchrun", "slurm_args": "-pgpu"}, {}, r"torchrun is asked for, beside --ddp-slurm-args;"),
         ({"nodes": "4"}, THREE_NODES, r"^--ddp-nodes: found 4, but Slurm job 17 has 3; expected at most 3\."),
         ({"nodes": "2"}, ONE_NODE, r"^--ddp-nodes: found 2, but Slurm job 17 has 1; expected at most 1\."),
         ({"nodes": "2", "isolate": "1"}, {}, r"^--ddp-isolate: each study would be a Slurm job of its own"),

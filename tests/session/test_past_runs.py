@@ -15,7 +15,7 @@ from pytest_ddpscale.history.reading import host_runs
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.verdicts import read_judgement
-from pytest_ddpscale.session.past_runs import baseline_of, keep_baseline, remember
+from pytest_ddpscale.session.past_runs import baseline_of, remember
 from tests.builders.json_types import as_json
 from tests.builders.nights import SKU, at, judged_run
 
@@ -56,8 +56,7 @@ class TestBaseline:
     def test_that_was_kept_counts_and_the_history_no_longer(self, history: Path, run: RunDirectory) -> None:
         first = baseline(run, history)
         assert first is not None
-        keep_baseline(run, first)
-        keep_baseline(run, Baseline(SKU, at(99)))
+        run.write_json(run.baseline_json, first)
         history.write_bytes(b"no history any more")
         assert baseline(run, history) == first
         assert baseline(run, None) == first, "judged on a laptop that has no history"
