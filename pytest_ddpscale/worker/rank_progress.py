@@ -14,11 +14,7 @@ class RankProgress:
     """Kept up to date by the gang. Setting `phase` publishes it, so it is set last.
 
     Attributes:
-        local_rank: on its node.
         rank: global rank; -1 before the gang is joined.
-        study: id of the study.
-        arm: name of the arm.
-        round: number of the round.
 
     Args:
         writer: how the node's agent hears of it; None where there is no agent.
