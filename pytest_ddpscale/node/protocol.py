@@ -149,13 +149,7 @@ class RankSeen(RankStatus, frozen=True, kw_only=True, tag_field="say", tag="rank
 
 
 class Gone(RankSeen, frozen=True, kw_only=True, tag="gone"):
-    """A rank's process ended before its work did.
-
-    Attributes:
-        reported: whether it had said why.
-    """
-
-    reported: bool = False
+    """A rank's process ended before its work did, and it did not say why."""
 
 
 class Failed(RankFailure, frozen=True, kw_only=True, tag_field="say", tag="failed"):
