@@ -30,9 +30,9 @@ def wait_and_break(status: Path, faults: dict[str, list[Any]], log: Path) -> Non
             said = json.loads(status.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        kind, rank, arm = faults.get(said["study"], [None, None, None])
-        here = (said["rank"], said["arm"], said["phase"]) == (rank, arm, "timed block")
-        if here and (said["round"] or 0) >= FROM_ROUND:
+        kind, rank, arm = faults.get(said.get("study"), [None, None, None])
+        here = (said.get("rank"), said.get("arm"), said.get("phase")) == (rank, arm, "timed block")
+        if here and said.get("round", 0) >= FROM_ROUND:
             with log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"study": said["study"], "unix_s": time.time(), "pid": os.getpid()}) + "\n")
             FAULTS[kind]()

@@ -28,8 +28,7 @@ _MOST_LINE_BYTES = 65_536
 _READ_BYTES = 2**20
 _FILES_PER_PROCESS = 3
 _OUTPUT_S = 2.0  # for what a process wrote last; a child of its own may hold its output open for ever
-_POLL_S = 0.5
-_FULL_PIPE_POLL_S = 0.02  # while a process has not taken all that it is told
+_POLL_S = 0.05  # between two looks at what is to be told
 # A process that reads nothing any more is told nothing more once so much waits for it.
 _MOST_WAITING_BYTES = 2**28
 
@@ -89,12 +88,9 @@ class Channel:
         self._log = _opened(log)
         self._lock = threading.Lock()
         self._joining = Joining()
-        self._is_closing = self._is_given_up = self._is_over = False
+        self._is_closing = self._is_given_up = False
         self._selector = selectors.DefaultSelector()
         self._carriers: list[_Carrier] = []
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_write, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
         _allow_files(len(processes) * _FILES_PER_PROCESS)
         try:
             for one in processes:
@@ -161,7 +157,6 @@ class Channel:
         with self._lock:
             for carrier in self._carriers:
                 self._put(carrier, line)
-        self._wake()
 
     def close(self, patience_s: float = 5.0) -> None:
         """Read what is left. To be called once all processes have ended.
@@ -170,10 +165,8 @@ class Channel:
             patience_s: how long to wait for the end of their output: a process that survived may hold it open.
         """
         self._is_closing = True
-        self._wake()
         self._thread.join(patience_s)
         self._is_given_up = True
-        self._wake()
         self._thread.join()
 
     def _start(self, one: AgentProcess, environment: Mapping[str, str]) -> None:
@@ -198,13 +191,8 @@ class Channel:
         stay_s = time.monotonic() + STAY_EVERY_S
         with self._selector, self._log:
             while not self._is_given_up and not (self._is_closing and self._is_read):
-                is_waiting = any(carrier.waiting for carrier in self._carriers)
-                poll_s = _FULL_PIPE_POLL_S if is_waiting else _POLL_S
-                for key, _ in self._selector.select(min(poll_s, max(0.0, stay_s - time.monotonic()))):
-                    if key.fileobj == self._wake_read:
-                        os.read(self._wake_read, 65_536)
-                    else:
-                        self._read(key.data)
+                for key, _ in self._selector.select(_POLL_S):
+                    self._read(key.data)
                 if time.monotonic() >= stay_s:
                     stay_s = time.monotonic() + STAY_EVERY_S
                     self._stay()
@@ -215,10 +203,6 @@ class Channel:
         for process in self.processes:
             for stream in (process.stdin, process.stdout, process.stderr):
                 _close(stream)
-        with self._lock:
-            self._is_over = True
-            os.close(self._wake_read)
-            os.close(self._wake_write)
 
     @property
     def _is_read(self) -> bool:
@@ -288,11 +272,6 @@ class Channel:
                 self._own_lines.append(kept)
         with contextlib.suppress(OSError):
             self._log.write(line if masked == text else masked.encode())
-
-    def _wake(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):  # full: it is being woken
-            if not self._is_over:
-                os.write(self._wake_write, b"x")
 
 
 class _Stream:

@@ -83,7 +83,7 @@ class Gang:
                     self._dismiss(channel, failed=not refusal)
                 exit_code = channel.wait() if why is None else None
                 self._ended_itself = (code := channel.poll()) is not None and code >= 0
-        except _NotStarted as error:
+        except GangError as error:
             return GangEnd(None, str(error), was_started=False)
         self._take_messages(channel)
         self._pass_records_on(channel)  # which takes time, as they are judged; then who is silent is asked
@@ -168,7 +168,7 @@ class Gang:
         try:
             channel = Channel(processes, environment, self._log, self._launcher.voices)
         except OSError as error:
-            raise _NotStarted(processes[0], error) from None
+            raise _not_started(processes[0], error) from None
         is_cut_short = False
         try:
             yield channel
@@ -411,15 +411,12 @@ def _last_line(ended: EndedProcess) -> str:
     return said or f"exit code {ended.exit_code}"
 
 
-class _NotStarted(GangError):
-    """The launcher could not be started, so that no rank ran."""
-
-    def __init__(self, process: AgentProcess, error: OSError) -> None:
-        super().__init__(
-            process.command[0],
-            f"could not be started ({error.strerror or error})",
-            "a program that this user may run",
-            "Check that it is still there, with its virtual environment, and that processes can be started here; "
-            # Last, because it is long, and a terminal shows the beginning.
-            f"then measure again. The command was: {shlex.join(masked_arguments(process.command))}",
-        )
+def _not_started(process: AgentProcess, error: OSError) -> GangError:
+    return GangError(
+        process.command[0],
+        f"could not be started ({error.strerror or error})",
+        "a program that this user may run",
+        "Check that it is still there, with its virtual environment, and that processes can be started here; "
+        # Last, because it is long, and a terminal shows the beginning.
+        f"then measure again. The command was: {shlex.join(masked_arguments(process.command))}",
+    )

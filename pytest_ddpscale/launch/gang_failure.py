@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.node.protocol import Exit, Failed, ProcessExit, RankSeen
+from pytest_ddpscale.util.listing import first_few
 
 _LAST_LINES = 12
 _NCCL_LINES = 20
@@ -137,9 +138,7 @@ def _lost_its_partner(report: Failed) -> bool:
 
 
 def _someone(ranks: Sequence[RankSeen]) -> str:
-    names = ", ".join(rank.name for rank in ranks[:3])
-    more = f" and {len(ranks) - 3} more" if len(ranks) > 3 else ""
-    return f"{names}{more} {'is' if len(ranks) == 1 else 'are'}"
+    return f"{first_few([rank.name for rank in ranks])} {'is' if len(ranks) == 1 else 'are'}"
 
 
 def _place(rank: RankSeen) -> str:

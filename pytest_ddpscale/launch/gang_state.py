@@ -21,7 +21,6 @@ from pytest_ddpscale.node.protocol import (
     RankSeen,
     Up,
 )
-from pytest_ddpscale.results.rank_status import FINISHED
 from pytest_ddpscale.results.survey_record import ClockSkew, Survey
 
 
@@ -89,8 +88,7 @@ class GangState:
                 self.endpoint, self.endpoint_problem = news.endpoint, news.problem
             case Gone():
                 self.ranks[news.node, news.local_rank] = news
-                if not news.reported and news.phase != FINISHED:
-                    self.gone.append(news)
+                self.gone.append(news)
             case RankSeen():
                 before = self.ranks.get((news.node, news.local_rank))
                 if before is None or news.progress != before.progress:

@@ -20,12 +20,9 @@ class Command:
     """Starts a program at once, in a session of its own, so that all it starts can be ended with it; it ends with us.
 
     Attributes:
-        limit_s: as given.
         problem: why it was not started; empty if it was.
         was_too_late: whether it was given up because it took longer.
         code: its exit code, negative for a signal's number; None without one.
-        printed: what it printed.
-        errors: what it wrote to its standard error.
     """
 
     def __init__(self, arguments: Sequence[str], limit_s: float) -> None:

@@ -40,9 +40,6 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     Attributes:
         gang_id: by what the gang's processes are found.
-        nodes: how many there are.
-        ranks_per_node: ranks on each node, one per GPU.
-        assignment: what the ranks are to do.
         environment: variables for the ranks, besides those that the agent was started with.
         beat_s: seconds between two words on every rank.
         survey: whether to say first what the node is.
@@ -107,12 +104,7 @@ Order = Task | Start | Meet | AskClock | WantedArms | Stay | Stop
 
 
 class FromNode(msgspec.Struct, frozen=True, kw_only=True, tag_field="say"):
-    """What an agent says.
-
-    Attributes:
-        node: its node's index.
-        host: its node's name.
-    """
+    """What an agent says, of the node with this index and name."""
 
     node: int
     host: str
@@ -138,8 +130,6 @@ class RankSeen(RankStatus, frozen=True, kw_only=True, tag_field="say", tag="rank
     """One rank, as its node's agent sees it.
 
     Attributes:
-        node: its node's index.
-        host: its node's name.
         state: the process's, as in /proc: ``T`` is stopped; empty once it is gone.
     """
 
@@ -159,13 +149,7 @@ class RankSeen(RankStatus, frozen=True, kw_only=True, tag_field="say", tag="rank
 
 
 class Gone(RankSeen, frozen=True, kw_only=True, tag="gone"):
-    """A rank's process ended before its work did.
-
-    Attributes:
-        reported: whether it had said why.
-    """
-
-    reported: bool = False
+    """A rank's process ended before its work did, and it did not say why."""
 
 
 class Failed(RankFailure, frozen=True, kw_only=True, tag_field="say", tag="failed"):
@@ -210,9 +194,7 @@ class ProcessExit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
     """How a rank's process ended, as torchrun says.
 
     Attributes:
-        local_rank: on its node.
         exit_code: negative for a signal's number.
-        pid: its process's.
         is_root_cause: torchrun saw it end first.
     """
 
@@ -227,7 +209,6 @@ class Exit(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=
 
     Attributes:
         code: torchrun's exit code; 0 where ranks were never started.
-        exits: ranks that failed.
         ended_pids: processes that torchrun ended itself.
         oom_kills: processes that the kernel ended for lack of memory meanwhile.
         survivors: processes of ours that nothing could end.
@@ -245,7 +226,6 @@ class FileBytes(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
     Attributes:
         file: `RECORDS`, or a log's path below the folder of its node.
-        data: as it is.
         offset: how many bytes of `RECORDS` went before, so that a hole shows.
     """
 
@@ -259,10 +239,7 @@ class Piece(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag
 
     Attributes:
         file: which file; empty for a message.
-        part: its number.
-        parts: how many there are.
         data: of the compressed whole, in base64.
-        offset: as `FileBytes` has it.
     """
 
     file: str = ""

@@ -21,40 +21,35 @@ class LocalRanks:
         self._folder = folder
         self._count = count
         self._where: dict[str, Any] = {"node": node, "host": host}
-        self._gone: set[int] = set()
-        self._failed: set[int] = set()
+        self._told: set[int] = set()  # whose end was told
 
     def beats(self) -> list[RankSeen]:
         """One message per rank that has begun and lives."""
         return [
             RankSeen(**self._where, **asdict(status), state=state)
-            for status in self._statuses()
-            if (state := process_state(status.pid)) not in _ENDED
+            for local_rank in range(self._count)
+            if (status := read_status(self._folder, local_rank)) is not None
+            and (state := process_state(status.pid)) not in _ENDED
         ]
 
     def news(self) -> list[Failed | Gone]:
-        """What happened since the last call: failures that ranks report, and ranks that are gone too early."""
+        """What happened since the last call: failures that ranks report, and ranks that are gone too early without."""
         found: list[Failed | Gone] = []
-        for local_rank in range(self._count):
-            failure = read_failure(self._folder, local_rank)
-            if failure is not None and local_rank not in self._failed:
-                self._failed.add(local_rank)
+        for local_rank in sorted(set(range(self._count)) - self._told):
+            status = read_status(self._folder, local_rank)
+            is_gone = status is not None and _is_gone(status)
+            failure = read_failure(self._folder, local_rank)  # after that: one that is gone has left all that it will
+            if failure is not None:
                 found.append(self._failed_with(failure))
-        for status in self._statuses():
-            if status.local_rank not in self._gone and _is_gone(status):
-                self._gone.add(status.local_rank)
-                reported = status.local_rank in self._failed
-                found.append(Gone(**self._where, **asdict(status), reported=reported))
+            elif status is not None and is_gone:
+                found.append(Gone(**self._where, **asdict(status)))
+        self._told |= {one.local_rank for one in found}
         return found
 
     def _failed_with(self, failure: RankFailure) -> Failed:
         message = failure.message
         short = message if len(message) <= MOST_TEXT else f"{message[: MOST_TEXT - 1]}…"
         return Failed(**self._where, **{**asdict(failure), "message": short})
-
-    def _statuses(self) -> list[RankStatus]:
-        statuses = [read_status(self._folder, local_rank) for local_rank in range(self._count)]
-        return [status for status in statuses if status is not None]
 
 
 def process_state(pid: int) -> str:

@@ -37,8 +37,7 @@ def survey(host: str, *, gpus: bool) -> Survey:
     _about_to("start torch and nvidia-smi")
     torch_answer = ask_torch()
     topology = Command(["nvidia-smi", "topo", "-m"], _TOPOLOGY_LIMIT_S) if gpus else None
-    _about_to("ask the NVIDIA driver")
-    driver = read_gpus(_about_to_ask_gpu) if gpus else DriverState(is_loaded=False)
+    driver = _driver() if gpus else DriverState(is_loaded=False)
     _about_to("look for InfiniBand")
     ports = infiniband_ports()
     _about_to("look for free space")
@@ -59,8 +58,12 @@ def survey(host: str, *, gpus: bool) -> Survey:
 
 def post_mortem(host: str) -> Survey:
     """What the driver says of the GPUs after ranks have failed: nothing else, as somebody waits for it."""
+    return _of_driver(host, _driver())
+
+
+def _driver() -> DriverState:
     _about_to("ask the NVIDIA driver")
-    return _of_driver(host, read_gpus(_about_to_ask_gpu))
+    return read_gpus(lambda index: _about_to(f"ask the NVIDIA driver for GPU {index}"))
 
 
 def _of_driver(host: str, driver: DriverState) -> Survey:
@@ -142,10 +145,6 @@ def _versions(driver: DriverState, torch: TorchFacts) -> dict[str, str | None]:
         "pytest_ddpscale": __version__,
         "kernel": platform.release(),
     }
-
-
-def _about_to_ask_gpu(index: int) -> None:
-    _about_to(f"ask the NVIDIA driver for GPU {index}")
 
 
 def _about_to(step: str) -> None:

@@ -98,13 +98,11 @@ class GpuLog:
     """Readings of one GPU.
 
     Attributes:
-        uuid: ``GPU-…``.
         problem: why the GPU is not read at all; empty if it is.
         buffered: samples that the driver kept.
         polled: values of the moment of a poll.
         counters: running totals since the driver was loaded.
         sm_activity: means between two polls.
-        polls: times of the polls.
         limits: what hardly changes: the newest value.
         reasons: reading → why it is not there.
         lost: reading → what the driver says of a GPU that is lost; empty while it is not.

@@ -26,18 +26,18 @@ import torchvision  # noqa: E402
 from pytest_ddpscale import __version__  # noqa: E402
 from pytest_ddpscale.plan.study import Plan  # noqa: E402
 from pytest_ddpscale.results.rank_folder import LOGS, RecordSink, read_assignment  # noqa: E402
-from pytest_ddpscale.results.rank_status import FINISHED, STATUS_VARIABLE, RankFailure  # noqa: E402
+from pytest_ddpscale.results.rank_status import FINISHED, STATUS_VARIABLE  # noqa: E402
 from pytest_ddpscale.results.records import WhoIAm  # noqa: E402
 from pytest_ddpscale.results.strict_json import parse_strict_json, read_as  # noqa: E402
-from pytest_ddpscale.util.masking import masked_environment, masked_text  # noqa: E402
+from pytest_ddpscale.util.masking import masked_environment  # noqa: E402
 from pytest_ddpscale.util.orphans import die_with_parent  # noqa: E402
-from pytest_ddpscale.worker.control import Control, connect, host_name, rank_of  # noqa: E402
+from pytest_ddpscale.worker.control import Control, connect, host_name  # noqa: E402
 from pytest_ddpscale.worker.device import Device, open_device  # noqa: E402
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry  # noqa: E402
 from pytest_ddpscale.worker.numa import Binding, bind_to_gpu, pin_to_cores  # noqa: E402
 from pytest_ddpscale.worker.rank import GangMember  # noqa: E402
 from pytest_ddpscale.worker.rank_context import RankContext  # noqa: E402
-from pytest_ddpscale.worker.rank_progress import RankProgress, rank_progress_of  # noqa: E402
+from pytest_ddpscale.worker.rank_progress import RankProgress  # noqa: E402
 from pytest_ddpscale.worker.transport import transport_environment  # noqa: E402
 
 IMPORTED_UNIX_S = time.time()
@@ -122,22 +122,6 @@ def run(folder: Path, progress: RankProgress) -> None:
     control.leave()
 
 
-def report_failure(error: BaseException, progress: RankProgress) -> None:
-    """Tell the node's agent who failed, where and with what: a killed log may not say."""
-    failure = RankFailure(
-        local_rank=progress.local_rank,
-        rank=progress.rank if progress.rank >= 0 else rank_of(os.environ),
-        study=progress.study,
-        arm=progress.arm,
-        round=progress.round,
-        phase=progress.phase,
-        type=type(error).__name__,
-        message=masked_text(str(error)),
-        unix_s=time.time(),
-    )
-    progress.tell_failure(failure)
-
-
 def main() -> int:
     """Run the rank. Returns the exit code: 0, or 1 after a failure that was reported."""
     folder = os.environ.get(STATUS_VARIABLE)
@@ -146,12 +130,12 @@ def main() -> int:
     die_with_parent()
     # torchrun ends ranks by SIGTERM: where they were is then in their log.
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
-    progress = rank_progress_of(os.environ)
+    progress = RankProgress(Path(folder), int(os.environ.get("LOCAL_RANK", "0")))
     try:
         run(Path(folder), progress)
     except Exception as error:
         traceback.print_exc()
-        report_failure(error, progress)
+        progress.tell_failure(error)
         return 1
     progress.phase = FINISHED
     return 0

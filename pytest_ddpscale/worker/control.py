@@ -34,9 +34,6 @@ class Control:
     """What ranks tell each other besides what is being measured.
 
     Attributes:
-        rank: global rank.
-        local_rank: rank on this host.
-        world_size: ranks in the gang.
         layout: how they are numbered over the nodes.
         store: the store that process groups are made with.
 

@@ -53,7 +53,7 @@ class CpuDevice:
     backend = "gloo"
 
     def __init__(self) -> None:
-        self.on_step = _nothing
+        self.on_step: Callable[[], None] = lambda: None
         self.id = "cpu"
         self.name = platform.processor() or platform.machine()
 
@@ -95,7 +95,7 @@ class CudaDevice:
     backend = "nccl"
 
     def __init__(self, local_rank: int) -> None:
-        self.on_step = _nothing
+        self.on_step: Callable[[], None] = lambda: None
         if local_rank >= torch.cuda.device_count():
             raise RuntimeError(f"local rank {local_rank} has no GPU: torch sees {torch.cuda.device_count()}")
         torch.cuda.set_device(local_rank)
@@ -155,10 +155,6 @@ Device = CpuDevice | CudaDevice
 def open_device(device_type: DeviceType, local_rank: int) -> Device:
     """The device of this rank. Raises RuntimeError if there is none."""
     return CudaDevice(local_rank) if device_type == "cuda" else CpuDevice()
-
-
-def _nothing() -> None:
-    """Nobody listens to steps."""
 
 
 def _largest_resident_set_bytes() -> int:

@@ -58,7 +58,7 @@ class GangTelemetry:
     def start(self, devices: Callable[[Sequence[int]], Sequence[str]]) -> None:
         """Start the sampler on local rank 0, for the GPUs of its node."""
         if self._is_on and self._control.local_rank == 0:
-            mine = self._mine(None)
+            mine = self._mine(range(self._control.world_size))
             self._devices = dict(zip(mine, devices(mine), strict=True))
             self._sampler = self._new_sampler(list(self._devices.values()))
 
@@ -114,11 +114,10 @@ class GangTelemetry:
     def _node(self) -> int:
         return self._control.rank // self._control.layout.ranks_per_node
 
-    def _mine(self, ranks: Sequence[int] | None) -> list[int]:
-        """Those of `ranks` that are on this node; None for all there are."""
+    def _mine(self, ranks: Sequence[int]) -> list[int]:
+        """Those that are on this node, in the order of their numbers."""
         per_node = self._control.layout.ranks_per_node
-        own = range(self._node * per_node, (self._node + 1) * per_node)
-        return [rank for rank in own if ranks is None or rank in ranks]
+        return [rank for rank in range(self._node * per_node, (self._node + 1) * per_node) if rank in ranks]
 
 
 def with_telemetry(parts: Sequence[RankBlock], telemetry: TelemetryBlock) -> list[RankBlock]:

@@ -212,10 +212,10 @@ class GangMember:
         first = arms.time_block(arm, FEWEST_STEPS_PER_BLOCK)
         first_block_s = time.perf_counter() - began
         share_s = study.warmup_s / len(study.arms) - first_block_s
-        if self._is_first:
-            more = steps_for_block(statistics.median(first.step_s), share_s) if share_s > 0 else 0
-            self._control.say(f"{key}/warm-up-steps", more)
-        more = int(self._control.hear(f"{key}/warm-up-steps"))
+        step_s = statistics.median(first.step_s)
+        more = self._control.decided(
+            f"{key}/warm-up-steps", lambda: steps_for_block(step_s, share_s) if share_s > 0 else 0
+        )
         latest = arms.time_block(arm, more) if more else first
         if self._is_first:
             steps = steps_for_block(statistics.median(latest.step_s), study.block_s)

@@ -31,14 +31,9 @@ class RankContext:
     """One rank of a gang.
 
     Attributes:
-        device: what it measures with.
-        control: how ranks tell each other things, and how they are numbered over the nodes.
-        progress: kept up to date.
         sink: where rank 0 appends what was measured.
-        telemetry: of the gang's GPUs.
         timeout: limit for connecting ranks, and for one collective.
         deadline_unix_s: no round starts after it; None for no limit.
-        gang: number of the gang in the run.
         steered: whether a supervisor says after each round if the study goes on.
     """
 

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+import time
 from pathlib import Path
 
-from pytest_ddpscale.results.rank_status import STATUS_VARIABLE, RankFailure, RankStatus, StatusWriter
+from pytest_ddpscale.results.rank_status import RankFailure, RankStatus, StatusWriter
+from pytest_ddpscale.util.masking import masked_text
+from pytest_ddpscale.worker.control import rank_of
 
 
 class RankProgress:
     """Kept up to date by the gang. Setting `phase` publishes it, so it is set last.
 
     Attributes:
-        local_rank: on its node.
         rank: global rank; -1 before the gang is joined.
-        study: id of the study.
-        arm: name of the arm.
-        round: number of the round.
 
     Args:
-        writer: how the node's agent hears of it; None where there is no agent.
+        folder: by which the node's agent hears of it; None where there is no agent.
     """
 
-    def __init__(self, writer: StatusWriter | None = None, local_rank: int = 0) -> None:
+    def __init__(self, folder: Path | None = None, local_rank: int = 0) -> None:
         self.rank = -1
         self.study: str | None = None
         self.arm: str | None = None
         self.round: int | None = None
-        self._writer = writer
-        self.local_rank = local_rank
+        self._local_rank = local_rank
+        self._writer: StatusWriter | None = None
+        if folder is not None:
+            with contextlib.suppress(OSError):  # a full /dev/shm costs the word, not the measurement
+                self._writer = StatusWriter(folder, local_rank)
         self._entered = 0
         self.phase = "start-up"
 
@@ -45,10 +46,10 @@ class RankProgress:
         self._entered += 1
         if self._writer is not None:
             status = RankStatus(
-                pid=os.getpid(), rank=self.rank, local_rank=self.local_rank, phase=phase, study=self.study,
+                pid=os.getpid(), rank=self.rank, local_rank=self._local_rank, phase=phase, study=self.study,
                 arm=self.arm, round=self.round, entered=self._entered,
             )  # fmt: skip
-            with contextlib.suppress(OSError):  # a full /dev/shm costs the word, not the measurement
+            with contextlib.suppress(OSError):  # as above
                 self._writer.tell(status)
 
     def count_step(self) -> None:
@@ -56,18 +57,13 @@ class RankProgress:
         if self._writer is not None:
             self._writer.count_step()
 
-    def tell_failure(self, failure: RankFailure) -> None:
-        """Leave a report with the agent, if there is one."""
+    def tell_failure(self, error: Exception) -> None:
+        """Tell the node's agent, if there is one, who failed, where and with what: a killed log may not say."""
+        failure = RankFailure(
+            local_rank=self._local_rank, rank=self.rank if self.rank >= 0 else rank_of(os.environ), study=self.study,
+            arm=self.arm, round=self.round, phase=self.phase, type=type(error).__name__,
+            message=masked_text(str(error)), unix_s=time.time(),
+        )  # fmt: skip
         if self._writer is not None:
             with contextlib.suppress(OSError):  # as above; it is in the log too
                 self._writer.tell_failure(failure)
-
-
-def rank_progress_of(environ: Mapping[str, str]) -> RankProgress:
-    """Of this process: told to the agent where the environment names its folder."""
-    folder, local_rank = environ.get(STATUS_VARIABLE), int(environ.get("LOCAL_RANK", "0"))
-    writer = None
-    if folder:
-        with contextlib.suppress(OSError):  # as above
-            writer = StatusWriter(Path(folder), local_rank)
-    return RankProgress(writer, local_rank)

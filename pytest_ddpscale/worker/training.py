@@ -29,15 +29,10 @@ def build_model(workload: Workload, device: torch.device) -> nn.Module:
         options["image_size"] = workload.image_size
     torch.manual_seed(0)
     with device:
-        model = torchvision.models.get_model(workload.model, **options)
-    return _placed(model.to(device), workload)
-
-
-def _placed(module: nn.Module, workload: Workload) -> nn.Module:
+        model: nn.Module = torchvision.models.get_model(workload.model, **options)
+    model = model.to(device)
     # Before DDP wraps it: DDP lays its buckets out by the strides it finds.
-    if workload.memory_format == "channels_last":
-        return module.to(memory_format=torch.channels_last)
-    return module
+    return model.to(memory_format=torch.channels_last) if workload.memory_format == "channels_last" else model
 
 
 class Batch:

@@ -136,9 +136,9 @@ class News:
         """A rank lives."""
         self.say("rank", rank // self._ranks_per_node, **self.status(rank, **changes))
 
-    def gone(self, rank: int, *, reported: bool = False, **changes: Any) -> None:
+    def gone(self, rank: int, **changes: Any) -> None:
         """A rank's process has ended before its work did."""
-        self.say("gone", rank // self._ranks_per_node, **self.status(rank, state="", **changes), reported=reported)
+        self.say("gone", rank // self._ranks_per_node, **self.status(rank, state="", **changes))
 
     def failed(self, rank: int, type_: str, message: str) -> None:
         """A rank reports an error."""

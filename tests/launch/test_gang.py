@@ -397,7 +397,7 @@ def test_the_step_of_a_srun_that_was_killed_is_waited_for(
 
 def test_last_words_that_come_after_the_end_was_decided_count(run: Run) -> None:
     source = """serve()
-rank(1); say("gone", local_rank=1, rank=1, steps=3, **{**RANK, "state": ""}, reported=False)
+rank(1); say("gone", local_rank=1, rank=1, steps=3, **{**RANK, "state": ""})
 assert order()["say"] == "stop"
 say("words", local_rank=1, lines=["Killed by nobody knows whom"])
 say("exit", code=1, exits=[[1, -9, 1, True]], oom_kills=1)"""

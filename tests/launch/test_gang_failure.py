@@ -84,7 +84,6 @@ class TestLeftEarly:
 
     def test_a_rank_that_torchrun_ended_after_anothers_failure_did_not(self, one: News) -> None:
         one.failed(1, "ValueError", "no such model")
-        one.gone(1, reported=True)
         one.gone(0)
         one.exit(0, [1, 1, 101, True], ended_pids=[100])
         assert describe(one.roll, 1, []) == f"rank 1 on n1 failed in {PLACE}: ValueError: no such model"
@@ -94,11 +93,6 @@ class TestLeftEarly:
         two.exit(0, ended_pids=[100])
         two.failed(2, "ValueError", "no such model")
         assert describe(two.roll, 1, []).startswith("rank 2 on n2 failed")
-
-    def test_a_rank_that_had_finished_did_nothing_wrong(self, one: News) -> None:
-        one.gone(1, phase="finished")
-        one.failed(0, "OSError", "disk full")
-        assert describe(one.roll, 1, []).startswith("rank 0 on n1 failed")
 
 
 class TestFailed:

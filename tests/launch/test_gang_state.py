@@ -68,12 +68,6 @@ def test_trouble_is_a_failure_a_rank_that_is_gone_or_an_exit_code(news: News, tr
     assert news.roll.has_trouble
 
 
-def test_a_rank_that_reported_or_had_finished_is_not_gone_early(news: News) -> None:
-    news.gone(0, reported=True)
-    news.gone(1, phase="finished")
-    assert news.roll.gone == []
-
-
 def test_a_node_is_silent_after_its_time_unless_it_said_goodbye(news: News) -> None:
     assert news.roll.silent_hosts(30.0, 30.0) == []
     assert news.roll.silent_hosts(30.1, 30.0) == ["n1", "n2"]
@@ -88,7 +82,7 @@ def test_a_node_is_silent_after_its_time_unless_it_said_goodbye(news: News) -> N
 VALUES = st.none() | st.booleans() | st.integers(-2, 3) | st.text(max_size=3) | st.lists(st.integers(0, 3), max_size=4)
 NAMES = st.sampled_from(
     ["node", "host", "local_rank", "rank", "pid", "state", "phase", "entered", "steps", "exits", "code", "endpoint",
-     "version", "reported", "oom_kills", "ended_pids", "lines", "study", "round", "type", "message"]
+     "version", "oom_kills", "ended_pids", "lines", "study", "round", "type", "message"]
 )  # fmt: skip
 MESSAGES = st.builds(
     lambda word, fields, node: {"node": node, "host": "n", **fields, "say": word},

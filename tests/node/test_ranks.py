@@ -87,21 +87,19 @@ def test_a_rank_that_is_gone_is_told_once_with_where_it_was(tmp_path: Path, proc
     wait_for_state(process.pid, "Z")  # as torchrun leaves it for a moment
     [news] = ranks.news()
     assert isinstance(news, Gone)
-    assert (news.rank, news.phase, news.reported) == (4, "timed block", False)
+    assert (news.rank, news.phase) == (4, "timed block")
     assert ranks.news() == []
     assert ranks.beats() == []
 
 
-def test_a_failure_is_told_before_the_end_of_its_process(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+def test_a_failure_is_told_in_place_of_a_processs_end(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     ranks, writer = LocalRanks(tmp_path, 1, 1, "n2"), StatusWriter(tmp_path, 0)
     writer.tell(status(process.pid))
     writer.tell_failure(RankFailure(local_rank=0, rank=4, type="ValueError", message="x" * 5000))
     process.kill()
     process.wait()
-    failed, gone = ranks.news()
+    [failed] = ranks.news()
     assert failed == Failed(node=1, host="n2", local_rank=0, rank=4, type="ValueError", message="x" * 599 + "…")
-    assert isinstance(gone, Gone)
-    assert gone.reported
     assert ranks.news() == []
 
 

@@ -6,15 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_ddpscale.results.rank_status import RankFailure, RankStatus, read_failure, read_status
 from pytest_ddpscale.worker.control import host_name
-from pytest_ddpscale.worker.rank_progress import RankProgress, rank_progress_of
+from pytest_ddpscale.worker.rank_progress import RankProgress
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> RankProgress:
-    return rank_progress_of({"DDPSCALE_STATUS_DIR": str(tmp_path), "LOCAL_RANK": "1"})
+    return RankProgress(tmp_path, 1)
 
 
 def test_start_up_is_told_at_once(here: RankProgress, tmp_path: Path) -> None:
@@ -42,37 +43,41 @@ def test_the_same_phase_again_is_seen_to_be_another(here: RankProgress, tmp_path
 
 
 def test_a_failure_is_left_with_the_agent(here: RankProgress, tmp_path: Path) -> None:
-    failure = RankFailure(local_rank=1, rank=5, type="ValueError")
-    here.tell_failure(failure)
-    assert read_failure(tmp_path, 1) == failure
+    here.rank, here.study = 5, "weak/r"
+    here.tell_failure(ValueError("no answer from http://ann:hunter2@proxy:8080"))
+    told = read_failure(tmp_path, 1)
+    assert told is not None
+    message = "no answer from http://***@proxy:8080"
+    assert replace(told, unix_s=0.0) == RankFailure(
+        local_rank=1, rank=5, study="weak/r", phase="start-up", type="ValueError", message=message
+    )
 
 
-@pytest.mark.parametrize("environ", [{}, {"DDPSCALE_STATUS_DIR": "", "LOCAL_RANK": "3"}])
-def test_without_an_agent_nothing_is_told(environ: dict[str, str]) -> None:
-    here = rank_progress_of(environ)
+def test_without_an_agent_nothing_is_told() -> None:
+    here = RankProgress()
     here.phase = "warm-up"
     here.count_step()
     assert here.phase == "warm-up"
-    here.tell_failure(RankFailure(local_rank=1))
+    here.tell_failure(ValueError("no"))
 
 
 def test_a_folder_that_cannot_be_written_from_the_start_costs_the_word_only(tmp_path: Path) -> None:
-    here = rank_progress_of({"DDPSCALE_STATUS_DIR": str(tmp_path / "missing"), "LOCAL_RANK": "1"})
+    here = RankProgress(tmp_path / "missing", 1)
     here.phase = "warm-up"
     here.count_step()
-    here.tell_failure(RankFailure(local_rank=1))
+    here.tell_failure(ValueError("no"))
 
 
 def test_nor_does_one_that_is_gone_later(tmp_path: Path) -> None:
     folder = tmp_path / "status"
     folder.mkdir()
-    here = rank_progress_of({"DDPSCALE_STATUS_DIR": str(folder), "LOCAL_RANK": "1"})
+    here = RankProgress(folder, 1)
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
     here.phase = "warm-up"
     here.count_step()
-    here.tell_failure(RankFailure(local_rank=1))
+    here.tell_failure(ValueError("no"))
 
 
 def test_the_node_is_named_as_its_agent_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.plan.workload import MemoryFormat
 from pytest_ddpscale.worker.device import CpuDevice
-from pytest_ddpscale.worker.replica import Replicas, StepCounter, crew, make_groups
+from pytest_ddpscale.worker.replica import Replicas, StepCounter, make_groups
 from pytest_ddpscale.worker.training import Batch, build_model
 from tests.builders.trained import CPU, TIMEOUT, TINY
 
@@ -25,17 +25,6 @@ from .ranks import on_two_ranks
 
 ALONE, DDP_1, DDP_2 = Arm("alone", 1, 2), Arm("ddp", 1, 2), Arm("ddp", 2, 2)
 EACH_2, SILENT_2 = Arm("each", 2, 2), Arm("no_sync", 2, 2)
-
-
-class CountingDevice(CpuDevice):
-    """Says how much the wrappers made so far hold, as a GPU would."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 1000
-
-    def allocated_bytes(self) -> int:
-        return self.bytes
 
 
 def gradients(call: Any, batch: Batch) -> list[torch.Tensor]:
@@ -131,25 +120,6 @@ def test_only_arms_whose_replicas_can_differ_are_aligned(gloo_of_one: None) -> N
     assert kept.group(ALONE) is None
     assert kept.group(Arm("no_sync", 1, 2)) is None
     assert Replicas(build_model(TINY, CPU), CpuDevice(), groups, compiled=True).group(DDP_1) is None
-
-
-def test_an_arm_is_not_charged_with_what_idle_wrappers_hold(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = CountingDevice()
-    original = DistributedDataParallel.__init__
-
-    def with_buckets(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        device.bytes += 44
-
-    monkeypatch.setattr(DistributedDataParallel, "__init__", with_buckets)
-    groups = make_groups((DDP_1,), Layout(1, 1), TIMEOUT)
-    (group,) = groups.values()
-    both = {crew(DDP_1): group, crew(DDP_2): group}
-    replicas = Replicas(build_model(TINY, CPU), device, both, compiled=False)
-    for arm in (ALONE, DDP_1, DDP_2, SILENT_2):
-        replicas.of(arm)
-    assert replicas.idle_bytes(ALONE) == 88
-    assert replicas.idle_bytes(DDP_1) == replicas.idle_bytes(DDP_2) == replicas.idle_bytes(SILENT_2) == 44
 
 
 def test_groups_are_made_for_wrapped_arms_only(gloo_of_one: None) -> None:

@@ -28,7 +28,7 @@ class RankProbed(Record, frozen=True, kw_only=True):
     Attributes:
         rank: global rank in the gang.
         measured: one for each turn in which it took part.
-        unsupported: why it could not; empty if it could, or has said so.
+        unsupported: why it could not; empty if it could.
     """
 
     rank: Count
@@ -46,9 +46,8 @@ class ProbeBlocks:
 
     def __init__(self, context: RankContext) -> None:
         self._device, self._control, self._progress = context.device, context.control, context.progress
-        self._groups = ProbeGroups(self._control.layout, self._control.rank, self._device.torch_device, context.timeout)
+        self._groups = ProbeGroups(context)
         self._said: list[str] = []
-        self._told: set[str] = set()
 
     def block(self, probe: Probe, key: str, iterations: int, *, verify: bool = True) -> RankProbed:
         """Do a probe so often in each of its turns. All ranks of the gang call this, also those without a part.
@@ -82,8 +81,7 @@ class ProbeBlocks:
             del work
             self._device.release()
             why_not = why_not or reason
-        unsupported = self._said_once(probe, why_not) if why_not else ""
-        return RankProbed(rank=self._control.rank, measured=tuple(measured), unsupported=unsupported)
+        return RankProbed(rank=self._control.rank, measured=tuple(measured), unsupported=why_not)
 
     def close(self) -> None:
         """Give memory and communicators back."""
@@ -135,13 +133,6 @@ class ProbeBlocks:
 
         # As one step: events between iterations would take some of a short one's time.
         return self._device.time_steps(repeat, 1)
-
-    def _said_once(self, probe: Probe, reason: str) -> str:
-        """Why this rank cannot do a probe; nothing once that has been said."""
-        if probe.id in self._told:
-            return ""
-        self._told.add(probe.id)
-        return reason
 
 
 def turns(probe: Probe, layout: Layout) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import torch
 import torch.distributed as dist
 
@@ -11,6 +9,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.worker.process_groups import new_group
+from pytest_ddpscale.worker.rank_context import RankContext
 
 Ranks = tuple[int, ...]
 
@@ -39,11 +38,9 @@ class ProbeGroups:
     Each NCCL communicator holds device memory, so that `close` belongs to the study's end.
     """
 
-    def __init__(self, layout: Layout, rank: int, device: torch.device, timeout: timedelta) -> None:
-        self._layout = layout
-        self._rank = rank
-        self._device = device
-        self._timeout = timeout
+    def __init__(self, context: RankContext) -> None:
+        self._layout, self._rank = context.control.layout, context.control.rank
+        self._device, self._timeout = context.device.torch_device, context.timeout
         self._made: dict[Ranks, dist.ProcessGroup | None] = {}
 
     def crew(self, probe: Probe) -> Ranks:

@@ -30,6 +30,7 @@ class ProbeRounds:
         self._control, self._progress, self._telemetry = context.control, context.progress, context.telemetry
         self._seed = seed
         self._blocks = ProbeBlocks(context)
+        self._told: set[tuple[str, int]] = set()  # of which probes it is recorded that which ranks cannot do them
 
     def run(self) -> EndReason:
         """Probe until all rounds are done, time is up or all is known; all ranks of the gang call this.
@@ -110,8 +111,9 @@ class ProbeRounds:
         self._gather(key, probe, said, join, _windows)
 
     def _unsupported(self, probe: Probe, said: Sequence[RankProbed]) -> list[AnyRecord]:
-        """Which ranks could not do a probe, and why, as a record; nothing if all could."""
-        unable = [one for one in said if one.unsupported]
+        """Which ranks could not do a probe, and why, as a record; nothing if all could, or it was recorded before."""
+        unable = [one for one in said if one.unsupported and (probe.id, one.rank) not in self._told]
+        self._told |= {(probe.id, one.rank) for one in unable}
         if not unable:
             return []
         ranks, reasons = tuple(one.rank for one in unable), column(one.unsupported for one in unable)
