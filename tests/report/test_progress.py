@@ -230,6 +230,11 @@ class TestProbes:
         line = terminal.feed(StudyEnd("probes", "interrupted", "the job was preempted"))
         assert line == ("probes: interrupted after 2 rounds: the job was preempted", False)
 
+    def test_that_broke_or_never_began_say_so(self, terminal: Terminal) -> None:
+        assert terminal.feed(StudyEnd("probes", "interrupted", "Ctrl-C"))[0] == "probes: not begun: Ctrl-C"
+        terminal.feed(self.BEGIN, self.probe("matmul-fp32", 1))
+        assert terminal.feed(StudyEnd("probes", "error", "no driver"))[0] == "probes: ERROR: no driver"
+
     def test_of_no_plan_do_no_harm(self) -> None:
         terminal = Terminal()
         terminal.progress(self.probe("matmul-fp32", 0))

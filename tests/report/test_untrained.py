@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pytest_ddpscale.plan.estimate import estimate, probes_seconds
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import Plan
@@ -18,12 +17,8 @@ from pytest_ddpscale.report.junit import render_junit
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.plan_text import plan_lines
 from pytest_ddpscale.report.plots import write_plots
-from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.report.terminal import table_lines
-from pytest_ddpscale.results.notices import Idle, Notice, Unfit
-from pytest_ddpscale.results.probe_record import ProbeBlock
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import EndReason, StudyEnd, StudyStart
+from pytest_ddpscale.results.records import StudyStart
 from pytest_ddpscale.results.verdicts import Verdict
 from tests.builders.judgements import JUDGEMENT as TRAINED
 from tests.builders.judgements import MEASUREMENTS, RUN, UUID
@@ -200,72 +195,9 @@ def test_plots_of_what_was_trained_ignore_the_others(tmp_path: Any) -> None:
 
 
 class TestPlan:
-    def test_probes_come_first_with_their_time(self) -> None:
-        both = replace(TRAINED_PLAN, ranks_per_node=8, probes=PLAN.probes, survey=True)
-        assert both.probes is not None
-        head, first, *_ = plan_lines(both, 9, isolate=False)
-        assert f"9 requirements, 4 studies and 2 probes, about {estimate(both).seconds / 60:.1f} min on 8 GPUs" in head
-        minutes = probes_seconds(both.probes) / 60
-        expected = f"{minutes:4.1f} min  at most 16 rounds of matmul-bf16, all-reduce-32mib@8"
-        assert first.split(maxsplit=1) == ["probes", expected.strip()]
-        assert first.index(expected) == plan_lines(both, 9, isolate=False)[2].index(" min  at most") - 4
-
-    def test_one_probe_is_not_many(self) -> None:
-        assert PLAN.probes is not None
-        one = replace(PLAN, probes=replace(PLAN.probes, probes=PLAN.probes.probes[:1]))
-        assert "1 requirement, 0 studies and 1 probe, about" in plan_lines(one, 1, isolate=False)[0]
-
     def test_a_survey_alone_takes_no_gpu(self) -> None:
         (head,) = plan_lines(replace(PLAN, probes=None), 3, isolate=False)
         assert "3 requirements, 0 studies, about 0.1 min on 0 GPUs = 0.00 GPU-hours" in head
-
-
-class TestProgress:
-    def shown(self, *records: AnyRecord | Notice, plan: Plan = PLAN) -> list[str]:
-        lines: list[str] = []
-        progress = Progress(plan, lambda line, passing: lines.append(line), lambda: 100.0)
-        for record in records:
-            progress(record)
-        return lines
-
-    def probed(self, name: str, number: int) -> ProbeBlock:
-        return ProbeBlock(
-            study="probes", probe=name, world_size=1, round=number, gang=0, iterations=1, ranks=(0,), work=1.0,
-            seconds=1.0, started_unix_s=1.0, is_correct=True,
-        )  # fmt: skip
-
-    def test_the_wait_for_ranks_counts_survey_and_probes(self) -> None:
-        seconds = round(estimate(PLAN).seconds)
-        assert self.shown(Idle()) == [f"starting ranks, {seconds // 60}:{seconds % 60:02d} estimated"]
-
-    def test_the_round_and_the_probe_are_shown_and_nobody_is_starting_meanwhile(self) -> None:
-        records: list[AnyRecord | Notice] = [
-            BEGIN,
-            Idle(),
-            self.probed("matmul-bf16", 0),
-            self.probed("matmul-bf16", 0),
-            Idle(),
-        ]
-        assert self.shown(*records) == ["probes: warming up", "probes: round 1/16  matmul-bf16"]
-
-    @pytest.mark.parametrize(
-        ("reason", "expected"),
-        [
-            ("decided", "probes: decided after 3 rounds in 0:00"),
-            ("interrupted", "probes: interrupted after 3 rounds: Ctrl-C"),
-            ("error", "probes: ERROR: Ctrl-C"),
-        ],
-    )
-    def test_their_end_stays(self, reason: EndReason, expected: str) -> None:
-        end = StudyEnd("probes", reason, "Ctrl-C")
-        assert self.shown(BEGIN, self.probed("matmul-bf16", 2), end)[-1] == expected
-
-    def test_what_was_never_begun_says_so(self) -> None:
-        assert self.shown(StudyEnd("probes", "interrupted", "Ctrl-C")) == ["probes: not begun: Ctrl-C"]
-
-    def test_an_unfit_node_is_told_at_once(self) -> None:
-        unfit = Unfit({"n3": "ecc: GPU 2: 2 memory errors"})
-        assert self.shown(unfit) == ["n3 is not as it should be: ecc: GPU 2: 2 memory errors"]
 
 
 def test_a_passing_check_is_a_pass() -> None:
