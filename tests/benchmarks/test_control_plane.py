@@ -70,10 +70,10 @@ def test_both_ways_of_gathering_bring_the_same_records(control: Control) -> None
 def test_ranks_in_processes_of_their_own_take_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)  # where the processes look for the script
     monkeypatch.setattr(control_plane, "RANKS_PER_PROCESS", 3)
-    found = control_plane.measure((2, 3, 6), rounds=2, record_bytes=700, seed=0)
-    assert {(turn.ranks, turn.way) for turn in found} == {(n, way) for n in (2, 3, 6) for way in control_plane.WAYS}
+    found = control_plane.measure((2, 6), rounds=1, record_bytes=700, seed=0)
+    assert {(turn.ranks, turn.way) for turn in found} == {(n, way) for n in (2, 6) for way in control_plane.WAYS}
     for costs in found.values():
-        assert len(costs) == 2, "the round in which connections are made is left out"
+        assert len(costs) == 1, "the round in which connections are made is left out"
         assert all(getattr(cost, part) > 0 for cost in costs for part in control_plane.PARTS)
 
 

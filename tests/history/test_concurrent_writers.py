@@ -13,7 +13,7 @@ from tests.builders.nights import judged_run
 
 pytestmark = pytest.mark.slow
 
-WRITERS, RUNS = 8, 5
+WRITERS, RUNS = 6, 3
 WRITER = """
 import sys
 from pathlib import Path

@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
@@ -195,16 +194,6 @@ def test_no_file_of_the_run_has_the_value_of_a_variable_named_like_a_secret(
     files = [path for path in run.path.rglob("*") if path.is_file()]
     assert {path.name for path in files} >= {"measurements.jsonl", "gang-0.log"}
     assert not [path for path in files if SITE_TOKEN.encode() in path.read_bytes()]
-
-
-def test_a_node_with_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gang_module, "__version__", "0.0.0")
-    run, plan = prepared(tmp_path, WEAK, STRONG)
-    supervisor = Supervisor(launch_here("cpu"), run, Limits(inactivity_s=120))
-    supervisor.measure(plan)
-    assert supervisor.gangs_started == 1, "a gang that cannot start is not tried for every study"
-    assert {end.reason for end in ends(run).values()} == {"error"}
-    assert "its supervisor 0.0.0" in ends(run)[WEAK.id].message
 
 
 def test_a_study_ends_when_all_is_decided_and_arms_before_it(gangs: Gangs) -> None:

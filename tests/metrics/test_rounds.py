@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.metrics.rounds import (
-    GIB,
     NO_ROUNDS,
     ArmRounds,
     all_groups,
@@ -64,19 +63,6 @@ def test_a_round_of_ranks_that_take_turns_has_one_of_them() -> None:
     assert measured.peak_memory_gib.tolist() == pytest.approx([math.nan] * 3, nan_ok=True)
 
 
-def test_the_least_busy_rank_is_the_one_with_the_lowest_utilization() -> None:
-    measured = rounds_of([block(rank, utilization=busy) for rank, busy in enumerate((0.9, 0.0, 0.5))])
-    assert (measured.least_busy.tolist(), measured.utilization.tolist()) == ([1], [0.0])
-
-
-@pytest.mark.parametrize("unread", [None, math.nan])
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_nobody_is_least_busy_while_one_rank_is_unread(unread: float | None, rank: int) -> None:
-    measured = rounds_of([block(r, utilization=unread if r == rank else 0.9) for r in range(3)])
-    assert measured.least_busy.tolist() == [-1]
-    assert math.isnan(measured.utilization[0])
-
-
 def test_images_per_joule_are_those_of_the_gpu_that_got_fewest() -> None:
     measured = rounds_of([block(rank, energy_j=energy_j) for rank, energy_j in enumerate((40.0, 50.0, 20.0))])
     assert measured.images_per_joule.tolist() == pytest.approx([8 * 10 / 50.0])
@@ -87,23 +73,6 @@ def test_images_per_joule_are_those_of_the_gpu_that_got_fewest() -> None:
 def test_images_per_joule_are_unknown_while_the_energy_of_one_gpu_is(unread: float | None, rank: int) -> None:
     measured = rounds_of([block(r, energy_j=unread if r == rank else 40.0) for r in range(3)])
     assert math.isnan(measured.images_per_joule[0])
-
-
-def test_peak_memory_is_the_fullest_ranks() -> None:
-    measured = rounds_of([block(rank, peak_memory_bytes=amount * GIB) for rank, amount in enumerate((1, 3, 2))])
-    assert measured.peak_memory_gib.tolist() == [3.0]
-
-
-def test_memory_spread_is_relative_to_the_fullest_rank() -> None:
-    measured = rounds_of([block(rank, peak_memory_bytes=amount * GIB) for rank, amount in enumerate((3, 4, 2))])
-    assert measured.memory_spread.tolist() == [0.5]
-
-
-@pytest.mark.parametrize("unknown", [None, 0])
-def test_memory_is_unknown_while_one_ranks_is(unknown: int | None) -> None:
-    measured = rounds_of([block(0, peak_memory_bytes=GIB), block(1, peak_memory_bytes=unknown)])
-    assert math.isnan(measured.peak_memory_gib[0])
-    assert math.isnan(measured.memory_spread[0])
 
 
 def test_error_of_an_imported_sample_is_that_of_the_slowest_ranks_mean_step() -> None:
@@ -117,12 +86,6 @@ def test_error_of_an_imported_sample_is_that_of_the_slowest_ranks_mean_step() ->
 
 def test_rounds_of_our_own_have_no_error_of_their_own() -> None:
     assert rounds_of([block(0, step_stdev_s=0.1)]).single_sample_error is None
-
-
-def test_a_sample_without_the_deviation_of_its_steps_has_no_error() -> None:
-    error = rounds_of([block(0, single_sample=True)]).single_sample_error
-    assert error is not None
-    assert math.isnan(error[0])
 
 
 def test_without_rounds_nothing_is_known_of_any() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pynvml as n
 
-ALL_LINKS = 0xFFFFFFFF
 GPM_INTERVAL_S = 0.02
 
 
@@ -29,23 +28,15 @@ def sample_of(gpu: Any, kind: int) -> Any:
     return answer if isinstance(answer, str) else answer[1][-1].sampleValue.uiVal
 
 
-def fields_of(gpu: Any, *fields: int | tuple[int, int]) -> Any:
-    """Values of fields; the number of its error for one that fails."""
-    answer = asked(n.nvmlDeviceGetFieldValues, gpu, fields)
-    if isinstance(answer, str):
-        return answer
-    return [field.value.ullVal if field.nvmlReturn == 0 else f"error {field.nvmlReturn}" for field in answer]
-
-
 def gpm_of(gpu: Any) -> Any:
-    """SM utilization and occupancy, tensor and memory-bandwidth utilization for a moment, and an unknown metric."""
+    """SM utilization for a moment, and an unknown metric."""
     support = asked(n.nvmlGpmQueryDeviceSupport, gpu)
     if isinstance(support, str) or not support.isSupportedDevice:
         return support if isinstance(support, str) else "no"
     get = n.c_nvmlGpmMetricsGet_t()
-    get.version, get.numMetrics = n.NVML_GPM_METRICS_GET_VERSION, 5
+    get.version, get.numMetrics = n.NVML_GPM_METRICS_GET_VERSION, 2
     get.sample1, get.sample2 = n.nvmlGpmSampleAlloc(), n.nvmlGpmSampleAlloc()
-    for i, metric in enumerate((2, 3, 5, 10, 199)):
+    for i, metric in enumerate((2, 199)):
         get.metrics[i].metricId = metric
     n.nvmlGpmSampleGet(gpu, get.sample1)
     time.sleep(GPM_INTERVAL_S)
@@ -53,7 +44,7 @@ def gpm_of(gpu: Any) -> Any:
     n.nvmlGpmMetricsGet(get)
     n.nvmlGpmSampleFree(get.sample1)
     n.nvmlGpmSampleFree(get.sample2)
-    return [m.value if m.nvmlReturn == 0 else f"error {m.nvmlReturn}" for m in get.metrics[:5]]
+    return [m.value if m.nvmlReturn == 0 else f"error {m.nvmlReturn}" for m in get.metrics[:2]]
 
 
 def links_of(gpu: Any) -> list[Any]:
@@ -78,7 +69,7 @@ def described(gpu: Any) -> dict[str, Any]:
         "capability": asked(n.nvmlDeviceGetCudaComputeCapability, gpu),
         "memory": memory if isinstance(memory, str) else [memory.total, memory.reserved, memory.used, memory.free],
         "utilization": use if isinstance(use, str) else [use.gpu, use.memory],
-        "samples": [sample_of(gpu, kind) for kind in (0, 1, 2, 5, 6, 3)],
+        "samples": [sample_of(gpu, kind) for kind in (0, 1, 5, 3)],
         "power_mw": asked(n.nvmlDeviceGetPowerUsage, gpu),
         "power_limits_mw": [
             asked(n.nvmlDeviceGetEnforcedPowerLimit, gpu), asked(n.nvmlDeviceGetPowerManagementDefaultLimit, gpu),
@@ -86,35 +77,23 @@ def described(gpu: Any) -> dict[str, Any]:
         "energy_mj": asked(n.nvmlDeviceGetTotalEnergyConsumption, gpu),
         "clocks": [asked(n.nvmlDeviceGetClockInfo, gpu, clock) for clock in (0, 1, 2)],
         "max_clocks": [asked(n.nvmlDeviceGetMaxClockInfo, gpu, clock) for clock in (0, 1, 2)],
-        "temperatures": [asked(n.nvmlDeviceGetTemperature, gpu, 0), asked(n.nvmlDeviceGetTemperatureV, gpu, 0)],
+        "temperature": asked(n.nvmlDeviceGetTemperature, gpu, 0),
         "reasons": [
             asked(n.nvmlDeviceGetCurrentClocksEventReasons, gpu),
             asked(n.nvmlDeviceGetCurrentClocksThrottleReasons, gpu),
         ],
         "ecc": asked(n.nvmlDeviceGetEccMode, gpu),
         "ecc_errors": [asked(n.nvmlDeviceGetTotalEccErrors, gpu, e, c) for e in (0, 1) for c in (0, 1)],
-        "retired_pages": [
-            asked(n.nvmlDeviceGetRetiredPagesPendingStatus, gpu),
-            *(asked(n.nvmlDeviceGetRetiredPages, gpu, cause) for cause in (0, 1)),
-        ],
+        "retired_pages_pending": asked(n.nvmlDeviceGetRetiredPagesPendingStatus, gpu),
         "remapped_rows": asked(n.nvmlDeviceGetRemappedRows, gpu),
         "mig": asked(n.nvmlDeviceGetMigMode, gpu),
         "processes": processes_of(gpu),
         "pcie": [
             asked(n.nvmlDeviceGetCurrPcieLinkGeneration, gpu), asked(n.nvmlDeviceGetCurrPcieLinkWidth, gpu),
             asked(n.nvmlDeviceGetMaxPcieLinkGeneration, gpu), asked(n.nvmlDeviceGetMaxPcieLinkWidth, gpu),
-            asked(n.nvmlDeviceGetGpuMaxPcieLinkGeneration, gpu), asked(n.nvmlDeviceGetPcieReplayCounter, gpu),
+            asked(n.nvmlDeviceGetGpuMaxPcieLinkGeneration, gpu),
         ],
-        "pcie_bytes": fields_of(gpu, 197, 198),
-        "pcie_kb_s": [asked(n.nvmlDeviceGetPcieThroughput, gpu, counter) for counter in (0, 1)],
         "nvlinks": links_of(gpu),
-        "nvlink_traffic_kib": fields_of(gpu, (138, ALL_LINKS), (139, ALL_LINKS), (138, 1)),
-        # Of all links: CRC of flits and of data, replays, recoveries; of link 1: replays, recoveries, CRC; of link 7.
-        "nvlink_errors": fields_of(gpu, 38, 45, 52, 59, (161, 1), (162, 1), (163, 1), 109),
-        # Of link 1, since Blackwell: received with errors, wrong beyond repair, recovered.
-        "nvlink_5_errors": fields_of(gpu, (208, 1), (211, 1), (215, 1)),
-        "persistence": asked(n.nvmlDeviceGetPersistenceMode, gpu),
-        "performance_state": asked(n.nvmlDeviceGetPerformanceState, gpu),
         "gpm": gpm_of(gpu),
     }  # fmt: skip
 

@@ -24,8 +24,8 @@ SW_THERMAL_SLOWDOWN = 0x20
 HW_THERMAL_SLOWDOWN = 0x40
 HW_POWER_BRAKE_SLOWDOWN = 0x80
 
-# nvmlSamplingType_t: power, GPU utilization, memory utilization, SM clock, memory clock
-SAMPLE_BUFFERS = (0, 1, 2, 5, 6)
+# nvmlSamplingType_t: power, GPU utilization, SM clock
+SAMPLE_BUFFERS = (0, 1, 5)
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,6 @@ class Ecc:
 class RetiredPages:
     """Pages taken out of use, as GPUs before Ampere do."""
 
-    single_bit: int = 0
-    double_bit: int = 0
     pending: bool = False
 
 
@@ -104,10 +102,6 @@ class Pcie:
         max_generation: what GPU and slot could do together.
         max_width: lanes, likewise.
         gpu_max_generation: what the GPU alone could do.
-        replays: counter of packets sent again.
-        tx_kb_s: traffic to the host now, kB/s.
-        rx_kb_s: traffic from the host now, kB/s.
-        byte_counter_bits: 32 or 64, of the counters of that traffic; None: the driver has none for this GPU.
     """
 
     generation: Number
@@ -115,43 +109,20 @@ class Pcie:
     max_generation: int
     max_width: int
     gpu_max_generation: int
-    replays: Number = 0
-    tx_kb_s: Number = 0
-    rx_kb_s: Number = 0
-    byte_counter_bits: int | None = None
 
 
 @dataclass(frozen=True)
 class NvLink:
-    """One link; the traffic makes NVML's counters, in KiB since the driver was loaded.
-
-    Errors are counted in one way before Blackwell and in another since; what is None is not supported.
-    """
+    """One link, up or down."""
 
     active: Number = 1
-    tx_kib_s: Number = 0
-    rx_kib_s: Number = 0
-    replays: Number | None = 0
-    recoveries: Number | None = 0
-    crc_flit_errors: Number | None = 0
-    crc_data_errors: Number | None = 0
-    receive_errors: Number | None = None
-    integrity_errors: Number | None = None
-    recovery_events: Number | None = None
 
 
 @dataclass(frozen=True)
 class Gpm:
     """GPU performance monitoring, as GPUs since Hopper do; None: that metric is not supported."""
 
-    graphics_util_pct: Number | None = 0
     sm_util_pct: Number | None = 0
-    sm_occupancy_pct: Number | None = 0
-    tensor_util_pct: Number | None = 0
-    hmma_tensor_util_pct: Number | None = 0
-    dram_bw_util_pct: Number | None = 0
-    pcie_tx_mib_s: Number | None = 0
-    pcie_rx_mib_s: Number | None = 0
 
 
 @dataclass(frozen=True)
@@ -174,9 +145,7 @@ class Work:
     clock_event_reasons: int = 0
     utilization_pct: float = 99
     memory_utilization_pct: float = 60
-    performance_state: int = 0
-    nvlink_kib_s: float = 5e6  # per link and direction
-    gpm: Gpm = Gpm(99, 85, 40, 35, 35, 55, 200, 1000)
+    gpm: Gpm = Gpm(85)
 
 
 @dataclass(frozen=True)
@@ -192,7 +161,6 @@ class PlayedGpu:
         utilization_changes: as of `Changing`, where `utilization_pct` is a plain number.
         failures: NVML function, or `ANY_FUNCTION` → the nvmlReturn_t it gives for this GPU, or when it begins to.
         clock_event_reasons: bits, why clocks are not higher.
-        nvlink_version: as NVML counts.
         sample_buffers: nvmlSamplingType_t of the buffers that the driver keeps.
         work: what `at_work` makes of this GPU.
     """
@@ -217,17 +185,13 @@ class PlayedGpu:
     max_memory_clock_mhz: Number | None = 1593
     temperature_c: Number | None = 30
     clock_event_reasons: Number | None = GPU_IDLE
-    performance_state: Number | None = 0
-    persistence_mode: bool | None = True
     ecc: Ecc | None = Ecc()
     retired_pages: RetiredPages | None = None
     remapped_rows: RemappedRows | None = RemappedRows()
     mig: Mig | None = Mig()
     processes: Sequence[Process] = ()
-    graphics_processes: Sequence[Process] = ()
     pcie: Pcie = Pcie(4, 16, 4, 16, 4)
     nvlinks: Sequence[NvLink] = ()
-    nvlink_version: int | None = None
     gpm: Gpm | None = None
     sample_buffers: Sequence[int] = SAMPLE_BUFFERS
     work: Work = Work(390, 1350, 1593, 60, pcie_generation=4)

@@ -17,16 +17,12 @@
 
 GIVES_UNSIGNED(nvmlDeviceGetPowerUsage, "power_w", MILLI)
 GIVES_UNSIGNED(nvmlDeviceGetEnforcedPowerLimit, "power_limit_w", MILLI)
-GIVES_UNSIGNED(nvmlDeviceGetPowerManagementLimit, "power_limit_w", MILLI)
 GIVES_UNSIGNED(nvmlDeviceGetPowerManagementDefaultLimit, "default_power_limit_w", MILLI)
-GIVES_UNSIGNED(nvmlDeviceGetPersistenceMode, "persistence_mode", 1)
-GIVES_UNSIGNED(nvmlDeviceGetPerformanceState, "performance_state", 1)
 GIVES_UNSIGNED(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.generation", 1)
 GIVES_UNSIGNED(nvmlDeviceGetCurrPcieLinkWidth, "pcie.width", 1)
 GIVES_UNSIGNED(nvmlDeviceGetMaxPcieLinkGeneration, "pcie.max_generation", 1)
 GIVES_UNSIGNED(nvmlDeviceGetMaxPcieLinkWidth, "pcie.max_width", 1)
 GIVES_UNSIGNED(nvmlDeviceGetGpuMaxPcieLinkGeneration, "pcie.gpu_max_generation", 1)
-GIVES_UNSIGNED(nvmlDeviceGetPcieReplayCounter, "pcie.replays", 1)
 GIVES_UNSIGNED(nvmlDeviceGetRetiredPagesPendingStatus, "retired_pages.pending", 1)
 
 /* ---- identity ------------------------------------------------------------------------------ */
@@ -47,25 +43,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned 
 EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
 {
     return give_text(__func__, device, "uuid", uuid, length);
-}
-
-static nvmlReturn_t give_index(const char *function, nvmlDevice_t device, unsigned int *index)
-{
-    const Json *gpu;
-    nvmlReturn_t failure = enter_gpu(function, device, &gpu);
-    if (failure == NVML_SUCCESS)
-        *index = device->index;
-    return failure;
-}
-
-EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
-{
-    return give_index(__func__, device, index);
-}
-
-EXPORT nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
-{
-    return give_index(__func__, device, minor);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
@@ -180,18 +157,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned int s
     return give_unsigned(__func__, device, "temperature_c", 1, celsius);
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_v1_t *temperature)
-{
-    unsigned int celsius;
-    nvmlReturn_t failure;
-    if (temperature->version != NVML_TEMPERATURE_V1)
-        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    failure = give_unsigned(__func__, device, "temperature_c", 1, &celsius);
-    if (failure == NVML_SUCCESS)
-        temperature->temperature = (int)celsius;
-    return failure;
-}
-
 /* ---- memory errors ------------------------------------------------------------------------- */
 
 static nvmlReturn_t give_two_states(const char *function, nvmlDevice_t device, const char *now, const char *pending,
@@ -232,23 +197,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned in
     return failure;
 }
 
-/* `cause`: 0 for many single-bit errors, 1 for a double-bit error. The addresses are made up. */
-EXPORT nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, unsigned int cause, unsigned int *count,
-                                              unsigned long long *addresses)
-{
-    const char *path = cause == 0 ? "retired_pages.single_bit" : "retired_pages.double_bit";
-    unsigned int pages, i, capacity = *count;
-    nvmlReturn_t failure = give_unsigned(__func__, device, path, 1, &pages);
-    if (failure != NVML_SUCCESS)
-        return failure;
-    *count = pages;
-    if (addresses == NULL || capacity < pages)
-        return addresses == NULL && pages == 0 ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
-    for (i = 0; i < pages; i++)
-        addresses[i] = 0x100000ULL + i;
-    return NVML_SUCCESS;
-}
-
 EXPORT nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correctable,
                                               unsigned int *uncorrectable, unsigned int *pending, unsigned int *failed)
 {
@@ -259,45 +207,24 @@ EXPORT nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int 
     return give_two_states(__func__, device, "remapped_rows.pending", "remapped_rows.failed", pending, failed);
 }
 
-/* ---- PCIe traffic -------------------------------------------------------------------------- */
-
-EXPORT nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned int counter, unsigned int *kb_per_s)
-{
-    if (counter > NVML_PCIE_UTIL_RX_BYTES)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    return give_unsigned(__func__, device, counter == NVML_PCIE_UTIL_TX_BYTES ? "pcie.tx_kb_s" : "pcie.rx_kb_s", 1,
-                         kb_per_s);
-}
-
 /* ---- processes ----------------------------------------------------------------------------- */
 
-static nvmlReturn_t give_processes(const char *function, nvmlDevice_t device, const char *key, unsigned int *count,
-                                   nvmlProcessInfo_t *processes)
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
+                                                            nvmlProcessInfo_t *processes)
 {
     const Json *gpu, *process;
     unsigned int capacity = *count, i = 0;
-    nvmlReturn_t failure = enter_gpu(function, device, &gpu);
+    nvmlReturn_t failure = enter_gpu(__func__, device, &gpu);
     if (failure != NVML_SUCCESS)
         return failure;
-    *count = (unsigned int)json_length(part_of(gpu, key));
+    *count = (unsigned int)json_length(part_of(gpu, "processes"));
     if (*count > (processes != NULL ? capacity : 0))
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (; i < *count; i++) {
-        process = json_element(part_of(gpu, key), i);
+        process = json_element(part_of(gpu, "processes"), i);
         processes[i].pid = (unsigned int)json_member(process, "pid")->number;
         processes[i].usedGpuMemory = (unsigned long long)json_member(process, "memory_mib")->number * MIB;
         processes[i].gpuInstanceId = processes[i].computeInstanceId = 0xffffffffU; /* no MIG */
     }
     return NVML_SUCCESS;
 }
-
-#define GIVES_PROCESSES(function, key)                                                                           \
-    EXPORT nvmlReturn_t function(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *processes)         \
-    {                                                                                                            \
-        return give_processes(__func__, device, key, count, processes);                                          \
-    }
-
-GIVES_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, "processes")
-GIVES_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, "processes")
-GIVES_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, "graphics_processes")
-GIVES_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, "graphics_processes")

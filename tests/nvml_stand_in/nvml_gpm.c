@@ -12,9 +12,7 @@ static const struct {
     unsigned int id;
     const char *key, *unit;
 } metrics[] = {
-    {1, "graphics_util_pct", "%"},  {2, "sm_util_pct", "%"},          {3, "sm_occupancy_pct", "%"},
-    {5, "tensor_util_pct", "%"},    {7, "hmma_tensor_util_pct", "%"}, {10, "dram_bw_util_pct", "%"},
-    {20, "pcie_tx_mib_s", "MiB/s"}, {21, "pcie_rx_mib_s", "MiB/s"},
+    {2, "sm_util_pct", "%"},
 };
 
 EXPORT nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support)

@@ -34,9 +34,7 @@ static const char *path_of_samples(unsigned int type, double *scale)
     switch (type) {
     case NVML_TOTAL_POWER_SAMPLES: return "power_w";
     case NVML_GPU_UTILIZATION_SAMPLES: return "utilization_pct";
-    case NVML_MEMORY_UTILIZATION_SAMPLES: return "memory_utilization_pct";
     case NVML_PROCESSOR_CLK_SAMPLES: return "sm_clock_mhz";
-    case NVML_MEMORY_CLK_SAMPLES: return "memory_clock_mhz";
     default: return "";
     }
 }

@@ -44,27 +44,17 @@ typedef struct {
     unsigned int pid;
     unsigned long long usedGpuMemory;
     unsigned int gpuInstanceId, computeInstanceId;
-} nvmlProcessInfo_t; /* also of _v2 and _v3 of the functions that take it */
-
-typedef struct {
-    unsigned int version;
-    unsigned int sensorType;
-    int temperature;
-} nvmlTemperature_v1_t;
-#define NVML_TEMPERATURE_V1 (sizeof(nvmlTemperature_v1_t) | (1U << 24))
+} nvmlProcessInfo_t; /* of _v3 of the function that takes it */
 
 enum { NVML_CLOCK_GRAPHICS = 0, NVML_CLOCK_SM = 1, NVML_CLOCK_MEM = 2 };
-enum { NVML_PCIE_UTIL_TX_BYTES = 0, NVML_PCIE_UTIL_RX_BYTES = 1 };
 
 enum {
     NVML_TOTAL_POWER_SAMPLES = 0,
     NVML_GPU_UTILIZATION_SAMPLES = 1,
-    NVML_MEMORY_UTILIZATION_SAMPLES = 2,
-    NVML_PROCESSOR_CLK_SAMPLES = 5,
-    NVML_MEMORY_CLK_SAMPLES = 6
+    NVML_PROCESSOR_CLK_SAMPLES = 5
 };
 
-enum { NVML_VALUE_TYPE_DOUBLE = 0, NVML_VALUE_TYPE_UNSIGNED_INT = 1, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG = 3 };
+enum { NVML_VALUE_TYPE_UNSIGNED_INT = 1 };
 typedef union {
     double dVal;
     unsigned int uiVal;
@@ -79,21 +69,6 @@ typedef struct {
     unsigned long long timeStamp;
     nvmlValue_t sampleValue;
 } nvmlSample_t;
-
-typedef struct {
-    unsigned int fieldId, scopeId;
-    long long timestamp, latencyUsec;
-    unsigned int valueType;
-    nvmlReturn_t nvmlReturn;
-    nvmlValue_t value;
-} nvmlFieldValue_t;
-
-enum {
-    NVML_NVLINK_ERROR_DL_REPLAY = 0,
-    NVML_NVLINK_ERROR_DL_RECOVERY = 1,
-    NVML_NVLINK_ERROR_DL_CRC_FLIT = 2,
-    NVML_NVLINK_ERROR_DL_CRC_DATA = 3
-};
 
 enum { NVML_GPM_SUPPORT_VERSION = 1, NVML_GPM_METRICS_GET_VERSION = 1 };
 typedef struct { unsigned int version, isSupportedDevice; } nvmlGpmSupport_t;

@@ -41,17 +41,9 @@ def test_without_a_terminal_a_run_is_judged_all_the_same(site: Site) -> None:
     assert "INTERNALERROR" not in output_of(result)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        '{"schema_version": 1, "sku": "tested-gpu", "before": "", "past": [], "versions": {}, "places": [{"host": 1}]}',
-        "[" * 100_000,
-    ],
-)
-def test_a_broken_baseline_is_refused_before_anything_is_judged(site: Site, text: str) -> None:
+def test_a_broken_baseline_is_refused_before_anything_is_judged(site: Site) -> None:
     run = site.measured()
-    run.baseline_json.write_text(text, encoding="utf-8")
+    run.baseline_json.write_text("[" * 100_000, encoding="utf-8")
     before = contents(run.path)
     assert_refused(site.judge(), "measured/baseline.json: ")
     assert contents(run.path) == before

@@ -85,7 +85,7 @@ def test_each_fault_is_told_and_the_other_gpus_are_read_all_the_same(machine: Pl
         replace(A100, pcie=replace(A100.pcie, width=8, max_generation=3), ecc=Ecc(enabled=False)),
         replace(A100, processes=[Process(ours, 512), Process(2**22 + 1, 30)]),
         replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST}),
-        replace(V100, retired_pages=RetiredPages(double_bit=1, pending=True)),
+        replace(V100, retired_pages=RetiredPages(pending=True)),
     ])  # fmt: skip
     _, (ecc, rows, hot, link, narrow, busy, lost, v100) = read(machine)
     assert (ecc.ecc_corrected, ecc.ecc_uncorrected) == (9, 2)

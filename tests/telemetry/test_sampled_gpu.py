@@ -52,7 +52,7 @@ def node(start: float, end: float) -> list[PlayedGpu]:
     return [
         busy,
         dataclasses.replace(at_work(A100), sample_buffers=()),
-        dataclasses.replace(at_work(V100), failures=old_driver, sample_buffers=(0, 2, 5, 6)),
+        dataclasses.replace(at_work(V100), failures=old_driver, sample_buffers=(0, 5)),
         dataclasses.replace(at_work(RTX_PRO_6000_SERVER), utilization_pct=1000),
         faulty,
         dataclasses.replace(at_work(A100), failures={"any": Failing(UNKNOWN_ERROR, middle)}),

@@ -19,11 +19,9 @@ from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.verdict.answering_rounds import samples_of
 from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import (
-    CHECKSUM,
     CONFIDENCE,
     DIFFERENCES,
     FACTORS,
-    GIB,
     OTHER_CHECKSUM,
     READINGS,
     RELATIVE,
@@ -39,7 +37,6 @@ from tests.builders.judged import (
     least_value,
     make_case,
     make_evidence,
-    make_measurement,
     make_measurements,
     make_study,
     measure,
@@ -322,17 +319,6 @@ class TestSkippedSteps:
 
 
 class TestValues:
-    def test_peak_memory_is_that_of_the_fullest_rank(self) -> None:
-        case = make_case("peak_memory_gib", 2.0, world_size=4)
-        study = make_study(case)
-        found = [
-            make_measurement(study.id, study.arms[0], number, rank, peak_memory_bytes=(rank + 1) * GIB)
-            for number in range(FEWEST_ROUNDS)
-            for rank in range(4)
-        ]
-        verdict = judge(case, make_evidence(case, found), CONFIDENCE)
-        assert (verdict.outcome, verdict.value) == ("failed", 4.0)
-
     @pytest.mark.parametrize("metric", [m for m in VALUED if m not in ("generation_ratio", "model_flops_utilization")])
     def test_samples_are_the_per_round_values_without_any_bound(self, metric: str) -> None:
         case = make_case(metric, easy_bound(metric))
@@ -351,13 +337,6 @@ class TestValues:
         evidence = make_evidence(case, make_measurements(case, SPREAD))
         with pytest.raises(ValueError, match=f"{metric} needs a number of the thresholds file"):
             samples_of(case.question, evidence)
-
-    def test_agreement_is_the_share_of_ranks_in_the_largest_group(self) -> None:
-        case = make_case("replica_agreement", 1.0, world_size=4)
-        measurements = make_measurements(case, [1.0, 1.0, 0.75, 1.0, 1.0])
-        evidence = make_evidence(case, measurements)
-        assert [s.value for s in samples_of(case.question, evidence)] == [1.0, 1.0, 0.75, 1.0, 1.0]
-        assert {one.parameters_checksum for one in measurements} == {CHECKSUM, OTHER_CHECKSUM}
 
     def test_a_verdict_carries_what_its_requirement_says(self) -> None:
         case = make_case(

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 ALPHA = 1 - CONFIDENCE
 LIMIT = PACES["cuda"].rounds
-RUNS = 600
+RUNS = 400
 # Of a shared CPU, relative: that of a GPU is a seventh of it, and the designs know no scale.
 NOISE_PER_ROUND = 0.02
 BOUND = 100.0

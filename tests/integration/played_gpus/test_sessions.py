@@ -138,7 +138,7 @@ def going_bad(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFac
     session = begin(site, machine, *TRAINING_AND_CHECKS, link="SHM/direct/direct")
     session.until(has_begun)
     heat = replace(B200.work, power_w=400, sm_clock_mhz=600, clock_event_reasons=HW_SLOWDOWN | HW_THERMAL_SLOWDOWN)
-    waiting = replace(B200.work, power_w=215, utilization_pct=100, gpm=Gpm(100, 10, 5, 0, 0, 2, 0, 0))
+    waiting = replace(B200.work, power_w=215, utilization_pct=100, gpm=Gpm(10))
     working = _working(replace(B200, work=heat), replace(B200, work=waiting))
     machine.play(working)
     session.until(lambda one: _trained(one, 0))
