@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,7 @@ def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool) -> l
     told.judgement = judgement
     problems = closing + write_reports(acceptance.run, judgement, record, evidence)
     told.forgotten = source.remember(judgement, acceptance.history_file)
+    gc.freeze()  # pytest collects garbage several times as it ends: all there is now ends with it
     return problems
 
 

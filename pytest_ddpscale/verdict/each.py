@@ -7,12 +7,12 @@ places, up to N times as likely: a failure counts only if it also holds at 1 - (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Generic, Protocol, TypeVar
 
-from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
+from pytest_ddpscale.results.verdicts import Flag, Verdict, VerdictOutcome
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.verdict.estimating import Clear
 
@@ -78,9 +78,9 @@ class PlaceVerdict(Generic[P]):
         return self.verdict.notes if self._clear is None else self._clear.notes
 
     @property
-    def said(self) -> Verdict | None:
-        """Its verdict, unless it is clear that that has no flags or culprits."""
-        return self.verdict if self._clear is None else None
+    def is_clear(self) -> bool:
+        """Whether it is known to pass, without flags and culprits."""
+        return self._clear is not None
 
     @property
     def is_failed(self) -> bool:
@@ -134,35 +134,40 @@ def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, mi
         ``inconclusive`` if a place is that; else ``passed``. Value and interval are those of the worst place with that
         outcome, rounds the fewest of any.
     """
-    measured = [one for one in judged if one.outcome != "not_measured"]
-    outcome = _outcome(measured, is_missing=bool(missing))
-    undecided = [one.place for one in measured if one.said and one.said.is_open]
+    clear = [one for one in judged if one.is_clear]
+    told = [one for one in judged if not one.is_clear and one.outcome != "not_measured"]
+    outcome = _outcome({one.outcome for one in (*told, *clear[:1])}, is_missing=bool(missing))
+    undecided = [one.place for one in told if one.verdict.is_open]
     if outcome == "not_measured":
         return _with_undecided(replace(blank, reason=missing), undecided)
-    deciding = [one for one in measured if one.outcome == outcome]
+    deciding = [one for one in (judged if outcome == "passed" else told) if one.outcome == outcome]
     worst = min(deciding, key=_badness)
-    notes = _notes(measured, deciding)
-    told = [one.said for one in deciding if one.said]
+    notes = _notes(told, clear, deciding)
+    verdicts = [one.verdict for one in deciding if not one.is_clear]
     verdict = replace(
         worst.verdict,
-        rounds=min(one.rounds for one in measured),
+        rounds=min(one.rounds for one in (*told, *clear)),
         reason=_reason(worst, deciding, planned),
         notes=(*notes, missing) if missing else notes,
-        culprits=tuple(dict.fromkeys(culprit for one in told for culprit in one.culprits)),
-        flags=tuple(flag for flag in worst.verdict.flags if sum(flag in one.flags for one in told) == len(deciding)),
+        culprits=tuple(dict.fromkeys(culprit for one in verdicts for culprit in one.culprits)),
+        flags=_shared_flags(worst, verdicts) if len(verdicts) == len(deciding) else (),
     )
     return _with_undecided(verdict, undecided) if outcome == "failed" else verdict
 
 
-def _outcome(measured: Sequence[PlaceVerdict[P]], *, is_missing: bool) -> VerdictOutcome:
-    found = {one.outcome for one in measured}
+def _outcome(found: Collection[VerdictOutcome], *, is_missing: bool) -> VerdictOutcome:
     if "failed" in found:
         return "failed"
     if "error" in found:
         return "error"
     if is_missing:
         return "not_measured"
-    return "passed" if found == {"passed"} else "inconclusive"
+    return "passed" if set(found) == {"passed"} else "inconclusive"
+
+
+def _shared_flags(worst: PlaceVerdict[P], verdicts: Sequence[Verdict]) -> tuple[Flag, ...]:
+    """Those of the worst place that all others have too."""
+    return tuple(flag for flag in worst.verdict.flags if all(flag in one.flags for one in verdicts))
 
 
 def _badness(one: PlaceVerdict[P]) -> float:
@@ -182,10 +187,12 @@ def _reason(worst: PlaceVerdict[P], deciding: Sequence[PlaceVerdict[P]], planned
     return f"{name}, one of {planned} {noun}: {worst.verdict.reason}{more}"
 
 
-def _notes(measured: Sequence[PlaceVerdict[P]], deciding: Sequence[PlaceVerdict[P]]) -> tuple[str, ...]:
+def _notes(
+    told: Sequence[PlaceVerdict[P]], clear: Sequence[PlaceVerdict[P]], deciding: Sequence[PlaceVerdict[P]]
+) -> tuple[str, ...]:
     """What is to be known of all places that decide as it is, of others with their names."""
     names: dict[str, list[str]] = {}
-    for one in measured:
+    for one in (*told, *(one for one in clear if one.notes)):
         for note in one.notes:
             names.setdefault(note, []).append(one.place.name)
     decide = {one.place.name for one in deciding} if names else set()
