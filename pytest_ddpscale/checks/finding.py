@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from pytest_ddpscale.plan.node_check import NodeExpectation
@@ -36,6 +37,14 @@ class NodeEvidence:
     transports: Sequence[Transport] = ()
     blocks: Blocks = field(default_factory=dict)
     post_mortems: Sequence[Survey] = ()
+
+    @cached_property
+    def windows(self) -> Mapping[str, Mapping[str, Sequence[Telemetry]]]:
+        """Telemetry by host and GPU UUID."""
+        found: dict[str, dict[str, list[Telemetry]]] = {}
+        for window in self.telemetry:
+            found.setdefault(window.host, {}).setdefault(window.device, []).append(window)
+        return found
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, fault, summed, unknown
 from pytest_ddpscale.checks.from_survey import Findings
@@ -24,9 +24,7 @@ RAREST_POLLS_S = 10.0
 
 def each_working_gpu(judge: JudgeWindows, evidence: NodeEvidence) -> Findings:
     """Judge each GPU by all its windows; a GPU of a planned rank that has none, or too few, is not known."""
-    windows: dict[str, dict[str, list[Telemetry]]] = {host: {} for host, _ in evidence.blocks}
-    for window in evidence.telemetry:
-        windows.setdefault(window.host, {}).setdefault(window.device, []).append(window)
+    windows = {**{host: {} for host, _ in evidence.blocks}, **evidence.windows}
     worked: dict[str, set[str]] = {host: set() for host in windows}
     for host, uuid in evidence.blocks:
         worked[host].add(uuid)
@@ -76,7 +74,7 @@ def _seconds(window: Telemetry) -> float:
 
 
 def _node(
-    evidence: NodeEvidence, host: str, devices: dict[str, list[Telemetry]], worked: set[str], judge: JudgeWindows
+    evidence: NodeEvidence, host: str, devices: Mapping[str, Sequence[Telemetry]], worked: set[str], judge: JudgeWindows
 ) -> Iterator[Finding]:
     yield Finding(gpus=len(devices))
     for uuid, windows in devices.items():

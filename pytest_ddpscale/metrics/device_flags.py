@@ -74,7 +74,9 @@ def _is_stalled(telemetry: Telemetry) -> bool:
 
 
 def _is_throttled(telemetry: Telemetry) -> bool:
-    reasons = telemetry.throttle_reasons or {}
+    reasons = telemetry.throttle_reasons
+    if not reasons:
+        return False
     return any(reasons.get(reason, 0.0) >= THROTTLED for reason in THROTTLE_FAULTS)
 
 

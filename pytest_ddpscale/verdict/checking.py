@@ -27,13 +27,9 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         case: the requirement, with its check.
         evidence: what was found out, before the launch and under load.
     """
-    plan, name = evidence.plan, case.requirement.check
+    name = case.requirement.check
     reads_telemetry = NODE_CHECKS[name].reads == "telemetry"
-    blocks = evidence.once("blocks", lambda: _BlocksOfGpus(evidence)) if reads_telemetry else {}
-    of_nodes = NodeEvidence(
-        node_expectation(case.sku, plan), evidence.surveys, plan.nodes,
-        evidence.telemetry, evidence.transports, blocks, evidence.post_mortems,
-    )  # fmt: skip
+    of_nodes = evidence.once(("nodes", id(case.sku), reads_telemetry), lambda: _of_nodes(case, evidence))
     found = check(name, of_nodes)
     reason = found.reason
     why_no_survey = evidence.errors.get(STUDY_ID) or evidence.interrupted.get(STUDY_ID)
@@ -52,6 +48,14 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         notes=found.notes,
         culprits=found.culprits,
     )
+
+
+def _of_nodes(case: NodeCase, evidence: Evidence) -> NodeEvidence:
+    reads_telemetry = NODE_CHECKS[case.requirement.check].reads == "telemetry"
+    return NodeEvidence(
+        node_expectation(case.sku, evidence.plan), evidence.surveys, evidence.plan.nodes, evidence.telemetry,
+        evidence.transports, _BlocksOfGpus(evidence) if reads_telemetry else {}, evidence.post_mortems,
+    )  # fmt: skip
 
 
 class _BlocksOfGpus(Mapping[tuple[str, str], Collection[tuple[str, str, int]]]):
