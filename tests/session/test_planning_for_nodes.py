@@ -17,8 +17,7 @@ from pytest_ddpscale.session.planning import Planning
 from pytest_ddpscale.session.sources import Machine, Site, Subject
 from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
-from pytest_ddpscale.thresholds.loading import load_thresholds
-from pytest_ddpscale.util.packaged import packaged
+from tests.builders.clusters import thresholds as packaged_thresholds
 from tests.builders.judged import WORKLOAD, make_case
 from tests.session.test_admission import check_case
 from tests.verdict.probed import ALL_REDUCE, MATMUL, probe_case
@@ -27,7 +26,7 @@ GPUS, UNDER_LOAD, TRANSPORT = check_case("gpus"), check_case("ecc_under_load"), 
 LOAD, LINKS = "matmul-fp16", "all-reduce-32mib@8"
 
 
-THRESHOLDS = load_thresholds(packaged("thresholds.yaml"))
+THRESHOLDS = packaged_thresholds()
 
 
 def planning(
