@@ -68,32 +68,40 @@ def test_a_sound_cluster_keeps_all_that_its_sku_promises(tmp_path: Path, gpus: i
 
 
 @pytest.mark.parametrize(
-    ("fault", "named_by"),
+    ("faults", "named_by"),
     [
-        ("slow-gpu:20:1.06", ["weak_scaling_efficiency"]),
-        ("corrupt-rank:20", ["replica_agreement", "matmul_tflops"]),
-        ("bad-gpu:20:ecc", ["node_check[ecc]"]),
-        ("bad-gpu:20:lanes", ["node_check[pcie]", "node_check[pcie_under_load]", "host_bandwidth_gbps"]),
-        ("bad-gpu:20:nvlink", ["node_check[nvlink]"]),
-        ("bad-gpu:20:clock", ["node_check[throttling]", "node_check[throttling_under_load]", "rank_uniformity"]),
-        ("slow-probe:20:memory-copy:0.6", ["memory_bandwidth_gbps"]),
+        (["slow-gpu:20:1.06"], {"weak_scaling_efficiency": 20}),
+        (["corrupt-rank:20"], {"replica_agreement": 20, "matmul_tflops": 20}),
+        (
+            ["bad-gpu:20:ecc", "bad-gpu:3:lanes", "bad-gpu:12:nvlink"],
+            {
+                "node_check[ecc]": 20, "node_check[pcie]": 3, "node_check[pcie_under_load]": 3,
+                "host_bandwidth_gbps": 3, "node_check[nvlink]": 12,
+            },
+        ),
+        (
+            ["bad-gpu:20:clock"],
+            {"node_check[throttling]": 20, "node_check[throttling_under_load]": 20, "rank_uniformity": 20},
+        ),
+        (["slow-probe:20:memory-copy:0.6"], {"memory_bandwidth_gbps": 20}),
     ],
-)
-def test_a_fault_of_a_gpu_of_any_node_is_seen_and_named(fault: str, named_by: list[str], tmp_path: Path) -> None:
-    verdicts = verdicts_on(tmp_path / "run", fault)
-    for name in named_by:
+)  # fmt: skip
+def test_a_fault_of_a_gpu_of_any_node_is_seen_and_named(
+    faults: list[str], named_by: dict[str, int], tmp_path: Path
+) -> None:
+    verdicts = verdicts_on(tmp_path / "run", *faults)
+    for name, rank in named_by.items():
         found = [verdict for verdict in verdicts.values() if verdict.id.startswith(name)]
         failed = [verdict for verdict in found if verdict.outcome == "failed"]
         assert failed, [(verdict.id, verdict.outcome, verdict.reason) for verdict in found]
         culprits = {(c.host, c.gpu_index) for verdict in failed for c in verdict.culprits if c.is_certain}
-        assert culprits == {("simulated-2", 4)}, name
+        assert culprits == {(f"simulated-{rank // 8}", rank % 8)}, name
 
 
 @pytest.mark.parametrize(
     ("fault", "metrics"),
     [
         ("slow-link:2:0.3", {"busbw_gbps", "pair_bandwidth_gbps"}),
-        ("slow-gpu:20:1.05", {"weak_scaling_efficiency"}),
         ("throttle:2:1.3", {"throughput_per_gpu"}),
     ],
 )

@@ -63,7 +63,8 @@ def node(start: float, end: float) -> list[PlayedGpu]:
 
 
 @pytest.fixture(scope="module")
-def window() -> tuple[float, float]:
+def window(nvml_library_directory: Path) -> tuple[float, float]:
+    """Begins once the library is compiled and a sampler had time to start."""
     start = round(time.time() + 1.0 + REST_S, 1)
     return start, start + WINDOW_S
 

@@ -12,16 +12,16 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import PACES, build_plan
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.cases import cases_for, device_type, training_cases
-from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
-from pytest_ddpscale.util.packaged import packaged
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from tests.builders.clusters import thresholds as packaged_thresholds
 from tests.thresholds.conftest import ONE_NODE, RATIO_LINE, VALID, WEAK, WEAK_LINE, changed
 
 Load = Callable[[str], ThresholdsFile]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def shipped() -> ThresholdsFile:
-    return load_thresholds(packaged("thresholds.yaml"))
+    return packaged_thresholds()
 
 
 def test_cases_come_in_the_order_of_the_file(load: Load) -> None:

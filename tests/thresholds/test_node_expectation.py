@@ -11,10 +11,9 @@ from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.thresholds.node_expectation import node_expectation
-from pytest_ddpscale.util.packaged import packaged
+from tests.builders.clusters import thresholds as packaged_thresholds
 
 DETECT = {"name": "^A100$", "pci_device_ids": ["20b2", "20b5"], "memory_gib": 80}
 NODE = {
@@ -101,7 +100,7 @@ def test_whether_ranks_of_different_nodes_talk_to_each_other(world_size: int, cr
 
 
 def test_every_packaged_sku_that_has_checks_says_what_they_need() -> None:
-    for name, packaged_sku in load_thresholds(packaged("thresholds.yaml")).thresholds.skus.items():
+    for name, packaged_sku in packaged_thresholds().thresholds.skus.items():
         found = node_expectation(packaged_sku, Plan(name, "cuda", ()))
         for check, expected in (("pcie", found.pcie_width), ("pcie", found.pcie_generation), ("nvlink", found.nvlinks)):
             assert check not in packaged_sku.checks or expected is not None, (name, check)

@@ -12,13 +12,13 @@ import torchvision.models
 import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
-from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement, Sku
 from pytest_ddpscale.thresholds.schema import json_schema_text
+from tests.builders.clusters import thresholds as packaged_thresholds
 from tests.thresholds.conftest import ONE_NODE
 
 ROOT = Path(__file__).parents[2]
-FILE = load_thresholds(ROOT / "thresholds.yaml")
+FILE = packaged_thresholds()
 SKUS = FILE.thresholds.skus
 GPUS = {name: sku for name, sku in SKUS.items() if sku.detect.device == "cuda"}
 # On training; on probes and nodes see test_packaged_probes.py.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +14,11 @@ from pytest_ddpscale.plan.probe import COLLECTIVES, Probe
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, device_type, training_cases
-from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Sku
+from tests.builders.clusters import thresholds as packaged_thresholds
 from tests.thresholds.conftest import ONE_NODE
 
-FILE = load_thresholds(Path(__file__).parents[2] / "thresholds.yaml")
+FILE = packaged_thresholds()
 MEASURED = {name: sku for name, sku in FILE.thresholds.skus.items() if sku.detect.device != "none"}
 GPUS = {name: sku for name, sku in MEASURED.items() if sku.detect.device == "cuda"}
 PROBES = [(name, r) for name, sku in GPUS.items() for r in sku.requirements if r.probe]
