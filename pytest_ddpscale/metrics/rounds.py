@@ -265,6 +265,14 @@ class RowsOfNodes(NamedTuple):
 
 def rows_of_nodes(columns: Columns, study_id: str, arms: Sequence[Arm]) -> list[RowsOfNodes]:
     """Of all hosts that measured these arms, each of which fits a node; apart where other numbers of ranks did."""
+    key = ("rows_of_nodes", study_id, tuple(arms))
+    if key not in columns.kept:
+        columns.kept[key] = _rows_of_nodes(columns, study_id, arms)
+    found: list[RowsOfNodes] = columns.kept[key]
+    return found
+
+
+def _rows_of_nodes(columns: Columns, study_id: str, arms: Sequence[Arm]) -> list[RowsOfNodes]:
     by_host = [_columns_by_host(columns, study_id, arm) for arm in arms]
     alike: dict[tuple[int, ...], list[str]] = {}
     for host in hosts_of(columns, study_id):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,7 @@ class SimulatedRun:
         block_s = np.round(step_s[there].sum(axis=1), _DIGITS)
         expectation = self.performance.expectations[study.workload.name]
         power_w = expectation.power_w
+        columns: dict[str, Any] = {"ranks": ranks[there], "block_s": block_s, "utilization": utilization[there]}
         return Block(
             study=study.id,
             arm=arm.name,
@@ -97,14 +99,12 @@ class SimulatedRun:
             gang=GANG,
             batch_size=arm.batch_size,
             steps=steps,
-            ranks=tuple(ranks[there].tolist()),
             started_unix_s=round(started_s, 3),
-            block_s=tuple(block_s.tolist()),
             step_s=step_s[there].astype("<f4").tobytes(),
-            utilization=tuple(utilization[there].tolist()),
             energy_j=None if power_w is None else tuple(np.round(power_w * block_s, 3).tolist()),
             peak_memory_bytes=expectation.memory_bytes(study.workload, arm.batch_size),
             parameters_checksum=None if checksums is None else joined_checksums(checksums[there].tolist()),
+            **columns,
         )
 
     def _step_time(self, study: Study, arm: Arm) -> StepTime:

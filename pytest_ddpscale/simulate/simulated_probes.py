@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -55,6 +56,8 @@ def _probed(run: SimulatedRun, study: ProbeStudy, probe: Probe, reached: float, 
     there = ~np.isin(ranks, missing) if peers is None else ~(np.isin(ranks, missing) | np.isin(peers, missing))
     is_wrong = np.isin(ranks, list(run.faults.corrupt)) if probe.kind == "matmul" else np.zeros(len(ranks), dtype=bool)
     if there.any():
+        columns: dict[str, Any] = {"ranks": ranks[there], "seconds": np.round(seconds.ravel()[there], _DIGITS)}
+        columns["peers"] = None if peers is None else peers[there]
         yield ProbeBlock(
             study=study.id,
             probe=probe.name,
@@ -62,12 +65,10 @@ def _probed(run: SimulatedRun, study: ProbeStudy, probe: Probe, reached: float, 
             round=when.round,
             gang=GANG,
             iterations=iterations,
-            ranks=tuple(ranks[there].tolist()),
-            peers=None if peers is None else tuple(peers[there].tolist()),
             work=work,
-            seconds=tuple(np.round(seconds.ravel()[there], _DIGITS).tolist()),
             started_unix_s=tuple(np.round(started[there], 3).tolist()) if turn_of.any() else round(began_s, 3),
             is_correct=tuple((~is_wrong[there]).tolist()) if is_wrong.any() else True,
+            **columns,
         )
 
 
