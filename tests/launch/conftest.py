@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_ddpscale.launch import gang
 from pytest_ddpscale.launch.slurm import SlurmLauncher
+
+
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gang that agents only play is looked at often."""
+    monkeypatch.setattr(gang, "POLL_S", 0.02)
 
 
 @pytest.fixture(autouse=True)

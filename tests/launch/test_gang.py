@@ -79,7 +79,6 @@ def owner(heard: list[Any]) -> Owner:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Owner) -> Run:
     """Run agents to their end, with little patience."""
     for name, seconds in {
-        "POLL_S": 0.02,
         "GRACE_S": 3.0,
         "COLLECT_S": 0.1,
         "FAREWELL_S": 5.0,
@@ -145,7 +144,7 @@ def test_whoever_ends_the_session_is_told_of_before_agents_have_ended(run: Run, 
     owner.take = hear
     owner.told = lambda interrupt: told.append((str(interrupt), ended.exists()))
     with pytest.raises(KeyboardInterrupt):
-        run(f"serve(); record('x'); order(); record('y'); time.sleep(0.5); open({str(ended)!r}, 'w')")
+        run(f"serve(); record('x'); order(); record('y'); time.sleep(0.3); open({str(ended)!r}, 'w')")
     assert told == [("SIGTERM", False)]
     assert ended.exists()
     assert b'"y"' in owner.kept, "what was measured until then is not lost"
@@ -153,7 +152,7 @@ def test_whoever_ends_the_session_is_told_of_before_agents_have_ended(run: Run, 
 
 def test_no_limit_is_spent_in_the_queue(run: Run, owner: Owner) -> None:
     """Neither the total limit, nor the budget, whose end the agents are told when all are there."""
-    queued = "time.sleep(0.6); up(); print(order()['deadline_unix_s'] - time.time(), file=sys.stderr)"
+    queued = "time.sleep(0.4); up(); print(order()['deadline_unix_s'] - time.time(), file=sys.stderr)"
     deadlines: list[float] = []
 
     def deadline_unix_s() -> float:
@@ -161,7 +160,7 @@ def test_no_limit_is_spent_in_the_queue(run: Run, owner: Owner) -> None:
         return deadlines[-1]
 
     owner.deadline = deadline_unix_s
-    end = run(queued, name="slurm", total_s=0.5)
+    end = run(queued, name="slurm", total_s=0.3)
     assert end == GangEnd(0)
     assert len(deadlines) == 1
 
@@ -328,7 +327,7 @@ def test_also_while_its_launcher_waits_for_it_once_beats_were_missed(
     run: Run, monkeypatch: pytest.MonkeyPatch, missed_beats: int, lost: tuple[str, ...]
 ) -> None:
     """As srun does where a node has lost its power."""
-    monkeypatch.setattr(gang_module, "FAREWELL_S", 0.5)
+    monkeypatch.setattr(gang_module, "FAREWELL_S", 0.3)
     monkeypatch.setattr(gang_module, "MISSED_BEATS", missed_beats)
     end = run(ENDS_LATE + PARTNER_LOST + "beat_until_stop(0)", nodes=2)
     assert end.lost_hosts == lost
@@ -338,7 +337,7 @@ def test_also_while_its_launcher_waits_for_it_once_beats_were_missed(
 
 
 def test_a_node_that_is_slow_to_end_its_ranks_is_not_lost(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gang_module, "FAREWELL_S", 0.5)
+    monkeypatch.setattr(gang_module, "FAREWELL_S", 0.3)
     source = ENDS_LATE + PARTNER_LOST + "beat_until_stop(0, 1, last_words_of=(0,))"
     end = run(source, nodes=2)
     assert end.lost_hosts == ()

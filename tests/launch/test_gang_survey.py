@@ -95,7 +95,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    seconds = {"POLL_S": 0.02, "GRACE_S": 3.0, "COLLECT_S": 0.1, "FAREWELL_S": 5.0, "CLOCK_S": 0.3}
+    seconds = {"GRACE_S": 3.0, "COLLECT_S": 0.1, "FAREWELL_S": 5.0, "CLOCK_S": 0.2}
     for name, value in seconds.items():
         monkeypatch.setattr(gang_module, name, value)
     return Stage(RunDirectory.create(tmp_path / "run"))
@@ -128,7 +128,7 @@ def test_nodes_that_are_refused_start_nothing(stage: Stage) -> None:
 
 
 def test_a_node_that_does_not_answer_is_written_down_as_that(stage: Stage) -> None:
-    stage.measure(f"up(2); survey(0); clock(0.0); order(); measure(*{IDS})", survey_s=0.5)
+    stage.measure(f"up(2); survey(0); clock(0.0); order(); measure(*{IDS})", survey_s=0.3)
     problems = {host: (survey.problem, survey.clock is None) for host, survey in stage.surveys.items()}
     assert problems == {"n1": ("", False), "n2": ("its agent sent no survey in time", True)}
     assert stage.orders() == ["clock", "start"]
@@ -194,7 +194,7 @@ def test_a_plan_without_a_survey_has_none(stage: Stage) -> None:
 
 def test_imports_have_the_limit_for_the_start_although_surveys_are_recorded(stage: Stage) -> None:
     source = f"""up(2); survey(0, 1); clock(0.0, 0.0); order()
-for _ in range(40): say("beat"); time.sleep(0.02)
+for _ in range(20): say("beat"); time.sleep(0.02)
 measure(*{IDS})"""
     stage.measure(source, inactivity_s=0.2, startup_s=30.0)
     assert stage.ends == [(study, "rounds") for study in IDS]

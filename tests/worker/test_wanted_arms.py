@@ -20,7 +20,7 @@ def test_the_word_is_followed(tmp_path: Path, arms: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("word", [WantedArms("weak/r", 3, ()), WantedArms("strong/r", 4, ())])
 def test_a_word_about_something_else_is_none(tmp_path: Path, word: WantedArms) -> None:
     leave_wanted_arms(tmp_path, word)
-    assert needed_arms(tmp_path, "weak/r", 4, patience_s=0.2) is None
+    assert needed_arms(tmp_path, "weak/r", 4, patience_s=0.05) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"say":"wanted","study":"weak/r","round":4,"arms":"none"}'])
@@ -28,11 +28,11 @@ def test_garbage_is_none_either(tmp_path: Path, content: str) -> None:
     leave_wanted_arms(tmp_path, WantedArms("weak/r", 4, ()))
     [file] = tmp_path.iterdir()
     file.write_text(content)
-    assert needed_arms(tmp_path, "weak/r", 4, patience_s=0.2) is None
+    assert needed_arms(tmp_path, "weak/r", 4, patience_s=0.05) is None
 
 
 def test_without_a_supervisor_nobody_waits_for_ever(tmp_path: Path) -> None:
-    assert needed_arms(tmp_path, "weak/r", 4, patience_s=0.2) is None
+    assert needed_arms(tmp_path, "weak/r", 4, patience_s=0.05) is None
 
 
 def test_a_word_that_comes_late_is_heard(tmp_path: Path) -> None:
