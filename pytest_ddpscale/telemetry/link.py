@@ -147,6 +147,9 @@ class Sampler:
         return line
 
     def _words_on_end(self, error: Exception | None) -> str:
-        code = None if self._process is None else self._process.poll()
+        code = None
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its pipes close a moment before it has ended
+                code = self._process.wait(timeout=_GRACE_S)
         ended = "the sampler ended" if code is None else f"the sampler ended with exit code {code}"
         return ended if error is None else f"{ended}: {error}"

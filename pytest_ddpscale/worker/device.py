@@ -90,7 +90,7 @@ class CpuDevice:
 
 
 class CudaDevice:
-    """One GPU: CUDA events around each step, read after the block; one synchronize per block."""
+    """One GPU: CUDA events around each step, read after the block; synchronized before and after a block."""
 
     backend = "nccl"
 
