@@ -318,8 +318,11 @@ def ranks_in_one_place(gangs: Mapping[int, RankColumns], numbers: IntArray) -> R
     """Ranks, by their numbers, of which several launches measured something.
 
     Raises:
-        ValueError: one of them was not in the same place each time.
+        ValueError: one of them was not in the same place each time, or is in none of a gang.
     """
+    for number, gang in gangs.items():
+        if len(numbers) and numbers[-1] >= len(gang):
+            raise ValueError(f"rank {numbers[-1]} took part, but gang {number} has {len(gang)} ranks")
     first, *others = (gang if np.array_equal(gang.numbers, numbers) else gang.of(numbers) for gang in gangs.values())
     for other in others:
         moved = (other.hosts != first.hosts) | (other.devices != first.devices)

@@ -95,7 +95,9 @@ class Decider:
         """As `needed_arms`. What had told enough and was not measured since is not judged again."""
         evidence = self._evidence_on_probes()
         if len(evidence.rounds_probed) < FEWEST_ROUNDS:
-            asked_for = {case.probe.id for case in self._probed if case.probe} - evidence.unsupported.keys()
+            done = {Probe(*name).id for name in evidence.probes}
+            asked_for = {case.probe.id for case in self._probed if case.probe}
+            asked_for -= evidence.unsupported.keys() - done  # what some ranks can do may still fail on one of them
             return [probe.id for probe in study.probes if probe.id in asked_for]
         of = {probe: evidence.probes.get((probe.name, probe.world_size)) for probe in study.probes}
         measured = {probe: 0 if found is None else int(found.present.sum()) for probe, found in of.items()}
@@ -115,7 +117,8 @@ class Decider:
         ranks = nodes * self._plan.layout.ranks_per_node
         if nodes >= self._plan.nodes or study.world_size > ranks:
             return self._plan
-        return replace(self._plan, studies=(study,), nodes=nodes)
+        # What was over all nodes cannot be planned on fewer, and no requirement on a study asks for it.
+        return replace(self._plan, studies=(study,), nodes=nodes, probes=None, pairs=None)
 
 
 def still_open(cases: Sequence[Case], evidence: Evidence, confidence: float) -> list[Case]:

@@ -134,3 +134,11 @@ def test_a_rank_that_moved_to_another_device_contradicts_itself() -> None:
     blocks = [msgspec.structs.replace(block, gang=one.round) for one in moved for block in probe_blocks_of([one])]
     with pytest.raises(ValueError, match="rank 0 was measured in two places by gangs 0, 1"):
         probe_columns.probe_columns_of(blocks, [gang_of([one], one.round) for one in moved])
+
+
+def test_a_rank_beyond_its_gang_contradicts_itself() -> None:
+    many = [measured(Probe("matmul-bf16"), rank, round=0) for rank in (0, 1)]
+    few = [measured(Probe("matmul-bf16"), 0, round=1)]
+    blocks = [*probe_blocks_of(many), *probe_blocks_of(few, gang=1)]
+    with pytest.raises(ValueError, match="rank 1 took part, but gang 1 has 1 ranks"):
+        probe_columns.probe_columns_of(blocks, [gang_of(many, 0), gang_of(few, 1)])

@@ -14,7 +14,7 @@ HEAVY = {
     *("torch", "torchvision", "numpy", "msgspec", "pydantic", "yaml"),
     *("jinja2", "matplotlib", "rich", "pynvml", "psutil"),
 }
-HEAVY_FOR_PLANNING = {"torch", "torchvision", "numpy", "matplotlib", "jinja2"}
+HEAVY_FOR_PLANNING = {"torch", "torchvision", "matplotlib", "jinja2"}
 
 
 def imported(site: Site, *arguments: str) -> set[str]:

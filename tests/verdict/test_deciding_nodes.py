@@ -10,6 +10,7 @@ import pytest
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.probe_record import ProbeUnsupported
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
 from pytest_ddpscale.verdict import probing
@@ -17,7 +18,7 @@ from pytest_ddpscale.verdict.deciding import Decider
 from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.probing import judge_probe
 from tests.builders.judged import make_case
-from tests.builders.records import lines_of
+from tests.builders.records import gang_on, lines_of
 from tests.verdict.nodes import measure_nodes, nodes_evidence, plan_of_nodes
 from tests.verdict.probed import CONFIDENCE, MATMUL, measure_probe, probe_case, steady
 
@@ -102,3 +103,22 @@ class TestWhatNeedsMoreRanksThanThereAre:
         for record in lines_of(measure_nodes(plan)):
             decider.hear(record)
         assert decider.needed_arms("weak/r") == []
+
+
+def test_a_lost_node_does_not_keep_the_others_from_being_decided_where_all_were_to_be_probed_together() -> None:
+    case = make_case("throughput_per_gpu", 50.0, PER_NODE)
+    plan = plan_of([case, probe_case(WIDE, 50.0)])
+    decider = Decider(plan, [case], CONFIDENCE)
+    for record in lines_of(measure_nodes(plan, without=[2])):
+        decider.hear(record)
+    assert decider.needed_arms("weak/r") == []
+
+
+def test_a_probe_that_only_some_ranks_cannot_do_goes_on_until_the_fewest_rounds() -> None:
+    decider = probed(FAST, probe_case(MATMUL, 50.0), rounds=3)
+    decider.hear(ProbeUnsupported(study="probes", probe=MATMUL.id, gang=0, ranks=(3,), reasons="too old"))
+    assert decider.needed_arms("probes") == [MATMUL.id]
+    fresh = Decider(plan_of([probe_case(MATMUL, 50.0)]), [probe_case(MATMUL, 50.0)], CONFIDENCE)
+    fresh.hear(gang_on(["n0", "n1", "n2"], PER_NODE, "GPU-{}"))
+    fresh.hear(ProbeUnsupported(study="probes", probe=MATMUL.id, gang=0, ranks=tuple(range(24)), reasons="too old"))
+    assert fresh.needed_arms("probes") == []
