@@ -28,7 +28,7 @@ _MOST_LINE_BYTES = 65_536
 _READ_BYTES = 2**20
 _FILES_PER_PROCESS = 3
 _OUTPUT_S = 2.0  # for what a process wrote last; a child of its own may hold its output open for ever
-_POLL_S = 0.05  # between two looks at what is to be told
+_POLL_S = 0.01  # between two looks at what is to be told: rank 0 waits for a word after each round
 # A process that reads nothing any more is told nothing more once so much waits for it.
 _MOST_WAITING_BYTES = 2**28
 
