@@ -101,7 +101,7 @@ def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool) -> l
     told.judgement = judgement
     problems = closing + write_reports(acceptance.run, judgement, record, evidence)
     told.forgotten = source.remember(judgement, acceptance.history_file)
-    gc.freeze()  # pytest collects garbage several times as it ends: all there is now ends with it
+    gc.unfreeze()  # what was read ends with the session, and extension modules of others tell what is never collected
     return problems
 
 
