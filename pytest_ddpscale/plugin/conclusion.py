@@ -101,7 +101,7 @@ def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool) -> l
     told.judgement = judgement
     problems = closing + write_reports(acceptance.run, judgement, record, evidence)
     told.forgotten = source.remember(judgement, acceptance.history_file)
-    gc.unfreeze()  # what was read ends with the session, and extension modules of others tell what is never collected
+    gc.freeze()  # pytest collects garbage several times as it ends; `EvidenceSource` gives all of it back at exit
     return problems
 
 

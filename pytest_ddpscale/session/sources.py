@@ -6,6 +6,7 @@ What reads and judges evidence is loaded where it is used: `pytest --collect-onl
 
 from __future__ import annotations
 
+import atexit
 import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -222,7 +223,9 @@ class EvidenceSource(ABC):
         """What a run holds. Raises RunDirectoryError."""
         from pytest_ddpscale.evidence.evidence import DIED, read_evidence
 
-        # What is read lives as long as the session: the collector need not look through it again and again.
+        # What is read lives as long as the session: the collector need not look through it again and again. At exit it
+        # has to: extension modules of others complain of what is never collected.
+        atexit.register(gc.unfreeze)
         gc.disable()
         try:
             return read_evidence(run, self.writing_problem or DIED)
