@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +100,6 @@ def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool) -> l
     told.judgement = judgement
     problems = closing + write_reports(acceptance.run, judgement, record, evidence)
     told.forgotten = source.remember(judgement, acceptance.history_file)
-    gc.freeze()  # pytest collects garbage several times as it ends; `EvidenceSource` gives all of it back at exit
     return problems
 
 

@@ -6,8 +6,8 @@ What reads and judges evidence is loaded where it is used: `pytest --collect-onl
 
 from __future__ import annotations
 
-import atexit
 import gc
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -223,15 +223,15 @@ class EvidenceSource(ABC):
         """What a run holds. Raises RunDirectoryError."""
         from pytest_ddpscale.evidence.evidence import DIED, read_evidence
 
-        # What is read lives as long as the session: the collector need not look through it again and again. At exit it
-        # has to: extension modules of others complain of what is never collected.
-        atexit.register(gc.unfreeze)
+        # What is read lives as long as the session: the collector need not look through it again and again. Where
+        # somebody's tests have loaded triton it has to: that prints warnings at exit about what is never collected.
         gc.disable()
         try:
             return read_evidence(run, self.writing_problem or DIED)
         finally:
             gc.enable()
-            gc.freeze()
+            if "triton" not in sys.modules:
+                gc.freeze()
 
     def _read_earlier(self, run: RunDirectory) -> Evidence:
         """The same of a run of another session, whose baseline may be broken: found later, that would look like a
