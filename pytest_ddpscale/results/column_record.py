@@ -55,7 +55,7 @@ def as_json(column: Any) -> Any:
     """A column as its line has it, where msgspec asks for what it does not know.
 
     Raises:
-        NotImplementedError: it is no column.
+        NotImplementedError: it is no column; so msgspec wants to be told that a type has no JSON.
     """
     if isinstance(column, np.generic):
         return column.item()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,87 +16,12 @@ from msgspec import to_builtins
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.launch import gang as gang_module
-from pytest_ddpscale.launch.gang import Gang
 from pytest_ddpscale.launch.gang_owner import GangEnd
-from pytest_ddpscale.launch.launcher import Launch, Launcher
-from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.results.notices import Queued
-from pytest_ddpscale.results.rank_folder import WantedArms, lines_by_file
-from pytest_ddpscale.results.strict_json import parse_strict_json
+from pytest_ddpscale.results.rank_folder import WantedArms
 from pytest_ddpscale.results.survey_record import PostMortem, Survey
-from tests.builders.launches import playing, scripted, task
-
-Run = Callable[..., GangEnd]
-
-
-class Owner:
-    """Has a gang run, and takes note of all it hears of it."""
-
-    def __init__(self, heard: list[Any]) -> None:
-        self.heard = heard
-        self.take: Callable[[Any], None] = heard.append
-        self.deadline: Callable[[], float | None] = lambda: None
-        self.told: Callable[[KeyboardInterrupt], None] = lambda interrupt: None
-        self.kept = b""
-        self.answers: list[WantedArms] = []
-
-    def keep(self, lines: bytes) -> list[Any]:
-        self.kept += lines
-        return [parse_strict_json(line.decode()) for line in lines_by_file(lines)["measurements.jsonl"].splitlines()]
-
-    def hear(self, record: Any) -> WantedArms | None:
-        self.take(record)
-        return self.answers.pop() if self.answers and kind_of(record) == "round_end" else None
-
-    def deadline_unix_s(self) -> float | None:
-        return self.deadline()
-
-    def admit(self, surveys: Sequence[Survey]) -> str:
-        return ""
-
-    def interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        self.told(interrupt)
-
-
-def kind_of(heard: Any) -> str:
-    """Of a record as agents here make it, which is a dictionary; empty for a notice."""
-    return str(heard.get("kind")) if isinstance(heard, dict) else ""
-
-
-@pytest.fixture
-def heard() -> list[Any]:
-    """What the gang's listener heard."""
-    return []
-
-
-@pytest.fixture
-def owner(heard: list[Any]) -> Owner:
-    return Owner(heard)
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Owner) -> Run:
-    """Run agents to their end, with little patience."""
-    for name, seconds in {
-        "GRACE_S": 3.0,
-        "COLLECT_S": 0.1,
-        "FAREWELL_S": 5.0,
-        "STEP_END_S": 0.0,
-        "MISSED_BEATS": 0,
-    }.items():
-        monkeypatch.setattr(gang_module, name, seconds)
-
-    def start(
-        source: str, nodes: int = 1, hosts: tuple[str, ...] = (), name: str = "torchrun",
-        environ: dict[str, str] | None = None, launcher: Launcher | None = None, post_mortem: bool = False,
-        **limits: float,
-    ) -> GangEnd:  # fmt: skip
-        launcher = launcher or playing(source, name, environ)
-        launch = Launch(launcher, {}, hosts, nodes=nodes, gang_id=tmp_path.name)
-        told = task(gang_id=tmp_path.name, nodes=nodes, post_mortem=post_mortem, beat_s=0.1)
-        return Gang(told, launch, Limits(**limits), tmp_path / "gang-0.log", owner).run()
-
-    return start
+from tests.builders.launches import scripted
+from tests.launch.watched_gang import Owner, Run, kind_of
 
 
 def log_of(tmp_path: Path) -> str:
@@ -246,23 +170,6 @@ def test_a_gang_that_is_not_done_in_time_is_ended(run: Run) -> None:
     assert end == GangEnd(None, "the gang was not done after 0.7 s (--ddp-total-limit), so it was ended.")
 
 
-def test_a_node_that_is_not_heard_of_is_lost_and_the_others_are_not(run: Run) -> None:
-    end = run("serve(2); beat_until_stop(0)", nodes=2, silence_s=1.0)
-    assert end.lost_hosts == ("n2",)
-    assert end.why == "n2 was not heard of for 1 s: the node, its link or its agent is down"
-    assert end.interrupted == ""
-
-
-def test_of_nodes_that_fall_silent_all_at_once_none_is_lost(run: Run) -> None:
-    """As when it is the supervisor's own link that is down."""
-    end = run("serve(3); time.sleep(0.05); say('beat', 1); say('beat', 2); order()", nodes=3, silence_s=0.5)
-    assert end.lost_hosts == ()
-    assert (
-        end.why
-        == "none of n1, n2, n3 was heard of any more, all at once: this machine's own link to them is down, or theirs"
-    )
-
-
 def test_records_that_were_lost_on_the_way_end_the_gang(run: Run, owner: Owner) -> None:
     end = run("serve(); record('x'); SENT['records'] += 1; record('y'); beat_until_stop(0)")
     assert end.why.startswith("records were lost on the way from n1: what carries its agent's output drops or changes")
@@ -281,20 +188,6 @@ def test_nobody_is_silent_while_the_supervisor_does_not_listen(run: Run, owner: 
     assert run(f"serve(2); record('x')\n{beats}", nodes=2, silence_s=0.6) == GangEnd(0)
 
 
-def test_a_node_that_slurm_gives_up_is_lost_at_once(run: Run) -> None:
-    failure = "print('srun: error: Node failure on n2', file=sys.stderr)"
-    end = run(f"serve(2); {failure}; beat_until_stop(0, 1)", nodes=2, name="slurm")
-    assert end.lost_hosts == ("n2",)
-    assert end.why == "n2 was given up by Slurm: the node, its link, its slurmd or its agent is down"
-
-
-def test_nodes_that_say_a_last_word_are_not_lost(run: Run) -> None:
-    """As all do when it was the supervisor that had been stopped."""
-    end = run("serve(); order(); say('exit', code=0, exits=[])", silence_s=0.5)
-    assert end.lost_hosts == ()
-    assert end.why.startswith("n1 was not heard of for 0.5 s")
-
-
 def test_a_failure_ends_the_gang_once_all_have_had_time_to_report(run: Run) -> None:
     source = """serve(2)
 say("failed", 0, local_rank=0, rank=0, phase="timed block", type="RuntimeError", message="Connection closed by peer")
@@ -305,50 +198,6 @@ beat_until_stop(0, 1)"""
     assert end.exit_code is None
     assert end.why == "rank 3 on n2 failed in timed block: ValueError: odd; 1 more rank failed after it"
     assert [report.rank for report in end.failures] == [0, 3]
-
-
-PARTNER_LOST = """serve(2); say("beat", 1)
-say("failed", 0, local_rank=0, rank=0, phase="timed block", type="RuntimeError", message="Connection reset by peer")
-"""
-VANISHED = "n2 was not heard of any more, and other nodes' ranks lost their partners: the node, its link or "
-ENDS_LATE = "import atexit; atexit.register(time.sleep, 60)\n"
-
-
-def test_a_node_that_vanishes_is_lost_although_ranks_elsewhere_report_first(run: Run) -> None:
-    end = run(PARTNER_LOST + "beat_until_stop(0)", nodes=2)
-    assert end.lost_hosts == ("n2",)
-    assert end.why.startswith(VANISHED)
-    end = run(PARTNER_LOST + "say('exit', code=1, exits=[[0, 1, 1, True]]); sys.exit(137)", nodes=2)
-    assert (end.exit_code, end.lost_hosts) == (137, ("n2",)), "the launcher ended before the supervisor had"
-
-
-@pytest.mark.parametrize(("missed_beats", "lost"), [(0, ("n2",)), (1000, ())])
-def test_also_while_its_launcher_waits_for_it_once_beats_were_missed(
-    run: Run, monkeypatch: pytest.MonkeyPatch, missed_beats: int, lost: tuple[str, ...]
-) -> None:
-    """As srun does where a node has lost its power."""
-    monkeypatch.setattr(gang_module, "FAREWELL_S", 0.3)
-    monkeypatch.setattr(gang_module, "MISSED_BEATS", missed_beats)
-    end = run(ENDS_LATE + PARTNER_LOST + "beat_until_stop(0)", nodes=2)
-    assert end.lost_hosts == lost
-    assert end.why.startswith(
-        VANISHED if lost else "rank 0 on n1 failed in timed block: RuntimeError: Connection reset"
-    )
-
-
-def test_a_node_that_is_slow_to_end_its_ranks_is_not_lost(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gang_module, "FAREWELL_S", 0.3)
-    source = ENDS_LATE + PARTNER_LOST + "beat_until_stop(0, 1, last_words_of=(0,))"
-    end = run(source, nodes=2)
-    assert end.lost_hosts == ()
-    assert end.why.startswith("rank 0 on n1 failed in timed block: RuntimeError: Connection reset by peer")
-
-
-def test_an_error_of_a_ranks_own_is_not_the_mute_nodes(run: Run) -> None:
-    source = PARTNER_LOST.replace("Connection reset by peer", "no such model") + "beat_until_stop(0)"
-    end = run(source, nodes=2)
-    assert end.lost_hosts == ()
-    assert end.why.startswith("rank 0 on n1 failed in timed block: RuntimeError: no such model")
 
 
 KILLED = "serve(); print('srun: a harmless last line', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)"
