@@ -59,10 +59,12 @@ class RankProgress:
 
     def tell_failure(self, error: Exception) -> None:
         """Tell the node's agent, if there is one, who failed, where and with what: a killed log may not say."""
+        # Names of files that are no UTF-8 have characters that JSON cannot carry.
+        message = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
         failure = RankFailure(
             local_rank=self._local_rank, rank=self.rank if self.rank >= 0 else rank_of(os.environ), study=self.study,
             arm=self.arm, round=self.round, phase=self.phase, type=type(error).__name__,
-            message=masked_text(str(error)), unix_s=time.time(),
+            message=masked_text(message), unix_s=time.time(),
         )  # fmt: skip
         if self._writer is not None:
             with contextlib.suppress(OSError):  # as above; it is in the log too

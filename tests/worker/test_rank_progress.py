@@ -85,3 +85,10 @@ def test_the_node_is_named_as_its_agent_does(monkeypatch: pytest.MonkeyPatch) ->
     assert host_name() == os.uname().nodename
     monkeypatch.setenv("DDPSCALE_HOST", "n7")
     assert host_name() == "n7"
+
+
+def test_a_failure_is_told_whatever_characters_its_message_has(here: RankProgress, tmp_path: Path) -> None:
+    here.tell_failure(OSError("no such file: /data/\udcff.pt"))
+    found = read_failure(tmp_path, 1)
+    assert found is not None
+    assert found.message == "no such file: /data/\\udcff.pt"
