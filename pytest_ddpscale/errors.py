@@ -28,7 +28,7 @@ class DdpscaleError(Exception):
         text = f"{self.where}: {self.found}"
         if self.expected:
             text += f"; expected {self.expected}"
-        text += "."
+        text += "" if text.endswith("?") else "."
         return _printable(f"{text} {self.action}" if self.action else text)
 
 

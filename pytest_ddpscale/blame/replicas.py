@@ -12,13 +12,14 @@ from pytest_ddpscale.metrics.agreement import Disagreement, disagreeing_ranks, r
 from pytest_ddpscale.metrics.rounds import ArmRounds, group_rounds, node_rounds, rows_of_nodes
 from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
 from pytest_ddpscale.plan.study import Arm, Study
-from pytest_ddpscale.results.verdicts import Culprit, Verdict
+from pytest_ddpscale.results.verdicts import WRONG_DATA, Culprit, Verdict
 
 
 def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdict:
     """Speed is worth nothing where results differ: then nothing of the study passes.
 
-    One disagreement is enough, because nothing about it is random: DDP keeps replicas equal bit for bit.
+    One disagreement is enough, because nothing about it is random: DDP keeps replicas equal bit for bit. What
+    failed anyway is marked, so that nobody takes it for a matter of speed alone.
     """
     odd: list[Disagreement] = evidence.once(("disagreements", study.id), lambda: disagreements(study, evidence))
     if not odd:
@@ -28,7 +29,10 @@ def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdic
     )
     names = ", ".join(f"rank {o.rank} on {o.host}" for o in odd[:3]) + (" and others" if len(odd) > 3 else "")
     if METRICS[verdict.metric].compares_results:
-        return replace(verdict, outcome="failed", reason=f"{names}: results unlike the others'", culprits=culprits)
+        reason, flags = f"{names}: results unlike the others'", (*verdict.flags, WRONG_DATA)
+        return replace(verdict, outcome="failed", reason=reason, culprits=culprits, flags=flags)
+    if verdict.outcome == "failed":
+        return replace(verdict, flags=(*verdict.flags, WRONG_DATA))
     if verdict.outcome != "passed":
         return verdict
     reason = f"{names}: results unlike the others' (see {REPLICA_AGREEMENT.name}), so that this speed is of no use"

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from pytest_ddpscale.evidence.gpu_blocks import Gpu, GpuBlocks
+from pytest_ddpscale.evidence.telemetry_columns import NO_TELEMETRY, TelemetryColumns
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.results.transport_record import Transport
 from pytest_ddpscale.results.verdicts import Culprit
 
 CheckOutcome = Literal["passed", "failed", "not_measured"]
 _Doubt = Literal["outside", "nodes", "gpus"]
-Blocks = Mapping[tuple[str, str], Collection[tuple[str, str, int]]]
 _MOST_NAMED = 3
 
 
@@ -26,25 +26,31 @@ class NodeEvidence:
     Attributes:
         expectation: what nodes have to be.
         surveys: by host, of those that said so.
-        blocks: (host, GPU UUID) → the blocks that it took part in, by (study, arm, round); empty where nobody knows.
+        blocks: that GPUs took part in; none where nobody knows.
         post_mortems: what GPUs were after ranks had failed; empty if none did.
     """
 
     expectation: NodeExpectation
     surveys: Mapping[str, Survey]
     hosts_planned: int
-    telemetry: Sequence[Telemetry] = ()
+    telemetry: TelemetryColumns = NO_TELEMETRY
     transports: Sequence[Transport] = ()
-    blocks: Blocks = field(default_factory=dict)
+    blocks: GpuBlocks = field(default_factory=GpuBlocks)
     post_mortems: Sequence[Survey] = ()
 
     @cached_property
-    def windows(self) -> Mapping[str, Mapping[str, Sequence[Telemetry]]]:
+    def windows(self) -> Mapping[str, Mapping[str, TelemetryColumns]]:
         """Telemetry by host and GPU UUID."""
-        found: dict[str, dict[str, list[Telemetry]]] = {}
-        for window in self.telemetry:
-            found.setdefault(window.host, {}).setdefault(window.device, []).append(window)
+        found: dict[str, dict[str, TelemetryColumns]] = {}
+        for windows in self.telemetry.by_gpu:
+            place = windows.place_of(0)
+            found.setdefault(place.host, {})[place.device] = windows
         return found
+
+    @cached_property
+    def watched(self) -> Mapping[Gpu, tuple[int, int]]:
+        """Of each GPU in how many blocks it took part, and of how many of those there is telemetry."""
+        return self.blocks.watched(self.telemetry)
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,7 @@ class CheckResult:
         outcome: ``passed`` if every planned node passes; ``failed`` if one has a fault; else ``not_measured``.
         share: of the planned nodes, those that pass: 0 … 1; None if nothing is known of any.
         reason: one sentence: why this outcome.
+        is_partly_known: whether it failed, and something was not known besides.
     """
 
     name: str
@@ -141,6 +148,7 @@ class CheckResult:
     reason: str
     culprits: tuple[Culprit, ...] = ()
     notes: tuple[str, ...] = ()
+    is_partly_known: bool = False
 
 
 def concluded(name: str, findings: Mapping[str, Finding], hosts_planned: int) -> CheckResult:
@@ -159,7 +167,7 @@ def concluded(name: str, findings: Mapping[str, Finding], hosts_planned: int) ->
         doubts = _doubts(findings, planned)
         notes += [f"{text} No node is certain to be at fault" for text in doubts.values()]
         culprits = tuple(_culprit(host, one, doubts) for host, one in faults)
-        return CheckResult(name, "failed", share, reason, culprits, tuple(notes))
+        return CheckResult(name, "failed", share, reason, culprits, tuple(notes), is_partly_known=bool(untold))
     if untold or not findings:
         reason = f"cannot be told: {_listed(untold) or 'nothing is known of any node'}"
         return CheckResult(name, "not_measured", share, reason, (), tuple(notes))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
+
+import numpy as np
 
 from pytest_ddpscale.checks.finding import Finding, GpuPlace, fault, note, unknown
 from pytest_ddpscale.checks.from_survey import gpus_of, unread
 from pytest_ddpscale.checks.under_load import in_most_windows
+from pytest_ddpscale.evidence.telemetry_columns import TelemetryColumns
 from pytest_ddpscale.plan.node_check import NodeExpectation
+from pytest_ddpscale.results.column_record import FloatArray
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
-from pytest_ddpscale.results.telemetry_record import Telemetry
 
 # Below it a GPU may have been let save power, its link with it.
 BUSY_UTILIZATION = 0.5
@@ -31,21 +34,21 @@ def pcie(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Ite
 
 
 def pcie_under_load(
-    expectation: NodeExpectation, windows: Sequence[Telemetry], place: GpuPlace
+    expectation: NodeExpectation, windows: TelemetryColumns, place: GpuPlace
 ) -> Iterator[Finding]:  # fmt: skip
     """Generation and width of links while GPUs work."""
     yield from _unless_expected(expectation)
-    working = [window for window in windows if window.utilization is None or _is_busy(window)]
-    if not working:
+    working = windows.of(~(windows.utilization < BUSY_UTILIZATION))  # or not known
+    if not len(working):
         yield unknown("it was never busy", place)
         return
     generation, width = expectation.pcie_generation, expectation.pcie_width
     if generation is not None:
-        text = f"PCIe runs at generation {_range(window.pcie_generation for window in working)}, expected {generation},"
-        yield in_most_windows(working, lambda w: _below(w, w.pcie_generation, generation), text, "PCIe", place)
+        text = f"PCIe runs at generation {_range(working.pcie_generation)}, expected {generation},"
+        yield _below(working, working.pcie_generation, generation, text, place)
     if width is not None:
-        text = f"PCIe has {_range(window.pcie_width for window in working)} lanes, expected {width},"
-        yield in_most_windows(working, lambda w: _below(w, w.pcie_width, width), text, "PCIe", place)
+        text = f"PCIe has {_range(working.pcie_width)} lanes, expected {width},"
+        yield _below(working, working.pcie_width, width, text, place)
 
 
 def nvlink(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
@@ -91,19 +94,12 @@ def _unless_expected(expectation: NodeExpectation) -> Iterator[Finding]:
         yield unknown(_NOTHING_EXPECTED.format("pcie_generation or pcie_width"))
 
 
-def _is_busy(window: Telemetry) -> bool:
-    return window.utilization is not None and window.utilization.mean >= BUSY_UTILIZATION
-
-
-def _below(window: Telemetry, seen: int | None, expected: int) -> bool | None:
+def _below(windows: TelemetryColumns, seen: FloatArray, expected: int, text: str, place: GpuPlace) -> Finding:
     """Whether less was seen than expected; not to be told of a GPU that may have been idle."""
-    if seen is None:
-        return None
-    if seen >= expected:
-        return False
-    return True if _is_busy(window) else None
+    was_below = (seen < expected) & (windows.utilization >= BUSY_UTILIZATION)
+    return in_most_windows(windows, was_below, seen >= expected, text, "PCIe", place)
 
 
-def _range(seen: Iterable[int | None]) -> str:
-    known = sorted({value for value in seen if value is not None})
-    return " to ".join(map(str, dict.fromkeys((known[0], known[-1])))) if known else "unknown"
+def _range(seen: FloatArray) -> str:
+    known = np.unique(seen[~np.isnan(seen)])
+    return " to ".join(f"{value:.0f}" for value in dict.fromkeys(known[[0, -1]].tolist())) if len(known) else "unknown"

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, fault, note, unknown
 from pytest_ddpscale.checks.from_survey import gpu_places
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
-from pytest_ddpscale.results.telemetry_record import Telemetry
 
 _GONE = "the driver no longer has it"
 
@@ -20,10 +19,13 @@ def lost_at_work(evidence: NodeEvidence) -> Iterator[tuple[str, Finding]]:
     As the sampler was told while they worked, and as a look at the GPUs says after they have failed.
     """
     lost: dict[tuple[str, GpuPlace], str] = {}
-    for window in evidence.telemetry:
-        if window.lost and not _is_from_before(window, evidence):
-            place = GpuPlace(window.local_rank, window.device)
-            lost.setdefault((window.host, place), f"lost while it worked: {window.lost}")
+    told = evidence.telemetry.of(evidence.telemetry.lost.where(bool))
+    for row, (why, ended_unix_s) in enumerate(zip(told.lost, told.ended_unix_s.tolist(), strict=True)):
+        host, local_rank, device = told.place_of(row)
+        survey = evidence.surveys.get(host)
+        # One older than what is known of the node: a run that was resumed may have been mended meanwhile.
+        if survey is None or ended_unix_s >= survey.unix_s:
+            lost.setdefault((host, GpuPlace(local_rank, device)), f"lost while it worked: {why}")
     for host, before, after, place in gpus_afterwards(evidence):
         if after.is_lost and not before.problem:
             lost.setdefault((host, place), f"lost when ranks had failed: {after.problem}")
@@ -77,9 +79,3 @@ def _are_other_gpus(before: Survey, after: Survey) -> bool:
     """Whether others are there than were surveyed, as a later job step may be given: they tell nothing of those."""
     new = {gpu.uuid for gpu in after.gpus if gpu.uuid} - {gpu.uuid for gpu in before.gpus}
     return len(new) > sum(not gpu.uuid for gpu in before.gpus)
-
-
-def _is_from_before(window: Telemetry, evidence: NodeEvidence) -> bool:
-    """Whether it is older than what is known of the node: a run that was resumed may have been mended meanwhile."""
-    survey = evidence.surveys.get(window.host)
-    return survey is not None and window.ended_unix_s < survey.unix_s

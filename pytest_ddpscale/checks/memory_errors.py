@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+
+import numpy as np
 
 from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, fault, note, unknown
 from pytest_ddpscale.checks.from_survey import Findings, is_unsupported, unread
 from pytest_ddpscale.checks.lost_gpus import gpus_afterwards
 from pytest_ddpscale.checks.under_load import each_working_gpu
+from pytest_ddpscale.evidence.telemetry_columns import TelemetryColumns
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.survey_record import SurveyedGpu
-from pytest_ddpscale.results.telemetry_record import Telemetry
 
 
 def ecc(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:
@@ -65,26 +67,23 @@ def _repairs(gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:
 
 
 def _under_load(
-    expectation: NodeExpectation, windows: Sequence[Telemetry], place: GpuPlace
+    expectation: NodeExpectation, windows: TelemetryColumns, place: GpuPlace
 ) -> Iterator[Finding]:  # fmt: skip
     """New errors of all windows.
 
     A single one that is not read leaves it open: the next counts from the poll before its own begin, not from the last
     window that was read, so that an error of the unread one may be in no count.
     """
-    uncorrected = sum(window.ecc_uncorrected or 0 for window in windows)
-    corrected = sum(window.ecc_corrected or 0 for window in windows)
-    unread_windows = [window for window in windows if window.ecc_uncorrected is None]
+    uncorrected, corrected = int(np.nansum(windows.ecc_uncorrected)), int(np.nansum(windows.ecc_corrected))
+    reasons = windows.unreadable[np.isnan(windows.ecc_uncorrected)]
     if uncorrected:
         yield fault(f"{uncorrected} new uncorrectable memory errors under load", place, stands_alone=True)
     if corrected:
         yield note(f"{corrected} new corrected memory errors under load", place)
-    if unread_windows and not (expectation.ecc is not True and all(map(_has_no_ecc, unread_windows))):
-        reasons = unread_windows[0].unreadable
-        reason = reasons.get("ecc_uncorrected") or reasons.get("device", "the driver does not say why")
-        yield unknown(
-            f"memory errors cannot be read in {len(unread_windows)} of {len(windows)} windows ({reason})", place
-        )
+    if len(reasons) and not (expectation.ecc is not True and all(map(_has_no_ecc, reasons.different))):
+        first = next(iter(reasons))
+        reason = first.get("ecc_uncorrected") or first.get("device", "the driver does not say why")
+        yield unknown(f"memory errors cannot be read in {len(reasons)} of {len(windows)} windows ({reason})", place)
 
 
 def _new_since(before: SurveyedGpu, after: SurveyedGpu) -> str:
@@ -102,8 +101,8 @@ def _new_since(before: SurveyedGpu, after: SurveyedGpu) -> str:
     return "a memory row waits to be remapped since ranks failed" if rows.pending and not rows_before.pending else ""
 
 
-def _has_no_ecc(window: Telemetry) -> bool:
-    return "not supported" in window.unreadable.get("ecc_uncorrected", "").lower()
+def _has_no_ecc(unreadable: Mapping[str, str]) -> bool:
+    return "not supported" in unreadable.get("ecc_uncorrected", "").lower()
 
 
 def _on(enabled: bool) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from pytest_ddpscale.checks.finding import Finding, GpuPlace, fault
 from pytest_ddpscale.checks.from_survey import unread
 from pytest_ddpscale.checks.under_load import in_most_windows
+from pytest_ddpscale.evidence.telemetry_columns import TelemetryColumns
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.survey_record import SurveyedGpu
-from pytest_ddpscale.results.telemetry_record import Telemetry
 
 # Of the polls of a window; a single one may be a moment's excursion.
 SHARE_OF_POLLS = 0.1
@@ -26,12 +26,15 @@ def throttling(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterato
 
 
 def throttling_under_load(
-    _: NodeExpectation, windows: Sequence[Telemetry], place: GpuPlace
+    _: NodeExpectation, windows: TelemetryColumns, place: GpuPlace
 ) -> Iterator[Finding]:  # fmt: skip
     """Nothing holds clocks down while GPUs work."""
-    seen = {reason for window in windows for reason in held_down_by(_lasting(window))}
+    reasons = windows.throttle_reasons
+    seen = {reason for one in reasons.different for reason in held_down_by(_lasting(one))}
     text = f"clocks are held down: {', '.join(sorted(seen))},"
-    yield _alone(in_most_windows(windows, _was_held_down, text, "throttle_reasons", place), seen)
+    was_held_down = reasons.where(lambda one: bool(held_down_by(_lasting(one)))) & (windows.polls > 0)
+    was_not = reasons.where(lambda one: one is not None) & (windows.polls > 0) & ~was_held_down
+    yield _alone(in_most_windows(windows, was_held_down, was_not, text, "throttle_reasons", place), seen)
 
 
 def held_down_by(reasons: Iterable[str]) -> list[str]:
@@ -53,9 +56,5 @@ def _alone(found: Finding, reasons: Collection[str]) -> Finding:
     return replace(found, faults=tuple(faults))
 
 
-def _lasting(window: Telemetry) -> list[str]:
-    return [reason for reason, share in (window.throttle_reasons or {}).items() if share >= SHARE_OF_POLLS]
-
-
-def _was_held_down(window: Telemetry) -> bool | None:
-    return None if window.throttle_reasons is None or not window.polls else bool(held_down_by(_lasting(window)))
+def _lasting(reasons: Mapping[str, float] | None) -> list[str]:
+    return [reason for reason, share in (reasons or {}).items() if share >= SHARE_OF_POLLS]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+import numpy as np
 
 from pytest_ddpscale.checks.finding import Finding, GpuPlace, NodeEvidence, fault, summed, unknown
 from pytest_ddpscale.checks.from_survey import Findings
+from pytest_ddpscale.evidence.telemetry_columns import TelemetryColumns
 from pytest_ddpscale.plan.node_check import NodeExpectation
-from pytest_ddpscale.results.telemetry_record import Telemetry
+from pytest_ddpscale.results.column_record import BoolArray, IntArray
 
-JudgeWindows = Callable[[NodeExpectation, Sequence[Telemetry], GpuPlace], Iterable[Finding]]
-# Whether something was so in a window; None if that cannot be told.
-WasSo = Callable[[Telemetry], bool | None]
+JudgeWindows = Callable[[NodeExpectation, TelemetryColumns, GpuPlace], Iterable[Finding]]
 # What is no more than a fluke lies in fewer of an arm's windows.
 SHARE_OF_WINDOWS = 0.5
 # Of the blocks that a GPU took part in: telemetry is written with each, so that hardly any can be missing.
@@ -24,80 +25,77 @@ RAREST_POLLS_S = 10.0
 
 def each_working_gpu(judge: JudgeWindows, evidence: NodeEvidence) -> Findings:
     """Judge each GPU by all its windows; a GPU of a planned rank that has none, or too few, is not known."""
-    windows = {**{host: {} for host, _ in evidence.blocks}, **evidence.windows}
+    windows = {**{host: {} for host, _ in evidence.blocks.gpus}, **evidence.windows}
     worked: dict[str, set[str]] = {host: set() for host in windows}
-    for host, uuid in evidence.blocks:
+    for host, uuid in evidence.blocks.gpus:
         worked[host].add(uuid)
     return {host: summed(_node(evidence, host, of_host, worked[host], judge)) for host, of_host in windows.items()}
 
 
 def in_most_windows(
-    windows: Sequence[Telemetry], was_so: WasSo, text: str, what: str, place: GpuPlace
+    windows: TelemetryColumns, was_so: BoolArray, was_not: BoolArray, text: str, what: str, place: GpuPlace
 ) -> Finding:  # fmt: skip
     """A fault if something was so in at least half of an arm's windows, whatever the unreadable ones would say.
 
     Arms are looked at one by one: what shows only in training must not be outvoted by probes that heat nothing.
     Not known is an arm that could not be read in so many windows that they decide, and a GPU that was hardly polled.
-    `text` says what was so, and `what` would have to be read.
+    Where it neither was so nor was not, that cannot be told. `text` says what was so, and `what` would have to be read.
     """
-    answers = {arm: [was_so(window) for window in of_arm] for arm, of_arm in _by_arm(windows).items()}
-    half = {arm: SHARE_OF_WINDOWS * len(of_arm) for arm, of_arm in answers.items()}
-    at_fault = {arm: of_arm for arm, of_arm in answers.items() if of_arm.count(True) >= half[arm]}
-    untold = {arm: of_arm for arm, of_arm in answers.items() if len(of_arm) - of_arm.count(False) >= half[arm]}
-    found = [answer for of_arm in (at_fault or untold).values() for answer in of_arm]
-    of_arms = f" of {', '.join(at_fault or untold)}" if len(at_fault or untold) < len(answers) else ""
-    if at_fault:
-        return fault(f"{text} in {found.count(True)} of {len(found)} windows under load{of_arms}", place)
-    if untold:
-        return unknown(f"{what} cannot be read in {found.count(None)} of {len(found)} windows{of_arms}", place)
-    seconds, polls = sum(map(_seconds, windows)), sum(window.polls for window in windows)
+    counting, arms = _by_arm(windows)
+    total, so, not_so = (np.bincount(arms, counting & those) for those in (counting, was_so, was_not))
+    at_fault = (total > 0) & (so >= SHARE_OF_WINDOWS * total)
+    untold = (total > 0) & (total - not_so >= SHARE_OF_WINDOWS * total)
+    found = at_fault if at_fault.any() else untold
+    names = dict.fromkeys(windows.arms[arm] for arm in windows.arm[counting & found[arms]].tolist())
+    of_arms = f" of {', '.join(map(' '.join, names))}" if found.sum() < (total > 0).sum() else ""
+    if at_fault.any():
+        return fault(f"{text} in {so[found].sum():.0f} of {total[found].sum():.0f} windows under load{of_arms}", place)
+    if untold.any():
+        unread = (total - so - not_so)[found].sum()
+        return unknown(f"{what} cannot be read in {unread:.0f} of {total[found].sum():.0f} windows{of_arms}", place)
+    seconds, polls = windows.seconds.sum(), windows.polls.sum()
     if seconds >= RAREST_POLLS_S * max(polls, 1):
-        return unknown(f"it was asked {polls} times in {seconds:.0f} s of work", place)
+        return unknown(f"it was asked {polls:.0f} times in {seconds:.0f} s of work", place)
     return Finding()
 
 
-def _by_arm(windows: Sequence[Telemetry]) -> dict[str, list[Telemetry]]:
-    """Windows that count, by study and arm; what is in a single one may be a moment's excursion.
+def _by_arm(windows: TelemetryColumns) -> tuple[BoolArray, IntArray]:
+    """Windows that count, and their arms; what is in a single one may be a moment's excursion.
 
     Those of a GPU that answers, which were over before it was asked once, do not count, if there are others: a
     probe's may be shorter than the time between two polls. Where no arm has several, all are looked at together.
     """
-    counting = [one for one in windows if one.polls or "device" in one.unreadable or _seconds(one) > LONGEST_UNPOLLED_S]
-    arms: dict[str, list[Telemetry]] = {}
-    for window in counting or windows:
-        arms.setdefault(f"{window.study} {window.arm}", []).append(window)
-    return {arm: several for arm, several in arms.items() if len(several) > 1} or {"all": list(counting or windows)}
-
-
-def _seconds(window: Telemetry) -> float:
-    return window.ended_unix_s - window.started_unix_s
+    is_silent = windows.unreadable.where(lambda reasons: "device" in reasons)
+    counting = (windows.polls > 0) | is_silent | (windows.seconds > LONGEST_UNPOLLED_S)
+    counting = counting if counting.any() else np.ones_like(counting)
+    of_several = counting & (np.bincount(windows.arm, counting) > 1)[windows.arm]
+    return (of_several, windows.arm) if of_several.any() else (counting, np.zeros_like(windows.arm))
 
 
 def _node(
-    evidence: NodeEvidence, host: str, devices: Mapping[str, Sequence[Telemetry]], worked: set[str], judge: JudgeWindows
+    evidence: NodeEvidence, host: str, devices: Mapping[str, TelemetryColumns], worked: set[str], judge: JudgeWindows
 ) -> Iterator[Finding]:
     yield Finding(gpus=len(devices))
     for uuid, windows in devices.items():
-        place = GpuPlace(windows[0].local_rank, uuid)
+        place = GpuPlace(windows.place_of(0).local_rank, uuid)
         yield from judge(evidence.expectation, windows, place)
-        yield _missing(evidence, host, windows, place)
+        yield _missing(evidence, host, place)
     asked = evidence.expectation.gpus_per_node or 1
     watched = len(devices.keys() & _working_gpus(evidence, host, devices, worked))
     if watched < asked:
         yield unknown(f"{watched} of {asked} GPUs were watched while they worked")
 
 
-def _missing(evidence: NodeEvidence, host: str, windows: Sequence[Telemetry], place: GpuPlace) -> Finding:
+def _missing(evidence: NodeEvidence, host: str, place: GpuPlace) -> Finding:
     """Whether there is telemetry of nearly all blocks that a GPU took part in."""
-    blocks = set(evidence.blocks.get((host, place.uuid), ()))
-    watched = blocks & {(window.study, window.arm, window.round) for window in windows}
-    if len(watched) >= LEAST_SHARE_WATCHED * len(blocks):
+    blocks, watched = evidence.watched.get((host, place.uuid), (0, 0))
+    if watched >= LEAST_SHARE_WATCHED * blocks:
         return Finding()
-    return unknown(f"it was watched in {len(watched)} of {len(blocks)} blocks", place)
+    return unknown(f"it was watched in {watched} of {blocks} blocks", place)
 
 
 def _working_gpus(evidence: NodeEvidence, host: str, devices: Collection[str], worked: set[str]) -> set[str]:
     """Those of some GPUs that the survey knows and that took part in something, as far as either is known."""
     survey = evidence.surveys.get(host)
     known = {gpu.uuid for gpu in survey.gpus} if survey is not None and not survey.problem else set(devices)
-    return known & (worked if evidence.blocks else set(devices))
+    return known & (worked if evidence.blocks.gpus else set(devices))

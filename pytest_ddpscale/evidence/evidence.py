@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from pytest_ddpscale.evidence.columns import Columns, columns_of
 from pytest_ddpscale.evidence.probe_columns import ProbeColumns, ProbeName, probe_columns_of
+from pytest_ddpscale.evidence.telemetry_columns import NO_TELEMETRY, TelemetryColumns, telemetry_columns_of
 from pytest_ddpscale.evidence.validate import Recorded, refuse_contradictions, telemetry_of_blocks
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.by_rank import flops_of, seeded_steps_of, timed_arms_of
@@ -25,7 +26,6 @@ from pytest_ddpscale.results.run_record import (
     studies_out_of_time,
 )
 from pytest_ddpscale.results.survey_record import Survey, post_mortems_of, surveys_of
-from pytest_ddpscale.results.telemetry_record import Telemetry, telemetry_of
 from pytest_ddpscale.results.transport_record import Transport, transports_of
 
 
@@ -65,26 +65,10 @@ class Evidence:
     probes: Mapping[ProbeName, ProbeColumns] = field(default_factory=dict)
     unsupported: Mapping[str, str] = field(default_factory=dict)
     surveys: Mapping[str, Survey] = field(default_factory=dict)
-    telemetry: Sequence[Telemetry] = ()
+    telemetry: TelemetryColumns = NO_TELEMETRY
     transports: Sequence[Transport] = ()
     post_mortems: Sequence[Survey] = ()
     out_of_time: Collection[str] = ()
-
-    def telemetry_of(self, study_id: str, arm: str, hosts: Iterable[str]) -> list[Telemetry]:
-        """What GPUs of some hosts said of themselves in an arm, or in a probe by its id."""
-        return [one for host in hosts for one in self._telemetry_by_host.get((study_id, arm, host), ())]
-
-    @cached_property
-    def hosts_with_telemetry(self) -> frozenset[str]:
-        """Names of the nodes of which there is any."""
-        return frozenset(one.host for one in self.telemetry)
-
-    @cached_property
-    def _telemetry_by_host(self) -> Mapping[tuple[str, str, str], Sequence[Telemetry]]:
-        found: dict[tuple[str, str, str], list[Telemetry]] = {}
-        for one in self.telemetry:
-            found.setdefault((one.study, one.arm, one.host), []).append(one)
-        return found
 
     @cached_property
     def rounds_probed(self) -> Collection[int]:
@@ -177,7 +161,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     simulated = record.is_simulated(device for gang in gangs.values() for device in gang.devices)
     recorded = Recorded(plan, records, _hosts(record), is_imported, simulated)
     refuse_contradictions(run, recorded)
-    telemetry = telemetry_of(telemetry_of_blocks(run, recorded, run.read_telemetry()), gangs)
+    telemetry = telemetry_columns_of(telemetry_of_blocks(run, recorded, run.read_telemetry()), gangs)
     try:
         columns = columns_of((one for one in records if isinstance(one, Block)), gangs.values())
         evidence = replace(evidence_of(plan, columns, records), telemetry=telemetry)

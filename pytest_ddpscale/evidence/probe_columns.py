@@ -14,6 +14,7 @@ from pytest_ddpscale.results.probe_record import NO_PEER, ProbeBlock, ProbeMeasu
 from pytest_ddpscale.results.records import GangRecord
 
 ProbeName: TypeAlias = tuple[str, int]  # name of the probe and world size
+_PEER_BITS = 31  # ranks of any gang are fewer
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +140,7 @@ def _columns(blocks: Sequence[ProbeBlock], gangs: Mapping[int, RankColumns]) -> 
     ends = {number: _ends(earliest[number]) for number in numbers}
     first = ends[numbers[0]]
     is_steady = all(np.array_equal(theirs, first) for theirs in ends.values())
-    everybody = np.unique(first if is_steady else np.concatenate(list(ends.values())), axis=0)
-    place = {end: i for i, end in enumerate(map(tuple, everybody.tolist()))}
+    everybody = np.unique(first if is_steady else np.concatenate(list(ends.values())))
     shape = len(numbers), len(everybody)
     present, is_correct = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
     cells: dict[str, Any] = {name: np.full(shape, np.nan) for name in ("work", "seconds", "started_unix_s")}
@@ -148,19 +148,20 @@ def _columns(blocks: Sequence[ProbeBlock], gangs: Mapping[int, RankColumns]) -> 
     for row, number in enumerate(numbers):
         block = earliest[number]
         if not row or not is_steady:
-            at = np.array([place[end] for end in map(tuple, ends[number].tolist())], np.int64)
+            at = np.searchsorted(everybody, ends[number])
         present[row, at], is_correct[row, at] = True, block.is_correct
         for name, values in cells.items():
             values[row, at] = getattr(block, name)
     last = earliest[numbers[-1]]
+    who = ranks_in_one_place({block.gang: gangs[block.gang] for block in earliest.values()}, everybody >> _PEER_BITS)
     return ProbeColumns(
         study=last.study,
         probe=last.probe,
         world_size=last.world_size,
         numbers=np.array(numbers, np.int64),
         iterations=np.array([earliest[number].iterations for number in numbers], np.int64),
-        ranks=ranks_in_one_place({block.gang: gangs[block.gang] for block in earliest.values()}, everybody[:, 0]),
-        peers=everybody[:, 1],
+        ranks=who,
+        peers=(everybody & (2**_PEER_BITS - 1)) + NO_PEER,
         present=present,
         is_correct=is_correct,
         **cells,
@@ -168,9 +169,10 @@ def _columns(blocks: Sequence[ProbeBlock], gangs: Mapping[int, RankColumns]) -> 
 
 
 def _ends(block: ProbeBlock) -> IntArray:
-    """Rank and peer of each entry of a block, (ranks, 2)."""
-    ranks = block.each("ranks")
-    return np.stack([ranks, np.full_like(ranks, NO_PEER) if block.peers is None else block.each("peers")], axis=1)
+    """Rank and peer of each entry of a block, as one number that is as large as the rank, then as the peer."""
+    peers = NO_PEER if block.peers is None else block.each("peers")
+    ends: IntArray = (block.each("ranks") << _PEER_BITS) + (peers - NO_PEER)
+    return ends
 
 
 def _age(block: ProbeBlock) -> tuple[float, float]:

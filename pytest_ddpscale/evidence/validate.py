@@ -19,6 +19,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import pair_turns
 from pytest_ddpscale.plan.study import Arm, Plan
+from pytest_ddpscale.results.column_record import FloatArray
 from pytest_ddpscale.results.pair_record import PairRound
 from pytest_ddpscale.results.probe_record import ProbeBlock, ProbeUnsupported
 from pytest_ddpscale.results.record_lines import AnyRecord, OfRanks
@@ -162,7 +163,7 @@ def telemetry_of_blocks(
             if one.study in ended or one.arm not in recorded.arms.get(one.study, ()):
                 raise broken_file(run.telemetry_jsonl, f"{of}, which was not measured")
             continue
-        if (block.gang, _times(block)) != (one.gang, _times(one)):
+        if block.gang != one.gang or not np.array_equal(_times(block), _times(one)):
             raise broken_file(run.telemetry_jsonl, f"{of}, which other ranks measured, or at another time")
         if key in found:
             raise broken_file(run.telemetry_jsonl, f"{of}, of which an earlier line tells")
@@ -174,9 +175,11 @@ def _key(block: Block | ProbeBlock) -> tuple[str, str, int]:
     return block.study, block.arm if isinstance(block, Block) else block.probe_id, block.round
 
 
-def _times(block: Block | ProbeBlock | TelemetryBlock) -> list[tuple[int, float]]:
-    ranks, started = np.asarray(block.ranks).tolist(), np.asarray(block.started_unix_s)
-    return sorted(zip(ranks, np.broadcast_to(started, len(ranks)).tolist(), strict=True))
+def _times(block: Block | ProbeBlock | TelemetryBlock) -> FloatArray:
+    """When the ranks began, and which they are, sorted, (2, ranks)."""
+    ranks = np.asarray(block.ranks)
+    times = np.stack([np.broadcast_to(np.asarray(block.started_unix_s), len(ranks)), ranks])
+    return times[:, np.lexsort(times)]
 
 
 def _said_twice(recorded: Recorded) -> Iterator[Contradiction]:

@@ -11,7 +11,7 @@ from pytest_ddpscale.history.baseline import Baseline, missing_gpus
 from pytest_ddpscale.history.key_values import KeyValue, has_key_values, key_values_of, known_versions
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.regression import Compared, Regression, regression_of
-from pytest_ddpscale.results.verdicts import Culprit, Verdict
+from pytest_ddpscale.results.verdicts import PARTLY_KNOWN, Culprit, Flag, Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.verdict.bounds import blank_verdict
@@ -62,7 +62,8 @@ def _against_bound(blank: Verdict, bound: float, found: Regression, missing: Seq
         reason = f"fell below {bound:g} of earlier runs: {first_few(list(map(_in_words, fallen)), separator='; ')}"
         culprits = tuple(dict.fromkeys(_culprit(one) for one in fallen))
         notes.append(f"what fell is no norm for later runs until it is accepted ({_HOW_TO_ACCEPT})")
-        return replace(verdict, outcome="failed", reason=reason, culprits=culprits, notes=tuple(notes))
+        flags: tuple[Flag, ...] = (PARTLY_KNOWN,) if missing or _without_any_past(found) else ()
+        return replace(verdict, outcome="failed", reason=reason, culprits=culprits, notes=tuple(notes), flags=flags)
     if missing:
         gone = first_few([f"{gpu} on {host}" for host, gpu in missing])
         reason = f"{gone} reached values in earlier runs and {'have' if len(missing) > 1 else 'has'} none now"

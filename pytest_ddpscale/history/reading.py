@@ -25,6 +25,7 @@ class HostRun:
         path: where its directory was when it was added.
         started_at: ISO 8601 in UTC.
         failed: ids of the requirements that failed, on whatever host.
+        is_waived: whether one of those can reject and did not, because somebody waived it.
         values: what the host and its GPUs reached; without what no longer counts since a later run was accepted.
         worse: those of the values that had fallen when the run was added.
     """
@@ -37,11 +38,12 @@ class HostRun:
     failed: tuple[str, ...]
     values: tuple[KeyValue, ...]
     worse: tuple[KeyValue, ...] = ()
+    is_waived: bool = False
 
     @property
     def counts(self) -> bool:
-        """Whether it may be a norm for later runs: a node that broke must not become its own."""
-        return self.outcome != _REJECTED
+        """Whether it may be a norm for later runs: a node that broke must not become its own, waived or not."""
+        return self.outcome != _REJECTED and not self.is_waived
 
     @property
     def norm(self) -> tuple[KeyValue, ...]:
@@ -67,23 +69,26 @@ def host_runs(
     """The latest runs of a host, oldest first; if so asked, those that began before a moment (ISO 8601).
 
     As far back as it takes for `limit` runs that left a norm. Runs between them that left none, since they were
-    rejected or only looked at the node, come with them and push none of those out.
+    rejected, waived or only looked at the node, come with them and push none of those out.
     """
+    # A failure that can reject did so, or was waived.
     rows = connection.execute(
-        "SELECT runs.id, run_path, started_at, outcome, versions, outcome != ? AND EXISTS "
+        "SELECT runs.id, run_path, started_at, outcome, versions, "
+        "outcome != ? AND EXISTS (SELECT 1 FROM verdicts WHERE run = runs.id AND outcome = 'failed' "
+        "AND severity = 'fail') AS is_waived, EXISTS "
         "(SELECT 1 FROM key_values WHERE key_values.host = hosts.host AND run = runs.id AND standing = 'norm') "
         "FROM hosts JOIN runs ON runs.id = hosts.run "
         "WHERE host = ? AND sku = ? AND (? IS NULL OR started_at < ?) ORDER BY started_at, runs.id",
         (_REJECTED, host, sku, before, before),
     ).fetchall()
-    norms = [number for number, row in enumerate(rows) if row[-1]]
+    norms = [number for number, row in enumerate(rows) if row[3] != _REJECTED and row[-1] and not row[-2]]
     first = norms[-limit] if len(norms) > limit else 0
     return [
         HostRun(
             identity, path, started_at, outcome, _versions(versions), _failed(connection, identity),
-            *_values(connection, host, identity),
+            *_values(connection, host, identity), bool(is_waived),
         )
-        for identity, path, started_at, outcome, versions, _ in rows[first:]
+        for identity, path, started_at, outcome, versions, is_waived, _ in rows[first:]
     ]  # fmt: skip
 
 

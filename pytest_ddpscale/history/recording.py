@@ -57,7 +57,7 @@ def record_run(
             str(run.path), "was imported: another tool measured it, elsewhere", "a run that was measured here"
         )
     evidence = evidence or read_evidence(run)
-    versions = _versions_by_host(record, records, evidence)
+    versions = versions_by_host(record, records, evidence)
     sku = f"simulated {judgement.sku}" if record.is_simulated(evidence.columns.devices) else judgement.sku
     started_at = started_at_of(record)
     row = (
@@ -146,7 +146,7 @@ def _judged_at(judgement: Judgement, started_at: str) -> str:
     return moment.astimezone(timezone.utc).isoformat(timespec="seconds") if moment.tzinfo else started_at
 
 
-def _versions_by_host(record: RunRecord, records: Sequence[AnyRecord], evidence: Evidence) -> dict[str, dict[str, str]]:
+def versions_by_host(record: RunRecord, records: Sequence[AnyRecord], evidence: Evidence) -> dict[str, dict[str, str]]:
     """What ran on each host that took part: as its ranks say, and the driver as its survey says."""
     everywhere, named = record.versions, [one.host for one in record.hosts]
     found = {host: dict(everywhere) for host in (*named, *sorted(evidence.columns.hosts), *evidence.hosts)}

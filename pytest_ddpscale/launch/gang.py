@@ -12,7 +12,14 @@ from typing import Any
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import GangError, WritingError
 from pytest_ddpscale.launch.channel import Channel, EndedProcess
-from pytest_ddpscale.launch.gang_failure import blames_nobody, describe, describe_killed, describe_standstill
+from pytest_ddpscale.launch.gang_failure import (
+    blames_nobody,
+    describe,
+    describe_killed,
+    describe_standstill,
+    oom_kills,
+    rank_ends,
+)
 from pytest_ddpscale.launch.gang_owner import GangEnd, GangOwner
 from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.launch.launcher import AgentProcess, Launch
@@ -119,7 +126,10 @@ class Gang:
             why = f"{why} {describe_standstill(roll)}."
         looked = tuple(PostMortem(survey=survey) for _, survey in sorted(roll.post_mortems.items()))
         left = self._await_step_end(lost) if why and not interrupted else ""
-        return GangEnd(exit_code, why or "", interrupted, lost, tuple(roll.failures), post_mortems=looked, left=left)
+        return GangEnd(
+            exit_code, why or "", interrupted, lost, tuple(roll.failures), post_mortems=looked, left=left,
+            rank_ends=rank_ends(roll), oom_kills=oom_kills(roll),
+        )  # fmt: skip
 
     def _vanished(self) -> tuple[str, ...]:
         """Nodes that explain what ranks of others say: their agents said no last word, nor any since the trouble began.

@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 
+from pytest_ddpscale.launch.gang_owner import RankEnd
 from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.node.protocol import Exit, Failed, ProcessExit, RankSeen
 from pytest_ddpscale.util.listing import first_few
@@ -43,6 +44,24 @@ def blames_nobody(roll: GangState) -> bool:
     if _killed(roll) or _left_early(roll):
         return False
     return all(map(_lost_its_partner, roll.failures)) if roll.failures else not _exited(roll)
+
+
+def rank_ends(roll: GangState) -> tuple[RankEnd, ...]:
+    """Ranks that torchrun saw fail, and those that were gone before it said so; not those that it ended itself."""
+    ended = {(said.node, pid) for said in _last_words(roll) for pid in said.ended_pids}
+    found: dict[tuple[int, int], RankEnd] = {}
+    for _, one, rank in _exits(roll):
+        if (rank.node, one.pid) not in ended:
+            found[rank.node, rank.local_rank] = RankEnd(rank.name, one.exit_code)
+    for rank in roll.gone:
+        if (rank.node, rank.pid) not in ended:
+            found.setdefault((rank.node, rank.local_rank), RankEnd(rank.name, None))
+    return tuple(found.values())
+
+
+def oom_kills(roll: GangState) -> int:
+    """Processes that kernels of its nodes ended for lack of memory."""
+    return sum(said.oom_kills for said in _last_words(roll))
 
 
 def describe_killed(launcher: str, exit_code: int) -> str:
@@ -93,9 +112,8 @@ def _killed(roll: GangState, *, aborted: bool = False) -> str:
 
 def _left_early(roll: GangState) -> str:
     """Of a rank that ended although it had work left, and that torchrun neither saw fail nor ended."""
-    exits = [node.exit for node in roll.nodes.values() if node.exit is not None]
     failed = {(rank.node, rank.local_rank) for _, _, rank in _exits(roll)}
-    ended = {(said.node, pid) for said in exits for pid in said.ended_pids}
+    ended = {(said.node, pid) for said in _last_words(roll) for pid in said.ended_pids}
     for rank in roll.gone:
         if (rank.node, rank.local_rank) not in failed and (rank.node, rank.pid) not in ended:
             return f"{rank.name} left early, with exit code 0, in {_place(rank)}{_quoted(roll, rank)}"
@@ -125,11 +143,15 @@ def _exited(roll: GangState) -> str:
 
 def _exits(roll: GangState) -> Iterator[tuple[Exit, ProcessExit, RankSeen]]:
     """How processes ended: the agent's last word, what it says of a process, and what is known of its rank."""
-    last_words = (node.exit for _, node in sorted(roll.nodes.items()) if node.exit is not None)
-    for said in last_words:
+    for said in _last_words(roll):
         for one in said.exits:
             unseen = RankSeen(node=said.node, host=said.host, local_rank=one.local_rank, pid=one.pid)
             yield said, one, roll.ranks.get((said.node, one.local_rank), unseen)
+
+
+def _last_words(roll: GangState) -> list[Exit]:
+    """Of the nodes' agents, in their order, as far as they have said them."""
+    return [node.exit for _, node in sorted(roll.nodes.items()) if node.exit is not None]
 
 
 def _lost_its_partner(report: Failed) -> bool:

@@ -14,6 +14,19 @@ from pytest_ddpscale.results.survey_record import PostMortem, Survey
 
 
 @dataclass(frozen=True)
+class RankEnd:
+    """How the process of a rank ended that did not come to its end.
+
+    Attributes:
+        name: ``rank 3 on n2``.
+        exit_code: negative for a signal's number; None where nobody saw it.
+    """
+
+    name: str
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
 class GangEnd:
     """How a gang ended.
 
@@ -27,6 +40,8 @@ class GangEnd:
         refused: why its nodes were not admitted, so that no rank was started; empty if they were.
         post_mortems: what GPUs were after ranks had failed, as records.
         left: which processes may be left on nodes that another gang would use, in a sentence; empty if none are.
+        rank_ends: ranks whose processes ended too early, not by us, the first one first.
+        oom_kills: processes on its nodes, of whomever, that kernels ended for lack of memory meanwhile.
     """
 
     exit_code: int | None
@@ -38,6 +53,8 @@ class GangEnd:
     refused: str = ""
     post_mortems: tuple[PostMortem, ...] = ()
     left: str = ""
+    rank_ends: tuple[RankEnd, ...] = ()
+    oom_kills: int = 0
 
 
 class GangOwner(Protocol):

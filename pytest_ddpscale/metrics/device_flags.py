@@ -6,7 +6,12 @@ they wait for a peer, count as busy. Power tells the difference, and SM activity
 
 from __future__ import annotations
 
-from pytest_ddpscale.results.telemetry_record import Telemetry
+from collections.abc import Mapping
+
+import numpy as np
+
+from pytest_ddpscale.evidence.telemetry_columns import TelemetryColumns
+from pytest_ddpscale.results.column_record import BoolArray, FloatArray
 
 # What nothing but waiting makes look fully used: NVML's utilization of a training that keeps up is above 0.95, and a
 # GPU that waits inside a kernel shows 1.
@@ -29,8 +34,8 @@ SLOW_CLOCK = 0.5
 THROTTLE_FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
-def flags(telemetry: Telemetry) -> tuple[str, ...]:
-    """What is conspicuous, of ``stalled``, ``idle``, ``throttled`` and ``slow_clock``, in this order.
+def flags(told: TelemetryColumns) -> dict[str, BoolArray]:
+    """What is conspicuous, of ``stalled``, ``idle``, ``throttled`` and ``slow_clock``, each (rows,).
 
     - ``stalled``: busy (at least `BUSY`) at nearly idle power (`STALLED_POWER`), unless half of the SMs work or the
       clock is low, which explains the power otherwise.
@@ -40,48 +45,33 @@ def flags(telemetry: Telemetry) -> tuple[str, ...]:
 
     What could not be read raises no flag; it is no sign of health either.
     """
-    raised = {
-        "stalled": _is_stalled(telemetry),
-        "idle": telemetry.utilization is not None and telemetry.utilization.mean < IDLE,
-        "throttled": _is_throttled(telemetry),
-        "slow_clock": _is_slow_clocked(telemetry),
+    busy = told.utilization
+    is_slow = (busy >= IDLE) & (told.sm_clock_mhz < SLOW_CLOCK * told.sm_clock_max_mhz)
+    is_working = is_slow | (told.sm_activity >= WORKING_SMS)
+    return {
+        "stalled": (busy >= BUSY) & ~is_working & _is_nearly_idle(told),
+        "idle": busy < IDLE,
+        "throttled": told.throttle_reasons.where(_is_throttled),
+        "slow_clock": is_slow,
     }
-    return tuple(name for name, is_raised in raised.items() if is_raised)
 
 
-def mean_power_w(telemetry: Telemetry) -> float | None:
-    """Mean power of the block, in watts.
+def mean_power_w(told: TelemetryColumns) -> FloatArray:
+    """Mean power of the block, in watts, (rows,).
 
     From the GPU's energy counter where it has one: power samples are averages over the last second from Ampere on,
     and so lag behind a block of a few.
     """
-    if telemetry.energy_j is not None and telemetry.sources.get("energy_j") == "counter":
-        return telemetry.energy_j / (telemetry.ended_unix_s - telemetry.started_unix_s)
-    return None if telemetry.power_w is None else telemetry.power_w.mean
+    is_counted = told.sources.where(lambda sources: sources.get("energy_j") == "counter") & ~np.isnan(told.energy_j)
+    return np.where(is_counted, told.energy_j / told.seconds, told.power_w)
 
 
-def _is_stalled(telemetry: Telemetry) -> bool:
-    if telemetry.utilization is None or telemetry.utilization.mean < BUSY or _is_slow_clocked(telemetry):
-        return False
-    if telemetry.sm_activity is not None and telemetry.sm_activity.mean >= WORKING_SMS:
-        return False
-    power, limit, idle = mean_power_w(telemetry), telemetry.power_limit_w, telemetry.idle_power_w
-    if power is None or not limit:
-        return False
-    if idle is None or idle >= limit:
-        return power < STALLED_POWER_OF_LIMIT * limit
-    return (power - idle) / (limit - idle) < STALLED_POWER
+def _is_nearly_idle(told: TelemetryColumns) -> BoolArray:
+    power, limit, idle = mean_power_w(told), told.power_limit_w, told.idle_power_w
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = (power - idle) / (limit - idle)
+    return np.where(idle < limit, share < STALLED_POWER, power < STALLED_POWER_OF_LIMIT * limit)
 
 
-def _is_throttled(telemetry: Telemetry) -> bool:
-    reasons = telemetry.throttle_reasons
-    if not reasons:
-        return False
-    return any(reasons.get(reason, 0.0) >= THROTTLED for reason in THROTTLE_FAULTS)
-
-
-def _is_slow_clocked(telemetry: Telemetry) -> bool:
-    clock, most, busy = telemetry.sm_clock_mhz, telemetry.sm_clock_max_mhz, telemetry.utilization
-    if clock is None or not most or busy is None:
-        return False
-    return busy.mean >= IDLE and clock.mean < SLOW_CLOCK * most
+def _is_throttled(reasons: Mapping[str, float] | None) -> bool:
+    return any((reasons or {}).get(reason, 0.0) >= THROTTLED for reason in THROTTLE_FAULTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -33,7 +33,8 @@ class PerPlace(Mapping[P, PerRound]):
     def __init__(self, places: Sequence[P], numbers: IntArray, values: FloatArray) -> None:
         known = ~np.isnan(values)
         self._numbers, self._values, self._known = numbers, values, known
-        self._row = {place: row for row, place in enumerate(places) if known[row].any()}
+        has_any: Any = known.any(axis=1).tolist()
+        self._row = {place: row for row, place in enumerate(places) if has_any[row]}
 
     def __len__(self) -> int:
         """How many places have a value."""
@@ -52,15 +53,13 @@ class PerPlace(Mapping[P, PerRound]):
     @cached_property
     def by_rounds(self) -> list[Alike[P]]:
         """All places, those with equally many rounds together."""
-        rounds = self._known.sum(axis=1)
-        by_count: dict[int, list[P]] = {}
-        for place, row in self._row.items():
-            by_count.setdefault(int(rounds[row]), []).append(place)
-        return [Alike(places, self._of([self._row[place] for place in places])) for places in by_count.values()]
+        places, rows = list(self._row), np.array(list(self._row.values()), np.int64)
+        rounds = self._known[rows].sum(axis=1)
+        alike = [np.flatnonzero(rounds == count) for count in np.unique(rounds)]
+        return [Alike([places[i] for i in those.tolist()], self._of(rows[those])) for those in alike]
 
-    def _of(self, rows: Sequence[int]) -> FloatArray:
-        at = np.array(rows)
-        values: FloatArray = self._values[at][self._known[at]].reshape(len(rows), -1)
+    def _of(self, rows: IntArray) -> FloatArray:
+        values: FloatArray = self._values[rows][self._known[rows]].reshape(len(rows), -1)
         return values
 
 

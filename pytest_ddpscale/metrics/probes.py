@@ -33,7 +33,7 @@ TERA, GIGA = 1e12, 1e9
 _ALIGNMENT_BYTES = 256
 
 
-class ProbedPlace(Struct, frozen=True):  # thousands are made, and looked up: no dataclass is as quick
+class ProbedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked up: no dataclass is as quick
     """Where a probe's value belongs.
 
     Attributes:
@@ -111,21 +111,16 @@ def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> Mapping
 
 def _places_there(probed: ProbeColumns, probe: Probe, layout: Layout) -> tuple[list[ProbedPlace], IntArray]:
     """Places of which all ranks are among the columns, and the columns of each, (places, ranks of one)."""
-    column = {end: i for i, end in enumerate(zip(probed.ranks.numbers.tolist(), probed.peers.tolist(), strict=True))}
-    groups = [
-        (ranks, [column.get(end) for end in _ends(probe, ranks)]) for ranks in sorted(expected_ranks(probe, layout))
-    ]
-    there = {ranks: [i for i in ends if i is not None] for ranks, ends in groups if None not in ends}
+    expected = sorted(expected_ranks(probe, layout))
+    ranks = np.array(expected, np.int64)
+    peers = ranks[:, ::-1] if probe.kind == "send-recv" else np.full_like(ranks, NO_PEER)
+    most = int(max(ranks.max(), probed.peers.max())) + 2  # so that a rank and its peer make one number
+    columns, wanted = (one * most + peer + 1 for one, peer in ((probed.ranks.numbers, probed.peers), (ranks, peers)))
+    at = np.minimum(np.searchsorted(columns, wanted), len(columns) - 1)
+    at_all = (columns[at] == wanted).all(axis=1)
     who = list(zip(probed.ranks.hosts, probed.ranks.local_ranks.tolist(), probed.ranks.devices, strict=True))
-    found = [place_of(probe, ranks, [who[i] for i in ends]) for ranks, ends in there.items()]
-    return found, np.array(list(there.values()), np.int64)
-
-
-def _ends(probe: Probe, ranks: Ranks) -> list[tuple[int, int]]:
-    """Who measures a place, each with its peer."""
-    if probe.kind == "send-recv":
-        return [(ranks[0], ranks[1]), (ranks[1], ranks[0])]
-    return [(rank, NO_PEER) for rank in ranks]
+    there = zip(np.flatnonzero(at_all).tolist(), at[at_all].tolist(), strict=True)
+    return [place_of(probe, expected[i], [who[column] for column in ends]) for i, ends in there], at[at_all]
 
 
 def _counts(probed: ProbeColumns, probe: Probe) -> BoolArray:
@@ -138,9 +133,10 @@ def _counts(probed: ProbeColumns, probe: Probe) -> BoolArray:
 
 def place_of(probe: Probe, ranks: Ranks, ends: Sequence[tuple[str, int, str]]) -> ProbedPlace:
     """The place that these ranks form, of each of which host, local rank and device are known."""
-    if probe.kind in SINGLE_DEVICE:
+    kind = probe.kind
+    if kind in SINGLE_DEVICE:
         return ProbedPlace("gpu", ranks, *ends[0])
-    if probe.kind == "send-recv":
+    if kind == "send-recv":
         return ProbedPlace("link", ranks, *ends[0], *ends[1])
     is_one_host = len({host for host, _, _ in ends}) == 1
     return ProbedPlace("node" if is_one_host else "gang", ranks, ends[0][0])

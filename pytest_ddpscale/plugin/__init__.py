@@ -126,11 +126,16 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
         return []
     from pytest_ddpscale.report.plan_text import plan_lines
 
-    by = f"ddpscale judges by {source.subject.thresholds.path}{source.announcement}"
+    thresholds = source.subject.thresholds
+    extends = "".join(f", which extends {path}" for path, _ in thresholds.extended)
+    by = [f"ddpscale judges by {thresholds.path}{extends}{source.announcement}"]
+    # What is wrong where this SKU is not concerned.
+    not_asked = thresholds.warnings.get(source.subject.sku, ())
+    by += [f"warning: {problem}" for problem in (*not_asked, *thresholds.problems)]
     if source.plan_to_measure is None:
-        return [by]
+        return by
     isolate, img_per_s = source.subject.settings.isolate, source.expected_img_per_s
-    return [by, *plan_lines(source.plan_to_measure, len(source.selected), isolate=isolate, img_per_s=img_per_s)]
+    return [*by, *plan_lines(source.plan_to_measure, len(source.selected), isolate=isolate, img_per_s=img_per_s)]
 
 
 @pytest.hookimpl(wrapper=True)

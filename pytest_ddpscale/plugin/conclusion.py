@@ -23,7 +23,7 @@ JSON_REPORT = "pytest-report.json"
 
 
 def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-    """A failed requirement shows its explanation; one that blocks nothing is an expected failure.
+    """A failed requirement shows its explanation; one that blocks nothing, or is waived, is an expected failure.
 
     A test that fails or is skipped for another reason than its verdict is remembered: the run is not accepted.
     """
@@ -37,7 +37,8 @@ def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.
         item.config.stash[TOLD].shown.append(verdict.id)
         return
     report.outcome = "skipped"
-    report.wasxfail = f"{'warning' if verdict.severity == 'warn' else 'allowed'}: {verdict.reason}"
+    why = "warning" if verdict.severity == "warn" else "allowed"
+    report.wasxfail = f"{verdict.waiver or why}: {verdict.reason}"
 
 
 def spoil(item: pytest.Item, report: pytest.TestReport) -> None:

@@ -19,6 +19,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict, read_judgement
+from pytest_ddpscale.util.listing import first_few
 
 Use = Literal["drain", "accepted", "look", "none"]
 Done = tuple[str, str, str]  # kind of record, workload or probe, arm or world size
@@ -39,8 +40,8 @@ class HostFinding:
     """What one run says of one host.
 
     Attributes:
-        use: ``drain``: the run rejects the host. ``accepted``: the run accepts it. ``look``: for a person to judge.
-            ``none``: nothing follows from the run.
+        use: ``drain``: the run rejects the host. ``accepted``: the run accepts it, and no failure of it is waived.
+            ``look``: for a person to judge. ``none``: nothing follows from the run.
         host: as the run recorded it; ``-`` where no host is meant.
         evidence: why, in one line.
         requirements: ids of those that the host is rejected for; empty unless it is ``drain``.
@@ -101,10 +102,10 @@ def read_findings(
         return _findings(path, 0, _for_a_person(unfinished, named))
     done, hosts = _done(run), [host.host for host in record.hosts]
     kept = {host: _passed(judgement, what) for host, what in done.items()}
-    if judgement.outcome == "accepted":
+    if judgement.accepts:
         # A rank that came up and never measured proves nothing of its host, nor does a look at it.
         trained = [host for host in hosts if any(kind == "measurement" for kind, *_ in done.get(host, ()))]
-        findings = [HostFinding("accepted", host, text.one_line(judgement.reason)) for host in trained]
+        findings = _accepted(judgement, trained)
         if why_not:
             findings = [HostFinding("none", NOBODY, f"accepted, but {why_not}: that brings no node back")]
         return _findings(path, began, findings, {host: kept[host] for host in trained})
@@ -114,6 +115,22 @@ def read_findings(
         return _findings(path, began, [*_rejected(judgement, sorted({*hosts, *done}), accused), *lost])
     findings = _for_a_person(text.outcome_text(judgement), [*lost, *accused])
     return _findings(path, began, findings, kept if judgement.outcome == "partial" else {})
+
+
+def _accepted(judgement: Judgement, trained: Sequence[str]) -> list[HostFinding]:
+    """Every host that trained, but for those that a waived failure names: a person waived it, and a person decides.
+
+    Where it names nobody, any of several hosts may be meant.
+    """
+    waived = replace(judgement, verdicts=tuple(judgement.waived))
+    named = list(_accused(waived))
+    unnamed = [verdict.id for verdict in judgement.waived if not verdict.culprits]
+    if unnamed:
+        why = f"{text.outcome_text(judgement)}: {first_few(unnamed)} failed, and no host is named for that"
+        return [HostFinding("look", NOBODY, why), *named]
+    failing = {finding.host for finding in named} | {c.peer_host for v in judgement.waived for c in v.culprits}
+    fit = [host for host in trained if text.one_line(host) not in failing]
+    return [*(HostFinding("accepted", host, text.one_line(judgement.reason)) for host in fit), *named]
 
 
 def _findings(
@@ -240,12 +257,15 @@ def _accused(judgement: Judgement) -> Iterator[HostFinding]:
 
 
 def _rejects(judgement: Judgement, verdict: Verdict) -> bool:
-    return judgement.outcome == "rejected" and verdict.outcome == "failed" and verdict.severity == "fail"
+    failed = verdict.outcome == "failed" and verdict.blocks()
+    return failed and judgement.outcome == "rejected"
 
 
 def _said(verdict: Verdict, culprit: Culprit, use: Use) -> str:
     """The same culprit of several verdicts reads the same where it is to blame, so that it is said once."""
     said = text.culprit_text(culprit)
+    if verdict.is_waived:
+        return f"{said} ({text.one_line(verdict.id)}, {text.waiver_text(verdict)})"
     return said if use == "drain" else f"{said} ({text.verdict_word(verdict)} {text.one_line(verdict.id)})"
 
 

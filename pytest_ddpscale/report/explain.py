@@ -19,8 +19,12 @@ def explain(verdict: Verdict, where: str, rerun: str) -> str:
     lines.append(f"  bound     {text.bound_text(verdict)}  (severity {verdict.severity}, {where})")
     if verdict.value is not None:
         lines.append(f"  margin    {text.margin_text(verdict)}")
+    if verdict.compared is not None:
+        lines.append(f"  ratio of  {text.compared_text(verdict.compared)}")
     if text.is_provisional(verdict):
         lines.append("  note      the bound is provisional: no published figure stands behind it")
+    if verdict.is_waived:
+        lines.append(f"  waived    {text.waiver_text(verdict).removeprefix('waived ')}")
     lines += [f"  note      {text.one_line(note)}" for note in verdict.notes]
     lines += [f"  blame     {text.culprit_text(culprit, full_uuid=True)}" for culprit in verdict.culprits]
     lines.append(f"  rerun     {rerun}")

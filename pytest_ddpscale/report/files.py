@@ -29,7 +29,9 @@ def write_reports(
     if judgement.basis:
         # A run that is judged again keeps its own thresholds in run.json; the report names those that judged.
         digest = judgement.basis["thresholds_sha256"]
-        record = replace(record, thresholds=ThresholdsUsed(judgement.basis["thresholds_path"], digest))
+        record = replace(
+            record, thresholds=ThresholdsUsed(judgement.basis["thresholds_path"], digest, judgement.extends)
+        )
     plots: list[Path] = []
     problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, judgement))]
     if is_final:

@@ -9,6 +9,7 @@ from typing import Any
 from pytest_ddpscale.history.key_values import KeyValue
 from pytest_ddpscale.history.overview import NodeHistory, ValueComparison
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
+from pytest_ddpscale.history.reading import HostRun
 from pytest_ddpscale.report import text
 from pytest_ddpscale.results.strict_json import strict_json
 
@@ -25,7 +26,7 @@ def overview_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
     """A line for each node: its last run and what lost most."""
     header = ("NODE", "SKU", "RUNS", "LAST RUN", "OUTCOME", "WORST DRIFT")
     rows = [
-        (node.host, node.sku, str(len(node.runs)), node.last.started_at, node.last.outcome, _worst(node))
+        (node.host, node.sku, str(len(node.runs)), node.last.started_at, _outcome(node.last), _worst(node))
         for node in nodes
     ]
     yield from _table([header, *rows])
@@ -38,7 +39,7 @@ def node_lines(node: NodeHistory) -> Iterator[str]:
     for run in reversed(node.runs[-_RUNS_SHOWN:]):
         failed = f", failed: {', '.join(map(text.one_line, run.failed))}" if run.failed else ""
         fell = f"  {text.count_text(len(run.worse), 'value')} fell: no norm" if run.worse else ""
-        yield f"  {run.started_at}  {text.one_line(run.outcome)}{failed}  [{text.one_line(run.path)}]{fell}"
+        yield f"  {run.started_at}  {text.one_line(_outcome(run))}{failed}  [{text.one_line(run.path)}]{fell}"
     yield ""
     if node.changes:
         yield f"Since its earlier runs the software changed: {text.one_line('; '.join(node.changes))}."
@@ -83,6 +84,10 @@ def _as_json(node: NodeHistory) -> dict[str, Any]:
     runs = [{key: value for key, value in asdict(run).items() if key != "values"} for run in node.runs]
     drifts = [asdict(drift) | {"is_worse": drift.is_worse} for drift in node.drifts]
     return {"sku": node.sku, "host": node.host, "changes": node.changes, "runs": runs, "drifts": drifts}
+
+
+def _outcome(run: HostRun) -> str:
+    return run.outcome.replace("_", " ")
 
 
 def _worst(node: NodeHistory) -> str:

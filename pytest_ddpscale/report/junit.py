@@ -16,14 +16,17 @@ def render_junit(judgement: Judgement) -> str:
 
     There are as many failures and errors as blockers: what keeps the machine from being accepted and is no requirement
     is a test case of its own. What is undecided counts as a failure, since JUnit has no word for it and a pass or a
-    skip would be green. Whatever else did not pass is ``skipped``: it only warns, or may be missing.
+    skip would be green. Whatever else did not pass is ``skipped``: it only warns, is waived, or may be missing.
     """
     suites = Element("testsuites", name="ddpscale")
     suite = SubElement(suites, "testsuite", name=f"ddpscale.{text.one_line(judgement.sku)}")
     properties = SubElement(suite, "properties")
     _property(properties, "sku", judgement.sku)
     _property(properties, "outcome", judgement.outcome)
-    _property(properties, "reason", judgement.reason)
+    _property(properties, "reason", text.headline(judgement))
+    for one in judgement.lowered:
+        was, now = text.lowered_bounds(one)
+        _property(properties, "lowered", f"{one.requirement}: {was} → {now}")
     for note in (*([WATERMARK] if judgement.simulated else []), *judgement.notes):
         _property(properties, "note", note)
     for verdict in judgement.verdicts:
@@ -64,7 +67,9 @@ def _testcase(suite: Element, verdict: Verdict, *, blocks: bool) -> None:
 
 def _not_passed(testcase: Element, verdict: Verdict, *, blocks: bool) -> None:
     message = _message(verdict)
-    if not blocks:
+    if verdict.is_waived:
+        element = SubElement(testcase, "skipped", type="waived", message=f"{text.waiver_text(verdict)}: {message}")
+    elif not blocks:
         word = "warn" if verdict.severity == "warn" else "allowed"
         element = SubElement(testcase, "skipped", type=word, message=f"{word}: {message}")
     elif verdict.outcome == "error":
@@ -75,6 +80,7 @@ def _not_passed(testcase: Element, verdict: Verdict, *, blocks: bool) -> None:
     details = [text.check_text(verdict)] if text.check_text(verdict) else []
     details.append(_measured(verdict))
     details += [text.culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits]
+    details += [text.compared_text(verdict.compared)] if verdict.compared is not None else []
     details += [f"note: {text.one_line(note)}" for note in verdict.notes]
     if text.is_provisional(verdict):
         details.append("the bound is provisional: no published figure stands behind it")
@@ -91,7 +97,7 @@ def _measured(verdict: Verdict) -> str:
 def _message(verdict: Verdict) -> str:
     measured = f"{text.value_text(verdict)}, bound {text.bound_text(verdict)}" if verdict.value is not None else ""
     word = text.verdict_word(verdict)
-    start = text.reason_text(verdict) if word == "WARN" else f"{word}: {text.reason_text(verdict)}"
+    start = text.reason_text(verdict) if word in ("WARN", "WAIVED") else f"{word}: {text.reason_text(verdict)}"
     return f"{start} ({measured})" if measured else start
 
 

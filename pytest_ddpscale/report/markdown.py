@@ -30,9 +30,12 @@ TEMPLATES = Path(__file__).parent / "templates"
 # Beyond this many a host's UUIDs would bury the report; run.json keeps all of them.
 _MOST_UUIDS = 128
 _MOST_HOSTS = 64
+_MOST_LOWERED = 64
 
 _MEANINGS: dict[RunOutcome, str] = {
     "accepted": "Every requirement that can reject this machine was measured and kept.",
+    "accepted_with_waivers": "Every requirement that can reject this machine was measured, and kept but for those "
+    "that are waived: see Waivers.",
     "rejected": "At least one requirement is not kept: this machine is not fit to open as it is.",
     "incomplete": "It was not shown that this machine is fit, and what is not shown counts against it: "
     "this report accepts nothing.",
@@ -101,6 +104,7 @@ def _template() -> jinja2.Template:
         image=image,
         mark=_mark,
         metrics=METRICS,
+        most_lowered=_MOST_LOWERED,
         sentence=_sentence,
         time=_time,
         version_names=_VERSION_NAMES,
@@ -164,7 +168,8 @@ def _summary(judgement: Judgement, run: RunRecord) -> str:
     """Counts, machine and time in one or two sentences."""
     verdicts = judgement.verdicts
     counts = Counter(text.verdict_word(verdict) for verdict in verdicts)
-    words = {"PASS": "kept", "FAIL": "not kept", "WARN": "not kept but only warning", "INCONCLUSIVE": "inconclusive",
+    words = {"PASS": "kept", "FAIL": "not kept", "WAIVED": "not kept but waived",
+             "WARN": "not kept but only warning", "INCONCLUSIVE": "inconclusive",
              "NOT MEASURED": "not measured", "ERROR": "ended in an error"}  # fmt: skip
     counted = ", ".join(f"{counts[word]} {meaning}" for word, meaning in words.items() if counts[word])
     sentence = f"{text.count_text(len(verdicts), 'requirement')} judged for {judgement.sku}"

@@ -20,6 +20,7 @@ _LEAST_COLUMNS = 40
 _LEAST_NAME = 16
 _MOST_LINES_OF_A_REASON = 4
 _MOST_CULPRITS = 8
+_MOST_LOWERED = 5
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class _Row:
 
 _OUTCOME_STYLES: dict[str, Style] = {
     "accepted": "passed",
+    "accepted_with_waivers": "warned",
     "rejected": "failed",
     "incomplete": "undecided",
     "partial": "undecided",
@@ -56,11 +58,29 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
         lines += [(line, "") for line in _wrapped(legend, columns, "", "  ")]
     for note in (*_shared_notes(judgement.verdicts), *judgement.notes):
         lines += [(line, "") for line in _wrapped(f"note: {text.one_line(note)}", columns, "", "  ")]
+    for said in (*_lowered(judgement), *_waived(judgement)):
+        lines += [(line, "warned") for line in _wrapped(said, columns, "", "  ")]
     if judgement.simulated:
         lines.append((WATERMARK, "undecided"))
     is_red = judgement.outcome == "incomplete" and judgement.blockers  # else it was allowed for
     lines.append((text.outcome_text(judgement), "failed" if is_red else _OUTCOME_STYLES[judgement.outcome]))
     return [(line, style) for line, style in lines]
+
+
+def _lowered(judgement: Judgement) -> Iterator[str]:
+    """What the site asks less of than the thresholds that it extends."""
+    for one in judgement.lowered[:_MOST_LOWERED]:
+        was, now = text.lowered_bounds(one)
+        yield f"lowered by the site: {text.one_line(one.requirement)}: {was} → {now}"
+    hidden = len(judgement.lowered) - _MOST_LOWERED
+    if hidden > 0:
+        yield f"lowered by the site: {hidden} more, see report.md"
+
+
+def _waived(judgement: Judgement) -> Iterator[str]:
+    for verdict in judgement.waived:
+        measured = f"{text.point_text(verdict)}, bound {text.bound_text(verdict)}"
+        yield f"{text.one_line(verdict.id)} ({measured}) is {text.waiver_text(verdict)}"
 
 
 def _table(verdicts: Sequence[Verdict], columns: int) -> Iterator[Line]:
@@ -152,6 +172,8 @@ def _explanation(verdict: Verdict, columns: int, shared: Sequence[str]) -> Itera
         hidden = len(verdict.culprits) - _MOST_CULPRITS
         if hidden > 0:
             yield from _indented(f"and {hidden} more: see verdicts.json", columns)
+    if verdict.compared is not None:
+        yield from _indented(text.compared_text(verdict.compared, with_source=False), columns)
     for note in verdict.notes:
         if note not in shared:
             yield from _indented(f"note: {text.one_line(note)}", columns)

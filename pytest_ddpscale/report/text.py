@@ -12,10 +12,17 @@ import unicodedata
 from decimal import Decimal
 from typing import Literal
 
-from pytest_ddpscale.plan.metric import Unit
+from pytest_ddpscale.plan.metric import Metric, Unit
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeCheck
-from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
+from pytest_ddpscale.results.verdicts import (
+    Culprit,
+    GenerationComparison,
+    Judgement,
+    LoweredBound,
+    RunOutcome,
+    Verdict,
+)
 
 Style = Literal["", "header", "passed", "failed", "warned", "undecided"]
 
@@ -44,6 +51,8 @@ def one_line(text: str) -> str:
     White space becomes single spaces. Control and format characters, which move a cursor or turn the direction
     of text, are dropped; what no encoding or XML parser takes becomes U+FFFD.
     """
+    if text.isascii() and text.isprintable():
+        return " ".join(text.split())
     harmless = []
     for character in text:
         category = unicodedata.category(character)
@@ -65,29 +74,78 @@ def shorten(text: str, width: int) -> str:
 
 
 def verdict_word(verdict: Verdict) -> str:
-    """PASS, FAIL, WARN, INCONCLUSIVE, NOT MEASURED or ERROR."""
+    """PASS, FAIL, WAIVED, WARN, INCONCLUSIVE, NOT MEASURED or ERROR."""
+    if verdict.is_waived:
+        return "WAIVED"
     if verdict.outcome == "failed":
-        return "WARN" if verdict.severity == "warn" else "FAIL"
+        return "WARN" if only_warns(verdict) else "FAIL"
     return "PASS" if verdict.outcome == "passed" else verdict.outcome.replace("_", " ").upper()
 
 
 def only_warns(verdict: Verdict) -> bool:
-    """Whether it did not pass and does not stand in the way of accepting the machine."""
-    return not verdict.passed and not verdict.blocks()
+    """Whether it did not pass and does not stand in the way of accepting the machine, though nobody waived it."""
+    return not verdict.passed and not verdict.blocks() and not verdict.is_waived
 
 
 def verdict_style(verdict: Verdict) -> Style:
-    """How strongly a verdict is to be coloured: what only warns is never shown as a failure."""
+    """How strongly a verdict is to be coloured: what only warns, or is waived, is never shown as a failure."""
     if verdict.passed:
         return "passed"
-    if only_warns(verdict):
+    if only_warns(verdict) or verdict.is_waived:
         return "warned"
     return "failed" if verdict.outcome in {"failed", "error"} else "undecided"
 
 
 def outcome_text(judgement: Judgement) -> str:
-    """``REJECTED: why``."""
-    return f"{judgement.outcome.upper()}: {one_line(judgement.reason)}".removesuffix(": ")
+    """``REJECTED: why``, and whether the site asked for less than the thresholds that it extends."""
+    return f"{outcome_word(judgement.outcome)}: {headline(judgement)}".removesuffix(": ")
+
+
+def outcome_word(outcome: RunOutcome) -> str:
+    """``ACCEPTED WITH WAIVERS``."""
+    return outcome.replace("_", " ").upper()
+
+
+def headline(judgement: Judgement) -> str:
+    """Why this outcome, how much less the site asked for, and what else of the SKU it changed."""
+    altered = f"changed by the site: {one_line(', '.join(judgement.altered))}" if judgement.altered else ""
+    return "; ".join(part for part in (one_line(judgement.reason), lowered_text(judgement), altered) if part)
+
+
+def lowered_text(judgement: Judgement) -> str:
+    """``3 bounds lowered by the site, 1 requirement not asked``; empty if nothing is."""
+    dropped = sum(one.now is None for one in judgement.lowered)
+    warnings = sum(one.only_warns for one in judgement.lowered)
+    kinds = (
+        (len(judgement.lowered) - dropped - warnings, "bound", "lowered"),
+        (dropped, "requirement", "not asked"),
+        (warnings, "requirement", "made a warning" if warnings == 1 else "made warnings"),
+    )
+    counted = [f"{count_text(number, noun)} {what}" for number, noun, what in kinds if number]
+    return ", ".join([f"{counted[0]} by the site", *counted[1:]]) if counted else ""
+
+
+def lowered_bounds(lowered: LoweredBound) -> tuple[str, str]:
+    """What was asked, and what is asked now: ``≥ 96.0 %``, ``≥ 90.0 %``; ``not asked``."""
+    metric = METRICS[lowered.metric]
+    was, now = (_bound_alone(bound, metric) for bound in (lowered.was, lowered.now))
+    return was, f"{now}, only warns" if lowered.only_warns else now
+
+
+def _bound_alone(bound: float | None, metric: Metric) -> str:
+    if bound is None:
+        return "not asked"
+    least = 1 if metric.unit == "fraction" else 0
+    number = number_text(bound, metric.unit, max(_places(bound, metric.unit), least))
+    return f"{'≤' if metric.upper_bound else '≥'} {number}"
+
+
+def waiver_text(verdict: Verdict) -> str:
+    """``waived by A. Name until 2026-12-31: a fan is ordered``; empty of what nobody waived."""
+    waiver = verdict.waiver
+    if waiver is None:
+        return ""
+    return f"waived by {one_line(waiver.who)} until {waiver.until}: {one_line(waiver.why)}"
 
 
 def reason_text(verdict: Verdict) -> str:
@@ -193,6 +251,13 @@ def is_provisional(verdict: Verdict) -> bool:
 def rounds_text(verdict: Verdict) -> str:
     """``12``; nothing of a check, which is no measurement."""
     return ABSENT if METRICS[verdict.metric].subject == "check" else str(verdict.rounds)
+
+
+def compared_text(compared: GenerationComparison, *, with_source: bool = True) -> str:
+    """``1190 img/s per GPU here, 503.2 of v100-sxm2-16gb (willgpaik/…)``."""
+    here, there = f"{compared.img_per_s:.4g} img/s per GPU here", f"{compared.reference_img_per_s:.4g}"
+    source = f" ({compared.source})" if with_source and compared.source else ""
+    return one_line(f"{here}, {there} of {compared.reference}{source}")
 
 
 def check_text(verdict: Verdict) -> str:

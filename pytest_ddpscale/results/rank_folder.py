@@ -14,10 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_ddpscale.results.record_lines import AnyRecord, checked_line
+from pytest_ddpscale.results.memory_record import StudyMemory
+from pytest_ddpscale.results.record_lines import AnyRecord, checked_line, line_of
 from pytest_ddpscale.results.telemetry_record import TelemetryBlock
 
 MEASUREMENTS, TELEMETRY = "measurements.jsonl", "telemetry.jsonl"
+MEMORY = "memory"  # no file of a run
 LOGS = "logs"  # a folder of that, with `gang` for the logs of this launch and `run` for those of the run
 _ASSIGNMENT, _RECORDS, _WANTED = "assignment.json", "records", "wanted_arms.json"
 _F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)  # Python has the name since 3.10 on Linux
@@ -32,6 +34,8 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         studies: ids of those to measure, in order.
         timeout_s: limit for one wait or collective.
         steered: whether rank 0 waits after each round for the supervisor's word.
+        tries_memory: whether it is tried if a study fits into memory: ranks say how much it took, and are the first
+            that the kernel ends for lack of it.
         deadline_unix_s: no round starts after it; None for no limit.
     """
 
@@ -41,6 +45,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     timeout_s: float = 600.0
     steered: bool = False
     deadline_unix_s: float | None = None
+    tries_memory: bool = False
 
 
 class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="wanted"):
@@ -107,8 +112,14 @@ class RecordSink:
         """Hand over records of what GPUs said of themselves. Raises as `append_records`."""
         self._append(TELEMETRY, records)
 
+    def append_memory(self, record: StudyMemory) -> None:
+        """Hand over what a study took, for whoever started this gang to find out. Raises as `append_records`."""
+        self._write(MEMORY.encode() + b" " + line_of(record))
+
     def _append(self, file: str, records: Sequence[AnyRecord | TelemetryBlock]) -> None:
-        lines = b"".join(file.encode() + b" " + checked_line(record) for record in records)
+        self._write(b"".join(file.encode() + b" " + checked_line(record) for record in records))
+
+    def _write(self, lines: bytes) -> None:
         with self._path.open("ab", buffering=0) as pipe:
             rest = memoryview(lines)
             while rest:
@@ -117,13 +128,13 @@ class RecordSink:
 
 def lines_by_file(data: bytes) -> dict[str, bytes]:
     """What a `RecordSink` was given, by the file that it is for."""
-    found: dict[str, bytes] = {}
+    found: dict[str, list[bytes]] = {}
     for line in data.splitlines(keepends=True):
         file, _, record = line.partition(b" ")
         name = file.decode("ascii", errors="replace")
-        if name in (MEASUREMENTS, TELEMETRY):
-            found[name] = found.get(name, b"") + record
-    return found
+        if name in (MEASUREMENTS, TELEMETRY, MEMORY):
+            found.setdefault(name, []).append(record)
+    return {name: b"".join(records) for name, records in found.items()}
 
 
 def replace_file(path: Path, data: bytes) -> None:

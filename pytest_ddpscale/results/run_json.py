@@ -32,10 +32,16 @@ class RunHost(Record, frozen=True):
 
 
 class ThresholdsUsed(Record, frozen=True):
-    """The thresholds file, and its digest."""
+    """A thresholds file and its digest, and the same of each file that it extends, the nearest first."""
 
     path: str
     sha256: str
+    extends: tuple[ThresholdsUsed, ...] = ()
+
+    @property
+    def digests(self) -> str:
+        """Of all of them."""
+        return "+".join([self.sha256, *(one.sha256 for one in self.extends)])
 
 
 class Startup(Record, frozen=True, kw_only=True):
@@ -61,7 +67,7 @@ class Resumed(Record, frozen=True, kw_only=True):
     at: str
     argv: tuple[str, ...]
     status_before: str
-    thresholds_sha256: str
+    thresholds_digests: str
     measured_anew: dict[str, str]
 
 
@@ -134,13 +140,13 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
         """What a reader has to know of a run that was measured in several sessions."""
         if not self.resumed:
             return []
-        first = self.thresholds.sha256 if self.thresholds else ""
+        first = self.thresholds.digests if self.thresholds else ""
         notes = [f"measured in {len(self.resumed) + 1} sessions: resumed {', '.join(one.at for one in self.resumed)}"]
         anew = [f"{study} ({end})" for one in self.resumed for study, end in one.measured_anew.items()]
         if anew:
             earlier = "measured again when resumed, the earlier attempts are in superseded.jsonl"
             notes.append(f"{earlier}: {', '.join(anew)}")
-        others = [one.thresholds_sha256 for one in self.resumed if one.thresholds_sha256 != first]
+        others = [one.thresholds_digests for one in self.resumed if one.thresholds_digests != first]
         if others:
             notes.append(
                 f"resumed with another thresholds file (sha256 {others[-1][:12]}) than measuring began with "

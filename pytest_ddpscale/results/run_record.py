@@ -27,6 +27,7 @@ def start_run(
     thresholds_path: Path,
     thresholds_sha256: str,
     devices_present: int | None = None,
+    extends: Sequence[ThresholdsUsed] = (),
 ) -> None:
     """Record in run.json what is about to happen, before it happens.
 
@@ -37,7 +38,7 @@ def start_run(
         status="running",
         started_at=now_iso(),
         argv=tuple(masked_arguments(argv)),
-        thresholds=ThresholdsUsed(str(thresholds_path), thresholds_sha256),
+        thresholds=ThresholdsUsed(str(thresholds_path), thresholds_sha256, tuple(extends)),
         versions={"python": platform.python_version(), "pytest": version("pytest"), "pytest_ddpscale": __version__},
         devices_present=devices_present,
     )
@@ -51,7 +52,7 @@ def note_left_out(run: RunDirectory, devices_present: int, unfit: Mapping[str, s
 
 
 def resume_run(
-    run: RunDirectory, argv: Sequence[str], thresholds_sha256: str, measured_anew: Mapping[str, str]
+    run: RunDirectory, argv: Sequence[str], thresholds_digests: str, measured_anew: Mapping[str, str]
 ) -> None:
     """Record that an earlier run goes on, and how each study that is measured again had ended, by its id.
 
@@ -61,7 +62,7 @@ def resume_run(
     record = run.read_run()
     began = Resumed(
         at=now_iso(), argv=tuple(masked_arguments(argv)), status_before=record.status,
-        thresholds_sha256=thresholds_sha256, measured_anew=dict(measured_anew),
+        thresholds_digests=thresholds_digests, measured_anew=dict(measured_anew),
     )  # fmt: skip
     record = replace(record, status="running", finished_at=None, resumed=(*record.resumed, began))
     run.write_json(run.run_json, record)

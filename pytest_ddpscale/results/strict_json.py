@@ -142,10 +142,11 @@ def refuse_double_keys(line: bytes) -> None:
 
 
 def _count_keys(data: Any) -> int:
-    """Of all objects in it."""
+    """Of all objects in it; too few if one is in a list that begins with a number."""
     if type(data) is dict:
         return len(data) + sum(map(_count_keys, data.values()))
-    return sum(map(_count_keys, data)) if type(data) is list else 0
+    is_looked_through = type(data) is list and data and type(data[0]) not in (float, int)
+    return sum(map(_count_keys, data)) if is_looked_through else 0
 
 
 def column(values: Iterable[T]) -> T | tuple[T, ...]:

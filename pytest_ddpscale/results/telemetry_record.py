@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
+import numpy as np
 from msgspec import Meta, field
 
-from pytest_ddpscale.results.records import GangRecord, Joules, Ranks, Share, Texts
+from pytest_ddpscale.results.records import Joules, Ranks, Share, Texts
 from pytest_ddpscale.results.strict_json import Count, Record, UnixSeconds, column, each, refuse_other_lengths
 
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
@@ -83,28 +84,6 @@ class GpuReadings(Record, frozen=True, kw_only=True):
     unreadable: dict[str, str] = field(default_factory=dict)
 
 
-class Telemetry(GpuReadings, frozen=True):
-    """The readings of one GPU in one timed block, and whose they are.
-
-    Attributes:
-        study: id of the study.
-        arm: name of the arm, or id of the probe.
-        round: counted from 0.
-        rank: global rank that had the GPU.
-        local_rank: rank on its host.
-        host: host name.
-        device: GPU UUID as NVML has it (``GPU-…``).
-    """
-
-    study: str
-    arm: str
-    round: Count
-    rank: Count
-    local_rank: Count
-    host: str
-    device: str
-
-
 class SpreadColumns(Record, frozen=True, kw_only=True):
     """A quantity over a window, of several GPUs: a column for each number of `Spread`; None where there is none."""
 
@@ -160,8 +139,7 @@ class TelemetryBlock(Record, frozen=True, kw_only=True):
             if spreads is not None:
                 refuse_other_lengths(spreads, count, *Spread.__struct_fields__)
                 _refuse_impossible(name, spreads, count)
-        times = zip(each(self.started_unix_s, count), each(self.ended_unix_s, count), strict=True)
-        if any(not begin < end for begin, end in times):
+        if not np.less(self.started_unix_s, self.ended_unix_s).all():
             raise ValueError("a window ends before it began (started_unix_s, ended_unix_s)")
 
 
@@ -185,25 +163,6 @@ def joined_telemetry(
     return TelemetryBlock(study=study, arm=arm, round=number, gang=gang, ranks=tuple(ranks), **columns)
 
 
-def of_each_gpu(block: TelemetryBlock, gang: GangRecord) -> Iterator[Telemetry]:
-    """A record GPU by GPU."""
-    count = len(block.ranks)
-    names = GpuReadings.__struct_fields__
-    columns = [_spreads(getattr(block, name), count) if name in _SPREADS else each(getattr(block, name), count)
-               for name in names]  # fmt: skip
-    for rank, *values in zip(block.ranks, *columns, strict=True):
-        host, local_rank, device = gang.place(rank)
-        yield Telemetry(
-            study=block.study, arm=block.arm, round=block.round, rank=rank, local_rank=local_rank, host=host,
-            device=device, **dict(zip(names, values, strict=True)),
-        )  # fmt: skip
-
-
-def telemetry_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, GangRecord]) -> list[Telemetry]:
-    """All of it, GPU by GPU."""
-    return [one for block in blocks for one in of_each_gpu(block, gangs[block.gang])]
-
-
 def _spread_columns(spreads: Sequence[Spread | None]) -> SpreadColumns | None:
     if all(spread is None for spread in spreads):
         return None
@@ -211,18 +170,13 @@ def _spread_columns(spreads: Sequence[Spread | None]) -> SpreadColumns | None:
     return SpreadColumns(**columns)
 
 
-def _spreads(columns: SpreadColumns | None, count: int) -> Sequence[Spread | None]:
-    if columns is None:
-        return (None,) * count
-    parts = zip(*(each(getattr(columns, name), count) for name in Spread.__struct_fields__), strict=True)
-    return [None if mean is None else Spread(mean, *others) for mean, *others in parts]
-
-
 def _refuse_impossible(name: str, spreads: SpreadColumns, count: int) -> None:
+    parts = {part: getattr(spreads, part) for part in Spread.__struct_fields__}
+    mean, minimum, maximum, samples = (np.asarray(column, np.float64) for column in parts.values())  # None is NaN
     most = 1.0 if name in _SHARES else float("inf")
-    for parts in zip(*(each(getattr(spreads, part), count) for part in Spread.__struct_fields__), strict=True):
-        if parts == (None,) * 4:
-            continue
-        if None in parts or not parts[1] <= parts[0] <= parts[2] <= most or parts[3] < 1:
-            said = dict(zip(Spread.__struct_fields__, parts, strict=True))
-            raise ValueError(f"{name}: {said}; expected minimum <= mean <= maximum <= {most:g}, of at least one sample")
+    is_sound = (minimum <= mean) & (mean <= maximum) & (maximum <= most) & (samples >= 1)
+    is_absent = np.isnan(mean) & np.isnan(minimum) & np.isnan(maximum) & np.isnan(samples)
+    impossible = np.flatnonzero(np.broadcast_to(~(is_sound | is_absent), count))
+    if len(impossible):
+        said = {part: each(column, count)[impossible[0]] for part, column in parts.items()}
+        raise ValueError(f"{name}: {said}; expected minimum <= mean <= maximum <= {most:g}, of at least one sample")

@@ -12,16 +12,23 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import Placement
 from pytest_ddpscale.results.coverage import Coverage
 from pytest_ddpscale.results.run_directory import read_file
+from pytest_ddpscale.results.run_json import ThresholdsUsed
+from pytest_ddpscale.thresholds.waiver import Waiver
 
 VerdictOutcome = Literal["passed", "failed", "inconclusive", "not_measured", "error"]
-RunOutcome = Literal["accepted", "rejected", "incomplete", "partial"]
+RunOutcome = Literal["accepted", "accepted_with_waivers", "rejected", "incomplete", "partial"]
+ACCEPTING: frozenset[RunOutcome] = frozenset({"accepted", "accepted_with_waivers"})
 # What code has to know of a verdict beyond its outcome; notes say it to people.
 Flag = Literal[
     "undecided",  # more rounds may fail further places
     "host-bound",  # devices waited for their host, so that more rounds decide nothing
     "implausible",  # a value that no hardware reaches, so that more rounds decide nothing
+    "wrong-data",  # results were wrong, whatever the speed: nobody can waive that
+    "partly-known",  # it fails somewhere, and elsewhere it is undecided or not measured: nor that
 ]
-VERDICTS_SCHEMA_VERSION: Literal[2] = 2
+WRONG_DATA: Literal["wrong-data"] = "wrong-data"
+PARTLY_KNOWN: Literal["partly-known"] = "partly-known"
+VERDICTS_SCHEMA_VERSION: Literal[3] = 3
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,23 @@ class Culprit:
 
 
 @dataclass(frozen=True)
+class GenerationComparison:
+    """Both throughputs of a generation ratio, in images per second and GPU.
+
+    Attributes:
+        img_per_s: measured here.
+        reference_img_per_s: of the reference.
+        reference: which that is, a SKU or a run.
+        source: where its number is from.
+    """
+
+    img_per_s: float
+    reference_img_per_s: float
+    reference: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Verdict:
     """One requirement judged.
 
@@ -66,6 +90,8 @@ class Verdict:
         source: where the bound comes from, for the reader.
         notes: what the reader should know, such as ``host-bound``.
         flags: what code has to know.
+        compared: both sides of a ratio; None of what is none, or was not measured.
+        waiver: by which it does not reject, though it failed; None of all others.
         unit: of value, interval and bound: the metric's.
         margin: distance of the value from the bound, relative to the bound: positive on the good side.
     """
@@ -88,12 +114,16 @@ class Verdict:
     culprits: tuple[Culprit, ...] = ()
     flags: tuple[Flag, ...] = ()
     placement: Placement = "packed"
+    compared: GenerationComparison | None = None
+    waiver: Waiver | None = None
     unit: Unit = field(init=False, default="x")
     margin: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS or not any(self.bound.values()):
             raise ValueError(f"a verdict on {self.metric!r} with bound {self.bound}; expected a metric and its bound")
+        if self.is_waived and (self.outcome != "failed" or {WRONG_DATA, PARTLY_KNOWN} & set(self.flags)):
+            raise ValueError(f"{self.id} is waived; expected a failure that is known in full, of correct data")
         object.__setattr__(self, "unit", METRICS[self.metric].unit)
         if self.value is not None:
             difference = self.value - self.bound_value
@@ -105,16 +135,26 @@ class Verdict:
         """Only ``passed`` is a pass."""
         return self.outcome == "passed"
 
+    @property
+    def is_waived(self) -> bool:
+        """Whether it failed and somebody answers for that."""
+        return self.waiver is not None
+
     def blocks(self, *, allows_unmeasured: bool = False) -> bool:
         """Whether a machine cannot be accepted as long as this is so, whatever else is kept.
 
-        What only warns does not, unless nothing is known of it: a machine is accepted for what was measured. A check
-        that only warns could reject nothing, so that nobody waits for it either. Nor for anything, if somebody said
-        that not everything need be measured.
+        Wrong data does, whatever the severity. What is waived does not.
+        What only warns does not, unless nothing is known of it: a machine is accepted for
+        what was measured. A check that only warns could reject nothing, so that nobody waits for it either. Nor for
+        anything, if somebody said that not everything need be measured.
         """
         if self.outcome == "not_measured":
             is_waited_for = self.severity == "fail" or METRICS[self.metric].subject != "check"
             return is_waited_for and not allows_unmeasured
+        if WRONG_DATA in self.flags:
+            return not self.passed
+        if self.is_waived:
+            return False
         return self.outcome == "error" or (not self.passed and self.severity == "fail")
 
     @property
@@ -146,6 +186,24 @@ class Blocker:
 
 
 @dataclass(frozen=True)
+class LoweredBound:
+    """A requirement that a site's thresholds ask less of than the file that they extend.
+
+    Attributes:
+        requirement: in words.
+        was: the bound of the file below, in the metric's unit.
+        now: the site's; None if it is not asked at all.
+        only_warns: whether a failure rejected before and does not now.
+    """
+
+    requirement: str
+    metric: str
+    was: float
+    now: float | None
+    only_warns: bool = False
+
+
+@dataclass(frozen=True)
 class Judgement:
     """All verdicts of a run and what they come to: the content of verdicts.json.
 
@@ -157,6 +215,9 @@ class Judgement:
         coverage: what of the machine was tested; None where nothing could be.
         allows_unmeasured: whether somebody said that not everything need be measured (--ddp-allow-incomplete).
         simulated: whether no machine was measured.
+        extends: the files that the thresholds file of `basis` extends, the nearest first.
+        lowered: what it asks less of than they do.
+        altered: what else of the SKU is not as they have it, in words.
         blockers: all that keeps the machine from being accepted: what items, reports and the exit code show as
             failures. Whoever makes a judgement says what there is besides requirements.
     """
@@ -171,12 +232,25 @@ class Judgement:
     allows_unmeasured: bool = False
     simulated: bool = False
     blockers: tuple[Blocker, ...] = ()
-    schema_version: Literal[2] = VERDICTS_SCHEMA_VERSION
+    extends: tuple[ThresholdsUsed, ...] = ()
+    lowered: tuple[LoweredBound, ...] = ()
+    altered: tuple[str, ...] = ()
+    schema_version: Literal[3] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)
         blockers = (*(Blocker("requirement", one.id, one.reason) for one in blocking), *self.other_blockers)
         object.__setattr__(self, "blockers", blockers)
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the machine is accepted, with waivers or without."""
+        return self.outcome in ACCEPTING
+
+    @property
+    def waived(self) -> list[Verdict]:
+        """Requirements that failed and that somebody answers for."""
+        return [verdict for verdict in self.verdicts if verdict.is_waived]
 
     @property
     def other_blockers(self) -> list[Blocker]:

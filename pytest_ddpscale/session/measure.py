@@ -30,6 +30,7 @@ from pytest_ddpscale.session.sources import EvidenceSource, Machine, Subject
 from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, Settings
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.planned_cases import plan_of_cases
+from pytest_ddpscale.thresholds.waiver import today
 
 if TYPE_CHECKING:
     from pytest_ddpscale.evidence.evidence import Evidence
@@ -55,8 +56,9 @@ class MeasureSource(EvidenceSource):
         thresholds = self.subject.thresholds
         # First, so that a run killed on the way is known for one, and begun anew in its directory.
         start_run(
-            run, self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256, self.machine.devices
-        )
+            run, self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256, self.machine.devices,
+            self.subject.extends,
+        )  # fmt: skip
         run.write_json(run.plan_json, self.plan)
         self.run = self.measured_run = run
 
@@ -157,7 +159,7 @@ class MeasureSource(EvidenceSource):
         def admit(surveys: Sequence[Survey]) -> str:
             """Why nothing shall be launched on these nodes; empty if it shall."""
             nonlocal unfit
-            unfit = unfit_nodes(self.selected, plan, surveys_of(surveys))
+            unfit = unfit_nodes(self.selected, plan, surveys_of(surveys), today())
             if unfit:
                 listener(Unfit(unfit))  # at once, hours before the report
             return "" if settings.unfit == MEASURE else "; ".join(f"{host}: {why}" for host, why in unfit.items())

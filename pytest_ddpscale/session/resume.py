@@ -28,6 +28,7 @@ from pytest_ddpscale.results.telemetry_record import TelemetryBlock
 from pytest_ddpscale.results.transport_record import GangTransport
 from pytest_ddpscale.session.devices import measured_layout
 from pytest_ddpscale.session.measure import MeasureSource
+from pytest_ddpscale.session.references import refuse_itself
 from pytest_ddpscale.session.sources import Machine, Subject
 from pytest_ddpscale.thresholds.cases import AnyCase
 
@@ -54,6 +55,7 @@ class ResumeSource(MeasureSource):
     def select(self, cases: Sequence[AnyCase]) -> None:
         """The plan is that of the earlier run, if it can be measured here."""
         self.selected = list(cases)
+        refuse_itself(self.cases, self._resumption.run)
         refuse_other_devices(self._resumption.run, self.machine.devices, self.plan_for(self.selected))
         self._go_on_with(self._resumption)
 
@@ -72,7 +74,7 @@ class ResumeSource(MeasureSource):
         run, self._lock = reopened(self._resumption.run.path)
         evidence = self._read_earlier(run)  # refuses a broken run before anything is changed
         self._go_on_with(read_resumption(run))
-        self._resumption.begin(self.subject.site.argv, self.subject.thresholds.sha256)
+        self._resumption.begin(self.subject.site.argv, self.subject.thresholds.digests)
         self.run = self.measured_run = run
         self.evidence = None if self._resumption.missing else evidence
 
@@ -97,7 +99,7 @@ class Resumption:
         per_node = self.plan.layout.ranks_per_node
         return replace(self.plan, studies=studies, pairs=pairs, probes=probes, ranks_per_node=per_node)
 
-    def begin(self, argv: Sequence[str], thresholds_sha256: str) -> None:
+    def begin(self, argv: Sequence[str], thresholds_digests: str) -> None:
         """Put earlier conclusions aside, and record what is about to happen. The run has to be locked.
 
         Raises:
@@ -108,7 +110,7 @@ class Resumption:
         except OSError as error:
             raise not_writable(self.run.path, error) from None
         self.run.cut_torn_line()
-        resume_run(self.run, argv, thresholds_sha256, self.missing)
+        resume_run(self.run, argv, thresholds_digests, self.missing)
 
     def set_aside(self) -> None:
         """Move the records of what is measured again to superseded.jsonl. No rank may be writing.

@@ -17,16 +17,25 @@ from pytest_ddpscale.results.gangs import why_not_one_machine
 from pytest_ddpscale.results.notices import Listener
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import now_iso
-from pytest_ddpscale.results.verdicts import Judgement, Verdict
+from pytest_ddpscale.results.verdicts import ACCEPTING, Judgement, RunOutcome, Verdict
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.past_runs import baseline_of
 from pytest_ddpscale.session.sources import EvidenceSource
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
+from pytest_ddpscale.thresholds.waiver import today
 from pytest_ddpscale.verdict.answering_rounds import samples_of
 from pytest_ddpscale.verdict.bounds import blank_verdict
 from pytest_ddpscale.verdict.covering import coverage_of
 from pytest_ddpscale.verdict.judge import judge
-from pytest_ddpscale.verdict.run_outcome import ONE_NODE, RunCaveats, conclude, other_blockers, qualified
+from pytest_ddpscale.verdict.run_outcome import (
+    ONE_NODE,
+    RunCaveats,
+    conclude,
+    other_blockers,
+    qualified,
+    rests_on_published,
+)
+from pytest_ddpscale.verdict.waiving import with_waiver
 
 
 class AcceptanceSession:
@@ -103,13 +112,25 @@ class AcceptanceSession:
         notes = (*source.notes(), *of_links)
         allows, others = caveats.allows_unmeasured, other_blockers(*known, caveats)
         return Judgement(
-            self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, allows, caveats.is_simulated, others
-        )
+            self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, allows, caveats.is_simulated, others,
+            self.subject.extends, self.subject.lowered, self._altered(outcome, verdicts, coverage),
+        )  # fmt: skip
+
+    def _altered(self, outcome: RunOutcome, verdicts: Sequence[Verdict], coverage: Coverage) -> tuple[str, ...]:
+        """What the site changed of the SKU, and whether it is accepted by nothing but bounds of the site's own."""
+        own = self.subject.own_bounds(self.source.cases)
+        others = [replace(one, provisional=one.provisional or one.id in own) for one in verdicts]
+        if outcome not in ACCEPTING or not own or rests_on_published(others, coverage):
+            return self.subject.altered
+        return (*self.subject.altered, "the bounds that it is accepted by")
 
     def so_far(self, evidence: Evidence, why: str, reason: str) -> Judgement:
         """What the run comes to if it goes no further, for that reason; `why` a study has no end yet."""
         verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.source.selected)
-        return Judgement(self.sku, "incomplete", reason, verdicts, self.source.notes(), self._basis())
+        return Judgement(
+            self.sku, "incomplete", reason, verdicts, self.source.notes(), self._basis(),
+            extends=self.subject.extends, lowered=self.subject.lowered, altered=self.subject.altered,
+        )  # fmt: skip
 
     def _verdict_so_far(self, case: AnyCase, evidence: Evidence, why: str) -> Verdict:
         why_not = self.source.why_not(case) or (why if _compares_with_earlier_runs(case) else None)
@@ -127,6 +148,9 @@ class AcceptanceSession:
         return self._judged(case, self.source.covering(question, listener))
 
     def _judged(self, case: AnyCase, evidence: Evidence) -> Verdict:
+        return with_waiver(self._judged_by_bound(case, evidence), case, evidence, today())
+
+    def _judged_by_bound(self, case: AnyCase, evidence: Evidence) -> Verdict:
         confidence = self.subject.settings.confidence
         if not _compares_with_earlier_runs(case):
             return judge(case, evidence, confidence)

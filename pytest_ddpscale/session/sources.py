@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,14 +24,17 @@ from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.results.notices import Listener
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import Ending
+from pytest_ddpscale.results.run_json import Ending, ThresholdsUsed
 from pytest_ddpscale.results.run_lock import RunLock
 from pytest_ddpscale.results.run_opening import judging_directory
 from pytest_ddpscale.results.run_record import binding_notes
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.results.verdicts import Judgement, LoweredBound
+from pytest_ddpscale.session.references import refuse_itself, with_measured_references
 from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, device_type, training_cases
+from pytest_ddpscale.thresholds.changes import altered_parts, own_bounds, weaker_bounds
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from pytest_ddpscale.thresholds.model import Requirement
 
 if TYPE_CHECKING:
     from pytest_ddpscale.evidence.evidence import Evidence
@@ -68,9 +72,30 @@ class Subject:
         """``cpu`` or ``cuda``."""
         return device_type(self.thresholds.thresholds.skus[self.sku])
 
+    @property
+    def extends(self) -> tuple[ThresholdsUsed, ...]:
+        """The files that the thresholds file extends, the nearest first."""
+        return tuple(ThresholdsUsed(path, sha256) for path, sha256 in self.thresholds.extended)
+
+    @cached_property
+    def lowered(self) -> tuple[LoweredBound, ...]:
+        """What the thresholds file asks less of than those that it extends."""
+        changes = weaker_bounds(self.thresholds, self.sku)
+        return tuple(_lowered(change.was, change.now) for change in changes if change.was is not None)
+
+    @cached_property
+    def altered(self) -> tuple[str, ...]:
+        """What else of the SKU is not as in the files that the thresholds file extends."""
+        return altered_parts(self.thresholds, self.sku)
+
+    def own_bounds(self, cases: Sequence[AnyCase]) -> set[str]:
+        """Ids of those among cases whose published bounds the files that the thresholds file extends do not have."""
+        own = own_bounds(self.thresholds, self.sku)
+        return {case.id for case in cases if case.requirement.key() in own}
+
     def cases(self, layout: Layout) -> list[AnyCase]:
         """Every requirement of the SKU, as asked of that many nodes and GPUs."""
-        return cases_for(self.thresholds, self.sku, layout)
+        return with_measured_references(cases_for(self.thresholds, self.sku, layout))
 
     def evidence_of_nothing(self, plan: Plan | None = None) -> Evidence:
         """What a run says of which nothing was measured, though it may have been planned."""
@@ -78,6 +103,12 @@ class Subject:
         from pytest_ddpscale.evidence.evidence import Evidence
 
         return Evidence(plan or Plan(self.sku, self.device_type, ()), Columns(), {})
+
+
+def _lowered(was: Requirement, now: Requirement | None) -> LoweredBound:
+    """A change of a requirement that asks less."""
+    only_warns = now is not None and (was.severity, now.severity) == ("fail", "warn")
+    return LoweredBound(str(was), was.metric, was.bound, now.bound if now else None, only_warns)
 
 
 @dataclass(frozen=True)
@@ -264,7 +295,8 @@ class EvidenceSource(ABC):
         left_out = [f"{host} was left out: {why}" for host, why in record.left_out.items()]
         of_run = (*left_out, *binding_notes(records), *record.resumption_notes())
         of_lock = (self._lock.note,) if self._lock and self._lock.note else ()
-        return (*of_devices, *of_run, *of_lock)
+        not_asked = [f"{one.where}: {one.found}" for one in self.subject.thresholds.warnings.get(self.subject.sku, ())]
+        return (*of_devices, *of_run, *of_lock, *not_asked)
 
     @contextmanager
     def _writing(self, run: RunDirectory) -> Iterator[None]:
@@ -288,6 +320,7 @@ class JudgeSource(EvidenceSource):
     def select(self, cases: Sequence[AnyCase]) -> None:
         """Read what was measured: a broken run is refused before any item runs."""
         self.selected = list(cases)
+        refuse_itself(self.cases, self.measured_run)
         self.plan = self.measured_run.read_plan()
         self.evidence = self._read_earlier(self.measured_run)
 

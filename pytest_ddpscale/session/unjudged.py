@@ -26,7 +26,7 @@ def judgement_of(run: RunDirectory) -> Judgement:
         raise _by_hand(run, "was never judged")
     options = {"ddp_judge": str(run.path), "thresholds": recorded.path}
     session = AcceptanceSession(find_source(Site(settings_from(options, {}, {}), Path(), Path())))
-    if session.subject.thresholds.sha256 != recorded.sha256:
+    if session.subject.thresholds.digests != recorded.digests:
         raise _by_hand(run, f"was never judged, and {recorded.path} has changed since it was begun")
     session.source.select(session.source.cases)
     return session.conclude(interrupted=False, spoiled=())

@@ -18,6 +18,7 @@ from pytest_ddpscale.results.strict_json import column
 from pytest_ddpscale.simulate.faults import Faults, Moment
 from pytest_ddpscale.simulate.models import model_of
 from pytest_ddpscale.simulate.performance import FloatArray, Performance, StepTime
+from pytest_ddpscale.simulate.spread import COMPUTING
 
 COUNTER = "simulated: 6 per multiply-accumulate of torchvision's model documentation"
 GANG = 0  # the number of the only one there is
@@ -37,6 +38,7 @@ class SimulatedRun:
         self.chance = np.random.default_rng(seed)
         self.clock_s = STARTUP_S
         self._step_times: dict[tuple[str, Arm], StepTime] = {}
+        self._differences: dict[str, FloatArray] = {}
         self._rounds_done = 0
         self._rounds_in_run = sum(study.rounds for study in plan.studies) + (plan.probes.rounds if plan.probes else 0)
 
@@ -77,7 +79,7 @@ class SimulatedRun:
         own_s = sound.computation_s * faults.drift(when)
         steps = max(FEWEST_STEPS_PER_BLOCK, math.ceil(study.block_s / own_s))
         slower = {rank: sound.slowed_by(factor) for rank, factor in faults.slowdowns(when).items()}
-        computed_s = own_s * self.of_ranks(slower)[groups]
+        computed_s = own_s * (self.of_ranks(slower) * self.differences(COMPUTING))[groups]
         step_s = self._together(study, arm, groups, computed_s, steps) if is_ddp else self._each(computed_s, steps)
         step_s, ranks = step_s.reshape(-1, steps), groups.ravel()
         checksums = self._parameters(groups) if is_ddp else None
@@ -150,6 +152,12 @@ class SimulatedRun:
         found = np.ones(self.plan.layout.world_size)
         found[list(factors)] = list(factors.values())
         return found
+
+    def differences(self, what: str) -> FloatArray:
+        """Factor on the time that each sound rank takes for that, in this launch: `NodeSpread.factors`."""
+        if what not in self._differences:
+            self._differences[what] = self.performance.spread.factors(what, self.plan.layout, self.seed)
+        return self._differences[what]
 
     def _parameters(self, groups: IntArray) -> NDArray[np.str_]:
         """Checksum of each rank's parameters: that of its group, unless it computes otherwise."""

@@ -16,6 +16,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.allreduce import Topology, all_reduce_s
 from pytest_ddpscale.simulate.models import model_of
 from pytest_ddpscale.simulate.sound_machine import Expectation
+from pytest_ddpscale.simulate.spread import ALIKE, NodeSpread
 
 # The backward pass costs two forward passes, and its communication can hide behind it.
 BACKWARD_SHARE = 2 / 3
@@ -71,13 +72,14 @@ class StepTime:
 class Performance:
     """What a sound cluster of a device type, which on CPU never waits for its host, does in each arm.
 
-    `expectations` are by workload name.
+    `expectations` are by workload name; `spread` is how much its nodes differ.
     """
 
     device_type: DeviceType
     topology: Topology
     expectations: Mapping[str, Expectation]
     noise: Noise
+    spread: NodeSpread = ALIKE
 
     def step_time(self, study: Study, arm: Arm) -> StepTime:
         """A rank's own part of a step: nothing here waits for another rank."""
@@ -109,6 +111,7 @@ class Performance:
         return {
             "topology": asdict(self.topology),
             "noise": asdict(self.noise),
+            "spread": asdict(self.spread),
             "img_per_s": {name: expectation.img_per_s for name, expectation in self.expectations.items()},
             "ddp_overhead": DDP_OVERHEAD,
             "backward_share": BACKWARD_SHARE,

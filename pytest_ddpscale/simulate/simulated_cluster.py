@@ -16,6 +16,7 @@ from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.simulate.allreduce import LINK_EFFICIENCY, LINK_LATENCY_S, NIC_GBPS, NIC_LATENCY_S, Link, Topology
 from pytest_ddpscale.simulate.performance import ROUND_SD, Noise, Performance
 from pytest_ddpscale.simulate.sound_machine import expectation_of, expected_value
+from pytest_ddpscale.simulate.spread import ALIKE, NodeSpread
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Sku
@@ -35,7 +36,8 @@ class ClusterOptions:
     """What a simulated cluster is like, as the command line says it.
 
     None stands for as many GPUs as the largest requirement needs, the noise of the kind of device, and all workloads.
-    Bandwidth between nodes is in GB/s for each GPU in one direction, noise the relative standard deviation of a round.
+    Bandwidth between nodes is in GB/s for each GPU in one direction, noise the relative standard deviation of a round,
+    spread what lies between nodes, GPUs and launches.
     """
 
     sku: str
@@ -44,6 +46,7 @@ class ClusterOptions:
     nic_gbps: float = NIC_GBPS
     round_noise: float | None = None
     workloads: tuple[str, ...] | None = None
+    spread: NodeSpread = ALIKE
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> Simulat
         topology=_topology(sku, options),
         expectations={workload.name: expectation_of(workload, name, thresholds) for workload in workloads},
         noise=Noise(ROUND_SD[kind] if options.round_noise is None else options.round_noise),
+        spread=options.spread,
     )
     return SimulatedCluster(thresholds, name, gpus, cases, performance)
 

@@ -21,6 +21,7 @@ from pytest_ddpscale.simulate.allreduce import all_reduce_s
 from pytest_ddpscale.simulate.faults import Moment
 from pytest_ddpscale.simulate.measuring import GANG, IntArray, SimulatedRun
 from pytest_ddpscale.simulate.performance import FloatArray
+from pytest_ddpscale.simulate.spread import COMPUTING
 
 _DIGITS = 7  # of seconds
 _MATMUL_FLOPS = 2.0 * 8192**3
@@ -88,7 +89,8 @@ def _shares(run: SimulatedRun, probe: Probe, groups: IntArray, when: Moment) -> 
     if probe.kind == "matmul":
         for rank, factor in run.faults.slowdowns(when).items():
             factors[rank] = factors.get(rank, 1.0) / factor
-    found: FloatArray = run.of_ranks(factors)[groups].min(axis=1)
+    differences = run.differences(COMPUTING if probe.kind == "matmul" else probe.name)
+    found: FloatArray = (run.of_ranks(factors) / differences)[groups].min(axis=1)
     return found if probe.kind in SINGLE_DEVICE else found * run.link_share(groups)
 
 

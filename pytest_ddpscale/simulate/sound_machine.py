@@ -102,7 +102,7 @@ def _img_per_s(lines: Sequence[Requirement], thresholds: Thresholds) -> float | 
     throughput = [line for line in lines if line.definition is THROUGHPUT_PER_GPU]
     if throughput:
         return expected_value(min(throughput, key=_ranks))
-    ratios = [line for line in lines if line.versus is not None]
+    ratios = [line for line in lines if line.versus is not None and not line.missing and not line.versus_run]
     return expected_value(ratios[0]) * thresholds.reference_throughput(ratios[0])[0] if ratios else None
 
 

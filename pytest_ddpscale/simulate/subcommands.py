@@ -11,7 +11,8 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.settings import OPTIONS, confidence_level, number_of_rounds, read_value, world_sizes
 from pytest_ddpscale.simulate.allreduce import NIC_GBPS
 from pytest_ddpscale.simulate.faults import fault_help, parse_faults
-from pytest_ddpscale.util.packaged import packaged
+from pytest_ddpscale.thresholds.commands import warn_of_problems
+from pytest_ddpscale.util.packaged import usual_thresholds
 
 if TYPE_CHECKING:
     from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
@@ -23,7 +24,12 @@ MOST_SIMULATED_ROUNDS = 1000
 
 def add_thresholds(command: argparse.ArgumentParser) -> None:
     """`--thresholds`, of a command that looks nowhere else for them."""
-    command.add_argument("--thresholds", type=Path, metavar="FILE", help="thresholds file; default: the packaged one")
+    command.add_argument(
+        "--thresholds",
+        type=Path,
+        metavar="FILE",
+        help="default: thresholds.yaml here, else the packaged one",
+    )
 
 
 def add_simulate(commands: Commands) -> None:
@@ -110,7 +116,7 @@ def _cluster(arguments: argparse.Namespace) -> SimulatedCluster:
     from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
     from pytest_ddpscale.thresholds.loading import load_thresholds
 
-    thresholds = load_thresholds(arguments.thresholds or packaged("thresholds.yaml"))
+    thresholds = load_thresholds(arguments.thresholds or usual_thresholds())
     options = ClusterOptions(
         sku=arguments.gpu_sku,
         gpus=arguments.gpus,
@@ -119,7 +125,9 @@ def _cluster(arguments: argparse.Namespace) -> SimulatedCluster:
         round_noise=arguments.noise,
         workloads=arguments.workloads,
     )
-    return open_cluster(thresholds, options)
+    cluster = open_cluster(thresholds, options)
+    warn_of_problems(thresholds)
+    return cluster
 
 
 def _rounds(arguments: argparse.Namespace) -> int | None:

@@ -61,7 +61,11 @@ def _run_record(cluster: SimulatedCluster, simulated: SimulatedRun, started_at: 
         started_at=started_at,
         finished_at=now_iso(),
         argv=tuple(masked_arguments(argv)),
-        thresholds=ThresholdsUsed(str(cluster.thresholds.path), cluster.thresholds.sha256),
+        thresholds=ThresholdsUsed(
+            str(cluster.thresholds.path),
+            cluster.thresholds.sha256,
+            tuple(ThresholdsUsed(path, sha256) for path, sha256 in cluster.thresholds.extended),
+        ),
         versions={"python": platform.python_version(), "pytest_ddpscale": __version__},
         devices_present=cluster.gpus,
         hosts=hosts_of([gang_of(simulated.plan, f"simulated {cluster.sku}")]),

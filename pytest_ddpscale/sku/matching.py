@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pytest_ddpscale.errors import SkuError
 from pytest_ddpscale.plan.device_name import is_named
 from pytest_ddpscale.sku.detection import Gpu
+from pytest_ddpscale.thresholds.hardware import MEMORY_TOLERANCE, Detect
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
-from pytest_ddpscale.thresholds.model import MEMORY_TOLERANCE, Detect, Thresholds
+from pytest_ddpscale.thresholds.model import Thresholds
 
 AUTO = "auto"
 

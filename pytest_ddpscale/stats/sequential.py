@@ -176,16 +176,17 @@ class EProcesses:
         self._n = values.shape[1]
         self.centres: FloatArray = values.mean(axis=1)
         residuals = values - self.centres[:, np.newaxis]
-        self._parabolas = [_all_whitened_squares(residuals, correlation) for correlation in CORRELATIONS]
-        self._independent = self._parabolas[CORRELATIONS.index(0.0)]
+        parabolas = [_all_whitened_squares(residuals, correlation) for correlation in CORRELATIONS]
+        self._independent = parabolas[CORRELATIONS.index(0.0)]
+        squares, products, weights = zip(*parabolas, strict=True)
+        self._parabolas = np.stack(squares), np.stack(products), np.array(weights)[:, np.newaxis]
         self._penalty = 0.5 * math.log1p(EFFECT_SCALE**2 * self._independent[2])
 
     def log_evidence(self, means: FloatArray) -> FloatArray:
         """As `EProcess.log_evidence`, of each series against a mean of its own."""
         shifts = means - self.centres
-        this_mean = np.min(
-            [square - 2 * shifts * product + shifts**2 * weight for square, product, weight in self._parabolas], axis=0
-        )
+        squares, products, weights = self._parabolas
+        this_mean = (squares - 2 * shifts * products + shifts**2 * weights).min(axis=0)
         square, product, weight = self._independent
         prior = EFFECT_SCALE**2 / (1 + EFFECT_SCALE**2 * weight)
         other_mean = square - 2 * shifts * product + shifts**2 * weight - prior * (product - shifts * weight) ** 2

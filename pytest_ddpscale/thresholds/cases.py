@@ -27,7 +27,9 @@ class Case:
         name: ``resnet152-fp16-8gpu``, ``…-8gpu-spread`` or ``…-all``: the bracketed part of the test's name, unique in
             a metric, and the same wherever it is measured.
         where: ``file:line`` of the requirement.
-        reference_img_per_s: throughput per GPU of the reference generation; None without `versus`.
+        reference_img_per_s: throughput per GPU of the reference generation; None without `versus`, and until a run
+            that it names is read.
+        reference_source: where that is from; empty if it is None.
         peak_tflops: of one GPU of the SKU in the workload's precision, dense; None if it is not known.
         floor_img_per_s: what one GPU alone has to train per second at least; None if nothing requires it.
         missing: why no node of these can measure it; empty if they can.
@@ -42,6 +44,7 @@ class Case:
     peak_tflops: float | None = None
     floor_img_per_s: float | None = None
     missing: str = ""
+    reference_source: str = ""
 
     @property
     def id(self) -> str:
@@ -106,18 +109,16 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
             nodes are none of a single one's, nor are those on ranks among each other of a node with one rank.
     """
     sku = file.thresholds.skus[sku_name]
-    paths: list[tuple[str | int, ...]] = [("checks", name) for name in sku.checks]
-    paths += [("requirements", i) for i in range(len(sku.requirements))]
     found: list[AnyCase] = []
-    for requirement, path in zip(sku.all_requirements, paths, strict=True):
+    for requirement in sku.requirements:
         ranks = _ranks_here(sku, requirement, layout)
         if ranks is None or ranks < requirement.definition.minimum_world_size:
             continue
-        where, missing = file.where("skus", sku_name, *path), _why_missing(sku, requirement, layout)
+        missing = requirement.missing or _why_missing(sku, requirement, layout)
         if requirement.definition.subject == "workload":
-            found.append(replace(_training_case(file, sku, requirement, ranks, where), missing=missing))
+            found.append(replace(_training_case(file, sku, requirement, ranks), missing=missing))
         else:
-            found.append(replace(_node_case(sku, requirement, ranks, where), missing=missing))
+            found.append(replace(_node_case(sku, requirement, ranks), missing=missing))
     return found
 
 
@@ -144,16 +145,34 @@ def training_cases(cases: Iterable[AnyCase]) -> list[Case]:
     return [case for case in cases if isinstance(case, Case)]
 
 
-def _training_case(file: ThresholdsFile, sku: Sku, requirement: Requirement, ranks: int, where: str) -> Case:
-    reference = file.thresholds.reference_throughput(requirement)[0] if requirement.versus else None
+def _training_case(file: ThresholdsFile, sku: Sku, requirement: Requirement, ranks: int) -> Case:
+    reference, source = _published_reference(file, requirement)
     workload = sku.workloads[requirement.workload]
     peak_tflops, floor = sku.peak_tflops(workload), _floor_img_per_s(sku, workload)
-    return Case(requirement, ranks, workload, _name(sku, requirement), where, reference, peak_tflops, floor)
+    return Case(
+        requirement,
+        ranks,
+        workload,
+        _name(sku, requirement),
+        requirement.where,
+        reference,
+        peak_tflops,
+        floor,
+        reference_source=source,
+    )
 
 
-def _node_case(sku: Sku, requirement: Requirement, ranks: int, where: str) -> NodeCase:
+def _published_reference(file: ThresholdsFile, requirement: Requirement) -> tuple[float | None, str]:
+    """Throughput per GPU that the reference SKU published, and who says so; none of what is compared with a run."""
+    if requirement.versus is None or requirement.missing or requirement.versus_run:
+        return None, ""
+    img_per_s, source = file.thresholds.reference_throughput(requirement)
+    return img_per_s, source.reference or ""
+
+
+def _node_case(sku: Sku, requirement: Requirement, ranks: int) -> NodeCase:
     probe = Probe(requirement.probe, ranks) if requirement.probe else None
-    return NodeCase(requirement, _name(sku, requirement), where, sku, probe, _peak_of(sku, probe))
+    return NodeCase(requirement, _name(sku, requirement), requirement.where, sku, probe, _peak_of(sku, probe))
 
 
 def _peak_of(sku: Sku, probe: Probe | None) -> float | None:
@@ -185,5 +204,5 @@ def _name(sku: Sku, requirement: Requirement) -> str:
         name += "-spread"
     if requirement.versus:
         name += f"-vs-{requirement.versus}"
-    twins = [other for other in sku.all_requirements if other.key() == requirement.key()]
+    twins = [other for other in sku.requirements if other.key() == requirement.key()]
     return f"{name}-{requirement.severity}" if len(twins) > 1 else name

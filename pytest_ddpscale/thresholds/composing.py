@@ -1,4 +1,4 @@
-"""Composing a YAML document within limits: a file of one kilobyte may mean a document that fills any memory."""
+"""Composing a YAML document within limits, without anchors: what is said more than once has a name of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from yaml.scanner import Scanner
 from pytest_ddpscale.errors import ThresholdsError
 
 # Several times what the packaged file has; reading so much takes about a second.
-MOST_NODES = 30_000  # keys and values, with aliases written out
+MOST_NODES = 30_000  # keys and values
 LONGEST_TEXT = 4_000
 DEEPEST = 40
 # What PyYAML raises on 2026-02-30, which looks like a date, and on `!!bool maybe`, `!!timestamp soon`, `!!int ""`.
@@ -25,7 +25,7 @@ UNREADABLE = (ValueError, LookupError, AttributeError, OverflowError)
 
 
 class _Limits(Composer, SafeConstructor, Resolver):
-    """Refuses a document that is too large with its aliases written out, at the line where it becomes so.
+    """Refuses a document that is too large, or has anchors, at the line where it becomes so.
 
     Args:
         path: of the file, for messages.
@@ -38,27 +38,26 @@ class _Limits(Composer, SafeConstructor, Resolver):
         self._path = path
         self._depth = 0
         self._nodes = 0
-        self._sizes: dict[int, int] = {}  # of each composed node, with all below it
 
     peek_event: Any  # of the parser
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose a node as the base class does, and count what it stands for."""
-        line = self.peek_event().start_mark.line + 1
-        before = self._nodes
+        """Compose a node as the base class does, and count it."""
+        event = self.peek_event()
+        line = event.start_mark.line + 1
+        if getattr(event, "anchor", None) is not None:
+            expected = "a name under `reasons`, `sources`, `workloads` or `families` for what is said more than once"
+            raise self._refusal(line, f"the YAML anchor or alias {event.anchor!r}", expected)
         self._depth += 1
         if self._depth > DEEPEST:
             raise self._refusal(line, "nested too deeply", f"at most {DEEPEST} levels")
         node: Any = super().compose_node(parent, index)
         self._depth -= 1
-        if node.end_mark is None:
-            raise self._refusal(line, "a YAML anchor contains itself", "a finite document")
         if isinstance(node, yaml.ScalarNode) and len(node.value) > LONGEST_TEXT:
             raise self._refusal(line, f"a text of {len(node.value)} characters", f"at most {LONGEST_TEXT}")
-        self._nodes += self._sizes.get(id(node), 1)  # an alias stands for all that its anchor does
+        self._nodes += 1
         if self._nodes > MOST_NODES:
-            raise self._refusal(line, f"more than {MOST_NODES} keys and values, aliases written out", "a smaller file")
-        self._sizes.setdefault(id(node), self._nodes - before)
+            raise self._refusal(line, f"more than {MOST_NODES} keys and values", "a smaller file")
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:

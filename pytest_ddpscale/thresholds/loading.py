@@ -1,233 +1,268 @@
-"""Reading thresholds.yaml: duplicate keys refused, and every complaint with its line."""
+"""A thresholds file and those that it extends, as one: what is valid of it, and what is wrong with the rest."""
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import re
-import reprlib
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import yaml
-from pydantic import ValidationError
 
 from pytest_ddpscale.errors import SkuError, ThresholdsError
-from pytest_ddpscale.thresholds.composing import UNREADABLE, composed
-from pytest_ddpscale.thresholds.consistency import contradictions
-from pytest_ddpscale.thresholds.model import Thresholds
+from pytest_ddpscale.thresholds.compiling import compiled_sku, problems_of
+from pytest_ddpscale.thresholds.consistency import clashing_names, contradictions, why_incomparable
+from pytest_ddpscale.thresholds.form import MOST_SKUS, SCHEMA_VERSION, FileForm, did_you_mean
+from pytest_ddpscale.thresholds.layer import Layer, YamlPath, dotted, read_layer, shown, what_next
+from pytest_ddpscale.thresholds.model import Requirement, Sku, Thresholds
+from pytest_ddpscale.thresholds.names import names_of
+from pytest_ddpscale.thresholds.nearest_skus import nearest_skus
+from pytest_ddpscale.thresholds.validating import PartError
+from pytest_ddpscale.util.packaged import packaged
 
-YamlPath = tuple[str | int, ...]
-_NEWLINE = "\n"
-LARGEST_FILE_BYTES = 400 * 1024  # twice the packaged file; reading so much takes about a second
-_CHECK = "Then run `ddpscale thresholds check {file}`."
-_NUMBER_TAGS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
-# A whole number that starts with 0 is octal to YAML 1.1; 0, 0.5, .5, .nan and 1.0e+3 are as they look.
-_AS_IT_LOOKS = re.compile(r"[-+]?((0|[1-9][0-9]*)|[0-9]*\.[0-9]*([eE][-+]?[0-9]+)?|\.(inf|nan))", re.IGNORECASE)
+DEEPEST_EXTENSION = 4
 
 
 @dataclass(frozen=True)
 class ThresholdsFile:
-    """A valid thresholds file and what it takes to point into it.
+    """A thresholds file.
 
     Attributes:
-        path: the file.
-        sha256: of its bytes: a run records which thresholds judged it.
-        thresholds: its content.
-        lines: line number (from 1) of every mapping entry and list item, by path.
+        layers: it and the files that it extends, itself last.
+        thresholds: its valid SKUs.
+        broken: what is wrong with the others, by name.
+        unused: what is wrong with entries that no SKU may need.
+        warnings: what is not asked, though a row of a valid SKU says so, by name.
     """
 
-    path: Path
-    sha256: str
+    layers: tuple[Layer, ...]
     thresholds: Thresholds
-    lines: dict[YamlPath, int]
+    broken: Mapping[str, tuple[ThresholdsError, ...]]
+    unused: tuple[ThresholdsError, ...] = ()
+    warnings: Mapping[str, tuple[ThresholdsError, ...]] = field(default_factory=dict)
 
-    def where(self, *path: str | int) -> str:
-        """``file:line`` of the nearest known ancestor of `path`."""
-        return f"{self.path}:{nearest_line(self.lines, path)}"
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.layers[-1].path
+
+    @property
+    def sha256(self) -> str:
+        """Of its bytes: a run records which thresholds judged it."""
+        return self.layers[-1].sha256
+
+    @property
+    def digests(self) -> str:
+        """Of all its files, itself first: whether two runs were judged by the same."""
+        return "+".join(layer.sha256 for layer in reversed(self.layers))
+
+    @property
+    def extended(self) -> tuple[tuple[str, str], ...]:
+        """Path and SHA-256 of each file that it extends, the nearest first."""
+        return tuple((str(layer.path), layer.sha256) for layer in reversed(self.layers[:-1]))
+
+    @property
+    def problems(self) -> tuple[ThresholdsError, ...]:
+        """All that is wrong with it, each once."""
+        found = (*self.unused, *(one for wrong in self.broken.values() for one in wrong))
+        return tuple({str(one): one for one in found}.values())
+
+    def where(self, *at: str | int) -> str:
+        """``file:line`` of an entry in the nearest file that has it, or of the nearest one above it."""
+        having = next((layer for layer in reversed(self.layers) if layer.has(at)), self.layers[-1])
+        return having.where(at)
 
     def sku_name(self, asked: str, where: str = "--gpu-sku") -> str:
         """The canonical name of the SKU asked for.
 
         Args:
-            asked: a name or alias.
+            asked: a name or alias, whatever the case of its letters.
             where: who asked, for the message.
 
         Raises:
-            SkuError: there is none; the message has the nearest name.
+            SkuError: there is none; the message has the nearest names.
+            ThresholdsError: its section is not valid.
         """
         name = self.thresholds.canonical_name(asked)
-        if name is not None:
+        is_broken_itself = asked.casefold() in map(str.casefold, self.broken)  # though another may have it as alias
+        if name is not None and not is_broken_itself:
             return name
+        wrong = next((found for sku, found in self.broken.items() if asked.casefold() in self._names_of(sku)), None)
+        if wrong is not None:
+            raise first_of(wrong)
         known = [*self.thresholds.skus, *(a for sku in self.thresholds.skus.values() for a in sku.aliases)]
-        near = difflib.get_close_matches(asked.lower(), known, n=1, cutoff=0.4)
-        hint = f"Did you mean --gpu-sku={near[0]}?" if near else ""
+        near = " or ".join(f"--gpu-sku={one}" for one in nearest_skus(asked, self.thresholds.skus))
+        hint = f"Did you mean {near}?" if near else ""
         raise SkuError(where, f"{self.path} has no SKU {asked!r}", f"one of {', '.join(sorted(known))}", hint)
+
+    def _names_of(self, sku: str) -> set[str]:
+        """The name and aliases of a SKU as they are written, in lower case, whether or not it is valid."""
+        sections = [layer.section("skus").get(sku) for layer in self.layers]
+        aliases = [one.get("aliases") for one in sections if isinstance(one, dict)]
+        named = [one for found in aliases if isinstance(found, list) for one in found if isinstance(one, str)]
+        return {one.casefold() for one in (sku, *named)}
+
+
+def first_of(problems: Sequence[ThresholdsError]) -> ThresholdsError:
+    """The first of several problems, which says how many more there are."""
+    first, more = problems[0], len(problems) - 1
+    if not more:
+        return first
+    return ThresholdsError(first.where, f"{first.found} ({more} more like this)", first.expected, first.action)
 
 
 def load_thresholds(path: Path) -> ThresholdsFile:
-    """Read and check a thresholds file.
+    """Read a thresholds file and those that it extends.
+
+    Sections that are not valid are left out of `thresholds`, and told under `broken`: a SKU can be judged by whatever
+    is wrong with another.
 
     Raises:
-        ThresholdsError: it cannot be read, is not YAML, has duplicate or unknown keys, or contradicts
-            itself. The message has file:line, what was found, what was expected and what to do.
+        ThresholdsError: it cannot be read, is not YAML, or has no SKU at all. The message has file:line, what was
+            found, what was expected and what to do.
     """
-    raw, text = _read(path)
-    data, lines = _parse(path, text)
+    return _compiled(_layers(path))
+
+
+def extended_file(file: ThresholdsFile) -> ThresholdsFile | None:
+    """The file that a file extends; None if it extends none that has SKUs. Raises ThresholdsError."""
+    return _compiled(file.layers[:-1]) if _has_skus(file.layers[:-1]) else None
+
+
+def files_below(file: ThresholdsFile) -> Iterator[ThresholdsFile]:
+    """Every file with SKUs that a file extends, directly or not, the farthest first. Raises ThresholdsError."""
+    below = (file.layers[:end] for end in range(1, len(file.layers)))
+    return (_compiled(layers) for layers in below if _has_skus(layers))
+
+
+def _has_skus(layers: Sequence[Layer]) -> bool:
+    return any(layer.section("skus") for layer in layers)
+
+
+def _compiled(layers: tuple[Layer, ...]) -> ThresholdsFile:
+    path, names = layers[-1].path, names_of(layers)
+    wanted = list(dict.fromkeys(name for layer in layers for name in layer.section("skus")))
+    if not wanted or len(wanted) > MOST_SKUS:
+        found = f"{len(wanted)} SKUs under `skus`"
+        raise ThresholdsError(layers[-1].where(("skus",)), found, f"1 to {MOST_SKUS}", what_next(path))
+    broken: dict[str, tuple[ThresholdsError, ...]] = {}
+    skus: dict[str, Sku] = {}
+    for name in wanted:
+        try:
+            skus[name] = compiled_sku(name, layers, names)
+        except PartError as error:
+            broken[name] = error.problems
+    for name, twin in _differing_in_case(wanted).items():
+        found = f"skus.{name}: but for the case of letters, {twin} is the same name"
+        places = (layer.where(("skus", one)) for layer in reversed(layers) for one in (name, twin)
+                  if layer.has(("skus", one)))  # fmt: skip
+        broken[name] = (ThresholdsError(next(places), found, "one of them", f"Rename one. {what_next(path)}"),)
+        skus.pop(name, None)
+    for name in broken:
+        broken[name] = _meant_by_alias(name, skus, layers) or broken[name]
+    file = ThresholdsFile(layers, Thresholds(skus), broken, tuple(problems_of(names)))
+    return _without_contradictions(file)
+
+
+def _differing_in_case(names: Sequence[str]) -> dict[str, str]:
+    """Names that differ from another one only in the case of letters, and that one: --gpu-sku means either."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(name.casefold(), []).append(name)
+    return {one: next(other for other in same if other != one) for same in found.values() if same[1:] for one in same}
+
+
+def _meant_by_alias(name: str, skus: Mapping[str, Sku], layers: Sequence[Layer]) -> tuple[ThresholdsError, ...]:
+    """What to write instead, where a section is called by an alias of another SKU."""
+    owner = next((sku for sku, entry in skus.items() if name in entry.aliases), None)
+    if owner is None:
+        return ()
+    where = layers[-1].where(("skus", name))
+    return (ThresholdsError(where, f"skus.{name}: {name} is an alias of {owner}", f"`{owner}:`", "Write that name."),)
+
+
+def _without_contradictions(file: ThresholdsFile) -> ThresholdsFile:
+    """The file with SKUs that contradict themselves, or others, among the broken ones."""
+    found: dict[str, list[ThresholdsError]] = {}
+    skus = file.thresholds.skus
+    for name, sku in skus.items():
+        found[name] = [_problem(file, name, at, sentence) for at, sentence in contradictions(name, sku)]
+    for name, alias, sentence in clashing_names(skus):
+        found[name].append(_problem(file, name, ("aliases", alias), sentence))
+    sound = {name: sku for name, sku in skus.items() if not found[name]}
+    for name, sku in sound.items():
+        reasons = ((one, why_incomparable(sound, sku, one)) for one in sku.requirements)
+        found[name] += [_problem(file, name, one, reason) for one, reason in reasons if reason]
+    broken = {**file.broken, **{name: tuple(wrong) for name, wrong in found.items() if wrong}}
+    return _with_references(replace(file, broken=broken))
+
+
+def _with_references(file: ThresholdsFile) -> ThresholdsFile:
+    """The file with what is said of ratios to a SKU that is not valid, or that somebody took out."""
+    skus = {name: sku for name, sku in file.thresholds.skus.items() if name not in file.broken}
+    warnings: dict[str, tuple[ThresholdsError, ...]] = {}
+    for name, sku in skus.items():
+        kept: list[Requirement] = []
+        for one in sku.requirements:
+            if one.versus is None or one.versus_run or one.versus in skus:
+                kept.append(one)
+            elif one.versus in file.broken:
+                why = f"its reference {one.versus} is not valid: {file.broken[one.versus][0].where}"
+                kept.append(replace(one, missing=why))
+            else:
+                near = did_you_mean(one.versus, skus)
+                found = f"{one} is not asked of {name}: its reference {one.versus} is not in this file{near}"
+                warning = ThresholdsError(one.where, found, "", "Put that SKU back, or take the row out.")
+                warnings[name] = (*warnings.get(name, ()), warning)
+        skus[name] = replace(sku, requirements=tuple(kept))
+    return replace(file, thresholds=Thresholds(skus), warnings=warnings)
+
+
+def _problem(file: ThresholdsFile, sku: str, at: tuple[str | int, ...] | Requirement, sentence: str) -> ThresholdsError:
+    path: YamlPath = ("skus", sku, *(() if isinstance(at, Requirement) else at))
+    where = at.where if isinstance(at, Requirement) else file.where(*path)
+    return ThresholdsError(where, f"{dotted(path)}: {sentence}", "", what_next(file.path))
+
+
+def _layers(path: Path) -> tuple[Layer, ...]:
+    """A file and those that it extends, itself last."""
+    layers = [read_layer(path)]
+    _check_top(layers[0])
+    while "extends" in layers[0].data:
+        if len(layers) > DEEPEST_EXTENSION:
+            found = f"more than {DEEPEST_EXTENSION} files that extend each other"
+            raise ThresholdsError(layers[0].where(("extends",)), found, "fewer", what_next(path))
+        layers.insert(0, _extended(layers[0]))
+        _check_top(layers[0])
+    return tuple(layers)
+
+
+def _extended(layer: Layer) -> Layer:
+    """The file that one extends."""
+    target, where = layer.data["extends"], layer.where(("extends",))
+    if not isinstance(target, str) or not target.strip():
+        raise ThresholdsError(where, f"extends is {shown(target)}", "`packaged` or a path", what_next(layer.path))
+    path = packaged("thresholds.yaml") if target == "packaged" else layer.path.parent / target
     try:
-        thresholds = Thresholds.model_validate(data)
-    except ValidationError as error:
-        raise _first_violation(path, lines, error) from None
-    found = contradictions(thresholds)
-    if found:
-        at, sentence = found[0]
-        more = f" ({len(found) - 1} more like this)" if len(found) > 1 else ""
-        where = f"{path}:{nearest_line(lines, at)}"
-        raise ThresholdsError(where, f"{dotted(at)}: {sentence}{more}", "", _what_next(path))
-    return ThresholdsFile(path, hashlib.sha256(raw).hexdigest(), thresholds, lines)
-
-
-def nearest_line(lines: dict[YamlPath, int], path: YamlPath) -> int:
-    """Line of `path`, or of the nearest ancestor that has one."""
-    for end in range(len(path), 0, -1):
-        if path[:end] in lines:
-            return lines[path[:end]]
-    return 1
-
-
-def dotted(path: YamlPath) -> str:
-    """``skus.cpu.requirements[3].at_least``."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return text.lstrip(".") or "the file"
-
-
-def _read(path: Path) -> tuple[bytes, str]:
-    try:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe or a terminal would wait for ever
-            raise ThresholdsError(str(path), "is a device or a pipe", "a YAML file", "Check --thresholds.")
-        with path.open("rb") as file:
-            raw = file.read(LARGEST_FILE_BYTES + 1)
+        path.stat()
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        raise ThresholdsError(str(path), f"cannot be read ({error})", "a YAML file", "Check --thresholds.") from None
-    if len(raw) > LARGEST_FILE_BYTES:
-        found, expected = f"is larger than {LARGEST_FILE_BYTES // 1024} KiB", "a thresholds file, which is smaller"
-        raise ThresholdsError(f"{path}:1", found, expected, "Check --thresholds.")
-    try:
-        return raw, raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        where = f"{path}:{raw.count(_NEWLINE.encode(), 0, error.start) + 1}"
-        found = f"byte 0x{raw[error.start]:02x} is not UTF-8"
-        raise ThresholdsError(where, found, "a UTF-8 YAML file", "Save the file as UTF-8.") from None
+        found = f"extends {shown(target)}: {path} cannot be read ({error})"
+        raise ThresholdsError(where, found, "`packaged` or the path of a file", what_next(layer.path)) from None
+    return read_layer(path)
 
 
-def _parse(path: Path, text: str) -> tuple[Any, dict[YamlPath, int]]:
-    try:
-        node, constructor = composed(path, text)
-        if node is None:
-            raise ThresholdsError(f"{path}:1", "the file is empty", "`schema_version: 1` and `skus:`", _what_next(path))
-        lines: dict[YamlPath, int] = {}
-        _walk(path, node, (), lines)
-        return constructor.construct_document(node), lines
-    except yaml.reader.ReaderError as error:
-        where = f"{path}:{text.count(_NEWLINE, 0, error.position) + 1}"
-        found = f"not valid YAML (unprintable character 0x{error.character:02x})"
-        raise ThresholdsError(where, found, "YAML 1.1", f"Mend that line. {_what_next(path)}") from None
-    except yaml.YAMLError as error:
-        raise _not_yaml(path, error) from None
-
-
-def _walk(path: Path, node: yaml.Node, at: YamlPath, lines: dict[YamlPath, int]) -> None:
-    """Record lines; refuse keys given twice and odd numbers, which libraries take in silence."""
-    if isinstance(node, yaml.ScalarNode):
-        _refuse_odd_number(path, node, at)
-    if isinstance(node, yaml.SequenceNode):
-        for i, child in enumerate(node.value):
-            below = (*at, i)
-            lines[below] = child.start_mark.line + 1
-            _walk(path, child, below, lines)
-    if isinstance(node, yaml.MappingNode):
-        first: dict[str, int] = {}
-        for key, child in node.value:
-            line = key.start_mark.line + 1
-            if not isinstance(key, yaml.ScalarNode):
-                found = f"a key of {dotted(at)} is a list or a mapping"
-                raise ThresholdsError(f"{path}:{line}", found, "text", f"Correct that key. {_what_next(path)}")
-            _refuse_odd_number(path, key, at)
-            name = str(key.value)
-            if name in first:
-                where = f"{path}:{line}"
-                raise ThresholdsError(
-                    where, f"key {name!r} is given twice in {dotted(at)}, first on line {first[name]}",
-                    "each key once", "Remove one of them.",
-                )  # fmt: skip
-            first[name] = line
-            below = (*at, name)
-            lines[below] = line
-            _walk(path, child, below, lines)
-
-
-def _refuse_odd_number(path: Path, node: yaml.ScalarNode, at: YamlPath) -> None:
-    """Refuse what is another number to YAML 1.1 than to its reader: 010 is 8, 1:30 is 90, 1_000 is 1000."""
-    if node.tag in _NUMBER_TAGS and not _AS_IT_LOOKS.fullmatch(node.value):
+def _check_top(layer: Layer) -> None:
+    """Refuse what concerns every SKU: another form, an unknown key, a key given twice."""
+    for at, error in layer.odd:
+        if len(at) <= 1:
+            raise error
+    version = layer.data.get("schema_version")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        found = "schema_version is missing" if version is None else f"schema_version is {shown(version)}"
         raise ThresholdsError(
-            f"{path}:{node.start_mark.line + 1}",
-            f"{dotted(at)} has {reprlib.repr(node.value)}, which YAML 1.1 {_reading(node)}",
-            "a plain decimal number", f"Write it out, or in quotes if it is text. {_what_next(path)}",
+            layer.where(("schema_version",)), found, f"{SCHEMA_VERSION}",
+            f"Write the file in this form: `ddpscale init` makes one. {what_next(layer.path)}",
         )  # fmt: skip
-
-
-def _reading(node: yaml.ScalarNode) -> str:
-    """What PyYAML makes of a number."""
-    try:
-        return f"reads as {yaml.constructor.SafeConstructor().construct_object(node)!s:.40}"
-    except UNREADABLE:
-        return "cannot read"
-
-
-def _not_yaml(path: Path, error: yaml.YAMLError) -> ThresholdsError:
-    mark = getattr(error, "problem_mark", None)
-    where = f"{path}:{mark.line + 1}" if mark else str(path)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return ThresholdsError(where, f"not valid YAML ({problem})", "YAML 1.1", f"Mend that line. {_what_next(path)}")
-
-
-def _first_violation(path: Path, lines: dict[YamlPath, int], error: ValidationError) -> ThresholdsError:
-    errors = error.errors(include_url=False, include_context=False)
-    first, rest = errors[0], len(errors) - 1
-    at = tuple(first["loc"])
-    more = f" ({rest} more like this)" if rest else ""
-    where = f"{path}:{nearest_line(lines, at)}"
-    found, expected, action = _explain(first["type"], at, first["msg"], first["input"])
-    return ThresholdsError(where, found + more, expected, f"{action} {_what_next(path)}".strip())
-
-
-def _explain(kind: str, at: YamlPath, message: str, value: Any) -> tuple[str, str, str]:
-    """Pydantic's complaint as found, expected, action."""
-    if kind in {"extra_forbidden", "unexpected_keyword_argument"}:
-        return f"unknown key {dotted(at)}", "a key of the schema", "Remove it, or correct its spelling."
-    if kind.startswith("missing"):
-        return f"{dotted(at)} is missing", "a value", "Add it."
-    if kind == "value_error":
-        return f"{dotted(at)}: {message.removeprefix('Value error, ')}", "", "Correct that entry."
-    if kind in {"int_type", "float_type"} and _looks_like_a_number(value):
-        action = "Write it as a plain decimal number, without quotes: YAML 1.1 takes 1e3 and 08 for text."
-        return f"{dotted(at)} is the text {value!r}", "a number", action
-    shown = reprlib.repr(value) if isinstance(value, (list, dict)) else repr(value)
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    expected = message.removeprefix("Input should be ").removeprefix("a valid ")
-    return f"{dotted(at)} is {shown}", expected, "Correct that value."
-
-
-def _looks_like_a_number(value: Any) -> bool:
-    if not isinstance(value, str):
-        return False
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
-
-
-def _what_next(path: Path) -> str:
-    return _CHECK.format(file=path)
+    for key in layer.data:
+        if key not in FileForm.model_fields:
+            near = did_you_mean(str(key), FileForm.model_fields)
+            raise ThresholdsError(
+                layer.where((str(key),)), f"unknown key {key}{near}", "", f"Correct it. {what_next(layer.path)}"
+            )

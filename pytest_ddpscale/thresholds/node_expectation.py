@@ -5,7 +5,8 @@ from __future__ import annotations
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import Precision
-from pytest_ddpscale.thresholds.model import Node, Sku
+from pytest_ddpscale.thresholds.hardware import Node
+from pytest_ddpscale.thresholds.model import Sku
 
 _OF_WORKLOADS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 

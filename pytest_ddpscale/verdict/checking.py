@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
+from datetime import date
 
 from pytest_ddpscale.checks.catalogue import check, unfit_hosts
 from pytest_ddpscale.checks.finding import NodeEvidence
-from pytest_ddpscale.evidence.columns import ArmColumns
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.evidence.probe_columns import ProbeColumns
+from pytest_ddpscale.evidence.gpu_blocks import GpuBlocks
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.survey_record import STUDY_ID, Survey
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.results.verdicts import PARTLY_KNOWN, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
 from pytest_ddpscale.thresholds.node_expectation import node_expectation
 
@@ -47,6 +47,7 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         reason=reason,
         notes=found.notes,
         culprits=found.culprits,
+        flags=(PARTLY_KNOWN,) if found.is_partly_known else (),
     )
 
 
@@ -54,49 +55,32 @@ def _of_nodes(case: NodeCase, evidence: Evidence) -> NodeEvidence:
     reads_telemetry = NODE_CHECKS[case.requirement.check].reads == "telemetry"
     return NodeEvidence(
         node_expectation(case.sku, evidence.plan), evidence.surveys, evidence.plan.nodes, evidence.telemetry,
-        evidence.transports, _BlocksOfGpus(evidence) if reads_telemetry else {}, evidence.post_mortems,
+        evidence.transports, _blocks(evidence) if reads_telemetry else GpuBlocks(), evidence.post_mortems,
     )  # fmt: skip
 
 
-class _BlocksOfGpus(Mapping[tuple[str, str], Collection[tuple[str, str, int]]]):
-    """In which blocks each GPU took part, by the names that telemetry has for them; of each GPU when it is asked."""
-
-    def __init__(self, evidence: Evidence) -> None:
-        self._measured: list[tuple[str, str, ArmColumns | ProbeColumns]] = []
-        self._measured += [(arm.study, arm.arm, arm) for arm in evidence.columns.arms.values()]
-        for probe in evidence.probes.values():
-            self._measured.append((probe.study, Probe(probe.probe, probe.world_size).id, probe))
-        self._gpus = dict.fromkeys(gpu for _, _, blocks in self._measured for gpu in blocks.ranks.by_gpu)
-
-    def __getitem__(self, gpu: tuple[str, str]) -> Collection[tuple[str, str, int]]:
-        if gpu not in self._gpus:
-            raise KeyError(gpu)
-        found: set[tuple[str, str, int]] = set()
-        for study, name, blocks in self._measured:
-            there = blocks.present[:, blocks.ranks.by_gpu.get(gpu, [])].any(axis=1)
-            found.update((study, name, number) for number in blocks.numbers[there].tolist())
-        return found
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return iter(self._gpus)
-
-    def __len__(self) -> int:
-        return len(self._gpus)
+def _blocks(evidence: Evidence) -> GpuBlocks:
+    """By the names that telemetry has for them."""
+    trained = [(arm.study, arm.arm, arm) for arm in evidence.columns.arms.values()]
+    probed = [(one.study, Probe(one.probe, one.world_size).id, one) for one in evidence.probes.values()]
+    return GpuBlocks([*trained, *probed])
 
 
-def unfit_nodes(cases: Iterable[AnyCase], plan: Plan, surveys: dict[str, Survey]) -> dict[str, str]:
+def unfit_nodes(cases: Iterable[AnyCase], plan: Plan, surveys: dict[str, Survey], day: date) -> dict[str, str]:
     """Nodes that fail a check of severity ``fail`` before anything is launched on them.
 
     Args:
         cases: that were selected.
         plan: of what is to be launched.
         surveys: host → what it is.
+        day: it is, in UTC: a check that is waived on it leaves nobody out.
 
     Returns:
         Host → why.
     """
     checks = [case for case in cases if isinstance(case, NodeCase) and case.requirement.check]
-    names = [case.requirement.check for case in checks if case.requirement.severity == "fail"]
+    rejecting = [case.requirement for case in checks if case.requirement.severity == "fail"]
+    names = [one.check for one in rejecting if one.waiver is None or not one.waiver.holds_on(day)]
     if not checks:
         return {}
     return unfit_hosts(names, NodeEvidence(node_expectation(checks[0].sku, plan), surveys, plan.nodes))

@@ -70,6 +70,12 @@ def coverage_of(
     )
 
 
+def is_between_nodes(case: AnyCase, evidence: Evidence) -> bool:
+    """Whether ranks of several nodes measured a requirement together: it is one of `Coverage.between_nodes`."""
+    block = _block(case, evidence)
+    return block is not None and _Blocks(evidence).spans_nodes(block)
+
+
 class _Blocks:
     """Who took part in what.
 

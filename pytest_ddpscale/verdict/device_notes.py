@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from pytest_ddpscale.evidence.columns import ArmColumns, Columns
 from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.evidence.telemetry_columns import TelemetryColumns
 from pytest_ddpscale.metrics.device_flags import IDLE, flags, mean_power_w
 from pytest_ddpscale.metrics.rounds import ArmRounds
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.column_record import IntArray
+from pytest_ddpscale.results.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.util.listing import first_few
 
@@ -34,7 +34,6 @@ _IN_WORDS = {
     "throttled": "held down by heat, power supply or board",
     "slow_clock": "busy at less than half of its clock",
 }
-_Device = tuple[str, int, str]  # host, local rank, UUID
 
 
 def device_notes(evidence: Evidence) -> list[str]:
@@ -42,7 +41,7 @@ def device_notes(evidence: Evidence) -> list[str]:
     return [*_low_utilization(evidence.columns), *_flagged(evidence.telemetry), *_capped(evidence.surveys.values())]
 
 
-def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: Sequence[Telemetry]) -> Verdict:
+def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: TelemetryColumns) -> Verdict:
     """A pass that rests on devices which only wait says nothing: it becomes inconclusive, and they are named.
 
     One that rests on GPUs whose power is not known says so.
@@ -56,8 +55,9 @@ def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: Seque
         return verdict
     rows, columns = np.nonzero(measured.present)
     numbers, ranks = measured.numbers[rows].tolist(), measured.ranks.numbers[columns].tolist()
-    blocks = set(zip(numbers, ranks, strict=True)) if telemetry else set()
-    theirs = [one for one in telemetry if (one.round, one.rank) in blocks]
+    blocks = set(zip(numbers, ranks, strict=True)) if len(telemetry) else set()
+    told = zip(telemetry.round.tolist(), telemetry.rank.tolist(), strict=True)
+    theirs = telemetry.of(np.array([block in blocks for block in told], np.bool_))
     stalled = [windows for flag, windows in _mostly(theirs) if flag == "stalled"]
     if not stalled:
         is_known = _has_known_power(measured, theirs)
@@ -72,19 +72,20 @@ def notes_without_telemetry(plan: Plan) -> tuple[str, ...]:
     return () if plan.device_type == "cpu" else (_POWER_UNKNOWN,)
 
 
-def _has_known_power(measured: ArmRounds, telemetry: Sequence[Telemetry]) -> bool:
+def _has_known_power(measured: ArmRounds, telemetry: TelemetryColumns) -> bool:
     """Whether of every GPU it is known in most blocks if it stalls. Nobody asks it of a CPU, or of imported values."""
     ranks, counts = measured.ranks, measured.present[~measured.measured.single_sample].sum(axis=0).tolist()
     gpus = dict(zip(zip(ranks.hosts.tolist(), ranks.devices.tolist(), strict=True), counts, strict=True))
-    told = Counter((one.host, one.device) for one in telemetry if mean_power_w(one) is not None and one.power_limit_w)
+    known = telemetry.of(~np.isnan(mean_power_w(telemetry)) & (telemetry.power_limit_w > 0))
+    told = Counter((place.host, place.device) for place in map(known.place_of, range(len(known))))
     return all(told[gpu] >= SHARE_OF_ROUNDS * count for gpu, count in gpus.items() if gpu[1] != "cpu")
 
 
-def _culprit(windows: Sequence[Telemetry]) -> Culprit:
-    one = windows[0]
+def _culprit(windows: TelemetryColumns) -> Culprit:
+    host, local_rank, device = windows.place_of(0)
     evidence = f"stalled in {len(windows)} rounds: {_power(windows)}"
     # It may as well wait for a peer.
-    return Culprit("gpu", one.host, one.local_rank, one.device, evidence, is_certain=False)
+    return Culprit("gpu", host, local_rank, device, evidence, is_certain=False)
 
 
 def _low_utilization(columns: Columns) -> Iterator[str]:
@@ -120,56 +121,62 @@ def _capped(surveys: Iterable[Survey]) -> Iterator[str]:
         yield f"power limit below the default: {first_few(capped)}"
 
 
-def _flagged(telemetry: Sequence[Telemetry]) -> Iterator[str]:
-    arms: dict[tuple[str, str], list[Telemetry]] = defaultdict(list)
-    for one in telemetry:
-        arms[one.study, one.arm].append(one)
-    for (study, arm), windows in arms.items():
-        found: dict[str, list[Sequence[Telemetry]]] = defaultdict(list)
+def _flagged(telemetry: TelemetryColumns) -> Iterator[str]:
+    found: dict[int, dict[str, list[TelemetryColumns]]] = {}
+    for flag, windows in _mostly(telemetry):
+        found.setdefault(int(windows.arm[0]), {}).setdefault(flag, []).append(windows)
+    for number, flagged in sorted(found.items()):
+        study, arm = telemetry.arms[number]
         # That a device idles is told from the measurements, on a CPU too. Probes of memory and links wait by nature.
         told = {"throttled"} if study == PROBES else set(_IN_WORDS)
-        for flag, theirs in _mostly(windows):
+        for flag, devices in flagged.items():
             if flag in told:
-                found[flag].append(theirs)
-        for flag, devices in found.items():
-            names = first_few([f"{_name(theirs)} ({_power(theirs)})" for theirs in devices])
-            yield f"{flag}: {study}, {arm}: {names}: {_IN_WORDS[flag]}"
+                names = first_few([f"{_name(theirs)} ({_power(theirs)})" for theirs in devices])
+                yield f"{flag}: {study}, {arm}: {names}: {_IN_WORDS[flag]}"
 
 
-def _mostly(windows: Sequence[Telemetry]) -> Iterator[tuple[str, Sequence[Telemetry]]]:
-    """Flags that a device has in most of its windows, with those windows."""
-    devices: dict[_Device, list[Telemetry]] = defaultdict(list)
-    for one in windows:
-        devices[one.host, one.local_rank, one.device].append(one)
-    for theirs in devices.values():
-        raised = {id(one): flags(one) for one in theirs}
-        counted = Counter(flag for found in raised.values() for flag in found)
-        for flag, count in counted.items():
-            if count >= SHARE_OF_ROUNDS * sum(_may_have(flag, one) for one in theirs):
-                yield flag, [one for one in theirs if flag in raised[id(one)]]
+def _mostly(windows: TelemetryColumns) -> Iterator[tuple[str, TelemetryColumns]]:
+    """Flags that a device has in most of its windows of an arm, with those windows; device by device."""
+    devices = windows.arm * len(windows.places) + windows.place
+    # A short window may lie between two polls, and says nothing.
+    is_polled = windows.throttle_reasons.where(lambda reasons: reasons is not None)
+    often: dict[str, BoolArray] = {}
+    for flag, is_raised in flags(windows).items():
+        count = np.bincount(devices, is_raised)
+        told = np.bincount(devices, is_polled if flag == "throttled" else ~np.isnan(windows.utilization))
+        often[flag] = (count > 0) & (count >= SHARE_OF_ROUNDS * told)
+    is_conspicuous = np.logical_or.reduce([often[flag] for flag in _IN_WORDS])[devices]
+    conspicuous, devices = windows.of(is_conspicuous), devices[is_conspicuous]
+    raised = flags(conspicuous)
+    for rows in conspicuous.together(devices):
+        theirs = {flag: rows[raised[flag][rows]] for flag in raised if often[flag][devices[rows[0]]]}
+        for flag in sorted(theirs, key=lambda flag: int(theirs[flag][0])):
+            yield flag, conspicuous.of(theirs[flag])
 
 
-def _may_have(flag: str, window: Telemetry) -> bool:
-    """Whether a window says anything about it: a short one may lie between two polls."""
-    return window.throttle_reasons is not None if flag == "throttled" else window.utilization is not None
+def _name(windows: TelemetryColumns) -> str:
+    place = windows.place_of(0)
+    return f"GPU {place.local_rank} on {place.host}"
 
 
-def _name(windows: Sequence[Telemetry]) -> str:
-    return f"GPU {windows[0].local_rank} on {windows[0].host}"
-
-
-def _power(windows: Sequence[Telemetry]) -> str:
+def _power(windows: TelemetryColumns) -> str:
     """``99 % busy at 80 W of 700 W, 1200 MHz of 1980 MHz``, as far as it is known."""
     parts = []
-    busy = [one.utilization.mean for one in windows if one.utilization]
-    if busy:
-        parts.append(f"{statistics.median(busy):.0%} busy")
-    watts = [power for one in windows if (power := mean_power_w(one)) is not None]
-    if watts:
-        limit = windows[0].power_limit_w
-        parts.append(f"{statistics.median(watts):.0f} W" + (f" of {limit:.0f} W" if limit else ""))
-    clocks = [one.sm_clock_mhz.mean for one in windows if one.sm_clock_mhz]
-    if clocks:
-        most = windows[0].sm_clock_max_mhz
-        parts.append(f"{statistics.median(clocks):.0f} MHz" + (f" of {most:.0f} MHz" if most else ""))
+    busy, watts, clock_mhz = map(_median, (windows.utilization, mean_power_w(windows), windows.sm_clock_mhz))
+    if busy is not None:
+        parts.append(f"{busy:.0%} busy")
+    if watts is not None:
+        parts.append(f"{watts:.0f} W{_of(windows.power_limit_w[0], 'W')}")
+    if clock_mhz is not None:
+        parts.append(f"{clock_mhz:.0f} MHz{_of(windows.sm_clock_max_mhz[0], 'MHz')}")
     return ", ".join(parts) or "nothing more is known"
+
+
+def _median(values: FloatArray) -> float | None:
+    """Of those that are known."""
+    known = values[~np.isnan(values)]
+    return statistics.median(known.tolist()) if len(known) else None
+
+
+def _of(limit: float, unit: str) -> str:
+    return f" of {limit:.0f} {unit}" if limit > 0 else ""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
-from pytest_ddpscale.results.verdicts import Flag, Verdict, VerdictOutcome
+from pytest_ddpscale.results.verdicts import PARTLY_KNOWN, Flag, Verdict, VerdictOutcome
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.verdict.estimating import Clear
 
@@ -41,16 +41,19 @@ class PlaceVerdict(Generic[P]):
         place: which.
         judge: judges it.
         clear: what is known of it if it passes and nothing else is to be said of it; None if it has to be judged.
+
+    Attributes:
+        is_clear: whether it is known to pass, without flags and culprits.
     """
 
-    def __init__(self, place: P, judge: Callable[[], Verdict], clear: Clear | None = None) -> None:
-        self.place = place
+    def __init__(self, place: P, judge: Callable[[P], Verdict], clear: Clear | None = None) -> None:
+        self.place, self.is_clear = place, clear is not None
         self._judge, self._clear = judge, clear
 
     @cached_property
     def verdict(self) -> Verdict:
         """In full."""
-        return self._judge()
+        return self._judge(self.place)
 
     @property
     def outcome(self) -> VerdictOutcome:
@@ -76,11 +79,6 @@ class PlaceVerdict(Generic[P]):
     def notes(self) -> tuple[str, ...]:
         """Its verdict's."""
         return self.verdict.notes if self._clear is None else self._clear.notes
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether it is known to pass, without flags and culprits."""
-        return self._clear is not None
 
     @property
     def is_failed(self) -> bool:
@@ -117,7 +115,7 @@ def judge_each(
         reason = f"{verdict.reason}, though not so clearly that it could not be chance on one of {of} {place.noun}"
         return replace(again, outcome="inconclusive", reason=reason)
 
-    return tuple(PlaceVerdict(place, partial(judge_twice, place), clear(place)) for place in measured)
+    return tuple(PlaceVerdict(place, judge_twice, clear(place)) for place in measured)
 
 
 def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, missing: str) -> Verdict:
@@ -152,7 +150,11 @@ def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, mi
         culprits=tuple(dict.fromkeys(culprit for one in verdicts for culprit in one.culprits)),
         flags=_shared_flags(worst, verdicts) if len(verdicts) == len(deciding) else (),
     )
-    return _with_undecided(verdict, undecided) if outcome == "failed" else verdict
+    if outcome != "failed":
+        return verdict
+    if missing or {one.outcome for one in judged} - {"passed", "failed"}:
+        verdict = replace(verdict, flags=(*verdict.flags, PARTLY_KNOWN))
+    return _with_undecided(verdict, undecided)
 
 
 def _outcome(found: Collection[VerdictOutcome], *, is_missing: bool) -> VerdictOutcome:
@@ -195,8 +197,11 @@ def _notes(
     for one in (*told, *(one for one in clear if one.notes)):
         for note in one.notes:
             names.setdefault(note, []).append(one.place.name)
-    decide = {one.place.name for one in deciding} if names else set()
-    return tuple(note if decide.issubset(at) else f"{first_few(at)}: {note}" for note, at in names.items())
+    there = {note: set(at) for note, at in names.items()}
+    return tuple(
+        note if all(one.place.name in there[note] for one in deciding) else f"{first_few(at)}: {note}"
+        for note, at in names.items()
+    )
 
 
 def _with_undecided(verdict: Verdict, undecided: Sequence[P]) -> Verdict:

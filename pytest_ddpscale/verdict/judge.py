@@ -16,8 +16,7 @@ from pytest_ddpscale.plan.metric import Scale
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.results.telemetry_record import Telemetry
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.results.verdicts import GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.verdict.answering_rounds import RowsByNode, node_of, rounds_of, rows_by_node, values_of_nodes
 from pytest_ddpscale.verdict.answering_study import matching_study, why_no_study
@@ -63,7 +62,17 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
     if study is None:
         return replace(blank, reason=why_no_study(evidence.plan, case.question))
     verdict = _judge_study(_Asked(blank, case, study, evidence), confidence)
-    return with_spent_budget(verdict, study.id, evidence.out_of_time)
+    return _with_both_throughputs(with_spent_budget(verdict, study.id, evidence.out_of_time), case)
+
+
+def _with_both_throughputs(verdict: Verdict, case: Case) -> Verdict:
+    """A ratio with what it is of."""
+    reference, name = case.reference_img_per_s, case.requirement.versus
+    if reference is None or name is None or verdict.value is None:
+        return verdict
+    return replace(
+        verdict, compared=GenerationComparison(verdict.value * reference, reference, name, case.reference_source)
+    )
 
 
 @dataclass(frozen=True)
@@ -166,7 +175,7 @@ def _clear_nodes(
     for one in rows if clear else ():
         suspects |= suspect_nodes(one.hosts, one.arms.measured, asked.case, plan)
     if asked.case.question.metric.reads_utilization:
-        suspects |= asked.evidence.hosts_with_telemetry
+        suspects |= asked.evidence.telemetry.hosts
         notes = notes_without_telemetry(plan)
     return {host: one._replace(notes=notes) for host, one in clear.items() if host not in suspects}
 
@@ -183,12 +192,10 @@ def _judge_rounds(
     verdict = with_plausibility(verdict, evidence.plan)
     verdict = with_host_bound(verdict, case, evidence.plan, rounds.measured)
     if case.question.metric.reads_utilization:
-        verdict = with_stalled_devices(verdict, rounds.measured, _telemetry_of(rounds.measured, evidence))
+        arm = rounds.measured.measured
+        telemetry = evidence.telemetry.of_arm(arm.study, arm.arm, arm.ranks.by_host)
+        verdict = with_stalled_devices(verdict, rounds.measured, telemetry)
     return with_skipped_steps(verdict, rounds.measured)
-
-
-def _telemetry_of(rounds: ArmRounds, evidence: Evidence) -> Sequence[Telemetry]:
-    return evidence.telemetry_of(rounds.measured.study, rounds.measured.arm, rounds.ranks.by_host)
 
 
 def _rounds_due(question: Question, study: Study, evidence: Evidence) -> int:

@@ -42,8 +42,8 @@ def with_probe_culprits(verdict: Verdict, judged: Sequence[ProbeVerdict], planne
         planned: how many there should be.
         evidence: with the node pairs that were measured, which tell whose links are slow in a group over several nodes.
     """
-    failed = [place for place in judged if place.is_failed]
-    if verdict.outcome != "failed" or not failed:
+    failed = [place for place in judged if place.is_failed] if verdict.outcome == "failed" else []
+    if not failed:
         return verdict
     if failed[0].place.kind == "gang":
         return with_slow_node_pairs(verdict, evidence)

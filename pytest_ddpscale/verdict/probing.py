@@ -127,6 +127,8 @@ def _why_incomplete(probe: Probe, expected: Sequence[Ranks], judged: Sequence[Pr
     """What keeps a probe from passing although nothing fails: it cannot be done, or places are missing."""
     if probe.id in evidence.unsupported:
         return f"{probe.id} could not be done: {evidence.unsupported[probe.id]}"
+    if len(judged) == len(expected):  # each place is one of those
+        return ""
     there = {place.place.ranks for place in judged}
     absent = [ranks for ranks in expected if ranks not in there]
     if not absent:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.results.coverage import Coverage
-from pytest_ddpscale.results.verdicts import Blocker, RunOutcome, Verdict
+from pytest_ddpscale.results.verdicts import ACCEPTING, Blocker, RunOutcome, Verdict
 from pytest_ddpscale.util.listing import first_few
 
 ONE_NODE = Coverage()
@@ -26,7 +26,7 @@ def conclude(
         coverage: what was tested.
 
     Returns:
-        ``rejected`` if any requirement of severity ``fail`` failed. Else ``incomplete`` if one of
+        ``rejected`` if any requirement of severity ``fail`` failed and is not waived. Else ``incomplete`` if one of
         severity ``fail`` is undecided, if any at all but a node check of severity ``warn`` is not measured or broke,
         or if none passed.
         Else ``partial`` if requirements were left out. Else ``accepted``, unless no passed
@@ -34,6 +34,7 @@ def conclude(
         measured, which is ``incomplete``: a provisional bound cannot accept a cluster on its own.
         On several nodes it is enough that each keeps one by itself, if a bound on speed over all nodes is
         kept and none between nodes that is provisional fails, which has to be calibrated first, or is undecided.
+        ``accepted_with_waivers`` in place of ``accepted`` if any failure is waived.
     """
     blocking = [v for v in verdicts if v.blocks()]
     failed = [v for v in blocking if v.outcome == "failed"]
@@ -52,9 +53,11 @@ def conclude(
 
 
 def _among_the_decided(verdicts: Sequence[Verdict], required: int, coverage: Coverage) -> tuple[RunOutcome, str]:
-    passed = [v for v in verdicts if v.passed]
-    warned = len(verdicts) - len(passed)
-    count = f"{len(passed)} of {required} requirements passed" + (f", {warned} warned" if warned else "")
+    passed, waived = [v for v in verdicts if v.passed], [v for v in verdicts if v.is_waived]
+    warned = len(verdicts) - len(passed) - len(waived)
+    count = f"{len(passed)} of {required} requirements {'met' if waived else 'passed'}"
+    count += f", {len(waived)} waived" if waived else ""
+    count += f", {warned} warned" if warned else ""
     if not passed:
         return "incomplete", f"{count}: there is nothing to accept"
     if len(verdicts) < required:
@@ -62,15 +65,15 @@ def _among_the_decided(verdicts: Sequence[Verdict], required: int, coverage: Cov
     if not rests_on_published(verdicts, coverage):
         return "incomplete", (
             f"{count}, but none with a published bound covers all devices: provisional bounds warn, they do not "
-            "accept. Put measured numbers with their source into the thresholds file"
+            "accept. Put measured numbers with their source into the thresholds file (`ddpscale calibrate`)"
         )
     if coverage.is_on_several_nodes:
         return _between_nodes(verdicts, count, coverage)
-    return "accepted", count
+    return _accepted(verdicts), count
 
 
 def _between_nodes(verdicts: Sequence[Verdict], count: str, coverage: Coverage) -> tuple[RunOutcome, str]:
-    """``accepted`` if what is between nodes was measured over all of them and is as it should be."""
+    """Accepted if what is between nodes was measured over all of them and is as it should be."""
     between = [v for v in verdicts if v.id in coverage.between_nodes]
     uncalibrated = [v for v in between if v.outcome == "failed" and v.provisional]
     if uncalibrated:
@@ -89,7 +92,11 @@ def _between_nodes(verdicts: Sequence[Verdict], count: str, coverage: Coverage) 
             "together"
         )
     provisional = all(v.provisional for v in kept)
-    return "accepted", f"{count}; between nodes: provisional bounds" if provisional else count
+    return _accepted(verdicts), f"{count}; between nodes: provisional bounds" if provisional else count
+
+
+def _accepted(verdicts: Sequence[Verdict]) -> RunOutcome:
+    return "accepted_with_waivers" if any(v.is_waived for v in verdicts) else "accepted"
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ class RunCaveats:
 
 def qualified(outcome: RunOutcome, reason: str, caveats: RunCaveats) -> tuple[RunOutcome, str]:
     """The outcome as it stands in view of the caveats, and why; one that is not good is left as it is."""
-    if outcome not in ("accepted", "partial"):
+    if outcome not in (*ACCEPTING, "partial"):
         return outcome, reason
     if caveats.is_simulated:
         return "incomplete", f"simulated: no machine was measured ({reason})"
@@ -133,10 +140,10 @@ def qualified(outcome: RunOutcome, reason: str, caveats: RunCaveats) -> tuple[Ru
         return "incomplete", f"{reason}, but {len(absent)} of {nodes} nodes were not tested: {first_few(absent)}"
     if caveats.slow_links:
         return "incomplete", f"{reason}, but communication is slow at {caveats.slow_links[0]}"
-    return _as_far_as_covered(reason, caveats.coverage) if outcome == "accepted" else (outcome, reason)
+    return _as_far_as_covered(outcome, reason, caveats.coverage) if outcome in ACCEPTING else (outcome, reason)
 
 
-def _as_far_as_covered(reason: str, coverage: Coverage) -> tuple[RunOutcome, str]:
+def _as_far_as_covered(outcome: RunOutcome, reason: str, coverage: Coverage) -> tuple[RunOutcome, str]:
     """What would be accepted, unless something of the machine took no part."""
     if idle := coverage.idle_gpus:
         names = first_few([f"{gpu.name} on {node.host}" for node, gpu in idle])
@@ -151,7 +158,7 @@ def _as_far_as_covered(reason: str, coverage: Coverage) -> tuple[RunOutcome, str
         )
     if why:  # those that were slow have not been measured again
         return "incomplete", f"{reason}, but the search for a slow node or link did not end{why}"
-    return "accepted", reason
+    return outcome, reason
 
 
 def may_accept(verdict: Verdict) -> bool:
@@ -190,7 +197,7 @@ def other_blockers(
         measured = [v for v in verdicts if v.outcome != "not_measured"]
         verdicts, required = measured, required - (len(verdicts) - len(measured))
     outcome, reason = qualified(*conclude(verdicts, required, interrupted, coverage), caveats)
-    return () if outcome in ("accepted", "partial") else (Blocker("run", "acceptance", reason),)
+    return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", reason),)
 
 
 def _names(verdicts: Sequence[Verdict]) -> str:

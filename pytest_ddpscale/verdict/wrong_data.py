@@ -10,7 +10,7 @@ from pytest_ddpscale.evidence.probe_columns import ProbeColumns
 from pytest_ddpscale.metrics.probes import ProbedPlace, place_of
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
-from pytest_ddpscale.results.verdicts import Culprit, Verdict
+from pytest_ddpscale.results.verdicts import WRONG_DATA, Culprit, Verdict
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.verdict.probe_culprits import link_culprit, shared_end
 
@@ -37,7 +37,8 @@ def with_wrong_data(verdict: Verdict, probe: Probe, probed: ProbeColumns) -> Ver
     reason = f"{_did(probe)} wrong data, as seen by {first_few(names)} ({_rounds(wrong, measured)})"
     if verdict.outcome in ("failed", "error"):
         reason += f"; besides: {verdict.reason}"
-    return replace(verdict, outcome="failed", reason=reason, culprits=(*culprits, *others))
+    flags = (*verdict.flags, WRONG_DATA)
+    return replace(verdict, outcome="failed", reason=reason, culprits=(*culprits, *others), flags=flags)
 
 
 def _culprits(

@@ -33,6 +33,7 @@ from pytest_ddpscale.util.masking import masked_environment  # noqa: E402
 from pytest_ddpscale.util.orphans import die_with_parent  # noqa: E402
 from pytest_ddpscale.worker.control import Control, connect, host_name  # noqa: E402
 from pytest_ddpscale.worker.device import Device, open_device  # noqa: E402
+from pytest_ddpscale.worker.memory_held import be_ended_first  # noqa: E402
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry  # noqa: E402
 from pytest_ddpscale.worker.numa import Binding, bind_to_gpu, pin_to_cores  # noqa: E402
 from pytest_ddpscale.worker.rank import GangMember  # noqa: E402
@@ -94,6 +95,8 @@ def run(folder: Path, progress: RankProgress) -> None:
     """Join the gang and work through the studies, as the node's agent has left word of them in its folder."""
     assignment = read_assignment(folder)
     plan = read_as(Plan, parse_strict_json(bytes(assignment.plan)))
+    if assignment.tries_memory:
+        be_ended_first()
     timeout = timedelta(seconds=assignment.timeout_s)
     control = connect(timeout)
     progress.rank = control.rank
@@ -111,7 +114,7 @@ def run(folder: Path, progress: RankProgress) -> None:
     telemetry = GangTelemetry(control, plan.device_type, sink.append_telemetry, assignment.gang)
     context = RankContext(
         device, control, progress, sink, telemetry, timeout,
-        assignment.deadline_unix_s, assignment.gang, assignment.steered,
+        assignment.deadline_unix_s, assignment.gang, assignment.steered, assignment.tries_memory,
     )  # fmt: skip
     gang = GangMember(plan, context)
     gang.announce(who_i_am(control, device, binding))

@@ -15,6 +15,8 @@ from pytest_ddpscale.plan.architectures import has_kernels
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.plan.torch_versions import wheel_for
 from pytest_ddpscale.plan.workload import Precision
+from pytest_ddpscale.results.memory_record import RankMemory
+from pytest_ddpscale.worker.memory_held import resident_memory
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,10 @@ class CpuDevice:
         """0: a process's resident set is not told apart by what holds it."""
         return 0
 
+    def memory_held(self) -> RankMemory:
+        """The most this process held since it started. Raises OSError: the system does not say."""
+        return resident_memory()
+
     def release(self) -> None:
         """Nothing is cached."""
 
@@ -143,6 +149,16 @@ class CudaDevice:
     def allocated_bytes(self) -> int:
         """What torch's allocator has handed out."""
         return torch.cuda.memory_allocated(self._device)
+
+    def memory_held(self) -> RankMemory:
+        """The most the device held, whoever held it: NCCL's buffers and CUDA's context are none of torch's allocator.
+
+        That one is counted at its peak of the last block, which has all that blocks before it left in its cache.
+        """
+        free, total = torch.cuda.mem_get_info(self._device)
+        others = total - free - torch.cuda.memory_reserved(self._device)
+        own = max(0, others) + torch.cuda.max_memory_reserved(self._device)
+        return RankMemory(own_bytes=own, total_bytes=total)
 
     def release(self) -> None:
         """Return cached blocks to the driver: the next study may need other sizes."""

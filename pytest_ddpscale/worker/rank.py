@@ -14,6 +14,7 @@ from torch.distributed import PrefixStore
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm, Plan, Study
+from pytest_ddpscale.results.memory_record import RankMemory, joined_memory
 from pytest_ddpscale.results.records import (
     BEFORE_ROUNDS,
     EndReason,
@@ -118,6 +119,8 @@ class GangMember:
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
         reason = self._run_rounds(study, arms, steps)
+        if context.tries_memory:
+            self._tell_memory(study)
         self._progress.arm, self._progress.phase = None, "cleaning up"
         self._tell_transports(study.id, _groups(study, self._layout))
         arms.close()
@@ -136,6 +139,15 @@ class GangMember:
             self._sink.append_record(joined_transport(parts, study_id, self._gang))
 
         self._context.gather(f"{study_id}/transport", range(control.world_size), said, RankTransport, join)
+
+    def _tell_memory(self, study: Study) -> None:
+        """Say how much memory every rank took, while it still holds it."""
+
+        def join(parts: list[RankMemory]) -> None:
+            self._sink.append_memory(joined_memory(parts, study.id))
+
+        everybody = range(self._control.world_size)
+        self._context.gather(f"{study.id}/memory", everybody, self._context.device.memory_held(), RankMemory, join)
 
     @property
     def _is_first(self) -> bool:

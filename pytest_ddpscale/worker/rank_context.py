@@ -35,6 +35,7 @@ class RankContext:
         timeout: limit for connecting ranks, and for one collective.
         deadline_unix_s: no round starts after it; None for no limit.
         steered: whether a supervisor says after each round if the study goes on.
+        tries_memory: whether ranks say how much memory a study took.
     """
 
     device: Device
@@ -46,6 +47,7 @@ class RankContext:
     deadline_unix_s: float | None = None
     gang: int = 0
     steered: bool = False
+    tries_memory: bool = False
 
     @property
     def is_out_of_time(self) -> bool:

@@ -18,7 +18,7 @@ from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.stats.intervals import Estimate
 from pytest_ddpscale.stats.sequential import EProcess
 from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.thresholds.model import Requirement
+from pytest_ddpscale.thresholds.model import Requirement, Source
 from pytest_ddpscale.verdict.judge import judge
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of
@@ -85,17 +85,16 @@ def make_case(
     """A requirement with a published bound, unless `keys` says otherwise."""
     definition = METRICS[metric]
     world_size = world_size or world_size_of(metric)
-    data: dict[str, Any] = {
-        "metric": metric,
+    given: dict[str, Any] = {
+        "source": Source(bound, None, "a paper", "far enough away"),
         "workload": workload.name,
         "world_size": world_size,
-        "at_most" if definition.upper_bound else "at_least": bound,
-        "source": {"measured": 123.0, "reference": "a paper", "reasoning": "far enough away"},
-        **({"versus": "old"} if definition.takes_versus else {}),
+        "versus": "old" if definition.takes_versus else None,
+        "severity": "warn" if keys.get("provisional") else "fail",
         **keys,
     }
     return Case(
-        Requirement.model_validate(data),
+        Requirement(metric, bound, **given),
         world_size,
         workload,
         f"{workload.name}-{world_size}gpu",

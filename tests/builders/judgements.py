@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from datetime import date
 
 from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.run_json import RunRecord
-from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
+from pytest_ddpscale.results.verdicts import Culprit, Judgement, LoweredBound, Verdict
+from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.json_types import run_record
 from tests.builders.measurements import Measurement
 
@@ -169,7 +171,10 @@ def hostile_judgement() -> Judgement:
         notes=(HOSTILE,),
         culprits=(Culprit("gpu", HOSTILE, 3, HOSTILE, HOSTILE),),
     )
-    return Judgement(HOSTILE, "rejected", HOSTILE, (verdict, replace(verdict, provisional=True)), (HOSTILE,))
+    waived = replace(verdict, waiver=Waiver(HOSTILE, HOSTILE, date(2026, 12, 31)))
+    lowered = (LoweredBound(HOSTILE, "throughput_per_gpu", 2.0, 1.0), LoweredBound(HOSTILE, "node_check", 1.0, None))
+    verdicts = (verdict, replace(verdict, provisional=True), waived)
+    return Judgement(HOSTILE, "rejected", HOSTILE, verdicts, (HOSTILE,), lowered=lowered)
 
 
 def hostile_run() -> RunRecord:

@@ -11,7 +11,8 @@ from pytest_ddpscale.checks.catalogue import check
 from pytest_ddpscale.checks.finding import CheckResult, NodeEvidence
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
-from pytest_ddpscale.results.telemetry_record import Spread, Telemetry
+from pytest_ddpscale.results.telemetry_record import Spread
+from tests.builders.telemetry import Telemetry, columns_of_telemetry
 
 GIB = 2**30
 A100 = NodeExpectation(
@@ -64,11 +65,16 @@ def by_host(surveys: Sequence[Survey]) -> Mapping[str, Survey]:
 
 
 def judged(
-    name: str, *surveys: Survey, planned: int | None = None, expectation: NodeExpectation = A100, **records: Any
+    name: str,
+    *surveys: Survey,
+    planned: int | None = None,
+    expectation: NodeExpectation = A100,
+    telemetry: Sequence[Telemetry] = (),
+    **records: Any,
 ) -> CheckResult:
     """What a check comes to on nodes."""
     planned = len(surveys) if planned is None else planned
-    return check(name, NodeEvidence(expectation, by_host(surveys), planned, **records))
+    return check(name, NodeEvidence(expectation, by_host(surveys), planned, columns_of_telemetry(telemetry), **records))
 
 
 def with_gpu(which: Sequence[int] = (3,), host: str = "n1", **changes: Any) -> Survey:

@@ -20,11 +20,10 @@ from pytest_ddpscale.results.records import (
     step_bytes,
 )
 from pytest_ddpscale.results.strict_json import column
-from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.results.transport_record import GangTransport, RankTransport, Transport, joined_transport
 from tests.builders.measurements import Measurement
 
-Placed = Measurement | SeededStep | ProbeMeasurement | Transport | Telemetry
+Placed = Measurement | SeededStep | ProbeMeasurement | Transport
 _COLUMNS = (
     "steps", "started_unix_s", "block_s", "utilization", "energy_j", "peak_memory_bytes", "skipped_steps",
 )  # fmt: skip

@@ -17,25 +17,32 @@ from tests.builders.json_types import run_record
 from tests.builders.records import gang_on, steady_block
 
 THRESHOLDS = """\
-schema_version: 1
+schema_version: 2
+sources: {paper: a paper}
+workloads:
+  r: {model: resnet18, precision: fp32, image_size: 32}
+families:
+  both:
+    - {throughput_per_gpu: {1: 99}, of: r, published: paper, bound: 50, because: made up}
+    - {weak_scaling_efficiency: {2: 0.97}, of: r, published: paper, bound: 0.5, because: made up}
+    - {strong_scaling_speedup: {8: 6.5}, of: r, published: paper, bound: 2, because: made up}
 skus:
   cpu:
     description: any CPU
     aliases: [laptop]
     detect: {device: cpu}
-    workloads: &workloads
-      r: {model: resnet18, precision: fp32, batch_size: 4, image_size: 32, global_batch_size: 8}
-    requirements: &requirements
-      - {metric: throughput_per_gpu, workload: r, world_size: 1, at_least: 50, source: &source {measured: 99, reference: a paper, reasoning: made up for a test}}
-      - {metric: weak_scaling_efficiency, workload: r, world_size: 2, at_least: 0.5, source: *source}
-      - {metric: strong_scaling_speedup, workload: r, world_size: 8, at_least: 2, source: *source}
+    batch: {r: {per_gpu: 4, global: 8}}
+    families: [both]
+    beyond_node: asked
+    requirements: []
   gpu:
     description: some GPU
     aliases: [g]
     detect: {name: '^G$'}
-    workloads: *workloads
-    requirements: *requirements
-"""  # noqa: E501 - one requirement, one line
+    batch: {r: {per_gpu: 4, global: 8}}
+    families: [both]
+    beyond_node: asked
+"""
 IDS = ["throughput_per_gpu[r-1rank]", "weak_scaling_efficiency[r-2rank]", "strong_scaling_speedup[r-8rank]"]
 IMG_PER_S = 100.0
 

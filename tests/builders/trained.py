@@ -1,17 +1,30 @@
-"""The workload that tests of the worker train: small enough for a few steps a second."""
+"""The workloads that tests of the worker train: small enough for tens of steps a second."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import torch
+from torchvision.models import VisionTransformer
+from torchvision.models._api import register_model
 
 from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.plan.workload import Workload
 
 CPU = torch.device("cpu")
 TIMEOUT = timedelta(seconds=60)
-TINY = Workload("tiny", "resnet18", "fp32", 2, 32, "contiguous", num_classes=10)
+TINY = Workload("tiny", "shufflenet_v2_x0_5", "fp32", 2, 32, "contiguous", num_classes=10)
+
+
+@register_model()  # type: ignore[untyped-decorator]
+def vit_of_a_test(weights: None = None, **options: Any) -> VisionTransformer:
+    """Two layers of 64 dimensions: the smallest of torchvision has twelve of 768, which take seconds to build."""
+    return VisionTransformer(patch_size=16, num_layers=2, num_heads=2, hidden_dim=64, mlp_dim=128, **options)
+
+
+TRANSFORMER = replace(TINY, model="vit_of_a_test")
 
 
 def study(*arms: Arm, workload: Workload = TINY) -> Study:

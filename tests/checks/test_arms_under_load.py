@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_ddpscale.checks.finding import Blocks
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.results.telemetry_record import Telemetry
 from tests.builders.nodes_checked import gpus, judged, spread, survey, window
+from tests.builders.telemetry import Telemetry, gpu_blocks_of
 
 UNDER_LOAD = [name for name, check in NODE_CHECKS.items() if check.reads == "telemetry"]
 OF_WINDOWS = ["throttling_under_load", "pcie_under_load"]
@@ -34,13 +33,6 @@ def run(
 
 def on_gpu_5(arms: Sequence[str], **changes: Any) -> Callable[[Telemetry], dict[str, Any]]:
     return lambda one: changes if one.local_rank == 5 and one.arm in arms else {}
-
-
-def blocks_of(telemetry: Sequence[Telemetry]) -> Blocks:
-    found: dict[tuple[str, str], set[tuple[str, str, int]]] = {}
-    for one in telemetry:
-        found.setdefault((one.host, one.device), set()).add((one.study, one.arm, one.round))
-    return found
 
 
 @pytest.mark.parametrize(
@@ -97,7 +89,7 @@ def test_a_gpu_that_was_asked_once_in_many_short_windows_does_not_pass(name: str
 @pytest.mark.parametrize("name", UNDER_LOAD)
 def test_blocks_of_a_gpu_that_have_no_telemetry_were_not_watched(name: str) -> None:
     telemetry = run()
-    blocks = blocks_of(telemetry)
+    blocks = gpu_blocks_of(telemetry)
     assert judged(name, survey(), telemetry=telemetry, blocks=blocks).outcome == "passed"
     few = [one for one in telemetry if one.local_rank != 5 or (one.arm, one.round) == ("memory-copy", 0)]
     result = judged(name, survey(), telemetry=few, blocks=blocks)
@@ -112,7 +104,7 @@ def test_blocks_of_a_gpu_that_have_no_telemetry_were_not_watched(name: str) -> N
 @pytest.mark.parametrize("name", UNDER_LOAD)
 def test_a_node_that_worked_and_was_not_watched_does_not_pass_by_another(name: str) -> None:
     other = run(host="n2")
-    result = judged(name, survey("n1"), planned=1, telemetry=other, blocks=blocks_of(run()))
+    result = judged(name, survey("n1"), planned=1, telemetry=other, blocks=gpu_blocks_of(run()))
     assert result.outcome == "not_measured"
     assert "n1: 0 of 8 GPUs were watched" in result.reason
 
@@ -124,5 +116,5 @@ def test_a_strange_gpu_does_not_stand_in_for_one_that_nobody_watched(name: str) 
     assert result.outcome == "not_measured"
     assert "n1: 7 of 8 GPUs were watched" in result.reason
     idle = survey(gpus=(*gpus(), replace(gpus()[0], uuid="GPU-strange")))  # there, and took part in nothing
-    assert judged(name, idle, telemetry=strange, blocks=blocks_of(run())).outcome == "not_measured"
-    assert judged(name, idle, telemetry=strange, blocks=blocks_of(strange)).outcome == "passed"
+    assert judged(name, idle, telemetry=strange, blocks=gpu_blocks_of(run())).outcome == "not_measured"
+    assert judged(name, idle, telemetry=strange, blocks=gpu_blocks_of(strange)).outcome == "passed"

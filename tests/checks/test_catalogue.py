@@ -38,8 +38,9 @@ def test_a_node_that_could_not_be_looked_at_is_not_passed(name: str) -> None:
 
 def test_a_failure_says_what_else_is_not_known() -> None:
     result = judged("pcie", with_gpu(host="n1", pcie_width_max=8), survey("n2", problem="it hangs"))
-    assert result.outcome == "failed"
+    assert (result.outcome, result.is_partly_known) == ("failed", True)
     assert "also not known: n2: it could not be looked at: it hangs" in result.notes
+    assert not judged("pcie", with_gpu(host="n1", pcie_width_max=8), survey("n2")).is_partly_known
 
 
 @pytest.mark.parametrize("name", [name for name, check in NODE_CHECKS.items() if not check.on_cpu])

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.results.telemetry_record import Telemetry
 from tests.builders.nodes_checked import A100, NOT_SUPPORTED, judged, spread, survey, windows
+from tests.builders.telemetry import Telemetry
 
 UNDER_LOAD = [name for name, check in NODE_CHECKS.items() if check.reads == "telemetry"]
 Change = Callable[[Telemetry], dict[str, Any]]

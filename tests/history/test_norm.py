@@ -148,7 +148,7 @@ def test_a_baseline_with_its_places_is_kept_as_json(history: Path) -> None:
 
 
 def test_runs_without_a_norm_push_none_out_of_the_window(history: Path) -> None:
-    """Runs that only looked at the node, and rejected ones."""
+    """Runs that only looked at the node, rejected ones, and one with a failure that is waived."""
     before = baseline(history, 99).past
     for number in range(MOST_RUNS + 1):
         run = RunDirectory.create(history.parent / f"looked{number}")
@@ -158,6 +158,7 @@ def test_runs_without_a_norm_push_none_out_of_the_window(history: Path) -> None:
         run.append_records([Survey("n1", float(number))])
         conclude(run, "partial", judged_at=began)
         add_run(history, run.path)
+    add_run(history, judged_run(history.parent / "waived", 29, {"n1": SOUND}, outcome="accepted_with_waivers").path)
     add_run(history, judged_run(history.parent / "bad", 30, {"n1": (50.0, 50.0)}, outcome="rejected").path)
     assert baseline(history, 99).past == before
     assert before

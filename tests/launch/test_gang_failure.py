@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpscale.launch.gang_failure import describe, describe_standstill
+from pytest_ddpscale.launch.gang_failure import describe, describe_standstill, oom_kills, rank_ends
+from pytest_ddpscale.launch.gang_owner import RankEnd
 from tests.builders.launches import News
 
 PLACE = "timed block (study weak/r, arm ddp@2, round 3)"
@@ -244,3 +245,22 @@ class TestNccl:
         one.gone(1)
         one.exit(0, [1, -6, 101, True])
         assert describe(one.roll, 1, []).endswith(quoted)
+
+
+class TestRankEnds:
+    def test_ranks_that_torchrun_saw_fail_come_before_those_that_are_only_gone(self, two: News) -> None:
+        two.gone(0)
+        two.gone(3)
+        two.exit(0, oom_kills=1)
+        two.exit(1, [1, -9, 103, True], oom_kills=2)
+        assert rank_ends(two.roll) == (RankEnd("rank 3 on n2", -9), RankEnd("rank 0 on n1", None))
+        assert oom_kills(two.roll) == 3
+
+    def test_those_that_torchrun_ended_itself_are_none(self, one: News) -> None:
+        one.gone(0)
+        one.gone(1)
+        one.exit(0, [1, -11, 101, True], [0, -9, 100, False], ended_pids=[100])
+        assert rank_ends(one.roll) == (RankEnd("rank 1 on n1", -11),)
+
+    def test_a_gang_of_which_nothing_is_known_has_none(self, one: News) -> None:
+        assert (rank_ends(one.roll), oom_kills(one.roll)) == ((), 0)

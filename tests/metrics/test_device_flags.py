@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_ddpscale.metrics.device_flags import flags, mean_power_w
-from pytest_ddpscale.results.telemetry_record import Spread, Telemetry
+from pytest_ddpscale.metrics.device_flags import mean_power_w
+from pytest_ddpscale.results.telemetry_record import Spread
+from tests.builders.telemetry import Telemetry, columns_of_telemetry, flags_of
 
 
 def steady(value: float) -> Spread:
@@ -22,77 +23,81 @@ HEALTHY = replace(
 )  # fmt: skip
 
 
-def flags_of(**changes: Any) -> tuple[str, ...]:
-    return flags(replace(HEALTHY, **changes))
+def flags_with(**changes: Any) -> tuple[str, ...]:
+    return flags_of(replace(HEALTHY, **changes))
+
+
+def power_of(window: Telemetry) -> float:
+    return float(mean_power_w(columns_of_telemetry([window]))[0])
 
 
 def test_a_gpu_at_its_power_limit_is_healthy() -> None:
-    assert flags(HEALTHY) == ()
+    assert flags_of(HEALTHY) == ()
 
 
 def test_what_cannot_be_read_raises_no_flag() -> None:
-    assert flags(NOTHING) == ()
-    assert flags(replace(NOTHING, utilization=steady(1.0))) == ()
+    assert flags_of(NOTHING) == ()
+    assert flags_of(replace(NOTHING, utilization=steady(1.0))) == ()
 
 
 @pytest.mark.parametrize(("power_w", "expected"), [(130.0, ("stalled",)), (220.0, ("stalled",)), (235.0, ())])
 def test_busy_at_nearly_idle_power_is_stalled(power_w: float, expected: tuple[str, ...]) -> None:
-    assert flags_of(utilization=steady(1.0), power_w=steady(power_w)) == expected
+    assert flags_with(utilization=steady(1.0), power_w=steady(power_w)) == expected
 
 
 @pytest.mark.parametrize(("power_w", "expected"), [(205.0, ("stalled",)), (215.0, ())])
 def test_without_a_known_idle_power_the_limit_decides(power_w: float, expected: tuple[str, ...]) -> None:
-    assert flags_of(power_w=steady(power_w), idle_power_w=None) == expected
+    assert flags_with(power_w=steady(power_w), idle_power_w=None) == expected
 
 
 def test_idle_power_that_cannot_be_is_not_divided_by() -> None:
-    assert flags_of(power_w=steady(120.0), idle_power_w=700.0) == ("stalled",)
+    assert flags_with(power_w=steady(120.0), idle_power_w=700.0) == ("stalled",)
 
 
 def test_working_sms_are_no_stall_whatever_the_power() -> None:
-    assert flags_of(power_w=steady(130.0), sm_activity=steady(0.7)) == ()
-    assert flags_of(power_w=steady(130.0), sm_activity=steady(0.1)) == ("stalled",)
+    assert flags_with(power_w=steady(130.0), sm_activity=steady(0.7)) == ()
+    assert flags_with(power_w=steady(130.0), sm_activity=steady(0.1)) == ("stalled",)
 
 
 def test_a_low_clock_explains_low_power() -> None:
-    assert flags_of(power_w=steady(130.0), sm_clock_mhz=steady(345.0)) == ("slow_clock",)
+    assert flags_with(power_w=steady(130.0), sm_clock_mhz=steady(345.0)) == ("slow_clock",)
 
 
 def test_power_comes_from_the_energy_counter_where_there_is_one() -> None:
     # Samples still show the second before the block.
     lagging = replace(HEALTHY, power_w=steady(150.0), energy_j=960.0, sources={"energy_j": "counter"})
-    assert mean_power_w(lagging) == 480.0
-    assert flags(lagging) == ()
-    assert mean_power_w(replace(lagging, sources={"energy_j": "power"})) == 150.0
+    assert power_of(lagging) == 480.0
+    assert flags_of(lagging) == ()
+    assert power_of(replace(lagging, sources={"energy_j": "power"})) == 150.0
 
 
 @pytest.mark.parametrize(("utilization", "expected"), [(0.79, ("idle",)), (0.8, ()), (0.0, ("idle",))])
 def test_under_80_per_cent_is_idle(utilization: float, expected: tuple[str, ...]) -> None:
-    assert flags_of(utilization=steady(utilization)) == expected
+    assert flags_with(utilization=steady(utilization)) == expected
 
 
 def test_a_gpu_that_idles_is_not_said_to_stall_or_to_be_slow() -> None:
-    assert flags_of(utilization=steady(0.1), power_w=steady(72.0), sm_clock_mhz=steady(345.0)) == ("idle",)
+    assert flags_with(utilization=steady(0.1), power_w=steady(72.0), sm_clock_mhz=steady(345.0)) == ("idle",)
 
 
 @pytest.mark.parametrize(
     "reason", ["hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown"]
 )
 def test_hardware_and_heat_throttle(reason: str) -> None:
-    assert flags_of(throttle_reasons={reason: 0.1}) == ("throttled",)
-    assert flags_of(throttle_reasons={reason: 0.05}) == ()
+    assert flags_with(throttle_reasons={reason: 0.1}) == ("throttled",)
+    assert flags_with(throttle_reasons={reason: 0.05}) == ()
 
 
 @pytest.mark.parametrize("reason", ["sw_power_cap", "gpu_idle", "applications_clocks_setting", "sync_boost"])
 def test_other_reasons_are_no_fault(reason: str) -> None:
-    assert flags_of(throttle_reasons={reason: 1.0}) == ()
+    assert flags_with(throttle_reasons={reason: 1.0}) == ()
 
 
 @pytest.mark.parametrize(("clock_mhz", "expected"), [(980.0, ("slow_clock",)), (1000.0, ())])
 def test_half_the_clock_under_load_is_slow(clock_mhz: float, expected: tuple[str, ...]) -> None:
-    assert flags_of(sm_clock_mhz=steady(clock_mhz)) == expected
+    assert flags_with(sm_clock_mhz=steady(clock_mhz)) == expected
 
 
 def test_several_flags_come_in_one_order() -> None:
     changes = {"sm_clock_mhz": steady(345.0), "throttle_reasons": {"hw_power_brake_slowdown": 1.0}}
-    assert flags_of(**changes) == ("throttled", "slow_clock")
+    assert flags_with(**changes) == ("throttled", "slow_clock")

@@ -16,7 +16,6 @@ from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.probe import COLLECTIVES, SINGLE_DEVICE, ProbeKind
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.thresholds.model import MetricName
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=16)
 
@@ -68,10 +67,6 @@ def test_ranks_of_strong_scaling_train_the_whole_global_batch(world_size: int, s
     assert arm.batch_size * arm.world_size == workload.global_batch_size
     alone = baseline_arm(METRICS["strong_scaling_efficiency"], workload, world_size)
     assert alone == Arm("alone", 1, world_size * share)
-
-
-def test_thresholds_know_exactly_the_metrics_of_the_catalogue() -> None:
-    assert set(typing.get_args(MetricName)) == set(METRICS)
 
 
 def test_costs_and_differences_are_bounded_from_above() -> None:

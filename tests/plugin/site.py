@@ -33,55 +33,56 @@ ROUNDS = FEWEST_ROUNDS + 1
 # Test item → the line of the thresholds file that it comes from. `MEASURED_RUN` keeps each of them.
 REQUIREMENTS = {
     "test_throughput_per_gpu[resnet152-fp16-1gpu]":
-        "{metric: throughput_per_gpu, workload: resnet152-fp16, at_least: 1130, source: *paper}",
+        "{throughput_per_gpu: {1: 500}, of: resnet152-fp16, published: paper, bound: 1130, because: made up}",
     "test_weak_scaling_efficiency[resnet152-fp16-2gpu]":
-        "{metric: weak_scaling_efficiency, workload: resnet152-fp16, world_size: 2, at_least: 0.974, source: *paper}",
+        "{weak_scaling_efficiency: {2: 0.97}, of: resnet152-fp16, published: paper, bound: 0.974, because: made up}",
     "test_weak_scaling_efficiency[resnet152-fp16-8gpu]":
-        "{metric: weak_scaling_efficiency, workload: resnet152-fp16, world_size: 8, at_least: 0.96, source: *paper}",
+        "{weak_scaling_efficiency: {8: 0.97}, of: resnet152-fp16, published: paper, bound: 0.96, because: made up}",
     "test_weak_scaling_efficiency[vit-b-16-fp16-8gpu]":
-        "{metric: weak_scaling_efficiency, workload: vit-b-16-fp16, world_size: 8, at_least: 0.965, source: *paper}",
+        "{weak_scaling_efficiency: {8: 0.97}, of: vit-b-16-fp16, published: paper, bound: 0.965, because: made up}",
     "test_strong_scaling_speedup[vit-b-16-fp16-8gpu]":
-        "{metric: strong_scaling_speedup, workload: vit-b-16-fp16, world_size: 8, at_least: 6.2, source: *paper}",
+        "{strong_scaling_speedup: {8: 6.5}, of: vit-b-16-fp16, published: paper, bound: 6.2, because: made up}",
     "test_device_utilization[resnet152-fp16-8gpu]":
-        "{metric: device_utilization, workload: resnet152-fp16, world_size: 8, at_least: 0.95, source: *paper}",
+        "{device_utilization: {8: 0.97}, of: resnet152-fp16, published: paper, bound: 0.95, because: made up}",
     "test_peak_memory[resnet152-fp16-8gpu]":
-        "{metric: peak_memory_gib, workload: resnet152-fp16, world_size: 8, at_most: 46.3, source: *paper}",
+        "{peak_memory_gib: {8: 44.1}, of: resnet152-fp16, published: paper, bound: 46.3, because: made up}",
     "test_generation_ratio[resnet152-fp16-1gpu-vs-reference-gpu]":
-        "{metric: generation_ratio, workload: resnet152-fp16, versus: reference-gpu, at_least: 2.2, source: *paper}",
+        "{generation_ratio: {1: 2.4}, of: resnet152-fp16, versus: reference-gpu, published: paper, bound: 2.2,"
+        " because: made up}",
 }  # fmt: skip
 WEAK_8 = "test_weak_scaling_efficiency[resnet152-fp16-8gpu]"
 WEAK_8_NODE_ID = f"acceptance/test_scaling.py::{WEAK_8}"
 
 _THRESHOLDS = """\
-schema_version: 1
+schema_version: 2
+sources: {{paper: 'a paper, table 1'}}
+workloads:
+  resnet152-fp16: {{model: resnet152, precision: fp16}}
+  vit-b-16-fp16: {{model: vit_b_16, precision: fp16}}
+  resnet18-fp32: {{model: resnet18, precision: fp32, image_size: 32}}
 skus:
   reference-gpu:
     description: a published reference, which no machine is
     detect: {{device: none}}
-    workloads:
-      resnet152-fp16: {{model: resnet152, precision: fp16, batch_size: 128}}
+    batch: {{resnet152-fp16: 128}}
     requirements:
-      - metric: throughput_per_gpu
-        workload: resnet152-fp16
-        at_least: 450
-        source: &paper {{measured: 500, reference: 'a paper, table 1', reasoning: 'made up for a test'}}
+      - {{throughput_per_gpu: {{1: 500}}, of: resnet152-fp16, published: paper, bound: 450, because: made up}}
   tested-gpu:
     description: the generation under test
     aliases: [tested]
     detect: {{name: '^Tested GPU$', pci_device_ids: ['00a1'], memory_gib: 80}}
-    workloads:
-      resnet152-fp16: {{model: resnet152, precision: fp16, batch_size: 512, global_batch_size: 256}}
-      vit-b-16-fp16: {{model: vit_b_16, precision: fp16, batch_size: 1024, global_batch_size: 512}}
+    batch: {{resnet152-fp16: {{per_gpu: 512, global: 256}}, vit-b-16-fp16: {{per_gpu: 1024, global: 512}}}}
+    beyond_node: asked
     requirements:
 {requirements}
   cpu:
     description: any CPU
     detect: {{device: cpu}}
-    workloads:
-      resnet18-fp32: {{model: resnet18, precision: fp32, batch_size: 4, image_size: 32}}
+    batch: {{resnet18-fp32: 4}}
+    beyond_node: asked
     requirements:
-      - {{metric: throughput_per_gpu, workload: resnet18-fp32, at_least: 1, source: *paper}}
-      - {{metric: weak_scaling_efficiency, workload: resnet18-fp32, world_size: 2, at_least: 0.1, source: *paper}}
+      - {{throughput_per_gpu: {{1: 500}}, of: resnet18-fp32, published: paper, bound: 1, because: made up}}
+      - {{weak_scaling_efficiency: {{2: 0.97}}, of: resnet18-fp32, published: paper, bound: 0.1, because: made up}}
 """
 
 _RESNET = Workload("resnet152-fp16", "resnet152", "fp16", 512, global_batch_size=256)

@@ -16,26 +16,20 @@ from tests.plugin.site import Site, assert_no_crash, edit_json, output_of
 ON_CPU = ("--gpu-sku=cpu", "--ddp-gpus-per-node=2")
 NIGHTS = 6
 THRESHOLDS = """\
-schema_version: 1
+schema_version: 2
+sources: {paper: a paper}
+workloads:
+  tiny: {model: resnet18, precision: fp32, image_size: 32}
 skus:
   cpu:
     description: any CPU
     detect: {device: cpu}
-    workloads:
-      tiny: {model: resnet18, precision: fp32, batch_size: 4, image_size: 32}
+    batch: {tiny: 4}
     requirements:
-      - metric: weak_scaling_efficiency
-        workload: tiny
-        world_size: 2
-        at_least: 0.5
-        source: {measured: 0.9, reference: a paper, reasoning: made up for a test}
+      - {weak_scaling_efficiency: {2: 0.9}, of: tiny, published: paper, bound: 0.5, because: made up}
 """
 REGRESSION = """\
-      - metric: no_regression
-        at_least: 0.9
-        severity: fail
-        provisional: true
-        source: {reasoning: it repeats itself}
+      - {no_regression: 0.9, severity: fail, provisional: it repeats itself}
 """
 
 

@@ -6,16 +6,16 @@ import pytest
 
 from tests.plugin.site import REQUIREMENTS, Site, thresholds_text
 
-MADE_UP = "provisional: true, source: {reasoning: made up for a test}"
+MADE_UP = "provisional: made up for a test"
 UNTRAINED = {
-    "test_node_check[gpus]": f"{{metric: node_check, check: gpus, at_least: 1, {MADE_UP}}}",
-    "test_matmul[matmul-fp16]": f"{{metric: matmul_tflops, probe: matmul-fp16, at_least: 1, {MADE_UP}}}",
+    "test_node_check[gpus]": "{check: gpus, severity: warn}",
+    "test_matmul[matmul-fp16]": f"{{matmul_tflops: 1, probe: matmul-fp16, {MADE_UP}}}",
     "test_bus_bandwidth[all-reduce-32mib-4gpu]":
-        f"{{metric: busbw_gbps, probe: all-reduce-32mib, world_size: 4, at_least: 1, {MADE_UP}}}",
-    "test_no_regression[node]": f"{{metric: no_regression, at_least: 0.9, {MADE_UP}}}",
+        f"{{busbw_gbps: {{4: 1}}, probe: all-reduce-32mib, {MADE_UP}}}",
+    "test_no_regression[node]": f"{{no_regression: 0.9, {MADE_UP}}}",
 }  # fmt: skip
 UNIFORMITY = "test_rank_uniformity[resnet152-fp16-8gpu]"
-RANK_UNIFORMITY = f"{{metric: rank_uniformity, workload: resnet152-fp16, world_size: 8, at_most: 1.1, {MADE_UP}}}"
+RANK_UNIFORMITY = f"{{rank_uniformity: {{8: 1.1}}, of: resnet152-fp16, {MADE_UP}}}"
 
 
 @pytest.fixture

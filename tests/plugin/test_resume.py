@@ -20,20 +20,19 @@ NEW = (*ON_CPU, "--ddp-run-dir=run")
 RESUME = ("--ddp-resume=run", "--ddp-gpus-per-node=2")
 FIRST, LAST = "weak/tiny", "strong/tiny"  # in the order in which they are measured
 THRESHOLDS = """\
-schema_version: 1
+schema_version: 2
+sources: {paper: a paper}
+workloads:
+  tiny: {model: resnet18, precision: fp32, image_size: 32}
 skus:
   cpu:
     description: any CPU
     detect: {device: cpu}
-    workloads:
-      tiny: {model: resnet18, precision: fp32, batch_size: 4, image_size: 32, global_batch_size: 8}
+    batch: {tiny: {per_gpu: 4, global: 8}}
     requirements:
-      - metric: throughput_per_gpu
-        workload: tiny
-        at_least: 50
-        source: &paper {measured: 99, reference: a paper, reasoning: made up for a test}
-      - {metric: weak_scaling_efficiency, workload: tiny, world_size: 2, at_least: 0.5, source: *paper}
-      - {metric: strong_scaling_speedup, workload: tiny, world_size: 2, at_least: 1.5, source: *paper}
+      - {throughput_per_gpu: {1: 99}, of: tiny, published: paper, bound: 50, because: made up}
+      - {weak_scaling_efficiency: {2: 0.97}, of: tiny, published: paper, bound: 0.5, because: made up}
+      - {strong_scaling_speedup: {2: 1.9}, of: tiny, published: paper, bound: 1.5, because: made up}
 """
 ALL = 3
 
@@ -193,7 +192,7 @@ def test_studies_of_different_hosts_are_never_accepted_together(
 
 def test_other_thresholds_are_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_short(site, monkeypatch, "killed")
-    site.write("thresholds.yaml", THRESHOLDS.replace("at_least: 50", "at_least: 40"))
+    site.write("thresholds.yaml", THRESHOLDS.replace("bound: 50", "bound: 40"))
     assert site.run(*RESUME).ret == pytest.ExitCode.OK
     assert any("another thresholds file" in note for note in site.verdicts("run")["notes"])
 
@@ -244,7 +243,6 @@ class TestRefused:
         [
             ((*RESUME, "--gpu-sku=v100"), "--gpu-sku"),
             (("--ddp-resume=run", "--ddp-gpus-per-node=1"), "1 devices on 1 nodes can be used here"),
-            (NEW, "run: already holds a run"),
         ],
     )
     def test_options_that_do_not_fit(
@@ -256,9 +254,3 @@ class TestRefused:
         lock = RunLock.acquire(begun.path)
         self.refused_untouched(site, begun, RESUME, "run: is in use: process ", "Wait until that run has ended")
         lock.release()
-
-    def test_several_pytest_processes(self, site: Site, begun: RunDirectory) -> None:
-        pytest.importorskip("xdist")
-        result = site.run(*RESUME, "-n2")
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        assert "pytest-xdist is active with workers" in output_of(result)

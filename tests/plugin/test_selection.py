@@ -18,25 +18,20 @@ def assert_partial(site: Site, result: pytest.RunResult, passed: int) -> None:
     assert len(site.verdicts()["verdicts"]) == passed
 
 
-def test_one_node_id(site: Site) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [(WEAK_8_NODE_ID,), ("-k", "vit and weak"), ("-k", "peak_memory_gib[resnet152-fp16-8gpu]")],
+    ids=["node id", "keyword", "name that reports give it"],
+)
+def test_one_requirement(site: Site, arguments: tuple[str, ...]) -> None:
     site.measured()
-    assert_partial(site, site.judge(WEAK_8_NODE_ID), 1)
+    assert_partial(site, site.judge(*arguments), 1)
 
 
 def test_one_node_id_from_inside_the_folder(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     run = site.measured()
     monkeypatch.chdir(site.path / "acceptance")
     assert_partial(site, site.run(f"--ddp-judge={run.path}", f"test_scaling.py::{WEAK_8}"), 1)
-
-
-def test_a_keyword(site: Site) -> None:
-    site.measured()
-    assert_partial(site, site.judge("-k", "vit and weak"), 1)
-
-
-def test_a_requirement_is_chosen_by_the_name_that_reports_give_it(site: Site) -> None:
-    site.measured()
-    assert_partial(site, site.judge("-k", "peak_memory_gib[resnet152-fp16-8gpu]"), 1)
 
 
 def test_the_marker_leaves_other_tests_out(site: Site) -> None:
@@ -49,12 +44,12 @@ def test_the_marker_leaves_other_tests_out(site: Site) -> None:
 
 
 def test_the_last_failed_ones(site: Site) -> None:
-    site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 1.1"))
+    site.write("thresholds.yaml", thresholds_with(WEAK_8, "bound: 0.96", "bound: 1.1"))
     site.measured()
     assert site.judge().ret == pytest.ExitCode.TESTS_FAILED
     again = site.judge("--lf")
     again.assert_outcomes(failed=1)
-    site.write("thresholds.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 0.95"))
+    site.write("thresholds.yaml", thresholds_with(WEAK_8, "bound: 0.96", "bound: 0.95"))
     mended = site.judge("--lf")
     assert mended.ret == pytest.ExitCode.OK
     mended.assert_outcomes(passed=1)

@@ -9,15 +9,15 @@ from tests.plugin.site import REQUIREMENTS, WEAK_8, Site, assert_refused, conten
 WEAK_8_LINE = next(
     number
     for number, line in enumerate(thresholds_with(WEAK_8, "0.96", "0.961").splitlines(), start=1)
-    if "at_least: 0.961" in line
+    if "bound: 0.961" in line
 )
 
 
 @pytest.mark.parametrize(
     ("old", "new", "parts"),
     [
-        ("at_least: 0.96", "at_least: [0.96", ["not valid YAML"]),
-        ("at_least: 0.96", "at_leest: 0.96", ["unknown key", "at_leest"]),
+        ("bound: 0.96", "bound: [0.96", ["not valid YAML"]),
+        ("bound: 0.96", "buond: 0.96", ["unknown key", "did you mean 'bound'"]),
     ],
     ids=["malformed", "unknown"],
 )
@@ -40,7 +40,7 @@ def test_a_file_that_cannot_be_read_is_refused(site: Site) -> None:
 
 def test_the_file_named_wins_over_the_one_in_the_project(site: Site) -> None:
     site.measured()
-    site.write("strict.yaml", thresholds_with(WEAK_8, "at_least: 0.96", "at_least: 0.99"))
+    site.write("strict.yaml", thresholds_with(WEAK_8, "bound: 0.96", "bound: 0.99"))
     assert site.judge().ret == pytest.ExitCode.OK
     result = site.judge("--thresholds=strict.yaml")
     assert result.ret == pytest.ExitCode.TESTS_FAILED

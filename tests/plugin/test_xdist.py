@@ -13,8 +13,14 @@ REFUSAL = ("pytest-xdist is active with workers; expected one pytest process", "
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--gpu-sku=tested",), ("--gpu-sku=tested", "acceptance"), ("acceptance",), ("--ddp-judge=measured",)],
-    ids=["sku", "sku-and-tests", "tests", "judge"],
+    [
+        ("--gpu-sku=tested",),
+        ("--gpu-sku=tested", "acceptance"),
+        ("acceptance",),
+        ("--ddp-judge=measured",),
+        ("--ddp-resume=measured",),
+    ],
+    ids=["sku", "sku-and-tests", "tests", "judge", "resume"],
 )
 def test_workers_are_refused(site: Site, arguments: tuple[str, ...]) -> None:
     run = site.measured()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import Resumed
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import RunOutcome, Verdict
+from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.judgements import HOSTILE
 from tests.report.judged import STARTED_UNIX_S, failed, gpu, link, node, write_judged_run
 
 NODES = ("n1", "n2", "n3")
 LATER = STARTED_UNIX_S + 3600
+WAIVER = Waiver("A. Name", "a fan is ordered", date(2026, 12, 31))
 
 
 def passed(metric: str = "weak_scaling_efficiency", **changes: Any) -> Verdict:
@@ -86,7 +89,7 @@ def test_a_rejected_run_on_one_node_drains_it_with_nobody_named(tmp_path: Path) 
 
 
 RESUMED = Resumed(
-    at="2026-01-31T12:00:00+00:00", argv=(), status_before="interrupted", thresholds_sha256="", measured_anew={}
+    at="2026-01-31T12:00:00+00:00", argv=(), status_before="interrupted", thresholds_digests="", measured_anew={}
 )
 
 
@@ -231,6 +234,29 @@ def test_an_earlier_run_excuses_nobody(tmp_path: Path, outcome: RunOutcome) -> N
     earlier = write_judged_run(tmp_path / "old", outcome, ["n2"])
     rejected = write_judged_run(tmp_path / "new", "rejected", ["n2"], [failed()], started_unix_s=LATER)
     assert ("drain", "n2") in said(earlier, rejected)
+
+
+def test_a_host_of_a_waived_failure_is_neither_drained_nor_accepted(tmp_path: Path) -> None:
+    verdicts = [passed(), failed(gpu("n2"), waiver=WAIVER)]
+    run = write_judged_run(tmp_path / "r", "accepted_with_waivers", NODES, verdicts)
+    assert said(run) == [("accepted", "n1"), ("accepted", "n3"), ("look", "n2")]
+    evidence = read_findings(run).findings[-1].evidence
+    assert evidence.endswith(
+        "(weak_scaling_efficiency[resnet152-fp16-8gpu], waived by A. Name until 2026-12-31: a fan is ordered)"
+    )
+
+
+def test_a_waived_failure_that_names_nobody_accepts_no_host(tmp_path: Path) -> None:
+    run = write_judged_run(tmp_path / "r", "accepted_with_waivers", NODES, [passed(), failed(waiver=WAIVER)])
+    [found] = read_findings(run).findings
+    assert (found.use, found.host) == ("look", "-")
+    assert found.evidence.startswith("ACCEPTED WITH WAIVERS: ")
+    assert "weak_scaling_efficiency[resnet152-fp16-8gpu] failed, and no host is named for that" in found.evidence
+
+
+def test_a_waived_failure_drains_nobody_although_another_rejects(tmp_path: Path) -> None:
+    verdicts = [failed(gpu("n1"), metric="device_utilization"), failed(gpu("n2"), waiver=WAIVER)]
+    assert said(write_judged_run(tmp_path / "r", "rejected", NODES, verdicts)) == [("drain", "n1"), ("look", "n2")]
 
 
 def test_a_node_that_was_rejected_since_is_not_accepted(tmp_path: Path) -> None:

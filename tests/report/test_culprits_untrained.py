@@ -70,29 +70,23 @@ def test_who_fails_it_is_drained(tmp_path: Path, verdict: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "records", "arms"),
-    [(checked, [SURVEY], ()), (probed, [PROBE], ()), (regressed, [PROBE], ()), (regressed, [], TRAINED)],
-)
-def test_a_later_run_that_keeps_it_leaves_the_node_to_a_person(
-    tmp_path: Path, verdict: Any, records: list[AnyRecord], arms: Sequence[str]
-) -> None:
-    assert said(tmp_path, verdict(gpu("n1")), kept(verdict), records, arms)[0] == ("look", "n1")
-
-
-@pytest.mark.parametrize(
-    ("verdict", "records", "arms"),
+    ("use", "verdict", "records", "arms"),
     [
-        (checked, [PROBE], TRAINED),
-        (checked, [Survey("n3", 1.0)], TRAINED),
-        (probed, [SURVEY, altered(PROBE, world_size=4)], TRAINED),
-        (probed, [altered(PROBE, probe="all-reduce-1gib")], ()),
-        (regressed, [SURVEY], ()),
+        ("look", checked, [SURVEY], ()),
+        ("look", probed, [PROBE], ()),
+        ("look", regressed, [PROBE], ()),
+        ("look", regressed, [], TRAINED),
+        ("drain", checked, [PROBE], TRAINED),
+        ("drain", checked, [Survey("n3", 1.0)], TRAINED),
+        ("drain", probed, [SURVEY, altered(PROBE, world_size=4)], TRAINED),
+        ("drain", probed, [altered(PROBE, probe="all-reduce-1gib")], ()),
+        ("drain", regressed, [SURVEY], ()),
     ],
 )
-def test_one_that_did_something_else_on_it_does_not(
-    tmp_path: Path, verdict: Any, records: list[AnyRecord], arms: Sequence[str]
+def test_only_a_later_run_that_did_the_same_on_it_and_keeps_it_leaves_the_node_to_a_person(
+    tmp_path: Path, use: str, verdict: Any, records: list[AnyRecord], arms: Sequence[str]
 ) -> None:
-    assert said(tmp_path, verdict(gpu("n1")), kept(verdict), records, arms)[0] == ("drain", "n1")
+    assert said(tmp_path, verdict(gpu("n1")), kept(verdict), records, arms)[0] == (use, "n1")
 
 
 def test_a_node_that_was_only_looked_at_and_probed_is_not_accepted(tmp_path: Path) -> None:

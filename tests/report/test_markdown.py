@@ -43,10 +43,10 @@ def _assert_tables_are_whole(rendered: str) -> None:
             width = None
 
 
-@pytest.mark.parametrize("outcome", ["accepted", "rejected", "incomplete", "partial"])
+@pytest.mark.parametrize("outcome", ["accepted", "accepted_with_waivers", "rejected", "incomplete", "partial"])
 def test_title_starts_with_the_outcome(outcome: RunOutcome) -> None:
     title = render_markdown(replace(JUDGEMENT, outcome=outcome), RUN, PLAN).splitlines()[0]
-    assert title == f"# {outcome.upper()}: a100-sxm4-80gb"
+    assert title == f"# {outcome.replace('_', ' ').upper()}: a100-sxm4-80gb"
 
 
 def test_summary_counts_and_names_the_machine() -> None:

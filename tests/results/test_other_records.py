@@ -15,9 +15,10 @@ from pytest_ddpscale.results.probe_record import RankProbe, joined_probe_block
 from pytest_ddpscale.results.record_lines import RecordReader, line_of
 from pytest_ddpscale.results.records import GangRecord
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.telemetry_record import GpuReadings, Spread, joined_telemetry, telemetry_of
+from pytest_ddpscale.results.telemetry_record import GpuReadings, Spread, joined_telemetry
 from pytest_ddpscale.results.transport_record import RankTransport, joined_transport, transports_of
 from tests.builders.records import probes_of
+from tests.builders.telemetry import telemetry_of
 
 WHO = GangRecord(
     gang=0, hosts=("n1", "n1", "n2", "n2"), local_ranks=(0, 1, 0, 1), devices=tuple(f"GPU-{rank}" for rank in range(4))

@@ -12,10 +12,12 @@ import pytest
 
 from pytest_ddpscale.errors import BadInput, ResultFileError, RunDirectoryError, SkuError
 from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.paik import import_paik
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import RunDevice
-from pytest_ddpscale.thresholds.model import Thresholds
+from pytest_ddpscale.thresholds.hardware import Detect
+from pytest_ddpscale.thresholds.model import Sku, Thresholds
 from tests.builders.measurements import measurements_in
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "paik_a100_80gb"
@@ -27,19 +29,14 @@ Edit = Callable[[Result], object]
 
 
 def thresholds(a100_workloads: dict[str, Any] | None = None) -> Thresholds:
-    return Thresholds.model_validate(
+    workloads = {name: Workload(name, **fields) for name, fields in (a100_workloads or {}).items()}
+    return Thresholds(
         {
-            "schema_version": 1,
-            "skus": {
-                "cpu": {"description": "any CPU", "detect": {"device": "cpu"}},
-                "v100-sxm2-16gb": {"description": "V100", "detect": {"name": "^Tesla V100-SXM2-16GB$"}},
-                "a100-sxm4-80gb": {
-                    "description": "A100",
-                    "aliases": ["a100"],
-                    "detect": {"name": "^(NVIDIA )?A100-SXM4?-80GB$"},
-                    "workloads": a100_workloads or {},
-                },
-            },
+            "cpu": Sku("any CPU", Detect(device="cpu")),
+            "v100-sxm2-16gb": Sku("V100", Detect(name="^Tesla V100-SXM2-16GB$")),
+            "a100-sxm4-80gb": Sku(
+                "A100", Detect(name="^(NVIDIA )?A100-SXM4?-80GB$"), aliases=("a100",), workloads=workloads
+            ),
         }
     )
 
@@ -262,8 +259,8 @@ class TestSku:
         assert run.read_plan().sku == "a100-sxm4-80gb"
 
     def test_a_device_of_two_skus_asks_for_the_option(self, tmp_path: Path) -> None:
-        ambiguous = thresholds()
-        ambiguous.skus["a100-site"] = ambiguous.skus["a100-sxm4-80gb"]
+        known = thresholds().skus
+        ambiguous = Thresholds({**known, "a100-site": known["a100-sxm4-80gb"]})
         with pytest.raises(SkuError, match=r"several SKUs.*a100-sxm4-80gb, a100-site.*--sku SKU"):
             import_paik(PUBLISHED, tmp_path / "run", None, ambiguous)
         assert import_paik(PUBLISHED, tmp_path / "run", "a100-site", ambiguous).read_plan().sku == "a100-site"

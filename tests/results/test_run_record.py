@@ -172,7 +172,7 @@ class TestResumed:
             at=resumed.at,
             argv=("pytest", "--ddp-resume=run"),
             status_before="interrupted",
-            thresholds_sha256="ab" * 32,
+            thresholds_digests="ab" * 32,
             measured_anew={"weak/r": "error"},
         )
 

@@ -40,7 +40,7 @@ class TestWorldSizesInWords:
     """How many ranks `node` and `all` are depends on where they are measured."""
 
     ROWS = "".join(
-        f"      - {{metric: weak_scaling_efficiency, workload: r, world_size: {size}, at_least: 0.5, source: *source}}"
+        f"      - {{weak_scaling_efficiency: {{{size}: 0.97}}, of: r, published: paper, bound: 0.5, because: made up}}"
         "\n"
         for size in ("node", "2 nodes", "all")
     )
@@ -48,7 +48,7 @@ class TestWorldSizesInWords:
     @pytest.fixture
     def sizes(self, opened: Open, tmp_path: Path) -> Callable[..., dict[str, int]]:
         """World sizes of the cases that a session opens, by name."""
-        text = THRESHOLDS.replace("  gpu:\n", f"{self.ROWS}  gpu:\n")
+        text = THRESHOLDS.replace("    requirements: []\n", f"    requirements:\n{self.ROWS}")
         (tmp_path / "thresholds.yaml").write_text(text, encoding="utf-8")
 
         def of(**options: Any) -> dict[str, int]:
@@ -76,7 +76,7 @@ class TestWorldSizesInWords:
         said = (
             (tmp_path / "thresholds.yaml")
             .read_text(encoding="utf-8")
-            .replace("{device: cpu}\n", "{device: cpu}\n    node: {gpus: 4, source: {reference: a paper}}\n")
+            .replace("{device: cpu}\n", "{device: cpu}\n    node: {gpus: 4, published: paper}\n")
         )
         (tmp_path / "thresholds.yaml").write_text(said, encoding="utf-8")
         session = opened(**planned)

@@ -32,8 +32,8 @@ WEAK = "weak_scaling_efficiency[r-2rank]"
 CHECKED = THRESHOLDS.replace(
     "    detect: {device: cpu}\n", "    detect: {device: cpu}\n    checks: {gpus: fail}\n"
 ).replace(
-    "      - {metric: strong_scaling_speedup, workload: r, world_size: 8",
-    "      - {metric: throughput_per_gpu, workload: r, world_size: 6",
+    "    - {strong_scaling_speedup: {8: 6.5}",
+    "    - {throughput_per_gpu: {6: 500}",
 )
 
 
@@ -198,7 +198,7 @@ class TestLeaveOut:
     def test_asks_the_ranks_that_are_left_for_what_all_are_asked_whichever_test_comes_first(
         self, stage: Stage, tmp_path: Path, first: int
     ) -> None:
-        in_words = CHECKED.replace("workload: r, world_size: 6", "workload: r, world_size: all")
+        in_words = CHECKED.replace("{6: 500}, of: r", "{all: 500}, of: r")
         (tmp_path / "thresholds.yaml").write_text(in_words, encoding="utf-8")
         session = stage.session("leave-out", ddp_nodes="3")
         assert [case.world_size for case in session.source.selected if case.name == "r-all"] == [6]

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from pytest_ddpscale.errors import SkuError
 from pytest_ddpscale.sku.detection import Gpu
 from pytest_ddpscale.sku.matching import matching_skus, resolve_sku
+from pytest_ddpscale.thresholds.hardware import Detect
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
-from pytest_ddpscale.thresholds.model import Thresholds
+from pytest_ddpscale.thresholds.model import Sku, Thresholds
 from tests.nvml_stand_in.machine import V100 as PLAYED_V100
 from tests.nvml_stand_in.machine import PlayedMachine
 
 TEXT = """\
-schema_version: 1
+schema_version: 2
 skus:
   cpu: {description: any CPU, detect: {device: cpu}}
   a100-published: {description: a reference, detect: {device: none, name: '^NVIDIA A100-SXM4-80GB$'}}
@@ -95,15 +96,13 @@ def test_a_gpu_that_differs_in_one_thing_matches_nothing(thresholds_file: Thresh
 
 
 def test_without_pci_ids_and_memory_the_name_decides() -> None:
-    sku = {"description": "any", "detect": {"name": "^GPU$"}}
-    thresholds = Thresholds.model_validate({"schema_version": 1, "skus": {"any": sku}})
+    thresholds = Thresholds({"any": Sku("any", Detect.model_validate({"name": "^GPU$"}))})
     assert matching_skus(thresholds, Gpu(0, "GPU-x", "GPU", "ffff", 1.0)) == ["any"]
 
 
 @given(nominal_gib=st.floats(1, 500), share=st.floats(0, 3))
 def test_memory_matches_within_ten_per_cent(nominal_gib: float, share: float) -> None:
-    sku = {"description": "any", "detect": {"name": "^GPU$", "memory_gib": nominal_gib}}
-    thresholds = Thresholds.model_validate({"schema_version": 1, "skus": {"any": sku}})
+    thresholds = Thresholds({"any": Sku("any", Detect.model_validate({"name": "^GPU$", "memory_gib": nominal_gib}))})
     matches = bool(matching_skus(thresholds, Gpu(0, "GPU-x", "GPU", "ffff", nominal_gib * share)))
     if 0.901 < share < 1.099:
         assert matches
@@ -120,7 +119,7 @@ def test_auto_without_gpus_is_the_cpu(thresholds_file: ThresholdsFile) -> None:
 
 
 def test_auto_without_gpus_needs_a_cpu_sku(tmp_path: Path) -> None:
-    text = "schema_version: 1\nskus:\n  b200: {description: B200, detect: {name: '^NVIDIA B200$'}}\n"
+    text = "schema_version: 2\nskus:\n  b200: {description: B200, detect: {name: '^NVIDIA B200$'}}\n"
     message = refusal(written(tmp_path / "gpus.yaml", text), "auto", [])
     assert "no NVIDIA GPU is visible" in message
     assert "0 SKUs with `detect: {device: cpu}`" in message

@@ -11,70 +11,88 @@ from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 
 # Line numbers matter: tests name them.
 VALID = """\
-schema_version: 1
+schema_version: 2
+sources: {paper: a paper}
+reasons: {few: too few to say more}
+margins: {throughput_per_gpu: 5 %, peak_memory_gib: 5 %, busbw_gbps: 5 %, loose: {busbw_gbps: 20 %, because: it varies}}
+workloads:
+  r: {model: resnet18, precision: fp16}
 skus:
   old:
     description: the reference generation
     aliases: [older]
     detect: {name: '^Old$', pci_device_ids: ['00a1'], memory_gib: 16}
-    workloads:
-      r: {model: resnet18, precision: fp16, batch_size: 4, global_batch_size: 8}
+    batch: {r: {per_gpu: 4, global: 8}}
     requirements:
-      - {metric: throughput_per_gpu, workload: r, world_size: 1, at_least: 95, source: {measured: 100, margin_pct: 5, reference: a paper}}
-      - {metric: peak_memory_gib, workload: r, world_size: 2, at_most: 12.6, source: {measured: 12, margin_pct: 5, reference: a paper}}
+      - {throughput_per_gpu: {1: 100}, of: r, published: paper}
+      - {peak_memory_gib: {2: 12}, of: r, published: paper}
   new:
     description: the generation under test
     detect: {name: '^New$'}
-    workloads:
-      r: {model: resnet18, precision: fp16, batch_size: 16, global_batch_size: 8}
+    batch: {r: {per_gpu: 16, global: 8}}
     requirements:
-      - {metric: weak_scaling_efficiency, workload: r, world_size: 8, at_least: 0.95, source: {measured: 0.97, reference: a paper, reasoning: rounded down}}
-      - {metric: generation_ratio, workload: r, world_size: 1, versus: old, at_least: 2, provisional: true, source: {reasoning: twice the units}}
-"""  # noqa: E501 - one requirement, one line
-WEAK_LINE, RATIO_LINE = 18, 19
-WEAK = VALID.splitlines()[WEAK_LINE - 1]
+      - {weak_scaling_efficiency: {8: 0.97}, of: r, published: paper, bound: 0.95, because: rounded down}
+      - {generation_ratio: {1: 2}, of: r, versus: old, provisional: twice the units}
+"""
+LINES = VALID.splitlines()
+WORKLOAD_LINE, OLD_LINE, NEW_LINE, BATCH_LINE, WEAK_LINE, RATIO_LINE = 6, 8, 16, 19, 21, 22
+WEAK = LINES[WEAK_LINE - 1]
+DETECT = LINES[NEW_LINE + 1] + "\n"
 
 ONE_NODE = Layout(1, 8)
 
+Load = Callable[[str], ThresholdsFile]
 Refusal = Callable[[str | bytes], tuple[int | None, str]]
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Callable[[str], ThresholdsFile]:
-    """Write a thresholds file and load it."""
+def load(tmp_path: Path) -> Load:
+    """Write a thresholds file in which nothing is wrong, and load it."""
 
     def write_and_load(text: str) -> ThresholdsFile:
         path = tmp_path / "thresholds.yaml"
         path.write_text(text, encoding="utf-8")
-        return load_thresholds(path)
+        file = load_thresholds(path)
+        assert file.problems == ()
+        return file
 
     return write_and_load
 
 
 @pytest.fixture
 def refusal(tmp_path: Path) -> Refusal:
-    """Write a file that must not load; its line as the error names it, and the whole message."""
+    """Write a file in which something is wrong; the line that the first complaint names, and all of its message."""
 
     def write_and_fail(content: str | bytes) -> tuple[int | None, str]:
         path = tmp_path / "thresholds.yaml"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        with pytest.raises(ThresholdsError) as raised:
-            load_thresholds(path)
-        where = raised.value.where
-        assert where.startswith(str(path))
-        line = where.removeprefix(str(path)).removeprefix(":")
-        return (int(line) if line else None), str(raised.value)
+        error = first_problem(path)
+        assert error.where.startswith(str(path))
+        line = error.where.removeprefix(str(path)).removeprefix(":")
+        return (int(line) if line else None), str(error)
 
     return write_and_fail
 
 
-def changed(old: str, new: str) -> str:
-    """`VALID` with one place changed."""
-    assert VALID.count(old) == 1, f"{old!r} is there {VALID.count(old)} times"
-    return VALID.replace(old, new)
+def first_problem(path: Path) -> ThresholdsError:
+    """What is wrong with a file, or with the first of its parts."""
+    try:
+        return load_thresholds(path).problems[0]
+    except ThresholdsError as error:
+        return error
+
+
+def changed(old: str, new: str, text: str = VALID) -> str:
+    """`VALID`, or another text, with one place changed."""
+    assert text.count(old) == 1, f"{old!r} is there {text.count(old)} times"
+    return text.replace(old, new)
 
 
 def weak_changed(old: str, new: str) -> str:
     """`VALID` with the weak-scaling requirement changed."""
-    assert WEAK.count(old) == 1
-    return VALID.replace(WEAK, WEAK.replace(old, new))
+    return changed(WEAK, changed(old, new, WEAK))
+
+
+def with_row(*rows: str) -> str:
+    """`VALID` with further rows of the new generation."""
+    return VALID + "".join(f"      - {{{row}}}\n" for row in rows)

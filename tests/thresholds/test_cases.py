@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.cases import cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from tests.builders.clusters import thresholds as packaged_thresholds
-from tests.thresholds.conftest import ONE_NODE, RATIO_LINE, VALID, WEAK, WEAK_LINE, changed
-
-Load = Callable[[str], ThresholdsFile]
+from tests.thresholds.conftest import ONE_NODE, RATIO_LINE, VALID, WEAK, WEAK_LINE, Load, changed
 
 
 @pytest.fixture
@@ -36,7 +33,7 @@ def test_a_case_says_the_line_of_its_requirement(load: Load, tmp_path: Path) -> 
 
 
 def test_spread_ranks_are_in_the_name_and_in_the_question(load: Load) -> None:
-    text = changed(WEAK, WEAK.replace("world_size: 8", "world_size: 8, placement: spread"))
+    text = changed(WEAK, WEAK.replace("of: r", "of: r, placement: spread"))
     spread = training_cases(cases_for(load(text), "new", ONE_NODE))[0]
     assert spread.id == "weak_scaling_efficiency[r-8gpu-spread]"
     assert [arm.name for arm in spread.question.arms] == ["alone", "ddp@8-spread"]
@@ -59,7 +56,7 @@ def test_a_case_knows_the_peak_in_its_workloads_precision(shipped: ThresholdsFil
         for case in training_cases(cases_for(shipped, "a100-sxm4-80gb", ONE_NODE))
     }
     assert peaks == {("fp16", 312.0), ("bf16", 312.0)}
-    assert {case.peak_tflops for case in training_cases(cases_for(shipped, "v100-sxm2-16gb", ONE_NODE))} == {125.0}
+    assert {case.peak_tflops for case in training_cases(cases_for(shipped, "v100-sxm2-32gb", ONE_NODE))} == {125.0}
     assert {case.peak_tflops for case in training_cases(cases_for(shipped, "cpu", ONE_NODE))} == {None}
 
 
@@ -68,20 +65,20 @@ def test_a_case_knows_what_one_gpu_alone_has_to_reach_if_anything_says_so(shippe
         case.workload.name: case.floor_img_per_s
         for case in training_cases(cases_for(shipped, "a100-sxm4-80gb", ONE_NODE))
     }
-    assert floors["resnet152-fp16"] == 1130
+    assert floors["resnet152-fp16"] == 1130.02
     assert {case.floor_img_per_s for case in training_cases(cases_for(shipped, "cpu", ONE_NODE))} == {10.2}
 
 
 def test_of_two_bounds_for_one_gpu_alone_the_floor_is_the_lower(load: Load) -> None:
-    floor = VALID.splitlines()[9]
-    warning = floor.replace("at_least: 95", "at_least: 98, severity: warn").replace("margin_pct: 5", "margin_pct: 2")
+    floor = VALID.splitlines()[13]
+    warning = changed("published: paper", "published: paper, margin: 2 %, severity: warn", floor)
     text = VALID.replace(floor, f"{warning}\n{floor}")
     assert {case.floor_img_per_s for case in training_cases(cases_for(load(text), "old", ONE_NODE))} == {95.0}
     assert {case.floor_img_per_s for case in training_cases(cases_for(load(VALID), "new", ONE_NODE))} == {None}
 
 
 def test_a_warning_beside_a_failure_is_told_apart_by_its_severity(load: Load) -> None:
-    warning = WEAK.replace("at_least: 0.95", "at_least: 0.96, severity: warn")
+    warning = WEAK.replace("bound: 0.95", "bound: 0.96, severity: warn")
     cases = cases_for(load(VALID.replace(WEAK, f"{WEAK}\n{warning}")), "new", ONE_NODE)
     assert [case.name for case in cases] == ["r-8gpu-fail", "r-8gpu-warn", "r-1gpu-vs-old"]
 
@@ -105,9 +102,8 @@ def test_names_of_the_shipped_file_need_no_quoting_by_pytest(shipped: Thresholds
             assert not set(case.name) & set(" []:/'\"")
 
 
-IN_WORDS = "\n".join(
-    WEAK if size == "8" else WEAK.replace("world_size: 8", f"world_size: {size}")
-    for size in ("8", "node", "2 nodes", "all")
+IN_WORDS = changed("{8: 0.97}", "{8: 0.97, node: 0.97, 2 nodes: 0.97, all: 0.97}", WEAK).replace(
+    "bound: 0.95, because: rounded down", "margin: 5 %"
 )
 
 
@@ -142,6 +138,7 @@ def test_what_comes_to_the_same_number_of_ranks_is_measured_once(load: Load) -> 
 @pytest.mark.parametrize(
     ("beyond", "layout", "missing"),
     [
+        ("", Layout(2, 4), {"r-8gpu": "is about 8 GPUs of one node; a node has 4 here"}),
         ("asked", Layout(2, 4), {"r-8gpu": ""}),
         ("dropped", Layout(2, 4), {}),
         ("missing", Layout(2, 4), {"r-8gpu": "is about 8 GPUs of one node; a node has 4 here"}),
@@ -152,8 +149,8 @@ def test_what_comes_to_the_same_number_of_ranks_is_measured_once(load: Load) -> 
 def test_a_number_of_ranks_that_a_node_of_several_does_not_have_is_what_the_sku_says(
     load: Load, beyond: str, layout: Layout, missing: dict[str, str]
 ) -> None:
-    text = changed("detect: {name: '^New$'}", f"detect: {{name: '^New$'}}\n    beyond_node: {beyond}")
-    cases = cases_for(load(text), "new", layout)
+    said = f"\n    beyond_node: {beyond}" if beyond else ""
+    cases = cases_for(load(changed("detect: {name: '^New$'}", f"detect: {{name: '^New$'}}{said}")), "new", layout)
     assert {case.name: case.missing for case in cases if case.world_size == 8} == missing
 
 
@@ -163,4 +160,4 @@ def test_no_shipped_bound_of_one_node_is_asked_across_the_network(shipped: Thres
             is_of_more = isinstance(case.requirement.world_size, int) and case.requirement.world_size > 4
             if said.beyond_node != "asked":
                 assert bool(case.missing) == is_of_more, (sku, case.id)
-        assert said.beyond_node == ({"cpu": "dropped", "cpu-reference": "asked"}.get(sku, "missing"))
+        assert said.beyond_node == ("dropped" if sku == "cpu" else "missing")

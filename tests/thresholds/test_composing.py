@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.thresholds.composing import ExactLoader
 from pytest_ddpscale.util.packaged import packaged
+from tests.thresholds.conftest import LINES
 
 if not yaml.__with_libyaml__:
     pytest.skip("PyYAML was built without libyaml", allow_module_level=True)
@@ -20,7 +21,6 @@ from pytest_ddpscale.thresholds.composing import FastLoader
 
 PATH = Path("thresholds.yaml")
 PACKAGED = packaged("thresholds.yaml").read_text(encoding="utf-8")
-LINES = [line for line in PACKAGED.splitlines() if not line.strip().startswith("#")][:30]
 ODD = ["", ", ", "&a ", "*a", "- ", "? ", *" \n\t:{}[!#|>'\"\x85é"]
 
 
@@ -55,5 +55,4 @@ def test_a_file_that_somebody_edited(edits: list[tuple[int, int, str]]) -> None:
         text = text[:at] + typed + text[at + deleted :]
     fast, exact = read(FastLoader, text), read(ExactLoader, text)
     # What libyaml refuses the other one is asked for. It takes a little more: `{? a: 1}`, which YAML 1.1 allows.
-    assume(fast is not None and exact is not None)
-    assert fast == exact
+    assert fast == exact or None in (fast, exact)

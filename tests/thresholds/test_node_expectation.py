@@ -11,6 +11,7 @@ from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.thresholds.hardware import Detect, Node
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.thresholds.node_expectation import node_expectation
 from tests.builders.clusters import thresholds as packaged_thresholds
@@ -18,14 +19,14 @@ from tests.builders.clusters import thresholds as packaged_thresholds
 DETECT = {"name": "^A100$", "pci_device_ids": ["20b2", "20b5"], "memory_gib": 80}
 NODE = {
     "pcie_generation": 4, "pcie_width": 16, "nvlinks": 12, "ecc": True, "free_disk_gib": 5, "clock_skew_s": 0.2,
-    "source": {"reference": "a data sheet"},
 }  # fmt: skip
 BF16 = Workload("b", "resnet18", "bf16", 8)
 FP16 = replace(BF16, name="h", precision="fp16")
 
 
 def sku(node: dict[str, Any] | None = None, detect: dict[str, Any] | None = None) -> Sku:
-    return Sku.model_validate({"description": "any", "detect": detect or DETECT, "node": node})
+    section = None if node is None else Node.model_validate(node)
+    return Sku("any", Detect.model_validate(detect or DETECT), node=section)
 
 
 def trained(*workloads: Workload, world_size: int = 8) -> tuple[Study, ...]:
@@ -50,7 +51,7 @@ def test_without_a_node_section_little_is_expected() -> None:
 
 
 def test_a_section_without_a_limit_has_the_usual_one() -> None:
-    found = node_expectation(sku({"nvlinks": 0, "source": {"reference": "none"}}), Plan("a100", "cuda", ()))
+    found = node_expectation(sku({"nvlinks": 0}), Plan("a100", "cuda", ()))
     assert (found.nvlinks, found.free_disk_gib, found.clock_skew_s) == (0, 1.0, 1.0)
 
 

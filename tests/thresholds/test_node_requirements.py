@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,29 +11,21 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
-from tests.thresholds.conftest import ONE_NODE, RATIO_LINE, VALID, Refusal, changed
+from tests.thresholds.conftest import DETECT, NEW_LINE, ONE_NODE, RATIO_LINE, VALID, Load, Refusal, changed
 
-Load = Callable[[str], ThresholdsFile]
-
-CHECKS_LINE, PROBE_LINE = 15, RATIO_LINE + 3
+CHECKS_LINE, PROBE_LINE = NEW_LINE + 4, RATIO_LINE + 3
 NODE = """\
-    node: {pcie_generation: 4, nvlinks: 0, source: {reference: a data sheet}}
+    node: {pcie_generation: 4, nvlinks: 0, published: paper}
     checks: {gpus: fail, clock: warn}
 """
-PROBE = (
-    "      - {metric: busbw_gbps, probe: all-reduce-32mib, world_size: 8, at_least: 95, "
-    "source: {measured: 100, margin_pct: 5, reference: a paper}}\n"
-)
-SUBJECT_AND_BOUND = "busbw_gbps, probe: all-reduce-32mib, world_size: 8, at_least: 95"
-HISTORY = "      - {metric: no_regression, at_least: 0.95, provisional: true, source: {reasoning: it repeats itself}}\n"
-HEAD = "    detect: {name: '^New$'}\n"
-FULL = changed(HEAD, HEAD + NODE) + PROBE + HISTORY
+PROBE = "      - {busbw_gbps: {8: 100}, probe: all-reduce-32mib, published: paper}\n"
+HISTORY = "      - {no_regression: 0.95, provisional: it repeats itself}\n"
+FULL = changed(DETECT, DETECT + NODE) + PROBE + HISTORY
 
 
 def probe_changed(old: str, new: str) -> str:
     """`FULL` with the probe's line changed."""
-    assert PROBE.count(old) == 1
-    return FULL.replace(PROBE, PROBE.replace(old, new))
+    return changed(PROBE, changed(old, new, PROBE), FULL)
 
 
 def node_cases(file: ThresholdsFile) -> list[NodeCase]:
@@ -56,7 +47,7 @@ def test_what_trains_is_told_from_what_does_not(load: Load) -> None:
 
 def test_each_says_its_own_line(load: Load, tmp_path: Path) -> None:
     path = tmp_path / "thresholds.yaml"
-    lines = [CHECKS_LINE + 1, CHECKS_LINE + 1, PROBE_LINE, PROBE_LINE + 1]
+    lines = [CHECKS_LINE, CHECKS_LINE, PROBE_LINE, PROBE_LINE + 1]
     assert [case.where for case in node_cases(load(FULL))] == [f"{path}:{line}" for line in lines]
 
 
@@ -67,25 +58,26 @@ def test_a_check_has_its_severity_and_its_meaning_and_is_kept_by_all_nodes(load:
     assert NODE_CHECKS["gpus"].meaning in (gpus.source.reasoning or "")
 
 
-def test_a_check_may_be_a_line_of_its_own(load: Load) -> None:
-    line = PROBE.replace(SUBJECT_AND_BOUND, "node_check, check: ecc, at_least: 1")
-    line = line.replace("measured: 100, margin_pct: 5", "measured: 1, margin_pct: 0")
-    assert node_cases(load(FULL + line))[-1].id == "node_check[ecc]"
+def test_checks_may_be_a_line_of_their_own_and_come_first(load: Load) -> None:
+    found = node_cases(load(FULL + "      - {check: [ecc, disk], severity: warn}\n"))[2:4]
+    assert [(case.id, case.requirement.severity) for case in found] == [
+        ("node_check[ecc]", "warn"), ("node_check[disk]", "warn"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("peak", "probe", "expected"),
     [
-        ("bf16_tflops: 300", "matmul_tflops, probe: matmul-bf16", 300),
-        ("bf16_tflops: 300", "matmul_tflops, probe: matmul-fp16", None),
-        ("bf16_tflops: 300", "matmul_tflops, probe: matmul-fp8", None),
-        ("memory_bandwidth_gbps: 2000", "memory_bandwidth_gbps, probe: memory-copy", 2000),
-        ("link_bandwidth_gbps: 300", "busbw_gbps, world_size: 8, probe: all-reduce-1gib", None),
+        ("bf16_tflops: 300", "matmul_tflops: 100, probe: matmul-bf16, margin: 5 %", 300),
+        ("bf16_tflops: 300", "matmul_tflops: 100, probe: matmul-fp16, margin: 5 %", None),
+        ("bf16_tflops: 300", "matmul_tflops: 100, probe: matmul-fp8, margin: 5 %", None),
+        ("memory_bandwidth_gbps: 2000", "memory_bandwidth_gbps: 100, probe: memory-copy, margin: 5 %", 2000),
+        ("link_bandwidth_gbps: 300", "busbw_gbps: {8: 100}, probe: all-reduce-1gib", None),
     ],
 )
 def test_a_probe_knows_the_peak_of_what_it_measures(peak: str, probe: str, expected: float | None, load: Load) -> None:
-    sheet = f"    peak: {{{peak}, source: {{reference: a data sheet}}}}\n"
-    text = probe_changed("busbw_gbps, probe: all-reduce-32mib, world_size: 8", probe).replace(HEAD, HEAD + sheet)
+    sheet = f"    peak: {{{peak}, published: paper}}\n"
+    text = probe_changed("busbw_gbps: {8: 100}, probe: all-reduce-32mib", probe).replace(DETECT, DETECT + sheet)
     assert [case.peak for case in node_cases(load(text)) if case.probe] == [expected]
 
 
@@ -93,39 +85,33 @@ def test_a_probe_knows_the_peak_of_what_it_measures(peak: str, probe: str, expec
     ("old", "new", "complaint"),
     [
         ("probe: all-reduce-32mib, ", "", "busbw_gbps needs `probe: NAME`"),
-        ("probe: all-reduce-32mib", "workload: r", "busbw_gbps takes no `workload: NAME`"),
-        ("probe: all-reduce-32mib", "probe: all-reduce-32mib, workload: r", "busbw_gbps takes no `workload: NAME`"),
-        ("probe: all-reduce-32mib", "check: ecc, probe: all-reduce-32mib", "busbw_gbps takes no `check: NAME`"),
+        ("probe: all-reduce-32mib", "of: r", "busbw_gbps takes no `of: NAME`"),
+        ("probe: all-reduce-32mib", "probe: all-reduce-32mib, of: r", "it has `of` and `probe`; expected one of them"),
+        ("probe: all-reduce-32mib", "check: ecc, severity: fail", "unknown key skus.new.requirements[2]."),
         ("all-reduce-32mib", "all-reduce", "probe 'all-reduce' is not known; expected matmul-fp32|fp16|bf16|fp8, "
          "memory-copy, host-to-device, device-to-host, or all-reduce|all-gather|reduce-scatter|send-recv with a "
          "message size such as -32mib"),
         ("all-reduce-32mib", "send-recv-32mib", "busbw_gbps is not what send-recv-32mib measures; "
          "expected all-reduce, all-gather, reduce-scatter"),
-        ("busbw_gbps, probe: all-reduce-32mib, world_size: 8", "matmul_tflops, probe: memory-copy",
+        ("busbw_gbps: {8: 100}, probe: all-reduce-32mib", "matmul_tflops: 100, margin: 5 %, probe: memory-copy",
          "matmul_tflops is not what memory-copy measures; expected matmul"),
         ("all-reduce-32mib", "matmul-bf16", "matmul-bf16 is done by one device; expected world_size 1"),
-        ("world_size: 8", "world_size: 1", "all-reduce-32mib takes at least 2 ranks"),
-        ("world_size: 8", "world_size: 8, placement: spread", "busbw_gbps is not about where ranks are placed; "
+        ("8: 100", "1: 100", "all-reduce-32mib takes at least 2 ranks"),
+        ("published", "placement: spread, published", "busbw_gbps is not about where ranks are placed; "
          "expected no `placement: spread`"),
-        ("world_size: 8", "world_size: 8, versus: old", "busbw_gbps takes no `versus: SKU`"),
-        ("at_least: 95", "at_most: 95", "busbw_gbps needs exactly one bound, `at_least: NUMBER`"),
-        ("at_least: 95", "at_least: 99", "bound 99 contradicts its source: 100 with a margin of 5 % is 95"),
-        ("busbw_gbps, probe: all-reduce-32mib", "weak_scaling_efficiency, probe: all-reduce-32mib",
-         "weak_scaling_efficiency needs `workload: NAME`"),
-        ("busbw_gbps, probe: all-reduce-32mib", "node_check", "node_check needs `check: NAME`"),
-        ("busbw_gbps, probe: all-reduce-32mib", "node_check, check: ram", "there is no check 'ram'; expected some of "
-         "gpus, processes, mig, ecc, throttling, pcie, nvlink, versions, kernels, bf16, disk, clock, transport, "
-         "ecc_under_load, throttling_under_load, pcie_under_load"),
-        ("busbw_gbps, probe: all-reduce-32mib, world_size: 8, at_least: 95", "node_check, check: ecc, at_least: 0.5",
-         "node_check is kept by all nodes or it is not; expected `at_least: 1`"),
-        ("busbw_gbps, probe: all-reduce-32mib, world_size: 8, at_least: 95, source: {measured: 100, margin_pct: 5",
-         "node_check, check: ecc, world_size: 8, at_least: 1, source: {measured: 1, margin_pct: 0",
-         "node_check is about whole nodes; expected no `world_size`"),
-        ("busbw_gbps, probe: all-reduce-32mib, world_size: 8, at_least: 95, source: {measured: 100, margin_pct: 5",
-         "node_check, check: gpus, at_least: 1, source: {measured: 1, margin_pct: 0",
-         "node_check of gpus is required twice: see `checks`"),
-        ("busbw_gbps, probe: all-reduce-32mib", "no_regression, workload: r", "no_regression takes no `workload:"),
-        ("busbw_gbps, probe: all-reduce-32mib", "no_regression", "no_regression is about whole nodes"),
+        ("published", "versus: old, published", "busbw_gbps takes no `versus: SKU`"),
+        ("busbw_gbps: {8: 100}", "weak_scaling_efficiency: {8: 0.9}, margin: 5 %",
+         "weak_scaling_efficiency needs `of: NAME`"),
+        ("busbw_gbps: {8: 100}, probe: all-reduce-32mib, published: paper", "node_check: {8: 1}", "key 'node_check'"),
+        ("busbw_gbps: {8: 100}, probe: all-reduce-32mib, published: paper", "check: ram, severity: fail",
+         "there is no check 'ram'; expected some of gpus, processes, mig, ecc, throttling, pcie, nvlink, versions, "
+         "kernels, bf16, disk, clock, transport, ecc_under_load, throttling_under_load, pcie_under_load"),
+        ("busbw_gbps: {8: 100}, probe: all-reduce-32mib, published: paper", "check: ecc, throughput_per_gpu: {1: 5}, "
+         "severity: fail", "unknown key skus.new.requirements[2].throughput_per_gpu"),
+        ("busbw_gbps: {8: 100}, probe: all-reduce-32mib, published: paper",
+         "no_regression: 0.9, of: r, provisional: it repeats itself", "no_regression takes no `of: NAME`"),
+        ("busbw_gbps: {8: 100}, probe: all-reduce-32mib, published: paper",
+         "no_regression: {8: 0.9}, provisional: it repeats itself", "no_regression is about whole nodes"),
     ],
 )  # fmt: skip
 def test_a_line_that_asks_for_nothing_sound_is_refused(old: str, new: str, complaint: str, refusal: Refusal) -> None:
@@ -138,19 +124,14 @@ def test_a_line_that_asks_for_nothing_sound_is_refused(old: str, new: str, compl
 @pytest.mark.parametrize(
     ("old", "new", "line", "complaint"),
     [
-        (
-            "gpus: fail",
-            "gpu: fail",
-            CHECKS_LINE + 1,
-            "skus.new.checks: there is no check 'gpu'; expected some of gpus,",
-        ),
-        ("gpus: fail", "gpus: error", CHECKS_LINE + 1, "skus.new.checks.gpus is 'error'; expected 'fail' or 'warn'"),
-        ("gpus: fail", "gpus: true", CHECKS_LINE + 1, "skus.new.checks.gpus is True; expected 'fail' or 'warn'"),
-        ("checks: {gpus: fail, clock: warn}", "checks: [gpus]", CHECKS_LINE + 1, "skus.new.checks is ['gpus']"),
-        ("pcie_generation: 4", "pcie_gen: 4", CHECKS_LINE, "unknown key skus.new.node.pcie_gen"),
-        ("pcie_generation: 4", "pcie_generation: 40", CHECKS_LINE, "skus.new.node.pcie_generation is 40"),
-        ("nvlinks: 0", "nvlinks: many", CHECKS_LINE, "skus.new.node.nvlinks is 'many'"),
-        ("nvlinks: 0, source: {reference: a data sheet}", "nvlinks: 0", CHECKS_LINE, "skus.new.node.source is missing"),
+        ("gpus: fail", "gpu: fail", CHECKS_LINE, "skus.new.checks: there is no check 'gpu'; did you mean 'gpus'?"),
+        ("gpus: fail", "gpus: error", CHECKS_LINE, "skus.new.checks.gpus is 'error'; expected 'fail' or 'warn'"),
+        ("gpus: fail", "gpus: true", CHECKS_LINE, "skus.new.checks.gpus is True; expected 'fail' or 'warn'"),
+        ("checks: {gpus: fail, clock: warn}", "checks: [gpus]", CHECKS_LINE, "skus.new.checks is ['gpus']; expected a"),
+        ("pcie_generation: 4", "pcie_gen: 4", CHECKS_LINE - 1, "unknown key skus.new.node.pcie_gen; did you mean"),
+        ("pcie_generation: 4", "pcie_generation: 40", CHECKS_LINE - 1, "skus.new.node.pcie_generation is 40"),
+        ("nvlinks: 0", "nvlinks: many", CHECKS_LINE - 1, "skus.new.node.nvlinks is 'many'"),
+        ("nvlinks: 0, published: paper", "nvlinks: 0, published: sheet", CHECKS_LINE - 1, "there is no 'sheet' under"),
     ],
 )
 def test_a_node_or_a_check_that_is_not_understood_is_refused(
@@ -163,7 +144,7 @@ def test_a_node_or_a_check_that_is_not_understood_is_refused(
 
 
 def test_a_probe_that_is_required_twice_is_refused(refusal: Refusal) -> None:
-    line, message = refusal(FULL + PROBE.replace("95", "90").replace("margin_pct: 5", "margin_pct: 10"))
+    line, message = refusal(FULL + PROBE.replace("published: paper", "published: paper, margin: 10 %"))
     assert line == PROBE_LINE + 2
     assert "busbw_gbps of all-reduce-32mib at world size 8 is required twice: 95 and 90" in message
 
@@ -181,35 +162,33 @@ def test_a_file_without_checks_asks_for_none(load: Load) -> None:
 def test_a_check_that_means_nothing_on_a_cpu_is_refused_there(
     check: str, refused: bool, load: Load, refusal: Refusal
 ) -> None:
-    text = changed("    detect: {name: '^New$'}\n", f"    detect: {{device: cpu}}\n    checks:\n      {check}: fail\n")
+    text = changed(DETECT, f"    detect: {{device: cpu}}\n    checks:\n      {check}: fail\n")
     if not refused:
         assert load(text).thresholds.skus["new"].checks == {check: "fail"}
         return
     line, message = refusal(text)
-    assert line == CHECKS_LINE + 1
+    assert line == NEW_LINE + 4
     assert f"check '{check}' means nothing without a GPU; expected some of gpus, versions, disk, clock" in message
 
 
 def test_a_line_of_a_check_that_means_nothing_on_a_cpu_is_refused_there(refusal: Refusal) -> None:
-    line = (
-        "      - {metric: node_check, check: ecc, at_least: 1, provisional: true, source: {reasoning: none at all}}\n"
-    )
-    found, message = refusal(changed(HEAD, "    detect: {device: cpu}\n") + line)
+    line = "      - {check: ecc, severity: fail}\n"
+    found, message = refusal(changed(DETECT, "    detect: {device: cpu}\n") + line)
     assert found == RATIO_LINE + 1
     assert "check 'ecc' means nothing without a GPU" in message
 
 
 @pytest.mark.parametrize("gpus", ["0", "8.0", "'8'"])
 def test_how_many_gpus_a_node_has_is_a_whole_number(gpus: str, load: Load, refusal: Refusal) -> None:
-    node = "    node: {{gpus: {}, source: {{reference: our nodes}}}}\n"
-    assert refusal(changed(HEAD, HEAD + node.format(gpus)))[0] == CHECKS_LINE
-    found = load(changed(HEAD, HEAD + node.format(8))).thresholds.skus["new"].node
+    node = "    node: {{gpus: {}}}\n"
+    assert refusal(changed(DETECT, DETECT + node.format(gpus)))[0] == NEW_LINE + 3
+    found = load(changed(DETECT, DETECT + node.format(8))).thresholds.skus["new"].node
     assert found is not None
     assert found.gpus == 8
 
 
 def test_a_probe_of_all_nodes_has_the_word_in_its_name_and_as_many_ranks_as_there_are(load: Load) -> None:
-    text = probe_changed("world_size: 8", "world_size: all")
+    text = probe_changed("8: 100", "all: 100")
     assert [case.id for case in cases_for(load(text), "new", ONE_NODE) if "busbw" in case.id] == []
     (case,) = (case for case in cases_for(load(text), "new", Layout(4, 8)) if "busbw" in case.id)
     assert isinstance(case, NodeCase)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,25 @@ import torchvision.models
 import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
+from pytest_ddpscale.errors import ThresholdsError
+from pytest_ddpscale.thresholds.cases import cases_for
+from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement, Sku
 from pytest_ddpscale.thresholds.schema import json_schema_text
 from tests.builders.clusters import thresholds as packaged_thresholds
 from tests.thresholds.conftest import ONE_NODE
 
 ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "thresholds.yaml").read_text(encoding="utf-8")
+MOST_LINES, LONGEST_LINE = 900, 110
+# Of a bound, since the margin and not the bound is written.
+MOST_ROUNDING = 0.006
 FILE = packaged_thresholds()
 SKUS = FILE.thresholds.skus
 GPUS = {name: sku for name, sku in SKUS.items() if sku.detect.device == "cuda"}
 # On training; on probes and nodes see test_packaged_probes.py.
 REQUIREMENTS = [(name, r) for name, sku in GPUS.items() for r in sku.requirements if r.workload]
+PUBLISHERS = r"^((willgpaik|lambdal)/\S+@[0-9a-f]{7,}|pytorch/pytorch|Oneflow-Inc/DLPerf|an article)\b"
 # Forward and backward pass, for one image of 224 x 224; a test below has torch count them.
 RESNET152_FLOPS = 68.85e9
 PUBLISHED_RUNS = ROOT / "tests" / "data" / "paik_a100_80gb"
@@ -109,7 +119,7 @@ def test_no_pci_device_id_belongs_to_two_skus() -> None:
 
 def test_the_v100_has_no_bf16() -> None:
     for name in ("v100-sxm2-16gb", "v100-sxm2-32gb"):
-        assert {w.precision for w in SKUS[name].workloads.values()} == {"fp16"}
+        assert "bf16" not in {w.precision for w in SKUS[name].workloads.values()}
         peak = SKUS[name].peak
         assert peak is not None
         assert peak.bf16_tflops is None
@@ -118,11 +128,11 @@ def test_the_v100_has_no_bf16() -> None:
 @pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
 def test_every_gpu_can_be_asked_for_all_models_in_its_precisions(sku: Sku) -> None:
     models = {"resnet50", "resnet101", "resnet152", "vit_b_16"}
-    for precision in {w.precision for w in sku.workloads.values()}:
+    for precision in {w.precision for w in sku.workloads.values()} - {"fp32"}:
         assert {w.model for w in sku.workloads.values() if w.precision == precision} == models
     peak = sku.peak
     assert peak is not None
-    assert peak.source.reference or peak.source.reasoning
+    assert peak.published
     assert None not in (peak.fp16_tflops, peak.memory_bandwidth_gbps, peak.link, peak.link_bandwidth_gbps)
 
 
@@ -130,9 +140,10 @@ def test_every_gpu_can_be_asked_for_all_models_in_its_precisions(sku: Sku) -> No
 def test_workloads_are_trained_as_the_published_runs_were(sku: Sku) -> None:
     for workload in sku.workloads.values():
         assert workload.model in torchvision.models.list_models()
-        contiguous = workload.model == "vit_b_16" or "nchw" in workload.name
+        contiguous = workload.model == "vit_b_16" or "nchw" in workload.name or workload.precision == "fp32"
         assert workload.memory_format == ("contiguous" if contiguous else "channels_last")
-        model = "-".join([workload.model.replace("_", "-"), *(["nchw"] if "nchw" in workload.name else [])])
+        short = workload.model.replace("_32x4d", "").replace("_32x8d", "").replace("_", "-")
+        model = "-".join([short, *(["nchw"] if "nchw" in workload.name else [])])
         assert workload.name == f"{model}-{workload.precision}"
         assert (workload.image_size, workload.num_classes, workload.compile) == (224, 1000, False)
 
@@ -158,7 +169,10 @@ def test_every_gpu_is_asked_where_the_time_of_one_workload_goes_and_of_no_other(
     """Arms without communication cost time: one workload has them."""
     metrics = {"rank_uniformity", "exposed_communication", "ddp_overhead", "step_time_p95", "step_time_cv",
                "model_flops_utilization", "memory_spread", "replica_agreement"}  # fmt: skip
-    asked = [(r.metric, r.workload, ONE_NODE.ranks_in(r.world_size)) for r in sku.requirements if r.metric in metrics]
+    ours = [
+        r for r in sku.requirements if r.metric in metrics and not (r.source.reference or "").startswith("pytorch/")
+    ]
+    asked = [(r.metric, r.workload, ONE_NODE.ranks_in(r.world_size)) for r in ours]
     assert sorted(asked) == sorted((m, "resnet152-fp16", 1 if m == "ddp_overhead" else 8) for m in metrics)
 
 
@@ -167,7 +181,7 @@ def test_replicas_have_to_agree_on_every_sku_because_ddp_keeps_them_equal() -> N
     assert {name for name, _ in found} == {*GPUS, "cpu"}
     for _, requirement in found:
         assert (requirement.bound, requirement.severity, requirement.provisional) == (1, "fail", False)
-        assert "arXiv 2006.15704" in (requirement.source.reference or "")
+        assert "arithmetic" in (requirement.source.reasoning or "")
 
 
 @pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
@@ -176,7 +190,7 @@ def test_no_more_communication_may_be_exposed_than_the_efficiency_bound_leaves(s
         asked = [r for r in sku.requirements if (r.metric, r.workload) == (metric, "resnet152-fp16")]
         return next(r.bound for r in asked if ONE_NODE.ranks_in(r.world_size) == 8)
 
-    assert bound("exposed_communication") == pytest.approx(1 - bound("weak_scaling_efficiency"))
+    assert bound("exposed_communication") == pytest.approx(1 - bound("weak_scaling_efficiency"), abs=0.0004)
 
 
 @pytest.mark.parametrize("name", [name for name, sku in GPUS.items() if sku.peak])
@@ -196,7 +210,7 @@ def test_bounds_that_follow_from_others_do(name: str) -> None:
     p95, utilization = only("step_time_p95", 8), only("model_flops_utilization", 8)
     if p95.provisional:
         assert p95.bound >= 1000 * workload.batch_size / img_per_s, "or the bound for throughput would be idle"
-        if "no figure of its own" in (p95.source.reasoning or ""):
+        if "from the bounds of this SKU" in (p95.source.reasoning or ""):
             assert p95.bound == pytest.approx(1.02e3 * workload.batch_size / img_per_s, abs=1)
     if utilization.provisional:
         assert utilization.bound == pytest.approx(img_per_s * RESNET152_FLOPS / (peak.fp16_tflops * 1e12), abs=0.001)
@@ -220,7 +234,7 @@ def test_every_number_says_where_it_comes_from() -> None:
         elif requirement.metric != "replica_agreement":
             assert source.measured is not None, (sku, requirement)
             assert source.margin_pct or requirement.severity == "warn", (sku, requirement, "no margin, so no rejection")
-            assert re.search(r"^(willgpaik|lambdal)/\S+@[0-9a-f]{7,}, ", source.reference or ""), (sku, requirement)
+            assert re.search(PUBLISHERS, source.reference or ""), (sku, requirement)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +363,7 @@ def value_in_raw_files(requirement: Requirement) -> float:
     [
         r
         for r in requirements("a100-sxm4-80gb", provisional=False)
-        if r.workload and "nchw" not in r.workload and r.metric != "replica_agreement"
+        if r.workload and "nchw" not in r.workload and r.metric != "replica_agreement" and r.world_size != "8 nodes"
     ],
     ids=lambda r: f"{r.metric}-{r.workload}-{r.world_size}gpu",
 )
@@ -364,17 +378,112 @@ def test_the_shipped_schema_is_that_of_the_model() -> None:
 
 
 def test_the_file_is_valid_by_the_schema_that_its_first_line_names() -> None:
-    text = (ROOT / "thresholds.yaml").read_text(encoding="utf-8")
-    assert text.startswith("# yaml-language-server: $schema=thresholds.schema.json\n")
+    assert TEXT.startswith("# yaml-language-server: $schema=thresholds.schema.json\n")
     schema = json.loads(json_schema_text())
     validator = jsonschema.Draft202012Validator(schema)
     validator.check_schema(schema)
-    document = yaml.safe_load(text)
+    document = as_json(TEXT)
     assert [error.message for error in validator.iter_errors(document)] == []
-    document["skus"]["b200"]["requirements"][0]["at_lest"] = 1
-    assert [error.path[1] for error in validator.iter_errors(document)] == ["b200"]
+    document["skus"] = {"b200": document["skus"]["b200"] | {"requirements": [{"publisht": "me"}]}}
+    assert {error.path[1] for error in validator.iter_errors(document)} == {"b200"}
+    overlay = "{schema_version: 2, extends: packaged, skus: {b200: {remove: [{no_regression: any}], change: [" \
+              "{busbw_gbps: [8, all], probe: all-reduce-8gib, severity: warn, because: slow}]}}}"  # fmt: skip
+    assert [error.message for error in validator.iter_errors(as_json(overlay))] == []
 
 
-def test_lines_are_short_enough_to_read() -> None:
-    long = [line for line in (ROOT / "thresholds.yaml").read_text(encoding="utf-8").splitlines() if len(line) > 165]
-    assert long == []
+def as_json(text: str) -> Any:
+    """With text as keys, as editors check it."""
+    return json.loads(json.dumps(yaml.safe_load(text)))
+
+
+def test_it_is_short_enough_to_read_and_has_no_anchors() -> None:
+    lines = TEXT.splitlines()
+    assert len(lines) <= MOST_LINES
+    assert [line for line in lines if len(line) > LONGEST_LINE] == []
+    assert not [event for event in yaml.parse(TEXT) if getattr(event, "anchor", None)]
+
+
+def test_every_name_is_used_and_none_means_two_things() -> None:
+    document = yaml.safe_load(TEXT)
+    sheets = [part for sku in document["skus"].values() for part in (sku.get("peak"), sku.get("node")) if part]
+    published = {row.get("published") for row in (*rows_of(document), *sheets)}
+    assert set(document["sources"]) == published - {None}
+    said = [value for row in rows_of(document) for key, value in row.items() if key in ("because", "provisional")]
+    assert [name for name in document["reasons"] if name not in said] == []
+    used = {name for sku in document["skus"].values() for name in sku.get("families", [])}
+    assert used == set(document["families"])
+    trained = {name for sku in document["skus"].values() for name in sku["batch"]}
+    assert trained == set(document["workloads"])
+    texts = [text for kind in ("sources", "reasons") for text in document[kind].values()]
+    assert len(texts) == len(set(texts))
+    assert [text for text in texts if len(text) > 20 and said.count(text)] == [], "it has a name"
+
+
+def rows_of(document: Any) -> list[dict[str, Any]]:
+    families = [row for rows in document["families"].values() for row in rows]
+    return families + [row for sku in document["skus"].values() for row in sku["requirements"]]
+
+
+def test_every_bound_of_the_first_form_is_there_as_it_was() -> None:
+    """Rounding may have moved it a little, and rows may have been added."""
+    now = {bound_key(name, one): one for name, sku in SKUS.items() for one in sku.requirements}
+    with (ROOT / "tests" / "data" / "first_form_bounds.csv").open(encoding="utf-8", newline="") as file:
+        before = list(csv.DictReader(file))
+    assert len(before) > 1000
+    for row in before:
+        key = tuple(row[field] for field in KEY)
+        one = now.get(key)
+        assert one is not None, key
+        assert one.provisional == (row["provisional"] == "1"), key
+        assert one.bound == pytest.approx(float(row["bound"]), rel=MOST_ROUNDING), key
+        published = float(row["published"]) if row["published"] else None
+        assert one.source.measured == (None if one.metric == "replica_agreement" else published), key
+
+
+KEY = ("sku", "metric", "subject", "world_size", "placement", "versus", "severity")
+
+
+def bound_key(sku: str, one: Requirement) -> tuple[str, ...]:
+    return sku, one.metric, one.subject, str(one.world_size), one.placement, one.versus or "", one.severity
+
+
+@pytest.mark.parametrize("sku", SKUS)
+def test_any_sku_can_be_deleted_or_copied(sku: str, tmp_path: Path) -> None:
+    path = tmp_path / "thresholds.yaml"
+    head, section = section_of(sku)
+    path.write_text(TEXT.replace(section, ""), encoding="utf-8")
+    left = load_thresholds(path)
+    compared = {name for name, entry in SKUS.items() if any(one.versus == sku for one in entry.requirements)}
+    assert left.problems == ()
+    assert set(left.thresholds.skus) == set(SKUS) - {sku}
+    assert set(left.warnings) == compared, "what is not asked any more"
+    assert all(
+        f"its reference {sku} is not in this file" in str(one) for found in left.warnings.values() for one in found
+    )
+    for name in left.thresholds.skus:
+        assert cases_for(left, name, ONE_NODE)
+    copy = re.sub(r"\n    aliases: .*", "", section.replace(head, "  site-copy:\n", 1))
+    path.write_text(f"{TEXT.rstrip()}\n\n{copy}", encoding="utf-8")
+    both = load_thresholds(path)
+    assert both.problems == ()
+    mine, theirs = both.thresholds.skus["site-copy"], both.thresholds.skus[sku]
+    assert [replace(one, where="") for one in mine.requirements] == [replace(o, where="") for o in theirs.requirements]
+
+
+def section_of(sku: str) -> tuple[str, str]:
+    """The first line of a SKU, and all of its section."""
+    found = re.search(rf"^  {re.escape(sku)}:\n((    .*)?\n)+", TEXT, re.MULTILINE)
+    assert found is not None
+    return f"  {sku}:\n", found[0]
+
+
+def test_a_mistake_in_one_sku_leaves_the_others_usable_and_is_told_to_who_asks_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "thresholds.yaml"
+    head, section = section_of("b200")
+    path.write_text(TEXT.replace(section, section.replace("weak_scaling_efficiency:", "weak_scaling_efficency:", 1)))
+    file = load_thresholds(path)
+    assert set(file.thresholds.skus) == set(SKUS) - {"b200"}
+    line = TEXT[: TEXT.index(head)].count("\n") + 1
+    with pytest.raises(ThresholdsError, match="did you mean 'weak_scaling_efficiency'") as raised:
+        file.sku_name("b200")
+    assert line < int(raised.value.where.rpartition(":")[2]) < line + section.count("\n")

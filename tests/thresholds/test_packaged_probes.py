@@ -14,7 +14,7 @@ from pytest_ddpscale.plan.probe import COLLECTIVES, Probe
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, device_type, training_cases
-from pytest_ddpscale.thresholds.model import Sku
+from pytest_ddpscale.thresholds.model import Requirement, Sku
 from tests.builders.clusters import thresholds as packaged_thresholds
 from tests.thresholds.conftest import ONE_NODE
 
@@ -26,7 +26,10 @@ WITH_NVSWITCH = ("a100-sxm4-80gb", "a100-sxm4-40gb", "h100", "h200", "b200")
 ALWAYS_WARN = {"clock", "pcie_under_load"}
 MINUTES_5 = 300.0
 MOST_PROBES = 12
-PUBLISHERS = r"^(Azure/azurehpc-health-checks|Azure/AI-benchmarking-guide|stas00/ml-engineering|zzc0721/\S+)\b"
+PUBLISHERS = (
+    r"^(Azure/azurehpc-health-checks|Azure/AI-benchmarking-guide|stas00/ml-engineering|zzc0721/\S+"
+    r"|NVIDIA/nccl-tests issues)\b"
+)
 # Sent in by users: enough to look at, not to reject a machine.
 CROWD = "zzc0721/"
 # What was sent and what came of it are held at most, and checked in parts.
@@ -34,14 +37,8 @@ LARGEST_SHARE_OF_MEMORY = 1 / 4
 
 
 @pytest.mark.parametrize("sku", MEASURED.values(), ids=MEASURED)
-def test_every_sku_says_what_a_node_has_to_be_and_who_says_so(sku: Sku) -> None:
-    assert sku.checks
-    assert sku.node is not None
-    assert sku.node.source.reference or sku.node.source.reasoning
-
-
-@pytest.mark.parametrize("sku", MEASURED.values(), ids=MEASURED)
 def test_checks_reject_except_those_that_can_be_wrong_without_harm(sku: Sku) -> None:
+    assert sku.checks
     for name, severity in sku.checks.items():
         assert severity == ("warn" if name in ALWAYS_WARN else "fail"), name
 
@@ -77,6 +74,10 @@ def test_nodes_are_those_of_the_data_sheets(
         assert (node.pcie_generation, node.pcie_width, node.nvlinks, node.ecc) == (generation, 16, nvlinks, ecc)
 
 
+def is_on_one_node(requirement: Requirement) -> bool:
+    return isinstance(requirement.world_size, int) or requirement.world_size == "node"
+
+
 def probes_of(sku: str, layout: Layout = ONE_NODE) -> list[Probe]:
     cases = cases_for(FILE, sku, layout)
     return [case.probe for case in cases if isinstance(case, NodeCase) and case.probe is not None]
@@ -86,7 +87,7 @@ def probes_of(sku: str, layout: Layout = ONE_NODE) -> list[Probe]:
 def test_every_gpu_is_probed_for_computing_memory_host_and_links(sku: str) -> None:
     probes = probes_of(sku)
     assert len(probes) == len(set(probes)) <= MOST_PROBES
-    precisions = {workload.precision for workload in GPUS[sku].workloads.values()}
+    precisions = {workload.precision for workload in GPUS[sku].workloads.values()} - {"fp32"}
     assert {p.precision for p in probes if p.kind == "matmul"} - {"fp8"} == precisions
     assert {p.kind for p in probes} >= {"memory-copy", "host-to-device", "device-to-host", *COLLECTIVES, "send-recv"}
     assert Probe("all-reduce-32mib", 8) in probes, "the size of DDP's buckets"
@@ -117,7 +118,7 @@ def test_every_probe_says_where_its_number_comes_from(sku: str) -> None:
         else:
             assert re.match(PUBLISHERS, published), requirement
             assert source.margin_pct is not None, requirement
-            assert source.margin_pct > 0 or "has a node reach to pass" in published, "only what is a bound already"
+            assert source.margin_pct > 0 or "what passes there" in published, "only what is a bound already"
             assert requirement.severity == "warn" or not published.startswith(CROWD), requirement
 
 
@@ -126,7 +127,12 @@ def test_a_published_probe_is_cited_by_the_sku_it_was_measured_on_and_no_other()
     for sku, requirement in PROBES:
         if requirement.source.reference:
             cited_by.setdefault(requirement.source.reference, set()).add(sku)
-    assert {reference: skus for reference, skus in cited_by.items() if len(skus) > 1} == {}
+    several = {re.split("[,:]", reference)[0]: skus for reference, skus in cited_by.items() if len(skus) > 1}
+    assert several == {
+        "NVIDIA/nccl-tests issues": {"h100", "h200", "b200"},  # a port of the network, whatever GPU is behind it
+        "stas00/ml-engineering@b9e2972": {"a100-sxm4-80gb", "h100", "h200", "b200"},
+        "zzc0721/torch-performance-test-data#44": {"rtx-pro-6000-server", "rtx-pro-6000-workstation"},
+    }, "they name each of them"
 
 
 def test_a_bound_lies_below_what_the_data_sheet_promises() -> None:
@@ -138,7 +144,7 @@ def test_a_bound_lies_below_what_the_data_sheet_promises() -> None:
 
 @pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
 def test_a_large_message_has_to_be_faster_than_a_bucket(sku: Sku) -> None:
-    within = [r for r in sku.requirements if "all-reduce" in r.probe and r.world_size != "all"]
+    within = [r for r in sku.requirements if "all-reduce" in r.probe and is_on_one_node(r)]
     bounds = {Probe(r.probe, 8).message_bytes: r.bound for r in within}
     assert [bound for _, bound in sorted(bounds.items(), key=lambda item: item[0] or 0)] == sorted(bounds.values())
 
@@ -162,7 +168,7 @@ def test_links_that_fell_back_to_pcie_keep_no_bound(sku: str) -> None:
     """8x A100 that had lost NVLink reached 20 GB/s; PCIe 5.0 carries 63."""
     pcie_gbps = 20 if sku.startswith("a100") else 63
     for requirement in GPUS[sku].requirements:
-        if requirement.metric in ("busbw_gbps", "pair_bandwidth_gbps") and requirement.world_size != "all":
+        if requirement.metric in ("busbw_gbps", "pair_bandwidth_gbps") and is_on_one_node(requirement):
             assert requirement.bound > 1.5 * pcie_gbps, requirement.probe
 
 
@@ -214,11 +220,12 @@ BETWEEN = (
 
 @pytest.mark.parametrize("sku", GPUS)
 def test_every_gpu_is_asked_what_several_nodes_do_together(sku: str) -> None:
-    between = [r for r in GPUS[sku].requirements if r.world_size in ("2 nodes", "all")]
-    assert tuple((r.metric, r.world_size) for r in between) == BETWEEN
-    assert all(r.provisional and r.severity == "warn" for r in between), "nobody published them"
+    asked = [r for r in GPUS[sku].requirements if not is_on_one_node(r)]
+    assert all(r.severity == "warn" for r in asked), "networks differ"
+    between = [r for r in asked if r.provisional]
+    assert sorted((r.metric, r.world_size) for r in between) == sorted(BETWEEN)
     [node] = [r for r in GPUS[sku].requirements if (r.metric, r.subject, r.world_size) == (*WEAK_OF_R50, "node")]
-    two, every = between[:2]
+    two, every = (next(r for r in between if (r.metric, r.world_size) == one) for one in BETWEEN[:2])
     assert node.bound > two.bound > every.bound, "no more is asked of several nodes than of one"
 
 

@@ -15,7 +15,8 @@ from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
-from pytest_ddpscale.thresholds.model import Requirement, Sku
+from pytest_ddpscale.thresholds.hardware import Detect
+from pytest_ddpscale.thresholds.model import Requirement, Sku, Source
 from pytest_ddpscale.verdict.bounds import blank_verdict
 from pytest_ddpscale.verdict.probing import judge_probe
 from tests.builders.probes import probe_columns_of
@@ -25,7 +26,7 @@ ROUNDS = 8
 MATMUL = Probe("matmul-bf16")
 ALL_REDUCE = Probe("all-reduce-32mib", 8)
 SEND_RECV = Probe("send-recv-256mib", 8)
-A100 = Sku.model_validate({"description": "any", "detect": {"name": "^A100$"}})
+A100 = Sku("any", Detect(name="^A100$"))
 # Value, in the metric's unit, of a round and the ranks of a place.
 Value = Callable[[int, tuple[int, ...]], float]
 
@@ -41,15 +42,10 @@ def metric_of(probe: Probe) -> str:
 
 
 def probe_case(probe: Probe, bound: float, **keys: Any) -> NodeCase:
-    data: dict[str, Any] = {
-        "metric": metric_of(probe),
-        "probe": probe.name,
-        "world_size": probe.world_size,
-        "at_least": bound,
-        "source": {"measured": 123.0, "reference": "a paper", "reasoning": "far enough away"},
-    }
+    source = Source(bound, None, "a paper", "far enough away")
+    asked = Requirement(metric_of(probe), bound, source, probe=probe.name, world_size=probe.world_size)
     name = f"{probe.name}-{probe.world_size}gpu"
-    return NodeCase(Requirement.model_validate(data), name, "t.yaml:7", sku=A100, probe=probe, **keys)
+    return NodeCase(asked, name, "t.yaml:7", sku=A100, probe=probe, **keys)
 
 
 def steady(value: float, bad: Mapping[tuple[int, ...], float] | None = None) -> Value:

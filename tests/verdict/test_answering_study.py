@@ -56,21 +56,21 @@ class TestWhatWasTrained:
         required = getattr(WORKLOAD, field)
         assert verdict.reason == f"measured differently: {field} {change[field]}, required {required}"
 
-    def test_for_weak_scaling_needs_the_same_batch(self) -> None:
-        verdict = judge_against("weak_scaling_efficiency", batch_size=2)
-        assert verdict.outcome == "not_measured"
-        assert verdict.reason == "measured differently: batch_size 2, required 4"
-
-    def test_for_strong_scaling_needs_the_same_global_batch(self) -> None:
-        verdict = judge_against("strong_scaling_efficiency", global_batch_size=16)
-        assert verdict.outcome == "not_measured"
-        assert verdict.reason == "measured differently: global_batch_size 16, required 8"
-
-    def test_is_named_with_all_differences(self) -> None:
-        reason = judge_against("weak_scaling_efficiency", batch_size=2, image_size=64, precision="bf16").reason
-        assert reason == (
-            "measured differently: precision bf16, required fp32; batch_size 2, required 4; image_size 64, required 32"
-        )
+    @pytest.mark.parametrize(
+        ("metric", "measured", "required"),
+        [
+            ("weak_scaling_efficiency", {"batch_size": 2}, "batch_size 2, required 4"),
+            ("strong_scaling_efficiency", {"global_batch_size": 16}, "global_batch_size 16, required 8"),
+            (
+                "weak_scaling_efficiency",
+                {"batch_size": 2, "image_size": 64, "precision": "bf16"},
+                "precision bf16, required fp32; batch_size 2, required 4; image_size 64, required 32",
+            ),
+        ],
+    )
+    def test_is_named_with_all_differences(self, metric: str, measured: dict[str, Any], required: str) -> None:
+        verdict = judge_against(metric, **measured)
+        assert (verdict.outcome, verdict.reason) == ("not_measured", f"measured differently: {required}")
 
     def test_may_differ_in_the_batch_that_the_scaling_does_not_keep(self) -> None:
         assert judge_against("weak_scaling_efficiency", global_batch_size=64).passed

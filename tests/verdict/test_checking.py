@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date, timedelta
 from typing import Any
 
 import pytest
@@ -16,32 +18,31 @@ from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from pytest_ddpscale.results.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
-from pytest_ddpscale.thresholds.model import Sku
+from pytest_ddpscale.thresholds.hardware import Detect, Node
+from pytest_ddpscale.thresholds.model import Severity, Sku, check_of_nodes
+from pytest_ddpscale.thresholds.waiver import Waiver
 from pytest_ddpscale.verdict.checking import unfit_nodes
 from pytest_ddpscale.verdict.judge import judge
-from tests.builders.measurements import Measurement
 from tests.builders.nodes_checked import by_host, cpu_survey, gpus, survey, unread, windows, with_gpu
 from tests.builders.probes import probe_columns_of
 from tests.builders.rounds import columns_of
+from tests.builders.telemetry import Telemetry, columns_of_telemetry
 from tests.verdict.probed import probe_case
 
-A100 = Sku.model_validate(
-    {
-        "description": "eight in a node",
-        "detect": {"name": "^(NVIDIA )?A100-SXM4?-80GB$", "pci_device_ids": ["20b2"], "memory_gib": 80},
-        "node": {"pcie_generation": 4, "pcie_width": 16, "nvlinks": 12, "ecc": True, "source": {"reference": "sheet"}},
-    }
+A100 = Sku(
+    "eight in a node",
+    Detect(name="^(NVIDIA )?A100-SXM4?-80GB$", pci_device_ids=["20b2"], memory_gib=80),
+    node=Node(pcie_generation=4, pcie_width=16, nvlinks=12, ecc=True),
 )
-CPU = Sku.model_validate({"description": "any", "detect": {"device": "cpu"}})
+CPU = Sku("any", Detect(device="cpu"))
 FAULTY: dict[str, Any] = {"ecc_uncorrected": 2}
+DAY = date(2026, 10, 1)
 
 
-def check_case(name: str, severity: str = "fail", sku: Sku = A100) -> NodeCase:
-    (requirement,) = Sku.model_validate({**sku.model_dump(), "checks": {name: severity}}).all_requirements
-    return NodeCase(requirement, name, "t.yaml:7", sku)
+def check_case(name: str, severity: Severity = "fail", sku: Sku = A100) -> NodeCase:
+    return NodeCase(check_of_nodes(name, severity), name, "t.yaml:7", sku)
 
 
 def plan_of(nodes: int = 1, device_type: DeviceType = "cuda", ranks_per_node: int = 8) -> Plan:
@@ -50,16 +51,11 @@ def plan_of(nodes: int = 1, device_type: DeviceType = "cuda", ranks_per_node: in
 
 def judged(name: str, *surveys: Survey, nodes: int | None = None, **known: Any) -> Verdict:
     plan = plan_of(len(surveys) if nodes is None else nodes)
-    measurements = known.pop("measurements", ())
-    evidence = Evidence(plan, columns_of(measurements), known.pop("errors", {}), surveys=by_host(surveys), **known)
-    return judge(check_case(name), evidence, 0.95)
-
-
-def measured(one: Telemetry) -> Measurement:
-    """The block of a window."""
-    return Measurement(
-        one.study, one.arm, one.round, one.rank, one.local_rank, one.host, one.device, 8, 4, 1.0, one.started_unix_s
+    measurements, telemetry = known.pop("measurements", ()), columns_of_telemetry(known.pop("telemetry", ()))
+    evidence = Evidence(
+        plan, columns_of(measurements), known.pop("errors", {}), surveys=by_host(surveys), telemetry=telemetry, **known
     )
+    return judge(check_case(name), evidence, 0.95)
 
 
 def probed(one: Telemetry) -> ProbeMeasurement:
@@ -122,7 +118,7 @@ class TestVerdict:
 
     def test_a_gpu_that_took_part_in_blocks_without_telemetry_does_not_pass(self) -> None:
         telemetry = windows("n1")
-        training: dict[str, Any] = {"measurements": [measured(one) for one in telemetry]}
+        training: dict[str, Any] = {"measurements": [one.block for one in telemetry]}
         assert judged("ecc_under_load", survey("n1"), telemetry=telemetry, **training).outcome == "passed"
         both: dict[str, Any] = training | {"probes": probe_columns_of(probed(one) for one in telemetry)}
         verdict = judged("ecc_under_load", survey("n1"), telemetry=telemetry, **both)
@@ -142,7 +138,7 @@ class TestUnfitNodes:
     SURVEYS: Sequence[Survey] = (survey("n1"), with_gpu((3,), "n2", **FAULTY), survey("n3"))
 
     def of(self, *cases: NodeCase, surveys: Sequence[Survey] = SURVEYS) -> dict[str, str]:
-        return unfit_nodes(cases, plan_of(len(surveys)), dict(by_host(surveys)))
+        return unfit_nodes(cases, plan_of(len(surveys)), dict(by_host(surveys)), DAY)
 
     def test_are_those_that_fail_a_check_that_rejects(self) -> None:
         (host, why), *others = self.of(check_case("gpus"), check_case("ecc")).items()
@@ -154,6 +150,14 @@ class TestUnfitNodes:
         assert self.of(check_case("ecc", "warn")) == {}
         assert self.of(check_case("gpus"), check_case("ecc", "warn")) == {}
         assert self.of(check_case("gpus")) == {}
+
+    @pytest.mark.parametrize(("days_left", "expected"), [(1, set()), (0, set()), (-1, {"n2"})])
+    def test_are_not_those_of_a_waived_check_as_long_as_it_is_waived(self, days_left: int, expected: set[str]) -> None:
+        narrow = (survey("n1"), with_gpu((3,), "n2", pcie_width_max=8), survey("n3"))
+        case, waiver = check_case("pcie"), Waiver("A. Name", "a riser is ordered", DAY + timedelta(days_left))
+        waived = replace(case, requirement=replace(case.requirement, waiver=waiver))
+        assert set(self.of(case, surveys=narrow)) == {"n2"}
+        assert set(self.of(waived, surveys=narrow)) == expected
 
     def test_are_nobody_without_checks(self) -> None:
         assert self.of() == {}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from msgspec import structs
 
 from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.telemetry_record import Spread, Telemetry
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
 from pytest_ddpscale.simulate.writing import write_simulated_run
@@ -31,13 +31,11 @@ def odd(evidence: Evidence) -> Evidence:
         skipped[:, node == 2] = 3
         block_s[:, node == 5] *= 2 if arm.arm == "alone" else 1
         arms[key] = replace(arm, skipped_steps=skipped, block_s=block_s)
-    telemetry = [_stalled(one) if one.rank // 8 == 7 else one for one in evidence.telemetry]
-    return replace(evidence, columns=Columns(arms), telemetry=telemetry)
-
-
-def _stalled(one: Telemetry) -> Telemetry:
-    power_w, busy = Spread(200.0, 190.0, 210.0, 5), Spread(0.99, 0.99, 1.0, 5)
-    return structs.replace(one, utilization=busy, power_w=power_w, power_limit_w=1000.0, idle_power_w=150.0)
+    waits = {"utilization": 0.99, "power_w": 200.0, "power_limit_w": 1000.0, "idle_power_w": 150.0}
+    told, is_stalled = evidence.telemetry, evidence.telemetry.rank // 8 == 7
+    changes: dict[str, Any] = {n: np.where(is_stalled, new, getattr(told, n)) for n, new in waits.items()}
+    told = replace(told, **changes)
+    return replace(evidence, columns=Columns(arms), telemetry=told)
 
 
 @pytest.mark.parametrize(

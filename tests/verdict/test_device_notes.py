@@ -11,12 +11,13 @@ from msgspec.structs import replace as altered
 
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
-from pytest_ddpscale.results.telemetry_record import Spread, Telemetry
+from pytest_ddpscale.results.telemetry_record import Spread
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.verdict.device_notes import device_notes
 from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
 from tests.builders.measurements import Measurement
+from tests.builders.telemetry import Telemetry, columns_of_telemetry
 from tests.verdict.nodes import measure_nodes, nodes_evidence, plan_of_nodes
 
 CASE = make_case("device_utilization", 0.9)
@@ -55,7 +56,7 @@ def rank_1(changes: dict[str, Any], rounds: int = ROUNDS) -> Change:
 
 
 def evidence(change: Change = lambda one: {}, measured: Sequence[Measurement] = MEASURED) -> Evidence:
-    return replace(make_evidence(CASE, measured), telemetry=telemetry_of(measured, change))
+    return replace(make_evidence(CASE, measured), telemetry=columns_of_telemetry(telemetry_of(measured, change)))
 
 
 def judged(change: Change) -> Verdict:
@@ -125,7 +126,7 @@ class TestStalledDevice:
 
     def test_of_another_arm_does_not_matter(self) -> None:
         measured = [replace(one, arm="each@2") for one in MEASURED]
-        other = replace(evidence(), telemetry=telemetry_of(measured, rank_1(STALLED)))
+        other = replace(evidence(), telemetry=columns_of_telemetry(telemetry_of(measured, rank_1(STALLED))))
         assert judge(CASE, other, CONFIDENCE).outcome == "passed"
 
     @pytest.mark.parametrize("change", [{}, THROTTLED, {"power_w": None}, {"utilization": None}])
@@ -180,7 +181,7 @@ class TestOnSeveralNodes:
         told = nodes_evidence(plan, measured)
         assert judge(case, told, CONFIDENCE).outcome == "passed"
         stalled = telemetry_of(measured, lambda one: STALLED if one.rank == 5 else {})
-        verdict = judge(case, replace(told, telemetry=stalled), CONFIDENCE)
+        verdict = judge(case, replace(told, telemetry=columns_of_telemetry(stalled)), CONFIDENCE)
         assert verdict.outcome == "inconclusive"
         assert "GPU 1 on n2 is busy at nearly idle power" in verdict.reason
         assert [(who.host, who.gpu_uuid, who.is_certain) for who in verdict.culprits] == [("n2", "GPU-5", False)]
@@ -217,7 +218,8 @@ class TestPowerInWords:
         six = [
             replace(one, rank=rank, local_rank=rank, device=f"GPU-{rank}") for rank in range(6) for one in MEASURED[::2]
         ]
-        (note,) = device_notes(replace(evidence(), telemetry=telemetry_of(six, lambda one: THROTTLED)))
+        throttled = columns_of_telemetry(telemetry_of(six, lambda one: THROTTLED))
+        (note,) = device_notes(replace(evidence(), telemetry=throttled))
         assert note.count("GPU ") == 3
         assert " and 3 more: held down by " in note
 

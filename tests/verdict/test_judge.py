@@ -16,6 +16,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Question
 from pytest_ddpscale.results.strict_json import strict_json
 from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.thresholds.model import Source
 from pytest_ddpscale.verdict.answering_rounds import samples_of
 from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import (
@@ -341,7 +342,7 @@ class TestValues:
     def test_a_verdict_carries_what_its_requirement_says(self) -> None:
         case = make_case(
             "peak_memory_gib", 12.6, severity="warn", provisional=True,
-            source={"measured": 12.0, "margin_pct": 5.0, "reference": "a paper", "reasoning": "as much as it held"},
+            source=Source(12.0, 5.0, "a paper", "as much as it held"),
         )  # fmt: skip
         verdict = judge(case, make_evidence(case, []), 0.9)
         assert (verdict.id, verdict.severity, verdict.provisional) == ("peak_memory_gib[r-2gpu]", "warn", True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.report.text import verdict_word
 from pytest_ddpscale.results.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
+from pytest_ddpscale.thresholds.waiver import Waiver
 from pytest_ddpscale.verdict.run_outcome import ONE_NODE, RunCaveats, conclude, other_blockers, qualified
 
 PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 2.0, (1.5, 2.5), rounds=5)
@@ -111,6 +114,31 @@ def test_a_published_bound_that_only_warns_cannot_accept() -> None:
 
 def test_a_provisional_failure_of_severity_fail_rejects() -> None:
     assert conclude([PASSED, verdict("failed", provisional=True)], 2)[0] == "rejected"
+
+
+WAIVED = replace(verdict("failed", name="w"), waiver=Waiver("A. Name", "a fan is ordered", date(2026, 12, 31)))
+
+
+def test_a_waived_failure_is_accepted_by_another_name_and_counted_apart() -> None:
+    warned = verdict("failed", "warn", "c")
+    assert conclude([PASSED, WAIVED], 2) == ("accepted_with_waivers", "1 of 2 requirements met, 1 waived")
+    assert conclude([PASSED, WAIVED, warned], 3)[1] == "1 of 3 requirements met, 1 waived, 1 warned"
+    assert conclude([PASSED, WAIVED, verdict("failed")], 3) == ("rejected", "1 of 3 requirements failed: m[b]")
+    assert conclude([PASSED, WAIVED, verdict("inconclusive")], 3)[0] == "incomplete"
+    assert conclude([PASSED, WAIVED], 3)[0] == "partial"
+    assert other_blockers([PASSED, WAIVED], 2, False, ONE_NODE, RunCaveats()) == ()
+
+
+def test_what_is_waived_carries_no_acceptance() -> None:
+    assert conclude([WAIVED, verdict("passed", provisional=True)], 2)[0] == "incomplete"
+    assert conclude([WAIVED], 1)[0] == "incomplete"
+
+
+def test_waivers_do_not_cover_what_was_not_tested() -> None:
+    absent = RunCaveats(coverage=Coverage((NodeCoverage("n0", (), left_out="disk: full"),)))
+    assert qualified("accepted_with_waivers", "all passed", absent)[0] == "incomplete"
+    assert qualified("accepted_with_waivers", "why", RunCaveats()) == ("accepted_with_waivers", "why")
+    assert qualified("accepted_with_waivers", "why", RunCaveats(is_simulated=True))[0] == "incomplete"
 
 
 def test_many_names_are_counted_rather_than_listed() -> None:
@@ -225,3 +253,10 @@ def may_be_allowed(
     allowing = replace(caveats, allows_unmeasured=True)
     others = other_blockers(verdicts, len(verdicts), interrupted, coverage, allowing)
     return not others and not any(one.blocks(allows_unmeasured=True) for one in verdicts)
+
+
+def test_wrong_data_rejects_whatever_the_severity() -> None:
+    wrong = replace(verdict("failed", "warn", provisional=True), flags=("wrong-data",))
+    assert conclude([PASSED, wrong], 2) == ("rejected", "1 of 2 requirements failed: m[b]")
+    assert wrong.blocks(allows_unmeasured=True)
+    assert verdict_word(wrong) == "FAIL"

@@ -1,0 +1,88 @@
+"""Ratios to what another run measured: `versus: run:DIR` of a generation_ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+from pytest_ddpscale.errors import BadInput, ThresholdsError
+from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
+from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.workload import Workload, incomparable_fields
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_json import RunRecord
+from pytest_ddpscale.thresholds.cases import AnyCase, Case
+from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.verdict.answering_rounds import samples_of
+
+
+def with_measured_references(cases: Iterable[AnyCase]) -> list[AnyCase]:
+    """Cases, with the throughput of those that are compared with a run.
+
+    Raises:
+        ThresholdsError: a run cannot be read, was simulated, or did not measure what is to be compared with.
+    """
+    return [_with_reference(case) if isinstance(case, Case) and _names_a_run(case) else case for case in cases]
+
+
+def refuse_itself(cases: Iterable[AnyCase], run: RunDirectory) -> None:
+    """Refuse ratios of a run to itself, or to a copy of it: whatever a machine reaches keeps them.
+
+    Raises:
+        ThresholdsError: there is one.
+    """
+    for case in cases:
+        if isinstance(case, Case) and _names_a_run(case):
+            other = RunDirectory.open(Path(case.requirement.versus_run))
+            if other.measurements_sha256() == run.measurements_sha256():
+                raise _refused(case, f"it has the measurements of {run.path}, which is compared with it")
+
+
+def _names_a_run(case: Case) -> bool:
+    return case.requirement.versus_run != "" and not case.missing
+
+
+def _with_reference(case: Case) -> Case:
+    path = case.requirement.versus_run
+    try:
+        record, evidence = _read(path)
+    except BadInput as error:
+        raise _refused(case, str(error)) from None
+    if record.is_simulated(evidence.columns.devices):
+        raise _refused(case, "no machine was measured: it was simulated")
+    asked = Question(THROUGHPUT_PER_GPU, _comparable(case, evidence), case.world_size, case.requirement.placement)
+    values = [one.value for one in samples_of(asked, evidence)]
+    if not values:
+        raise _refused(case, f"it has no throughput of {case.workload.name} at world size {case.world_size}")
+    source = f"{record.sku}, median of {len(values)} rounds measured {record.started_at[:10]}, {path}"
+    return replace(case, reference_img_per_s=median(values), reference_source=source)
+
+
+@cache
+def _read(path: str) -> tuple[RunRecord, Evidence]:
+    run = RunDirectory.open(Path(path))
+    return run.read_run(), read_evidence(run)
+
+
+def _comparable(case: Case, evidence: Evidence) -> Workload:
+    """What the run trained of the same model, image size, format and precision, at whatever batch."""
+    trained = [study.workload for study in evidence.plan.studies if study.scaling == THROUGHPUT_PER_GPU.scaling]
+    comparable = [one for one in trained if not incomparable_fields(case.workload, one)]
+    if comparable:
+        return next((one for one in comparable if one.name == case.workload.name), comparable[0])
+    of_this_name = next((one for one in trained if one.name == case.workload.name), None)
+    if of_this_name is not None:
+        different = ", ".join(incomparable_fields(case.workload, of_this_name))
+        raise _refused(case, f"{case.workload.name} differs there in {different}, so no ratio is meaningful")
+    raise _refused(case, f"it did not train {case.workload.name}, but {first_few([one.name for one in trained])}")
+
+
+def _refused(case: Case, why: str) -> ThresholdsError:
+    return ThresholdsError(
+        case.where, f"{case.requirement.metric} versus run {case.requirement.versus_run}: {why}",
+        "a run that measured the same model, image size, format and precision", "Name another run, or a SKU.",
+    )  # fmt: skip

@@ -1,0 +1,135 @@
+"""Values of several nodes in several launches: how much of their spread is whose, and where the next value will lie.
+
+The model is y = mean + node + launch + rest, each part with a variance of its own. The variances come from mean squares
+as in an analysis of variance (Searle, Casella and McCulloch, Variance Components, 1992, chapter 4); a part whose mean
+square is not beyond the rest's is taken as nothing and pooled with it. A new node in a new launch then varies about the
+mean of I nodes, J launches and N values by
+
+    V = node · (1 + 1/I) + launch · (1 + 1/J) + rest · (1 + 1/N)
+
+which is a sum of mean squares, so that its degrees of freedom are those of Satterthwaite (1946), Biometrics Bulletin
+2(6): V² over the sum of (each term)² ÷ (its degrees). Designs that are not balanced take the mean numbers of nodes and
+launches.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_ddpscale.stats.intervals import t_quantile
+
+
+@dataclass(frozen=True)
+class NextValue:
+    """Where the value of a further node in a further launch will lie.
+
+    Attributes:
+        mean: of the nodes' means.
+        node_sd: standard deviation between nodes.
+        launch_sd: of one node between launches.
+        sd: of the further value about `mean`, with what `mean` itself errs by.
+        degrees: of freedom of `sd`, rounded down.
+    """
+
+    mean: float
+    node_sd: float
+    launch_sd: float
+    sd: float
+    degrees: int
+
+    def bound(self, chance: float, least_sd: float, *, upper: bool) -> float:
+        """Beyond which the further value lies with this chance at most: mean ± t · sd, on one side.
+
+        The one-sided prediction bound of one further value (Hahn and Meeker, Statistical Intervals, 1991, chapter 4).
+
+        Args:
+            chance: 0 … 0.5.
+            least_sd: what `sd` is at least: a few equal values are no proof that nothing varies.
+            upper: whether it lies above the mean.
+        """
+        reach = t_quantile(1 - chance, self.degrees) * max(self.sd, least_sd)
+        return self.mean + reach if upper else self.mean - reach
+
+
+@dataclass(frozen=True)
+class _MeanSquare:
+    """A sum of squares over its degrees of freedom."""
+
+    squares: float
+    degrees: int
+
+    @property
+    def value(self) -> float:
+        return self.squares / self.degrees if self.degrees else 0.0
+
+    def pooled(self, other: _MeanSquare) -> _MeanSquare:
+        return _MeanSquare(self.squares + other.squares, self.degrees + other.degrees)
+
+
+def next_value(values: Mapping[str, Mapping[str, float]], deviations: Sequence[float] = (), lost: int = 0) -> NextValue:
+    """What values by node and launch say of a further one.
+
+    Args:
+        values: of at least two nodes, by launch; nodes may have been in the same launches or in others.
+        deviations: of further values of such nodes from their own means, in other launches.
+        lost: degrees of freedom that those means took.
+
+    Raises:
+        ValueError: fewer than two nodes, or nothing tells how much launches differ.
+    """
+    means = {node: statistics.fmean(of_node.values()) for node, of_node in values.items()}
+    nodes, number = len(values), sum(map(len, values.values()))
+    own = number - nodes
+    if nodes < 2 or own + len(deviations) - lost < 1:
+        raise ValueError(f"{number} values of {nodes} nodes; expected at least 2 nodes and a node with 2 launches")
+    mean = statistics.fmean(means.values())
+    launches, of_launches, rest = _within_nodes(values, means)
+    rest = rest.pooled(_MeanSquare(math.fsum(one * one for one in deviations), len(deviations) - lost))
+    per_node, per_launch = number / nodes, number / len(launches)
+    between = _MeanSquare(per_node * math.fsum((one - mean) ** 2 for one in means.values()), nodes - 1)
+    if of_launches.value <= rest.value:
+        rest, of_launches = rest.pooled(of_launches), _MeanSquare(0.0, 0)
+    if between.value <= rest.value:
+        rest, between = rest.pooled(between), _MeanSquare(0.0, 0)
+    terms = []
+    if between.degrees:
+        terms.append(((1 + 1 / nodes) / per_node, between))
+    if of_launches.degrees:
+        terms.append(((1 + 1 / len(launches)) / per_launch, of_launches))
+    terms.append((max(0.0, 1 + 1 / number - sum(weight for weight, _ in terms)), rest))
+    variance = math.fsum(weight * square.value for weight, square in terms)
+    share = math.fsum((weight * square.value) ** 2 / square.degrees for weight, square in terms)
+    node_variance = max(0.0, between.value - rest.value) / per_node
+    launch_variance = max(0.0, of_launches.value - rest.value) / per_launch + rest.value
+    return NextValue(
+        mean,
+        math.sqrt(node_variance),
+        math.sqrt(launch_variance),
+        math.sqrt(variance),
+        max(1, math.floor(variance**2 / share)) if share > 0 else number - 1,
+    )
+
+
+def _within_nodes(
+    values: Mapping[str, Mapping[str, float]], means: Mapping[str, float]
+) -> tuple[list[str], _MeanSquare, _MeanSquare]:
+    """Launches; how far they differ for all of their nodes alike; and what is left of the differences within nodes."""
+    by_launch: dict[str, list[float]] = {}
+    for node, of_node in values.items():
+        for launch, value in of_node.items():
+            by_launch.setdefault(launch, []).append(value - means[node])
+    number = sum(map(len, by_launch.values()))
+    whole = _MeanSquare(
+        math.fsum(one * one for of_launch in by_launch.values() for one in of_launch), number - len(values)
+    )
+    common = _MeanSquare(
+        math.fsum(len(of_launch) * statistics.fmean(of_launch) ** 2 for of_launch in by_launch.values()),
+        len(by_launch) - 1,
+    )
+    if common.degrees < 1 or whole.degrees - common.degrees < 1 or len(by_launch) == number:
+        return list(by_launch), _MeanSquare(0.0, 0), whole
+    rest = _MeanSquare(max(0.0, whole.squares - common.squares), whole.degrees - common.degrees)
+    return list(by_launch), common, rest

@@ -1,0 +1,273 @@
+"""What a file changes of the one that it extends: for whoever signs, and for whoever edits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.thresholds.loading import ThresholdsFile, extended_file, files_below
+from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku
+
+Kind = Literal["raised", "lowered", "added", "removed", "severity", "standing"]
+# Of a SKU, what is no requirement and changes how it is found, measured or judged.
+_OTHER_PARTS = ("aliases", "detect", "peak", "node", "beyond_node")
+_COUNTED: dict[Kind, tuple[str, str]] = {
+    "raised": ("bound raised", "bounds raised"),
+    "lowered": ("bound lowered", "bounds lowered"),
+    "added": ("requirement added", "requirements added"),
+    "removed": ("requirement removed", "requirements removed"),
+    "severity": ("severity changed", "severities changed"),
+    "standing": ("published or provisional now", "published or provisional now"),
+}
+
+
+@dataclass(frozen=True)
+class BoundChange:
+    """A requirement of a SKU before and after; None where there is none."""
+
+    was: Requirement | None
+    now: Requirement | None
+
+    @property
+    def either(self) -> Requirement:
+        """The requirement, as it is now if there is one now."""
+        found = self.now or self.was
+        assert found is not None
+        return found
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What is different, the bound first: it may have another severity too, or a source where it had none."""
+        if self.was is None or self.now is None:
+            return ("added",) if self.was is None else ("removed",)
+        found: list[Kind] = []
+        if self.was.bound != self.now.bound:
+            found.append("raised" if self.now.bound > self.was.bound else "lowered")
+        if self.was.severity != self.now.severity:
+            found.append("severity")
+        if self.was.provisional != self.now.provisional:
+            found.append("standing")
+        return tuple(found)
+
+    @property
+    def is_weaker(self) -> bool:
+        """Whether a machine meets it more easily than before."""
+        if self.was is None:
+            return False
+        if self.now is None or (self.was.severity, self.now.severity) == ("fail", "warn"):
+            return True
+        higher = self.now.bound > self.was.bound
+        return self.now.bound != self.was.bound and higher == self.was.definition.upper_bound
+
+    def __str__(self) -> str:
+        return f"{self.either}: {bound_text(self.was)} → {bound_text(self.now)}"
+
+
+@dataclass(frozen=True)
+class SkuChange:
+    """What a file changes of one SKU.
+
+    Attributes:
+        sku: its name.
+        is_new: whether the file below does not have it.
+        bounds: of its requirements; none if it is new.
+        parts: else of it, in words.
+        idle: rows of the file that leave what they are about as it is below.
+    """
+
+    sku: str
+    is_new: bool
+    bounds: tuple[BoundChange, ...] = ()
+    parts: tuple[str, ...] = ()
+    idle: tuple[Requirement, ...] = ()
+
+    def __str__(self) -> str:
+        """``b200: 1 bound raised, 2 requirements removed``."""
+        if self.is_new:
+            return f"{self.sku}: new"
+        number = Counter(kind for change in self.bounds for kind in change.kinds)
+        counts = [f"{number[kind]} {words[number[kind] > 1]}" for kind, words in _COUNTED.items() if number[kind]]
+        if self.parts:
+            counts.append(f"also changed: {', '.join(self.parts)}")
+        return f"{self.sku}: {', '.join(counts) or 'nothing changed'}"
+
+
+def bound_text(one: Requirement | None) -> str:
+    """``≥ 0.94, provisional, only warns``, or that it is not asked."""
+    if one is None:
+        return "not asked"
+    sign = "≤" if one.definition.upper_bound else "≥"
+    bound = "has to pass" if one.check else f"{sign} {one.bound:g}"
+    provisional = ", provisional" if one.provisional and not one.check else ""
+    return f"{bound}{provisional}{', only warns' if one.severity == 'warn' else ''}"
+
+
+def changes_of(file: ThresholdsFile, sku: str) -> tuple[BoundChange, ...]:
+    """What a file changes in the requirements of a SKU; nothing if it extends no other, or the SKU is new.
+
+    Raises:
+        ThresholdsError: the file below cannot be read.
+    """
+    below = extended_file(file)
+    before = below.thresholds.skus.get(sku) if below else None
+    return tuple(_changes(before, file.thresholds.skus[sku])) if before else ()
+
+
+def weaker_bounds(file: ThresholdsFile, sku: str) -> tuple[BoundChange, ...]:
+    """What of a SKU a machine meets more easily than by any of the files that a file extends, each once.
+
+    Raises:
+        ThresholdsError: one of them cannot be read.
+    """
+    found: dict[str, BoundChange] = {}
+    for _, before in _with_sku_below(file, sku):
+        for change in _changes(before, file.thresholds.skus[sku]):
+            if change.is_weaker:
+                found.setdefault(str(change.was), change)
+    return tuple(found.values())
+
+
+def altered_parts(file: ThresholdsFile, sku: str) -> tuple[str, ...]:
+    """What else of a SKU is not as in one of the files that a file extends, in words: bounds may be met by it.
+
+    Raises:
+        ThresholdsError: one of them cannot be read.
+    """
+    found: dict[str, None] = {}
+    for below, before in _with_sku_below(file, sku):
+        found |= dict.fromkeys(_altering_parts(before, file.thresholds.skus[sku]))
+        found |= dict.fromkeys(_other_references(below, file, sku))
+    return tuple(found)
+
+
+def _with_sku_below(file: ThresholdsFile, sku: str) -> list[tuple[ThresholdsFile, Sku]]:
+    """Files that a file extends and that have a SKU, with what they have."""
+    found = [(below, below.thresholds.skus.get(sku)) for below in files_below(file)]
+    return [(below, before) for below, before in found if before]
+
+
+def own_bounds(file: ThresholdsFile, sku: str) -> frozenset[RequirementKey]:
+    """What may accept a SKU's machine by this file, and not by each of those that it extends; nothing without one.
+
+    Raises:
+        ThresholdsError: one of them cannot be read.
+    """
+    found = _accepting(file.thresholds.skus[sku])
+    known = [below.thresholds.skus.get(sku) for below in files_below(file)]
+    return found - found.intersection(*(_accepting(one) if one else frozenset() for one in known))
+
+
+def _accepting(sku: Sku) -> frozenset[RequirementKey]:
+    return frozenset(one.key() for one in sku.requirements if one.severity == "fail" and not one.provisional)
+
+
+def all_changes(file: ThresholdsFile) -> list[SkuChange]:
+    """What a file changes of each SKU, or names in vain; nothing if it extends no other.
+
+    Raises:
+        ThresholdsError: the file below cannot be read.
+    """
+    below = extended_file(file)
+    if below is None:
+        return [SkuChange(name, is_new=True) for name in file.thresholds.skus if file.extended]
+    found: list[SkuChange] = []
+    for name, after in file.thresholds.skus.items():
+        before = below.thresholds.skus.get(name)
+        if before is None:
+            found.append(SkuChange(name, is_new=True))
+            continue
+        idle = tuple(_idle(file, before, after))
+        parts = (*_other_parts(before, after), *_waivers(before, after))
+        change = SkuChange(name, False, tuple(_changes(before, after)), parts, idle)
+        if change.bounds or change.parts or change.idle:
+            found.append(change)
+    return found
+
+
+def _changes(before: Sku, after: Sku) -> Iterator[BoundChange]:
+    was, now = _by_key(before.requirements), _by_key(after.requirements)
+    for key in {**was, **now}:
+        old, new = was.get(key, []), now.get(key, [])
+        for severity in ("fail", "warn"):
+            pair = _with(old, severity), _with(new, severity)
+            if len(old) < 2 and len(new) < 2:  # one before and one after, whatever their severities
+                pair = (old[0] if old else None), (new[0] if new else None)
+                if severity == "warn":
+                    continue
+            if _judged(pair[0]) != _judged(pair[1]):
+                yield BoundChange(*pair)
+
+
+def _idle(file: ThresholdsFile, before: Sku, after: Sku) -> Iterator[Requirement]:
+    """Requirements that a row of this file says, and that are judged as before."""
+    known = {(one.key(), _judged(one)) for one in before.requirements}
+    here = f"{file.path}:"
+    yield from (one for one in after.requirements if one.where.startswith(here) and (one.key(), _judged(one)) in known)
+
+
+def _other_parts(before: Sku, after: Sku) -> Iterator[str]:
+    for part in _OTHER_PARTS:
+        if getattr(before, part) != getattr(after, part):
+            yield f"`{part}`"
+    for name in {**before.workloads, **after.workloads}:
+        yield from _workload_change(name, before.workloads.get(name), after.workloads.get(name))
+
+
+def _waivers(before: Sku, after: Sku) -> Iterator[str]:
+    """Those that the file below does not have; the report tells them by themselves."""
+    known = {(one.key(), one.waiver) for one in before.requirements}
+    for one in after.requirements:
+        if one.waiver is not None and (one.key(), one.waiver) not in known:
+            yield f"{one} ({one.waiver})"
+
+
+def _altering_parts(before: Sku, after: Sku) -> Iterator[str]:
+    """Those that requirements of both may be kept by: not names, nor what only one of them trains."""
+    known = replace(after, aliases=before.aliases)
+    shared = before.workloads.keys() & after.workloads.keys()
+    yield from _other_parts(_with_workloads(before, shared), _with_workloads(known, shared))
+
+
+def _with_workloads(sku: Sku, names: Collection[str]) -> Sku:
+    return replace(sku, workloads={name: one for name, one in sku.workloads.items() if name in names})
+
+
+def _other_references(below: ThresholdsFile, file: ThresholdsFile, sku: str) -> Iterator[str]:
+    """Of ratios, what the reference SKU published."""
+    for one in file.thresholds.skus[sku].requirements:
+        if one.versus is None or one.versus_run or one.missing or one.versus not in below.thresholds.skus:
+            continue
+        try:
+            was, _ = below.thresholds.reference_throughput(one)
+        except LookupError:  # it is new here
+            continue
+        now, _ = file.thresholds.reference_throughput(one)
+        if was != now:
+            yield f"throughput of {one.versus} that {one} is relative to ({was:g} → {now:g} img/s)"
+
+
+def _workload_change(name: str, was: Workload | None, now: Workload | None) -> Iterator[str]:
+    if was is None or now is None:
+        yield f"`batch` of {name} ({'new' if was is None else 'gone'})"
+    elif was != now:
+        different = (one.name for one in fields(Workload) if getattr(was, one.name) != getattr(now, one.name))
+        told = ", ".join(f"{one} {getattr(was, one)} → {getattr(now, one)}" for one in different)
+        yield f"what {name} trains ({told})"
+
+
+def _by_key(requirements: Sequence[Requirement]) -> dict[object, list[Requirement]]:
+    found: dict[object, list[Requirement]] = {}
+    for one in requirements:
+        found.setdefault(one.key(), []).append(one)
+    return found
+
+
+def _with(requirements: Sequence[Requirement], severity: str) -> Requirement | None:
+    return next((one for one in requirements if one.severity == severity), None)
+
+
+def _judged(one: Requirement | None) -> tuple[object, ...] | None:
+    return None if one is None else (one.bound, one.severity, one.provisional)

@@ -1,0 +1,167 @@
+"""`ddpscale init` and `ddpscale thresholds show`, `check`, `schema`. Every command loads this: see `cli`."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_ddpscale.errors import OptionError, SkuError
+from pytest_ddpscale.util.packaged import SCHEMA, SITE_FOLDERS, THRESHOLDS, packaged, usual_thresholds
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.thresholds.changes import SkuChange
+    from pytest_ddpscale.thresholds.loading import ThresholdsFile
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_init(commands: Commands) -> None:
+    """`ddpscale init`."""
+    command = commands.add_parser(
+        "init", help="make a site's directory: acceptance tests, job scripts, and thresholds that extend the packaged"
+    )
+    command.add_argument("directory", type=Path, metavar="DIR")
+    command.add_argument("--gpu-sku", metavar="SKU", help="GPU model that thresholds.yaml has examples of")
+    command.set_defaults(run=_init)
+
+
+def add_show(actions: Commands, usual: str | None) -> None:
+    """`ddpscale thresholds show`; `usual` is the file that the environment names."""
+    command = actions.add_parser("show", help="what is asked of a SKU, from where, and how a site changes it")
+    add = command.add_argument
+    add("--gpu-sku", metavar="SKU", help="a name or alias in the thresholds file; default: list them")
+    add("--thresholds", type=Path, metavar="FILE", default=usual and Path(usual),
+        help=f"default: {THRESHOLDS} here, else the packaged one")  # fmt: skip
+    add("--metric", metavar="NAME", help="only metrics with this in their names, such as weak_scaling; default: all")
+    add("--format", choices=("text", "json", "markdown"), default="text", help="default: %(default)s")
+    add("-v", "--verbose", action="store_true", help="text: each row's line in its file and its whole source")
+    command.set_defaults(run=_show)
+
+
+def add_check(actions: Commands) -> None:
+    """`ddpscale thresholds check` and `schema`."""
+    check = actions.add_parser("check", help="say what is wrong with FILE, with its line, or what it asks and changes")
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.set_defaults(run=_check)
+    actions.add_parser("schema", help="print the JSON schema, for editors").set_defaults(run=_print_schema)
+
+
+def warn_of_problems(file: ThresholdsFile) -> None:
+    """Say on stderr what is wrong with a file, of whose sections the one in use is valid."""
+    for problem in file.problems:
+        print(f"ddpscale: warning: {problem}", file=sys.stderr)
+
+
+def _init(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.thresholds.loading import load_thresholds
+    from pytest_ddpscale.thresholds.site_file import site_file
+
+    directory: Path = arguments.directory
+    name, sku = "", None
+    if arguments.gpu_sku is not None:
+        thresholds = load_thresholds(packaged(THRESHOLDS))
+        name = thresholds.sku_name(arguments.gpu_sku)
+        sku = thresholds.thresholds.skus[name]
+        if sku.detect.device == "none":
+            raise SkuError(f"--gpu-sku={name}", "is a published reference, not something to measure", "another SKU")
+    present = [one for one in (*SITE_FOLDERS, THRESHOLDS, SCHEMA) if (directory / one).exists()]
+    if present:
+        found = f"already has {', '.join(present)}"
+        raise OptionError(str(directory), found, "a directory without them", "Nothing was copied.")
+    directory.mkdir(parents=True, exist_ok=True)
+    for folder in SITE_FOLDERS:
+        shutil.copytree(packaged(folder), directory / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(packaged(SCHEMA), directory / SCHEMA)
+    (directory / THRESHOLDS).write_text(site_file(name, sku), encoding="utf-8")
+    print(f"Copied {', '.join((*SITE_FOLDERS, SCHEMA))} to {directory}.")
+    print(f"Wrote {directory / THRESHOLDS}, which extends {packaged(THRESHOLDS)}: edit it for your site.")
+    option = f" --gpu-sku {name}" if name else ""
+    print(f"Next: cd {directory} && ddpscale thresholds show{option}; pytest --gpu-sku={name or 'cpu'}")
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.thresholds.loading import load_thresholds
+
+    file = load_thresholds(arguments.thresholds or usual_thresholds())
+    if arguments.gpu_sku is None:
+        if arguments.metric is not None:
+            raise OptionError("--metric", "found no --gpu-sku beside it", "the SKU that is asked about")
+        lines = _list_lines(file, arguments.format)
+    else:
+        lines = _asked_lines(file, arguments)
+    warn_of_problems(file)
+    for line in lines:
+        print(line)
+
+
+def _list_lines(file: ThresholdsFile, form: str) -> Iterable[str]:
+    from pytest_ddpscale.thresholds.asked_text import listed_lines, listed_markdown
+    from pytest_ddpscale.thresholds.showing import listed_json
+
+    if form == "json":
+        return [listed_json(file)]
+    return listed_markdown(file) if form == "markdown" else listed_lines(file)
+
+
+def _asked_lines(file: ThresholdsFile, arguments: argparse.Namespace) -> Iterable[str]:
+    from pytest_ddpscale.thresholds.asked_text import asked_lines, asked_markdown
+    from pytest_ddpscale.thresholds.showing import asked_json, asked_of
+
+    asked = asked_of(file, arguments.gpu_sku, arguments.metric)
+    if arguments.format == "json":
+        return [asked_json(asked)]
+    return asked_markdown(asked) if arguments.format == "markdown" else asked_lines(asked, arguments.verbose)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.thresholds.loading import load_thresholds
+    from pytest_ddpscale.thresholds.showing import listed_skus
+
+    file = load_thresholds(arguments.file)
+    for problem in file.problems[1:]:
+        print(problem, file=sys.stderr)
+    if file.problems:
+        raise file.problems[0]
+    for warning in (one for found in file.warnings.values() for one in found):
+        print(f"ddpscale: warning: {warning}", file=sys.stderr)
+    for one in listed_skus(file):
+        numbers = f"{one.published:3} with a published source, {one.provisional:3} provisional"
+        print(f"{one.name:24} {one.checks:3} checks, {one.published + one.provisional:3} requirements, {numbers}")
+    for line in _change_lines(file):
+        print(line)
+    print(f"{arguments.file}: valid, {len(file.thresholds.skus)} SKUs")
+
+
+def _change_lines(file: ThresholdsFile) -> Iterator[str]:
+    """What a file changes of those that it extends; nothing if it extends none."""
+    from pytest_ddpscale.thresholds.changes import all_changes
+
+    if not file.extended:
+        return
+    yield ""
+    yield f"{file.path} sha256 {file.sha256}"
+    yield from (f"extends {path} sha256 {digest}" for path, digest in file.extended)
+    changes = all_changes(file)
+    for change in changes:
+        yield from _sku_lines(change)
+    others = len(file.thresholds.skus) - len(changes)
+    yield f"{others} SKUs as in the file below" if changes else "changes nothing"
+    yield ""
+
+
+def _sku_lines(change: SkuChange) -> Iterator[str]:
+    yield str(change)
+    for one in change.bounds:
+        yield f"  {one.either.where if one.now else 'removed'}: {one}{' (weaker)' if one.is_weaker else ''}"
+    for row in change.idle:
+        yield f"  {row.where}: has no effect: {row} is asked so in the file below"
+
+
+def _print_schema(_: argparse.Namespace) -> None:
+    from pytest_ddpscale.thresholds.schema import json_schema_text
+
+    print(json_schema_text(), end="")

@@ -1,0 +1,259 @@
+"""What a thresholds file asks of a SKU, row by row, for `ddpscale thresholds show`: pure, and JSON of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.layout import WorldSize
+from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
+from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.thresholds.changes import BoundChange, all_changes
+from pytest_ddpscale.thresholds.form import did_you_mean
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from pytest_ddpscale.thresholds.model import Requirement, Sku
+
+
+@dataclass(frozen=True)
+class AskedRow:
+    """A requirement, and what the file changed of it.
+
+    Attributes:
+        requirement: as it is asked.
+        change: what it was in the file that this one extends; None if it is the same there, or there is no such file.
+    """
+
+    requirement: Requirement
+    change: BoundChange | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a file asks of a SKU, or some metrics of it.
+
+    Attributes:
+        file: that asks.
+        name: of the SKU, canonical.
+        metrics: that were asked about, in the order of the catalogue.
+        rows: in the order of the metrics, then of the file.
+        removed: what the file that this one extends asks besides.
+    """
+
+    file: ThresholdsFile
+    name: str
+    metrics: tuple[str, ...]
+    rows: tuple[AskedRow, ...]
+    removed: tuple[Requirement, ...] = ()
+
+    @property
+    def sku(self) -> Sku:
+        """What is asked."""
+        return self.file.thresholds.skus[self.name]
+
+    def rows_of(self, metric: str) -> list[AskedRow]:
+        """The rows of one metric."""
+        return [row for row in self.rows if row.requirement.metric == metric]
+
+
+@dataclass(frozen=True)
+class ListedSku:
+    """A SKU of a file, in one line.
+
+    Attributes:
+        name, aliases, description: of it.
+        published: requirements with a published value, or that follow from arithmetic.
+        provisional: requirements without.
+        checks: of the nodes.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    description: str
+    published: int
+    provisional: int
+    checks: int
+
+
+def listed_skus(file: ThresholdsFile) -> list[ListedSku]:
+    """The SKUs of a file."""
+    return [_listed(name, sku) for name, sku in file.thresholds.skus.items()]
+
+
+def _listed(name: str, sku: Sku) -> ListedSku:
+    numbers = [one for one in sku.requirements if not one.check]
+    provisional = sum(one.provisional for one in numbers)
+    return ListedSku(
+        name,
+        sku.aliases,
+        _one_line(sku.description),
+        len(numbers) - provisional,
+        provisional,
+        len(sku.requirements) - len(numbers),
+    )
+
+
+def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked:
+    """What a file asks of a SKU.
+
+    Args:
+        file: that is read.
+        sku: a name or alias, whatever the case of its letters.
+        metric: only this one, or those whose names have this in them.
+
+    Raises:
+        SkuError: there is no such SKU.
+        OptionError: there is no such metric.
+        ThresholdsError: its section is not valid, or the file below cannot be read.
+    """
+    name = file.sku_name(sku)
+    metrics = _metrics(metric)
+    changes = _changes(file, name)
+    changed = {_identity(one.now): one for one in changes if one.now is not None}
+    rows = (AskedRow(one, changed.get(_identity(one))) for one in file.thresholds.skus[name].requirements)
+    places = {one: place for place, one in enumerate(metrics)}
+    mine = sorted((row for row in rows if row.requirement.metric in places), key=lambda row: places[_metric_of(row)])
+    gone = tuple(one.was for one in changes if one.now is None and one.was and one.was.metric in places)
+    return Asked(file, name, metrics, tuple(mine), gone)
+
+
+def _metric_of(row: AskedRow) -> str:
+    return row.requirement.metric
+
+
+def _identity(one: Requirement) -> tuple[object, ...]:
+    return (*one.key(), one.severity)
+
+
+def _changes(file: ThresholdsFile, sku: str) -> tuple[BoundChange, ...]:
+    return next((one.bounds for one in all_changes(file) if one.sku == sku), ())
+
+
+def _metrics(asked: str | None) -> tuple[str, ...]:
+    if asked is None:
+        return tuple(METRICS)
+    wanted = asked.casefold().strip().replace(" ", "_").replace("-", "_")
+    if wanted in METRICS:
+        return (wanted,)
+    found = tuple(name for name in METRICS if wanted and wanted in name)
+    if not found:
+        hint = did_you_mean(wanted, METRICS).removeprefix("; ").capitalize()
+        raise OptionError("--metric", f"there is no metric {asked!r}", f"one of {', '.join(METRICS)}", hint)
+    return found
+
+
+def unit_of(metric: Metric) -> str:
+    """In words: what a number of it is in."""
+    return {"x": "factor"}.get(metric.unit, metric.unit)
+
+
+def ranks_text(requirement: Requirement) -> str:
+    """``8``, ``node``, ``2 nodes``, ``all``; ``8 spread`` where ranks are dealt to all nodes in turn."""
+    size: WorldSize = requirement.world_size
+    return f"{size} spread" if requirement.placement == "spread" else str(size)
+
+
+def subject_text(requirement: Requirement) -> str:
+    """What it is about, and what it is compared with."""
+    versus = f" vs {requirement.versus}" if requirement.versus else ""
+    return f"{requirement.subject or 'each node'}{versus}"
+
+
+def margin_text(requirement: Requirement) -> str:
+    """``− 5 %`` or ``+ 5 %`` of what was published; empty if the bound is stated, or nothing was published."""
+    margin = requirement.source.margin_pct
+    return "" if margin is None else f"{'+' if requirement.definition.upper_bound else '−'} {margin:g} %"
+
+
+def source_text(requirement: Requirement) -> str:
+    """Who published it, or why it is provisional, in one line."""
+    source = requirement.source
+    if requirement.check:
+        return NODE_CHECKS[requirement.check].meaning
+    if requirement.provisional:
+        return _one_line(f"provisional: {source.reasoning}")
+    return _one_line("; ".join(part for part in (source.reference, source.reasoning) if part))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def asked_json(asked: Asked) -> str:
+    """One JSON object: units, files with their digests, what is trained, requirements, and those that were removed."""
+    used = dict.fromkeys(_metric_of(row) for row in asked.rows)
+    workloads = dict.fromkeys(row.requirement.workload for row in asked.rows if row.requirement.workload)
+    sku = asked.sku
+    return _strict(
+        {
+            "sku": asked.name,
+            "aliases": list(sku.aliases),
+            "description": sku.description,
+            **files_json(asked.file),
+            "metrics": list(asked.metrics),
+            "units": {name: METRICS[name].unit for name in used},
+            "workloads": {name: asdict(sku.workloads[name]) for name in workloads},
+            "requirements": [_row_json(row) for row in asked.rows],
+            "removed": [_requirement_json(one) for one in asked.removed],
+        }
+    )
+
+
+def listed_json(file: ThresholdsFile) -> str:
+    """One JSON object: files with their digests, and SKUs."""
+    return _strict({**files_json(file), "skus": [asdict(one) for one in listed_skus(file)]})
+
+
+def files_json(file: ThresholdsFile) -> dict[str, Any]:
+    """Path and digest of a file, and of those that it extends, the nearest first."""
+    return {
+        "thresholds": {"path": str(file.path), "sha256": file.sha256},
+        "extends": [{"path": path, "sha256": sha256} for path, sha256 in file.extended],
+    }
+
+
+def _row_json(row: AskedRow) -> dict[str, Any]:
+    change = row.change
+    was = _requirement_json(change.was) if change is not None and change.was is not None else None
+    return {
+        **_requirement_json(row.requirement),
+        "changed": None if change is None else list(change.kinds),
+        "weaker": None if change is None else change.is_weaker,
+        "was": was,
+    }
+
+
+def _requirement_json(one: Requirement) -> dict[str, Any]:
+    file, _, line = one.where.rpartition(":")
+    return {
+        "metric": one.metric,
+        "unit": one.definition.unit,
+        "workload": one.workload or None,
+        "probe": one.probe or None,
+        "check": one.check or None,
+        "world_size": one.world_size,
+        "placement": one.placement,
+        "versus": one.versus,
+        "published": one.source.measured,
+        "margin_pct": one.source.margin_pct,
+        "bound": one.bound,
+        "bound_is": one.definition.bound_key,
+        "severity": one.severity,
+        "provisional": one.provisional,
+        "source": one.source.reference,
+        "reasoning": one.source.reasoning,
+        "file": file,
+        "line": int(line),
+    }
+
+
+def _strict(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def is_of_checks(metrics: Iterable[str]) -> bool:
+    """Whether these are checks of the nodes alone, which have no numbers."""
+    return set(metrics) == {NODE_CHECK.name}

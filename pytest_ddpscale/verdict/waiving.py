@@ -1,0 +1,44 @@
+"""Whether a failure is waived: a waiver is there, has not ended, and covers what failed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.results.verdicts import PARTLY_KNOWN, WRONG_DATA, Verdict
+from pytest_ddpscale.thresholds.cases import AnyCase
+from pytest_ddpscale.thresholds.waiver import Waiver, why_never_waived
+from pytest_ddpscale.verdict.covering import is_between_nodes
+
+
+def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) -> Verdict:
+    """The verdict, waived if its requirement has a waiver that covers this failure; else with a note why it does not.
+
+    Args:
+        verdict: on the requirement, without a waiver.
+        case: the requirement.
+        evidence: that it was judged by.
+        day: on which it is judged, in UTC.
+    """
+    waiver = case.requirement.waiver
+    if waiver is None or why_never_waived(case.requirement):
+        return verdict
+    note = _why_not(verdict, waiver, case, evidence, day)
+    return replace(verdict, notes=(*verdict.notes, note)) if note else replace(verdict, waiver=waiver)
+
+
+def _why_not(verdict: Verdict, waiver: Waiver, case: AnyCase, evidence: Evidence, day: date) -> str:
+    if verdict.passed:
+        return f"{waiver}: not needed"
+    if verdict.outcome != "failed":
+        return f"{waiver}: only what failed is waived"
+    if not waiver.holds_on(day):
+        return f"waiver by {waiver.who} ended {waiver.until}"
+    if WRONG_DATA in verdict.flags:
+        return f"{waiver}: wrong data cannot be waived"
+    if PARTLY_KNOWN in verdict.flags:
+        return f"{waiver}: elsewhere it was not measured or is undecided, and that cannot be waived"
+    if is_between_nodes(case, evidence):
+        return f"{waiver}: what nodes do together cannot be waived"
+    return ""

@@ -1,0 +1,84 @@
+"""Telemetry window by window: one GPU in one block, which columns hold side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pytest_ddpscale.evidence.gpu_blocks import GpuBlocks
+from pytest_ddpscale.evidence.telemetry_columns import TelemetryColumns, telemetry_columns_of
+from pytest_ddpscale.metrics import device_flags
+from pytest_ddpscale.results.records import GangRecord
+from pytest_ddpscale.results.strict_json import Count, each
+from pytest_ddpscale.results.telemetry_record import (
+    GpuReadings,
+    Spread,
+    SpreadColumns,
+    TelemetryBlock,
+    joined_telemetry,
+)
+from tests.builders.measurements import Measurement
+from tests.builders.rounds import columns_of
+
+
+class Telemetry(GpuReadings, frozen=True):
+    """The readings of one GPU in one timed block, and whose they are."""
+
+    study: str
+    arm: str
+    round: Count
+    rank: Count
+    local_rank: Count
+    host: str
+    device: str
+
+    @property
+    def block(self) -> Measurement:
+        """In which it was measured."""
+        return Measurement(
+            self.study, self.arm, self.round, self.rank, self.local_rank, self.host, self.device, 8, 4, 1.0,
+            self.started_unix_s,
+        )  # fmt: skip
+
+
+def telemetry_of(blocks: Iterable[TelemetryBlock], gangs: Mapping[int, GangRecord]) -> list[Telemetry]:
+    """Records GPU by GPU."""
+    found = []
+    for block in blocks:
+        columns = [_each(getattr(block, name), len(block.ranks)) for name in GpuReadings.__struct_fields__]
+        for rank, *values in zip(block.ranks, *columns, strict=True):
+            host, local_rank, device = gangs[block.gang].place(rank)
+            readings = dict(zip(GpuReadings.__struct_fields__, values, strict=True))
+            found.append(Telemetry(block.study, block.arm, block.round, rank, local_rank, host, device, **readings))
+    return found
+
+
+def _each(column: Any, count: int) -> Sequence[Any]:
+    if not isinstance(column, SpreadColumns):
+        return each(column, count)
+    parts = zip(*(each(getattr(column, name), count) for name in Spread.__struct_fields__), strict=True)
+    return [None if mean is None else Spread(mean, *others) for mean, *others in parts]
+
+
+def columns_of_telemetry(windows: Sequence[Telemetry]) -> TelemetryColumns:
+    """In their order, as if each had a gang of its own, in which only its rank matters."""
+    blocks, gangs = [], {}
+    for number, one in enumerate(windows):
+        readings = GpuReadings(**{name: getattr(one, name) for name in GpuReadings.__struct_fields__})
+        blocks.append(joined_telemetry([one.rank], [readings], one.study, one.arm, one.round, number))
+        ranks = one.rank + 1
+        gangs[number] = GangRecord(
+            gang=number, hosts=(one.host,) * ranks, local_ranks=(one.local_rank,) * ranks, devices=(one.device,) * ranks
+        )
+    return telemetry_columns_of(blocks, gangs)
+
+
+def gpu_blocks_of(windows: Sequence[Telemetry]) -> GpuBlocks:
+    """The blocks in which they were measured."""
+    arms = columns_of(dict.fromkeys(one.block for one in windows)).arms
+    return GpuBlocks([(study, arm, columns) for (study, arm), columns in arms.items()])
+
+
+def flags_of(window: Telemetry) -> tuple[str, ...]:
+    """What is conspicuous about a window, in order."""
+    return tuple(flag for flag, raised in device_flags.flags(columns_of_telemetry([window])).items() if raised[0])

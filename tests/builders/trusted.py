@@ -1,0 +1,63 @@
+"""Launches of simulated nodes, as calibration reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
+from pytest_ddpscale.evidence.columns import columns_of
+from pytest_ddpscale.evidence.evidence import evidence_of
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.results.records import Block, gangs_by_number
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.simulate.faults import parse_faults
+from pytest_ddpscale.simulate.measuring import SimulatedRun
+from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
+from pytest_ddpscale.simulate.simulated_nodes import host_name
+from pytest_ddpscale.simulate.spread import NodeSpread
+from pytest_ddpscale.simulate.writing import records, write_simulated_run
+from tests.builders.clusters import thresholds
+
+SKU, WORKLOAD, PER_NODE = "rtx-pro-6000-server", "resnet152-fp16", 2
+SPREAD = NodeSpread(node_sd=0.003, gpu_sd=0.002, launch_sd=0.002, seed=5)
+VERSIONS = {"driver": "580.1", "torch": "2.14.0", "cuda": "13.0", "nccl": "2.28.3"}
+
+
+def nodes(number: int, spread: NodeSpread = SPREAD) -> SimulatedCluster:
+    """So many, of two GPUs each."""
+    return open_cluster(
+        thresholds(), ClusterOptions(SKU, PER_NODE * number, PER_NODE, workloads=(WORKLOAD,), spread=spread)
+    )
+
+
+def launch(number: int, cluster: SimulatedCluster, *faults: str, **changes: Any) -> TrustedRun:
+    """One of them, as if it had been measured."""
+    plan = cluster.plan(FEWEST_ROUNDS, short_blocks=True)
+    run = SimulatedRun(plan, cluster.performance, parse_faults(faults, plan.layout), number)
+    found = list(records(run, cluster))
+    blocks = (record for record in found if isinstance(record, Block))
+    evidence = evidence_of(plan, columns_of(blocks, gangs_by_number(found).values()), found)
+    hosts = [host_name(node) for node in range(plan.nodes)]
+    fields: dict[str, Any] = {
+        "name": f"launch-{number}", "sku": SKU, "began": f"2026-11-2{number}T10:00:00+00:00", "evidence": evidence,
+        "gpus": {host: tuple(f"GPU-{host}-{gpu}" for gpu in range(PER_NODE)) for host in hosts},
+        "versions": dict.fromkeys(hosts, VERSIONS), "digest": str(number),
+    }  # fmt: skip
+    return TrustedRun(**(fields | changes))
+
+
+def launches(number: int, cluster: SimulatedCluster, *faults: str) -> list[TrustedRun]:
+    """Some of them."""
+    return [launch(one, cluster, *faults) for one in range(1, number + 1)]
+
+
+def written(path: Path, cluster: SimulatedCluster, number: int, faults: Sequence[str] = ()) -> RunDirectory:
+    """A launch as a run directory, which says that it was simulated."""
+    plan = cluster.plan(FEWEST_ROUNDS, short_blocks=True)
+    run = RunDirectory.create(path)
+    write_simulated_run(
+        run, cluster, SimulatedRun(plan, cluster.performance, parse_faults(faults, plan.layout), number)
+    )
+    return run

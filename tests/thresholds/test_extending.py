@@ -1,0 +1,206 @@
+"""A site's file says only what is different from the packaged one, or from another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.errors import ThresholdsError
+from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
+from pytest_ddpscale.thresholds.model import Sku
+from tests.builders.clusters import thresholds as packaged_thresholds
+from tests.thresholds.conftest import VALID, first_problem
+
+HEAD = "schema_version: 2\nextends: base.yaml\n"
+BASE = VALID.replace("skus:\n", "families:\n  f:\n    - {check: [ecc, clock], severity: fail}\nskus:\n").replace(
+    "    detect: {name: '^New$'}\n",
+    "    detect: {name: '^New$', memory_gib: 80}\n    families: [f]\n    peak: {fp16_tflops: 100}\n"
+    "    node: {nvlinks: 4}\n",
+)
+
+Extend = Callable[[str], ThresholdsFile]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a site's file, with the base beside it."""
+    (tmp_path / "base.yaml").write_text(BASE)
+    return tmp_path / "site.yaml"
+
+
+@pytest.fixture
+def extend(path: Path) -> Extend:
+    """The base with a site's section of the new generation."""
+
+    def write_and_load(section: str) -> ThresholdsFile:
+        path.write_text(f"{HEAD}skus:\n  new:\n{section}")
+        return load_thresholds(path)
+
+    return write_and_load
+
+
+def bounds(sku: Sku) -> dict[tuple[str, object], float]:
+    return {(one.metric, one.world_size): one.bound for one in sku.requirements if not one.check}
+
+
+def test_a_file_that_says_nothing_is_the_one_that_it_extends(tmp_path: Path) -> None:
+    path = tmp_path / "thresholds.yaml"
+    path.write_text("schema_version: 2\nextends: packaged\n")
+    site, packaged = load_thresholds(path), packaged_thresholds()
+    assert site.problems == ()
+    assert site.thresholds == packaged.thresholds
+    assert site.path == path
+    assert site.sha256 != packaged.sha256
+    assert site.where("skus", "cpu") == packaged.where("skus", "cpu")
+
+
+def test_the_digest_is_of_all_files(path: Path) -> None:
+    path.write_text(HEAD)
+    before = load_thresholds(path)
+    (path.parent / "base.yaml").write_text(BASE + "# changed\n")
+    after = load_thresholds(path)
+    assert after.digests != before.digests
+    assert after.sha256 == before.sha256
+
+
+def test_parts_of_a_sku_are_merged_and_all_else_is_the_nearest_files(extend: Extend) -> None:
+    file = extend(
+        "    description: ours\n    detect: {memory_gib: 40}\n    peak: {bf16_tflops: 90}\n    node: {nvlinks: 8}\n"
+        "    checks: {clock: warn}\n    batch: {r: 32}\n    beyond_node: asked\n"
+    )
+    assert file.problems == ()
+    new = file.thresholds.skus["new"]
+    assert new.peak is not None
+    assert new.node is not None
+    assert (new.description, new.detect.name, new.detect.memory_gib) == ("ours", "^New$", 40)
+    assert (new.peak.fp16_tflops, new.peak.bf16_tflops, new.node.nvlinks) == (100, 90, 8)
+    assert (new.checks, new.workloads["r"].batch_size) == ({"clock": "warn", "ecc": "fail"}, 32)
+    assert new.beyond_node == "asked"
+    assert bounds(new) == {("weak_scaling_efficiency", 8): 0.95, ("generation_ratio", 1): 2}
+
+
+def test_rows_replace_those_of_the_file_below_and_say_their_own_line(extend: Extend, path: Path) -> None:
+    file = extend(
+        "    requirements:\n      - {weak_scaling_efficiency: {4: 0.97, 8: 0.96}, of: r, provisional: our own nodes}\n"
+        "      - {check: ecc, severity: warn}\n"
+    )
+    assert file.problems == ()
+    new = file.thresholds.skus["new"]
+    assert bounds(new) == {
+        ("weak_scaling_efficiency", 4): 0.97, ("weak_scaling_efficiency", 8): 0.96, ("generation_ratio", 1): 2,
+    }  # fmt: skip
+    wheres = {one.metric: one.where for one in new.requirements}
+    assert wheres["weak_scaling_efficiency"] == f"{path}:6"
+    assert wheres["generation_ratio"].startswith(f"{path.parent / 'base.yaml'}:")
+    assert new.checks == {"ecc": "warn", "clock": "fail"}
+
+
+def test_rows_are_removed_or_taken_as_less(extend: Extend) -> None:
+    file = extend(
+        "    remove:\n      - {generation_ratio: 1, of: r, versus: old}\n      - {check: ecc}\n"
+        "    change:\n      - {weak_scaling_efficiency: any, of: r, severity: warn, because: our switch is old}\n"
+        "      - {check: clock, severity: warn, because: no time server}\n"
+    )
+    assert file.problems == ()
+    new = file.thresholds.skus["new"]
+    assert {(one.metric, one.check): one.severity for one in new.requirements} == {
+        ("node_check", "clock"): "warn", ("weak_scaling_efficiency", ""): "warn",
+    }  # fmt: skip
+
+
+def test_only_the_world_sizes_that_are_named_go(extend: Extend, path: Path) -> None:
+    base = BASE.replace(
+        "{8: 0.97}, of: r, published: paper, bound: 0.95", "{4: 0.9, 8: 0.8}, of: r, published: paper, margin: 0 %"
+    )
+    (path.parent / "base.yaml").write_text(base)
+    assert bounds(extend("    remove: [{weak_scaling_efficiency: 4, of: r}]\n").thresholds.skus["new"]).keys() == {
+        ("weak_scaling_efficiency", 8), ("generation_ratio", 1),
+    }  # fmt: skip
+    gone = extend("    remove: [{weak_scaling_efficiency: [4, 8], of: r}]\n").thresholds.skus["new"]
+    assert bounds(gone).keys() == {("generation_ratio", 1)}
+
+
+def test_names_of_the_nearest_file_hold_for_rows_below(path: Path) -> None:
+    path.write_text(HEAD + "margins: {throughput_per_gpu: 10 %}\nsources: {paper: our own runs}\n")
+    (throughput, _) = load_thresholds(path).thresholds.skus["old"].requirements
+    assert (throughput.bound, throughput.source.reference) == (90, "our own runs")
+
+
+@pytest.mark.parametrize(
+    ("section", "line", "complaint"),
+    [
+        ("    remove: [{weak_scaling_efficiency: 4, of: r}]\n", 5,
+         "there is no weak_scaling_efficiency of r at world size 4 to change; expected at world size 8"),
+        ("    remove: [{weak_scaling_efficiency: {8: 0.97}, of: r}]\n", 5, "expected a whole number from 1 to"),
+        ("    remove: [{weak_scaling_efficiency: [], of: r}]\n", 5, "has no world size; expected some, such as [8, al"),
+        ("    remove: [{weak_scaling_efficiency: 8, of: q}]\n", 5, "there is no weak_scaling_efficiency of q at world"),
+        ("    remove: [{weak_scaling_eficiency: 8, of: r}]\n", 5, "did you mean 'weak_scaling_efficiency'?"),
+        ("    remove: [{busbw_gbps: 8, no_regression: any}]\n", 5, "it has busbw_gbps, no_regression; expected one me"),
+        ("    remove: [{check: gpus}]\n", 5, "there is no node_check of gpus to change; expected one of generation_ra"),
+        ("    remove: [{check: ecc, severity: warn}]\n", 5, "unknown key skus.new.remove[0].severity"),
+        ("    remove: all\n", 5, "skus.new.remove: it is 'all'; expected a list"),
+        ("    change: [{check: ecc, severity: warn}]\n", 5, "skus.new.change[0].because is missing"),
+        ("    change: [{check: ecc, because: we can}]\n", 5, "skus.new.change[0].severity is missing"),
+        ("    detect: {memory_gib: many}\n", 5, "skus.new.detect.memory_gib is 'many'; expected number"),
+        ("    requirements: [{colour: red}]\n", 5, "skus.new.requirements[0]: unknown key 'colour'"),
+        ("    checks: {eccc: warn}\n", 5, "there is no check 'eccc'; did you mean 'ecc'?"),
+        ("    checks: {ecc: warn}\n    requirements: [{check: ecc, severity: fail}]\n", 5,
+         "ecc has a row of its own under `requirements`; expected one of them"),
+        ("    alias: [n]\n", 5, "unknown key skus.new.alias; did you mean 'aliases'?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_the_line_of_the_file_that_has_it(
+    section: str, line: int, complaint: str, extend: Extend, path: Path
+) -> None:
+    file = extend(section)
+    assert (list(file.thresholds.skus), list(file.broken)) == (["old"], ["new"])
+    (error, *_) = file.problems
+    assert error.where == f"{path}:{line}"
+    assert complaint in str(error)
+
+
+def test_a_mistake_below_is_told_with_its_own_line(path: Path) -> None:
+    (path.parent / "base.yaml").write_text(BASE.replace("nvlinks: 4", "nvlinks: few"))
+    path.write_text(HEAD)
+    assert (
+        first_problem(path).where == f"{path.parent / 'base.yaml'}:{BASE[: BASE.index('nvlinks')].count(chr(10)) + 1}"
+    )
+
+
+def test_a_new_sku_may_share_what_the_file_below_names(path: Path) -> None:
+    mine = "  mine:\n    description: ours\n    detect: {name: '^M$'}\n    families: [f]\n    batch: {r: 4}\n"
+    path.write_text(
+        f"{HEAD}skus:\n{mine}    requirements:\n      - {{throughput_per_gpu: {{1: 50}}, of: r, published: paper}}\n"
+    )
+    file = load_thresholds(path)
+    assert file.problems == ()
+    assert file.thresholds.skus["mine"].checks == {"ecc": "fail", "clock": "fail"}
+    assert file.thresholds.skus["mine"].requirements[-1].bound == 47.5
+
+
+def test_files_may_extend_each_other_in_a_chain_but_in_no_circle(path: Path) -> None:
+    path.write_text(f"{HEAD}sources: {{paper: site}}\n")
+    nearest = path.parent / "rack.yaml"
+    nearest.write_text("schema_version: 2\nextends: site.yaml\nskus: {old: {description: ours}}\n")
+    old = load_thresholds(nearest).thresholds.skus["old"]
+    assert (old.description, old.requirements[0].source.reference) == ("ours", "site")
+    (path.parent / "base.yaml").write_text("schema_version: 2\nextends: rack.yaml\n")
+    with pytest.raises(ThresholdsError, match=r"yaml:2: more than 4 files that extend each other; expected fewer"):
+        load_thresholds(nearest)
+
+
+@pytest.mark.parametrize(
+    ("extends", "complaint"),
+    [
+        ("packged", r"site.yaml:2: extends 'packged': .*cannot be read .*; expected `packaged` or the path of a file"),
+        ("''", r"site.yaml:2: extends is ''; expected `packaged` or a path"),
+        ("[a]", r"site.yaml:2: extends is \['a'\]; expected `packaged` or a path"),
+        ('"a\\0b"', "cannot be read"),
+    ],
+)
+def test_what_cannot_be_extended_is_told(extends: str, complaint: str, path: Path) -> None:
+    path.write_text(f"schema_version: 2\nextends: {extends}\n")
+    with pytest.raises(ThresholdsError, match=complaint):
+        load_thresholds(path)
