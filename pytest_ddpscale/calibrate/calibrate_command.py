@@ -1,0 +1,138 @@
+"""`ddpscale calibrate`. Every command loads this: what it does loads what it needs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.util.packaged import usual_thresholds
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
+    from pytest_ddpscale.thresholds.loading import ThresholdsFile
+    from pytest_ddpscale.thresholds.overlay_writing import OverlayChanges
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_LARGEST_RATE = 0.2
+_LEAST_SHARE = 1e-6
+
+
+def add_calibrate(commands: Commands) -> None:
+    """`ddpscale calibrate`."""
+    command = commands.add_parser(
+        "calibrate", help="take a site's own bounds from runs of nodes that it trusts, for its overlay of thresholds"
+    )
+    add = command.add_argument
+    add("directories", type=Path, nargs="+", metavar="RUN_DIR",
+        help="runs of trusted nodes: at least 3 nodes, 2 launches of each, one driver, torch and NCCL")  # fmt: skip
+    add("--history", type=Path, metavar="FILE",
+        help="the site's history: how much the same nodes differ from night to night")  # fmt: skip
+    add("--gpu-sku", metavar="SKU", help="whose requirements; default: as the runs say")
+    add(
+        "--thresholds",
+        type=Path,
+        metavar="FILE",
+        help="default: thresholds.yaml here, else the packaged one",
+    )
+    add("--false-reject-rate", default="1%", metavar="P",
+        help="chance that a healthy node fails its whole run, at most; default: 1%%")  # fmt: skip
+    add("--max-excluded", default="25%", metavar="P",
+        help="share of the nodes that may be left out as not like the others; default: 25%%")  # fmt: skip
+    add("--write", type=Path, metavar="OVERLAY.yaml",
+        help="show what changes in this file, and write it; what else it says stays as it is")  # fmt: skip
+    add("--json", action="store_true", help="print everything as JSON, with every UUID")
+    add("--allow-simulated", action="store_true", help="calibrate from simulated runs: a rehearsal, marked as such")
+    command.set_defaults(run=_calibrate)
+
+
+def _calibrate(arguments: argparse.Namespace) -> None:
+    """Print the calibration; write it if so asked. Raises BadInput."""
+    from pytest_ddpscale.calibrate.calibration import calibrate
+    from pytest_ddpscale.calibrate.calibration_text import calibration_json, calibration_lines
+    from pytest_ddpscale.calibrate.provenance import overlay_changes, provenance_of
+    from pytest_ddpscale.calibrate.trusted_runs import read_trusted_run, refuse_unlike_runs
+    from pytest_ddpscale.results.strict_json import strict_json
+    from pytest_ddpscale.thresholds.loading import load_thresholds
+    from pytest_ddpscale.thresholds.overlay_writing import overlay_with
+
+    rate = _share("--false-reject-rate", arguments.false_reject_rate, _LARGEST_RATE)
+    most_excluded = _share("--max-excluded", arguments.max_excluded, 0.5)
+    file = load_thresholds(arguments.thresholds or _overlay(arguments.write) or usual_thresholds())
+    runs = [read_trusted_run(directory) for directory in arguments.directories]
+    refuse_unlike_runs(runs, simulated_too=arguments.allow_simulated)
+    sku = _sku(file, runs[0], arguments.gpu_sku)
+    past = _past(file, sku, runs, arguments.history)
+    calibration = calibrate(file, sku, runs, rate, most_excluded, past)
+    provenance = provenance_of(calibration, runs)
+    changes = overlay_changes(calibration, provenance)
+    if arguments.json:
+        print(strict_json(calibration_json(calibration, provenance, changes.requirements)))
+    else:
+        for line in calibration_lines(calibration, provenance):
+            print(line)
+    if not calibration.calibrated:
+        if arguments.write is not None:
+            raise OptionError("--write", "nothing could be calibrated", "a requirement with a new bound")
+        return
+    if arguments.write is not None:
+        _write(arguments.write, sku, changes, quiet=arguments.json)
+    elif not arguments.json:
+        print("\nFor an overlay (--write FILE puts it there):\n")
+        print(overlay_with("", sku, changes), end="")
+
+
+def _share(option: str, text: str, most: float) -> float:
+    """``1%``, ``1 %`` or ``0.01``, as 0.01."""
+    number = text.strip().removesuffix("%").strip()
+    try:
+        share = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        share = float("nan")
+    if not _LEAST_SHARE <= share <= most:
+        raise OptionError(option, f"found {text!r}", f"a share such as 1%, from 0.0001% to {most:.0%}")
+    return share
+
+
+def _sku(file: ThresholdsFile, run: TrustedRun, asked: str | None) -> str:
+    """Canonical name of the SKU that is calibrated."""
+    if asked is None:
+        return file.sku_name(run.sku, run.name)
+    name = file.sku_name(asked)
+    measured = file.thresholds.canonical_name(run.sku)
+    if measured not in (None, name):
+        raise OptionError("--gpu-sku", f"found {asked!r}, but the runs measured {run.sku}", f"--gpu-sku={run.sku}")
+    return name
+
+
+def _past(file: ThresholdsFile, sku: str, runs: list[TrustedRun], history: Path | None) -> Any:
+    from pytest_ddpscale.calibrate.from_history import past_values
+    from pytest_ddpscale.plan.layout import Layout
+    from pytest_ddpscale.thresholds.cases import cases_for
+
+    if history is None:
+        return None
+    layout = Layout(1, runs[0].evidence.plan.layout.ranks_per_node)
+    return past_values(history, sku, runs, cases_for(file, sku, layout))
+
+
+def _write(overlay: Path, sku: str, changes: OverlayChanges, *, quiet: bool) -> None:
+    """Show the difference, then replace the file as a whole."""
+    from pytest_ddpscale.thresholds.overlay_file import write_overlay
+
+    def show(difference: str) -> None:
+        if not quiet:
+            print(f"\n{difference}", end="")
+
+    if write_overlay(overlay, sku, changes, show):
+        print(f"Wrote {overlay}. Next: ddpscale thresholds check {overlay}", file=sys.stderr)
+    else:
+        print(f"{overlay}: says this already", file=sys.stderr)
+
+
+def _overlay(written: Path | None) -> Path | None:
+    """The overlay that is to be changed, if it is there: what it says already holds."""
+    return written if written is not None and written.exists() else None

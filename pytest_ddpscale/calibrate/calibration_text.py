@@ -1,0 +1,109 @@
+"""A calibration for people, as a table, and for programs, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pytest_ddpscale.calibrate.calibration import CalibratedRequirement, Calibration
+from pytest_ddpscale.calibrate.provenance import Provenance, source_text
+from pytest_ddpscale.util.listing import first_few
+
+_HEADER = (
+    "requirement", "value", "node SD", "launch SD", "interval", "margin", "found from", "bound", "", "new", "nodes",
+    "launches",
+)  # fmt: skip
+_NAMED = 3
+
+
+def calibration_lines(calibration: Calibration, provenance: Provenance) -> Iterator[str]:
+    """The table, who was left out, and what keeps its bound."""
+    yield f"{calibration.sku}: {source_text(calibration, provenance)}"
+    yield ""
+    rows = [_HEADER, *map(_row, calibration.calibrated)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join([row[0].ljust(len(first)), *others]).rstrip()
+    yield ""
+    yield f"A healthy node fails a run of these with a chance of at most {calibration.rate:.3g}."
+    if calibration.calibrated:
+        yield "Found from: a node that has lost so much, by this requirement alone, fails in 19 of 20 runs."
+    weaker = [one.name for one in calibration.calibrated if one.is_weaker]
+    if weaker:
+        yield f"Weaker than published bounds: {first_few(weaker, _NAMED)}. Find out why before you accept by them."
+    for one in calibration.excluded:
+        yield f"Left out: {one.node}. {one.reason}"
+    if not calibration.excluded:
+        yield "No node was left out."
+    for reason, names in _by_reason(calibration.left).items():
+        yield f"Not calibrated: {first_few(names, _NAMED)}: {reason}"
+
+
+def _row(one: CalibratedRequirement) -> tuple[str, ...]:
+    definition = one.requirement.definition
+    in_unit = "" if definition.scale == "factors" else f" {definition.unit}".replace(" fraction", "")
+    spreads = one.node_sd, one.launch_sd, one.reach
+    sds = [f"{sd:.2%}" if definition.scale == "factors" else f"{sd:.2g}{in_unit}" for sd in spreads]
+    unit = "" if definition.unit in ("fraction", "x") else f" {definition.unit}"
+    at = "≤" if definition.upper_bound else "≥"
+    return (
+        one.name, f"{one.value:.4g}{unit}", *sds, f"{one.margin_pct:g} %", f"{one.found_from_pct:.1f} %",
+        f"{at} {one.requirement.bound:.4g}", "→", f"{at} {one.bound:.4g}", str(one.nodes), f"{one.launches:.3g}",
+    )  # fmt: skip
+
+
+def _by_reason(left: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, reason in left.items():
+        found.setdefault(reason, []).append(name)
+    return found
+
+
+def calibration_json(calibration: Calibration, provenance: Provenance, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """All of it, with every UUID."""
+    return {
+        "schema_version": 1,
+        "sku": calibration.sku,
+        "false_reject_rate": calibration.rate,
+        "provenance": asdict(provenance),
+        "calibrated": [_one_json(one) for one in calibration.calibrated],
+        "excluded": [asdict(one) for one in calibration.excluded],
+        "not_calibrated": dict(calibration.left),
+        "requirements": _with_text_keys(rows),
+    }
+
+
+def _one_json(one: CalibratedRequirement) -> dict[str, Any]:
+    requirement = one.requirement
+    names = (
+        "name",
+        "value",
+        "node_sd",
+        "launch_sd",
+        "reach",
+        "margin_pct",
+        "found_from_pct",
+        "bound",
+        "nodes",
+        "launches",
+    )
+    return {
+        **{name: getattr(one, name) for name in names},
+        "metric": requirement.metric,
+        "subject": requirement.subject,
+        "world_size": requirement.world_size,
+        "unit": requirement.definition.unit,
+        "sd_is": "relative" if requirement.definition.scale == "factors" else "in unit",
+        "old_bound": requirement.bound,
+    }
+
+
+def _with_text_keys(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """World sizes are keys, and in JSON those are texts."""
+    return [
+        {key: {str(size): one for size, one in value.items()} if isinstance(value, Mapping) else value
+         for key, value in row.items()}
+        for row in rows
+    ]  # fmt: skip

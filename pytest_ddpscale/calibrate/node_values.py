@@ -1,0 +1,148 @@
+"""What each node of a run comes to in a requirement: the value that the judge would hold against the bound."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.metrics.probes import places
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
+from pytest_ddpscale.verdict.answering_rounds import rows_by_node, values_of_nodes
+from pytest_ddpscale.verdict.answering_study import matching_study, why_no_study
+from pytest_ddpscale.verdict.caveats import credible_values, suspect_nodes
+from pytest_ddpscale.verdict.estimating import Estimates
+from pytest_ddpscale.verdict.judge import judge
+from pytest_ddpscale.verdict.probing import MOST_OF_PEAK
+
+CONFIDENCE = 0.95  # of intervals, as a session has it unless it is told otherwise
+P = TypeVar("P", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class NodeValue:
+    """What a node came to in one launch.
+
+    Attributes:
+        value: in the metric's unit; where a node is judged at several places, such as GPUs, that of the worst.
+        reach: from there to the end of the judge's confidence interval on the bad side, had there been as many rounds
+            as a session takes while something is undecided: a factor's logarithm where values err by factors, else in
+            the metric's unit.
+        place: which that is.
+    """
+
+    value: float
+    reach: float
+    place: str
+
+
+def node_values(case: AnyCase, evidence: Evidence) -> Mapping[str, NodeValue]:
+    """By host: the mean over the rounds, of the logarithms where values err by factors, as the judge estimates it.
+
+    Nodes are left out of which the judge would not take the number as it is: rounds are missing or too few, the value
+    is not credible, devices waited for their host, or loss scaling skipped steps.
+    """
+    return _of_training(case, evidence) if isinstance(case, Case) else _of_probe(case, evidence)
+
+
+def why_no_values(case: AnyCase, evidence: Evidence) -> str:
+    """Why `node_values` has none, for people."""
+    if isinstance(case, NodeCase) and case.probe is not None:
+        return evidence.unsupported.get(case.probe.id, f"{case.probe.id} was not probed")
+    if isinstance(case, Case) and matching_study(evidence.plan, case.question) is None:
+        return why_no_study(evidence.plan, case.question)
+    return "not measured, or not as the judge would count it"
+
+
+def unfit_nodes(cases: Iterable[AnyCase], evidence: Evidence) -> dict[str, str]:
+    """Nodes with a certain fault that is no matter of a number, and what it is: a failed check, wrong results."""
+    found: dict[str, str] = {}
+    for case in cases:
+        definition = case.requirement.definition
+        if case.requirement.severity == "fail" and (definition.subject == "check" or definition.compares_results):
+            verdict = judge(case, evidence, CONFIDENCE)
+            for culprit in verdict.culprits if verdict.outcome == "failed" else ():
+                found.setdefault(culprit.host, f"{case.id}: {culprit.evidence}")
+    for probed in evidence.probes.values():
+        for column in np.flatnonzero(probed.wrong.any(axis=0)).tolist():
+            found.setdefault(str(probed.ranks.hosts[column]), f"{probed.probe}: a result was wrong")
+    return found
+
+
+def _of_training(case: Case, evidence: Evidence) -> dict[str, NodeValue]:
+    study, layout = matching_study(evidence.plan, case.question), evidence.plan.layout
+    is_missing = study is None or study.id in evidence.errors or study.id in evidence.interrupted
+    if study is None or is_missing or not _is_of_a_node(case, layout):
+        return {}
+    rows = rows_by_node(case.question, study, evidence)
+    numbers = {"reference": case.reference_img_per_s, "peak": case.peak_tflops}
+    samples = values_of_nodes(case.question.metric, rows, **numbers)
+    suspects: set[str] = set()
+    for row in rows:
+        suspects |= suspect_nodes(row.hosts, row.arms.measured, case, evidence.plan)
+    credible = credible_values(case.requirement.metric, case.world_size, evidence.plan)
+    most = max((len(samples[host].values) for host in samples), default=0)
+    found, estimates = dict[str, NodeValue](), Estimates(samples, case.requirement.definition.scale)
+    for host in samples:
+        one = _value_at(host, host, estimates, case, study.rounds)
+        is_whole = len(samples[host].values) == most and host not in suspects
+        if one is not None and is_whole and credible[0] <= one.value <= credible[1]:
+            found[host] = one
+    return found
+
+
+def _is_of_a_node(case: Case, layout: Layout) -> bool:
+    return all(layout.fits_node(arm) for arm in case.question.arms)
+
+
+def _of_probe(case: NodeCase, evidence: Evidence) -> dict[str, NodeValue]:
+    if case.probe is None:
+        return {}
+    probed = evidence.probes.get((case.probe.name, case.probe.world_size))
+    samples = places(probed, case.probe, evidence.plan.layout)
+    most = max((len(samples[place].values) for place in samples), default=0)
+    estimates = Estimates(samples, case.requirement.definition.scale)
+    rounds = evidence.plan.probes.rounds if evidence.plan.probes else 0
+    by_host: dict[str, list[NodeValue]] = {}
+    places_of: Counter[str] = Counter()
+    for place in samples:
+        if place.kind == "gang" or place.peer_host not in (None, place.host):
+            continue
+        places_of[place.host] += 1
+        one = _value_at(place, place.name, estimates, case, rounds)
+        if one is None or len(samples[place].values) < most:
+            continue
+        if case.peak is None or one.value <= MOST_OF_PEAK * case.peak:
+            by_host.setdefault(place.host, []).append(one)
+    all_places = max(places_of.values(), default=0)  # of a node none of whose GPUs or pairs is missing
+    worst = max if case.requirement.definition.upper_bound else min
+    return {
+        host: worst(of_host, key=lambda one: one.value)
+        for host, of_host in by_host.items()
+        if len(of_host) == all_places
+    }
+
+
+def _value_at(
+    place: P, name: str, estimates: Estimates[P], case: AnyCase, most_rounds: int
+) -> NodeValue | None:  # fmt: skip
+    """The judge's estimate at a place; None where it would have none, or no interval.
+
+    Intervals narrow at least as fast as one over the root of the rounds.
+    """
+    definition, values = case.requirement.definition, estimates.samples[place].values
+    by_factors = definition.scale == "factors"
+    if not np.isfinite(values).all() or (by_factors and not (values > 0).all()):
+        return None
+    found = estimates.at(place, CONFIDENCE).estimate
+    if found is None:
+        return None
+    end = found.interval[1 if definition.upper_bound else 0]
+    reach = abs(math.log(end / found.value)) if by_factors else abs(end - found.value)
+    return NodeValue(found.value, reach * math.sqrt(min(1.0, len(values) / max(1, most_rounds))), name)

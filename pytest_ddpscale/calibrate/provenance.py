@@ -1,0 +1,124 @@
+"""Who stands behind calibrated numbers, as the overlay's source says it; and the rows that rest on it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_ddpscale import __version__
+from pytest_ddpscale.calibrate.calibration import CalibratedRequirement, Calibration
+from pytest_ddpscale.calibrate.trusted_runs import SOFTWARE, TrustedRun
+from pytest_ddpscale.thresholds.overlay_writing import OverlayChanges
+from pytest_ddpscale.util.listing import first_few
+
+_LONGEST_LIST = 2500  # characters; a thresholds file takes texts of 4000
+_UUID_DIGITS = 8  # as much of each UUID as tells GPUs of a site apart
+_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What the numbers were measured on.
+
+    Attributes:
+        name: of the source in the overlay: ``calibrated-2026-11-23``, the day of the last run.
+        nodes: in order.
+        gpus: UUIDs of each node's GPUs.
+        first: when the first run began, ISO 8601 in UTC.
+        last: when the last one began.
+        launches: names of the run directories.
+        software: versions of what changes how fast a GPU is, as far as they are known.
+        is_simulated: whether no machine was measured.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    gpus: Mapping[str, tuple[str, ...]]
+    first: str
+    last: str
+    launches: tuple[str, ...]
+    software: Mapping[str, str]
+    is_simulated: bool
+
+
+def provenance_of(calibration: Calibration, runs: Sequence[TrustedRun]) -> Provenance:
+    """Of the nodes that were not left out."""
+    gpus: dict[str, set[str]] = {node: set() for node in calibration.nodes}
+    software: dict[str, str] = {}
+    for run in runs:
+        for node in gpus.keys() & run.gpus.keys():
+            gpus[node].update(run.gpus[node])
+            software |= {name: run.versions[node][name] for name in SOFTWARE if name in run.versions.get(node, {})}
+    began = sorted(run.began for run in runs)
+    return Provenance(
+        f"calibrated-{began[-1][:10]}",
+        calibration.nodes,
+        {node: tuple(sorted(theirs)) for node, theirs in gpus.items()},
+        began[0],
+        began[-1],
+        tuple(run.name for run in runs),
+        software,
+        any(run.is_simulated for run in runs),
+    )
+
+
+def source_text(calibration: Calibration, provenance: Provenance) -> str:
+    """One text: nodes, GPUs, dates, software, at which rate, who was left out."""
+    uuids = [uuid for node in provenance.nodes for uuid in provenance.gpus[node]]
+    first, last = provenance.first[:10], provenance.last[:10]
+    parts = [
+        f"{len(provenance.nodes)} nodes ({_listed(provenance.nodes)}) in {len(provenance.launches)} launches, "
+        + (first if first == last else f"{first} to {last}"),
+        *(f"{name} {version}" for name, version in provenance.software.items()),
+        f"{len(uuids)} GPUs: {_listed([_short(uuid) for uuid in uuids])}",
+        f"ddpscale {__version__} calibrate, false rejects of a healthy node at most {calibration.rate:.3g}",
+    ]
+    if calibration.excluded:
+        parts.append(f"left out: {first_few([one.node for one in calibration.excluded], _NAMED)}")
+    said = "; ".join(parts)
+    return f"SIMULATED, no machine was measured: {said}" if provenance.is_simulated else said
+
+
+def _short(uuid: str) -> str:
+    kind, dash, digits = uuid.partition("-")
+    return f"{kind}{dash}{digits[:_UUID_DIGITS]}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """All of them, or what tells whether a list is theirs."""
+    text = " ".join(names)
+    if len(text) <= _LONGEST_LIST // 2:
+        return text
+    digest = hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
+    return f"{names[0]} … {names[-1]}, sha256 {digest[:16]} of their names, one a line in order"
+
+
+def overlay_changes(calibration: Calibration, provenance: Provenance) -> OverlayChanges:
+    """What a site's overlay is to say: a row for each metric and subject, one more for each further margin."""
+    rows: dict[tuple[object, ...], dict[str, Any]] = {}
+    for one in calibration.calibrated:
+        row, requirement = _row(one, provenance.name), one.requirement
+        alike = tuple((key, value) for key, value in row.items() if key != requirement.metric)
+        known = rows.setdefault((requirement.metric, *alike), row)
+        known[requirement.metric] |= row[requirement.metric]
+    source = {provenance.name: source_text(calibration, provenance)} if rows else {}
+    return OverlayChanges(source, {}, list(rows.values()))
+
+
+def _row(one: CalibratedRequirement, source: str) -> dict[str, Any]:
+    requirement = one.requirement
+    subject = {"workload": "of", "probe": "probe"}[requirement.definition.subject]
+    row: dict[str, Any] = {
+        requirement.metric: {requirement.world_size: one.value},
+        subject: requirement.subject,
+        "placement": requirement.placement,
+        "versus": requirement.versus,
+        "published": source,
+        "margin": f"{one.margin_pct:g} %",
+        # A provisional line only warns because nobody has measured; that is over. Others warn for reasons of their own.
+        "severity": "warn" if requirement.severity == "warn" and not requirement.provisional else None,
+    }
+    usual = {"placement": "packed", "versus": None, "severity": None}
+    return {key: value for key, value in row.items() if key not in usual or value != usual[key]}

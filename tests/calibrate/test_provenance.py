@@ -1,0 +1,105 @@
+"""Rows and source of an overlay, and what people and programs are told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from pytest_ddpscale.calibrate.calibration import Calibration, calibrate
+from pytest_ddpscale.calibrate.calibration_text import calibration_json, calibration_lines
+from pytest_ddpscale.calibrate.provenance import overlay_changes, provenance_of, source_text
+from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
+from pytest_ddpscale.results.strict_json import strict_json
+from pytest_ddpscale.thresholds.overlay_writing import overlay_with
+from tests.builders.clusters import thresholds
+from tests.builders.trusted import SKU, WORKLOAD, launches, nodes
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[TrustedRun]:
+    return launches(3, nodes(6), "slow-gpu:3:1.3")
+
+
+@pytest.fixture(scope="module")
+def calibration(runs: list[TrustedRun]) -> Calibration:
+    return calibrate(thresholds(), SKU, runs, 0.01, 0.25)
+
+
+def test_the_source_says_who_when_and_with_what(calibration: Calibration, runs: list[TrustedRun]) -> None:
+    provenance = provenance_of(calibration, runs)
+    assert provenance.name == "calibrated-2026-11-23"
+    text = source_text(calibration, provenance)
+    for said in (
+        "5 nodes (simulated-0 simulated-2 simulated-3", "in 3 launches, 2026-11-21 to 2026-11-23", "driver 580.1",
+        "torch 2.14.0", "nccl 2.28.3", "10 GPUs: GPU-simulate", "at most 0.01", "left out: simulated-1",
+    ):  # fmt: skip
+        assert said in text
+    assert "SIMULATED" not in text
+    assert "GPU-simulated-1-0" not in [uuid for node in provenance.gpus.values() for uuid in node]
+    rehearsed = provenance_of(calibration, [replace(run, is_simulated=True) for run in runs])
+    assert source_text(calibration, rehearsed).startswith("SIMULATED, no machine was measured: ")
+
+
+def test_of_a_thousand_gpus_the_source_has_a_digest(calibration: Calibration, runs: list[TrustedRun]) -> None:
+    gpus = {f"n{i:03}": tuple(f"GPU-{i:08x}-{gpu}" for gpu in range(8)) for i in range(125)}
+    everybody = replace(provenance_of(calibration, runs), nodes=tuple(gpus), gpus=gpus)
+    text = source_text(calibration, everybody)
+    assert "1000 GPUs: GPU-00000000 … GPU-0000007c, sha256 " in text
+    assert len(text) < 4000
+
+
+def test_rows_are_those_of_an_overlay(calibration: Calibration, runs: list[TrustedRun]) -> None:
+    changes = overlay_changes(calibration, provenance_of(calibration, runs))
+    text = overlay_with("", SKU, changes)
+    rows = yaml.safe_load(text)["skus"][SKU]["requirements"]
+    by_name = {one.name: one for one in calibration.calibrated}
+    one = by_name[f"throughput_per_gpu[{WORKLOAD}-1gpu]"]
+    assert rows[0] == {
+        "throughput_per_gpu": {1: one.value}, "of": WORKLOAD, "published": "calibrated-2026-11-23",
+        "margin": f"{one.margin_pct:g} %",
+    }  # fmt: skip
+    assert {"memory_bandwidth_gbps", "busbw_gbps", "host_bandwidth_gbps"} <= {next(iter(row)) for row in rows}
+    said = sum(len(value) for row in rows for value in row.values() if isinstance(value, dict))
+    assert said == len(calibration.calibrated)
+    assert all(("of" in row) != ("probe" in row) for row in rows)
+    assert not any("placement" in row or "versus" in row for row in rows)
+    # Of the packaged file's, these warn though they are not provisional.
+    assert {next(iter(row)) for row in rows if row.get("severity") == "warn"} <= {"matmul_tflops"}
+
+
+def test_a_warning_of_its_own_right_stays_one(calibration: Calibration, runs: list[TrustedRun]) -> None:
+    first = calibration.calibrated[0]
+    requirement = replace(first.requirement, provisional=False, severity="warn")
+    warned = replace(calibration, calibrated=(replace(first, requirement=requirement),))
+    [row] = overlay_changes(warned, provenance_of(calibration, runs)).requirements
+    assert row["severity"] == "warn"
+
+
+def test_nothing_calibrated_is_nothing_to_write(calibration: Calibration, runs: list[TrustedRun]) -> None:
+    changes = overlay_changes(replace(calibration, calibrated=()), provenance_of(calibration, runs))
+    assert (changes.sources, list(changes.requirements)) == ({}, [])
+
+
+def test_people_are_told_in_a_table(calibration: Calibration, runs: list[TrustedRun]) -> None:
+    text = "\n".join(calibration_lines(calibration, provenance_of(calibration, runs)))
+    row = next(line for line in text.splitlines() if line.startswith(f"throughput_per_gpu[{WORKLOAD}-1gpu]"))
+    one = calibration.calibrated[0]
+    assert f"{one.value:.4g} img/s" in row
+    assert f"{one.margin_pct:g} %" in row
+    assert f"≥ 750  →  ≥ {one.bound:.4g}" in " ".join(row.split()).replace(" → ", "  →  ")
+    assert "Left out: simulated-1. " in text
+    assert "fails a run of these with a chance of at most 0.01" in text
+    assert "Not calibrated: node_check[gpus]" in text
+
+
+def test_programs_get_all_of_it(calibration: Calibration, runs: list[TrustedRun]) -> None:
+    provenance = provenance_of(calibration, runs)
+    rows = overlay_changes(calibration, provenance).requirements
+    found = json.loads(strict_json(calibration_json(calibration, provenance, rows)))
+    assert found["provenance"]["gpus"]["simulated-0"] == ["GPU-simulated-0-0", "GPU-simulated-0-1"]
+    assert found["calibrated"][0]["old_bound"] == 750
+    assert found["excluded"][0]["node"] == "simulated-1"
+    assert found["requirements"][0]["throughput_per_gpu"] == {"1": found["calibrated"][0]["value"]}
