@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+import pytest
 from hypothesis import settings
 
 # Without byte code each process that a test starts compiles the whole package anew, which takes a second.
@@ -16,3 +17,15 @@ settings.register_profile("ddpscale", deadline=None, max_examples=40)
 settings.load_profile("ddpscale")
 
 pytest_plugins = ["pytester", "tests.slurm_lab.fixtures", "tests.side_by_side"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Try once more what failed and is ``slow``: it starts processes, on machines of which others take a share.
+
+    A defect fails both times, and what passed only the second time is listed as rerun.
+    """
+    if not config.pluginmanager.hasplugin("rerunfailures"):  # on a GPU node it may be missing
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
