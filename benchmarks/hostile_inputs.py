@@ -32,23 +32,30 @@ MOST_CPU_S = 2.0
 HANG_S = 300.0  # of wall time: generous, as other work may share the cores
 OUTCOMES = ("refused", "accepted rightly", "wrong pass", "wrong refusal", "traceback", "hang", "slow", "mute")
 SOUND = """\
-schema_version: 1
+schema_version: 2
+sources: {paper: a paper}
+margins: {throughput_per_gpu: 50 %}
+workloads:
+  r: {model: resnet18, precision: fp16}
+  c: {model: resnet18, precision: fp32, image_size: 32}
+families:
+  small:
+    - {step_time_p95: {1: 5000}, of: c, provisional: a laptop of any age}
 skus:
   gpu:
     description: a GPU
     aliases: [alias]
     detect: {name: '^GPU$', pci_device_ids: ['00a1'], memory_gib: 80}
-    workloads:
-      r: {model: resnet18, precision: fp16, batch_size: 16, global_batch_size: 64}
+    batch: {r: {per_gpu: 16, global: 64}}
     requirements:
-      - {metric: weak_scaling_efficiency, workload: r, world_size: 8, at_least: 0.9, source: {measured: 0.95, reference: a paper, reasoning: rounded down well}}
+      - {weak_scaling_efficiency: {8: 0.95}, of: r, published: paper, bound: 0.9, because: rounded down well}
   cpu:
     description: any CPU
     detect: {device: cpu}
-    workloads:
-      c: {model: resnet18, precision: fp32, batch_size: 4, image_size: 32}
+    families: [small]
+    batch: {c: 4}
     requirements:
-      - {metric: throughput_per_gpu, workload: c, at_least: 1, source: {measured: 2, reference: a paper, reasoning: rounded down well}}
+      - {throughput_per_gpu: {1: 2}, of: c, published: paper}
 """
 ACCEPTANCE = """\
 import pytest
@@ -144,40 +151,101 @@ def _values() -> Iterator[Case]:
     """Sound files with one value that is not."""
     numbers = ("0", "-1", "1.5", "1e3", "0x10", "010", "1_000", "1:30", ".inf", ".nan", "true", "null", "'8'", "[8]",
                "1000000000", "1000000000000000000000", "9" * 500, "9" * 5000, "''", "eight")  # fmt: skip
-    for place, sound in (
-        ("world_size: 8", ()),
-        ("batch_size: 16", ("1e3",)),
-        ("global_batch_size: 64", ("null", "1e3")),
+    for place, key, sound in (
+        ("8: 0.95", "{}: 0.95", ()),
+        ("per_gpu: 16", "per_gpu: {}", ()),
+        ("global: 64", "global: {}", ("null",)),
     ):
-        key = place.partition(":")[0]
         for number in numbers:
-            if number not in sound and not (key != "world_size" and number == "'8'"):
-                yield Case("number", f"{key}: {number[:24]}", CHECK, _changed(place, f"{key}: {number}"))
+            if number not in sound:
+                yield Case("number", key.format(number[:24]), CHECK, _changed(place, key.format(number)))
     for number in (*numbers, "95", "1.2", "1.0e+300", "0.0000000001", "-0.9"):
-        if number not in ("1.5",):
-            yield Case("bound", f"at_least: {number[:24]}", CHECK, _changed("at_least: 0.9", f"at_least: {number}"))
-        if number not in (
-            "1.5",
-            "95",
-            "1.2",
-            "1.0e+300",
-            "null",
-            "1000000000",
-            "1000000000000000000000",
-            "0.0000000001",
-        ):
-            yield Case("bound", f"measured: {number[:24]}", CHECK, _changed("measured: 0.95", f"measured: {number}"))
+        if number not in ("1.5", "null"):
+            yield Case("bound", f"bound: {number[:24]}", CHECK, _changed("bound: 0.9", f"bound: {number}"))
+        if number != "0.0000000001":
+            yield Case("bound", f"published {number[:24]}", CHECK, _changed("{8: 0.95}", f"{{8: {number}}}"))
+        if number not in ("1.5", "95", "1.2", "1000000000", "'8'"):
+            yield Case("bound", f"a value of {number[:24]}", CHECK, _changed("{1: 5000}", f"{{1: {number}}}"))
     for metric, bound in (
-        ("device_utilization", "at_least: 1.01"), ("model_flops_utilization", "at_least: 1.2"),
-        ("strong_scaling_efficiency", "at_least: 1.2"), ("strong_scaling_speedup", "at_least: 9"),
-        ("rank_uniformity", "at_most: 0.9"), ("rank_uniformity", "at_most: 100000"), ("step_time_p95", "at_most: 1.0e+9"),
-        ("step_time_p95", "at_most: 0.0001"), ("peak_memory_gib", "at_most: 1.0e+6"), ("step_time_cv", "at_most: 1"),
-        ("memory_spread", "at_most: 5"), ("exposed_communication", "at_most: 1"), ("replica_agreement", "at_least: 0.5"),
-        ("throughput_per_gpu", "at_least: 1.0e+9"), ("throughput_per_gpu", "at_least: 0.00000001"),
-        ("images_per_joule", "at_least: 1.0e+9"), ("nothing", "at_least: 1"), ("ddp_overhead", "at_most: 0.1"),
+        ("device_utilization", "1.01"), ("model_flops_utilization", "1.2"), ("strong_scaling_efficiency", "1.2"),
+        ("strong_scaling_speedup", "9"), ("rank_uniformity", "0.9"), ("rank_uniformity", "100000"), ("step_time_p95", "1.0e+9"),
+        ("step_time_p95", "0.0001"), ("peak_memory_gib", "1.0e+6"), ("step_time_cv", "1"), ("memory_spread", "5"),
+        ("exposed_communication", "1"), ("replica_agreement", "0.5"), ("throughput_per_gpu", "1.0e+9"),
+        ("throughput_per_gpu", "0.00000001"), ("images_per_joule", "1.0e+9"), ("nothing", "1"), ("ddp_overhead", "0.1"),
     ):  # fmt: skip
-        text = _changed("at_least: 0.9", bound).replace("weak_scaling_efficiency", metric)
+        text = _changed("bound: 0.9", f"bound: {bound}").replace("weak_scaling_efficiency", metric)
         yield Case("bound", f"{metric}, {bound}", CHECK, text)
+
+
+def _rows() -> Iterator[Case]:
+    """Rows, families and files that extend others, which ask for nothing, for too much, or for each other."""
+    weak = "{weak_scaling_efficiency: {8: 0.95}, of: r, published: paper, bound: 0.9, because: rounded down well}"
+    sizes = ", ".join(f"{size}: 0.9" for size in range(2, 400))
+    rows = {
+        "text": "hello", "number": "3", "list": "[1]", "null": "null", "nothing": "{}", "no metric": "{of: r, published: paper}",
+        "no subject": weak.replace("of: r, ", ""), "no names": weak.replace("of: r", "of: []"), "a name twice": weak.replace("of: r", "of: [r, r]"),
+        "two kinds of names": weak.replace("of: r", "of: r, probe: memory-copy"), "no values": weak.replace("{8: 0.95}", "{}"),
+        "values of no names": weak.replace("{8: 0.95}, of: r", "{8: {}}"), "a value alone": weak.replace("{8: 0.95}", "0.95"),
+        "a list of values": weak.replace("{8: 0.95}", "[0.95]"), "no source": weak.replace("published: paper", "published: nobody"),
+        "nobody": weak.replace("published: paper, ", ""), "both": weak.replace("paper", "paper, provisional: a guess"),
+        "no reason": weak.replace(", because: rounded down well", ""), "a margin too": weak.replace("bound", "margin: 5 %, bound"),
+        "half a margin": weak.replace("bound: 0.9", "margin: 0.5"), "a margin of all": weak.replace("bound: 0.9", "margin: 100 %"),
+        "unknown margin": weak.replace("bound: 0.9", "margin: wide"), "unknown key": weak.replace("of: r", "of: r, x: 1"),
+        "unknown check": "{check: ram, severity: fail}", "no checks": "{check: [], severity: fail}", "no severity": "{check: ecc}",
+        "a check and a metric": "{check: ecc, severity: fail, no_regression: 1}", "of itself": weak.replace("of: r", "of: r, versus: gpu"),
+        "200000 values": weak.replace("8: 0.95", sizes).replace("of: r", f"of: [{', '.join(['r'] * 500)}]").replace("bound: 0.9", "margin: 5 %"),
+        "600 world sizes": weak.replace("8: 0.95", ", ".join(f"{size}: 0.9" for size in range(2, 602))).replace("bound: 0.9", "margin: 5 %"),
+    }  # fmt: skip
+    for name, row in rows.items():
+        yield Case("row", name, CHECK, _changed(weak, row))
+        yield Case("row", f"{name}, in a family", CHECK, _changed("skus:\n", f"  f:\n    - {row}\nskus:\n"))
+    family = "".join(
+        f"    - {{matmul_tflops: 5, probe: matmul-fp{n}, provisional: a guess}}\n" for n in (8, 16, 32) * 160
+    )
+    many = "".join(f"  s{i}: {{description: x, detect: {{name: '^X{i}$'}}, families: [f]}}\n" for i in range(150))
+    shared = _changed("skus:\n", f"  f:\n{family}skus:\n")
+    yield Case("row", "150 SKUs of a family of twins", CHECK, shared + many)
+    yield Case(
+        "row", "a family 50 times", CHECK, _changed("families: [small]", f"families: [{', '.join(['small'] * 50)}]")
+    )
+    yield Case(
+        "row", "a family 5000 times", CHECK, _changed("families: [small]", f"families: [{', '.join(['small'] * 5000)}]")
+    )
+    for extends in (
+        "thresholds.yaml",
+        "/dev/zero",
+        "pipe",
+        ".",
+        "nowhere.yaml",
+        "packged",
+        "''",
+        "null",
+        "3",
+        "[packaged]",
+        '"a\\0b"',
+        "x" * 3000,
+    ):
+        text = f"schema_version: 2\nextends: {extends}\n"
+        yield Case(
+            "extension",
+            extends[:24],
+            CHECK,
+            text,
+            prepare=_make_pipe,
+            says=r"thresholds\.yaml|/dev/zero|pipe|/\.|directory",
+        )
+    for section in ("", "cpu: {}", "cpu: {description: ours}", "cpu: {remove: [{no_regression: any}]}"):
+        yield Case(
+            "extension",
+            f"sound: {section}",
+            CHECK,
+            f"schema_version: 2\nextends: packaged\nskus: {{{section}}}\n",
+            sound=True,
+        )
+    for section in ("cpu: 3", "cpu: {remove: 3}", "cpu: {remove: [{}]}", "cpu: {remove: [{no_regression: 8}]}", "cpu: {change: [{check: ecc}]}",
+                    "cpu: {remove: [{busbw_gbps: [], probe: all-reduce-1mib}]}", "cpu: {batch: 3}", "cpu: {checks: [gpus]}", "new: {}",
+                    "cpu: {requirements: null}", "cpu: {detect: null}"):  # fmt: skip
+        yield Case("extension", section, CHECK, f"schema_version: 2\nextends: packaged\nskus: {{{section}}}\n")
 
 
 def _texts() -> Iterator[Case]:
@@ -188,7 +256,11 @@ def _texts() -> Iterator[Case]:
         yield Case("name", f"SKU {name[:20]}", CHECK, _changed("  gpu:\n", f"  {name}:\n"))
         yield Case("name", f"alias {name[:20]}", CHECK, _changed("[alias]", f"[{name}]"))
         if name != "auto":
-            text = _changed("      r: {", f"      {name}: {{").replace("workload: r,", f"workload: {name},")
+            text = (
+                _changed("  r: {", f"  {name}: {{")
+                .replace("of: r,", f"of: {name},")
+                .replace("{r: {p", f"{{{name}: {{p")
+            )
             yield Case("name", f"workload {name[:20]}", CHECK, text)
     for model in (
         "resnet51",
@@ -212,8 +284,8 @@ def _texts() -> Iterator[Case]:
     for pattern in ("^(NVIDIA )?A100-SXM4?-80GB$", "^.*A100.*$", "^[A-Z ]+[0-9]+$", "^A\\+\\*\\($", "^(?:a|b|c)$"):
         yield Case("pattern", pattern, CHECK, _changed("'^GPU$'", f"'{pattern}'"), sound=True)
     for text in ("''", "'   '", '"\\t\\t\\t\\t"', '"a\\e[2Jb"', '"\\u202eabc"', "null", "[a]", "3", '"\\x7fabc"'):
-        yield Case("text", f"reference {text}", CHECK, _changed("reference: a paper", f"reference: {text}"))
-        yield Case("text", f"reasoning {text}", CHECK, _changed("reasoning: rounded down well", f"reasoning: {text}"))
+        yield Case("text", f"source {text}", CHECK, _changed("paper: a paper", f"paper: {text}"))
+        yield Case("text", f"reason {text}", CHECK, _changed("because: rounded down well", f"because: {text}"))
         yield Case("text", f"description {text}", CHECK, _changed("description: a GPU", f"description: {text}"))
 
 
@@ -297,7 +369,7 @@ def _write_run(folder: Path, files: dict[str, str]) -> None:
 
 def cases() -> list[Case]:
     """All of them, always the same and in the same order."""
-    families = (_files, _values, _texts, _options, _environments, _run_directories)
+    families = (_files, _values, _rows, _texts, _options, _environments, _run_directories)
     return [case for family in families for case in family()]
 
 

@@ -127,7 +127,9 @@ def measure(gpus: int, rounds: int, folder: Path, *, steering: bool) -> Judging:
     size = ["--gpus", str(gpus), "--rounds", str(rounds)]
     ddpscale = [sys.executable, "-c", "import sys; from pytest_ddpscale.cli import main; sys.exit(main())"]
     simulating = cost_of([*ddpscale, "simulate", "--gpu-sku", SKU, *size, "--out", run], folder, 0)
-    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={folder}"]
+    # What only this project's tests need: where it is installed it is imported at the end of every session.
+    others = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+    pytest = [sys.executable, "-m", "pytest", *others, f"--rootdir={folder}"]
     judging = cost_of([*pytest, f"--gpu-sku={SKU}", f"--ddp-judge={run}"], folder, _FAILED_TESTS)
     file = run / "measurements.jsonl"
     steered = tuple(steer(run, folder / f"steered{gpus}")) if steering else ()

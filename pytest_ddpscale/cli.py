@@ -11,33 +11,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.errors import BadInput, HistoryError, OptionError
+from pytest_ddpscale.calibrate.calibrate_command import add_calibrate
+from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionError, SkuError
+from pytest_ddpscale.find_batch.find_max_batch import add_find_max_batch
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.simulate.subcommands import add_power, add_simulate, add_thresholds
-from pytest_ddpscale.util.packaged import packaged
+from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show, warn_of_problems
+from pytest_ddpscale.util.packaged import usual_thresholds
 
 USER_ERROR = 4  # as pytest's exit code for a usage error
-SITE_FILES = ("acceptance", "thresholds.yaml", "thresholds.schema.json", "slurm")
+GANG_FAILED = 3
+INTERRUPTED = 130  # as shells have it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit code: 0, or 4 after bad input."""
+    """Run a command. Returns the exit code: the command's own, 4 after bad input, 3 if ranks failed."""
     arguments = _parser().parse_args(argv)
     try:
-        arguments.run(arguments)
-    except BadInput as error:
+        return arguments.run(arguments) or 0
+    except (BadInput, GangError) as error:
         print(f"ddpscale: {error}", file=sys.stderr)
-        return USER_ERROR
+        return USER_ERROR if isinstance(error, BadInput) else GANG_FAILED
+    except KeyboardInterrupt:
+        print("ddpscale: interrupted.", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:  # `ddpscale … | head`: nobody reads on, and the interpreter must not complain either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
         print(f"ddpscale: {error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
         return USER_ERROR
-    return 0
 
 
 if TYPE_CHECKING:
+    from pytest_ddpscale.sku.detection import Gpu
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
@@ -45,8 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ddpscale", description="Companion of `pytest --gpu-sku=SKU`.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    init = _command(commands, "init", _init, "copy acceptance tests, thresholds and Slurm scripts into DIR, to edit")
-    init.add_argument("directory", type=Path, metavar="DIR")
+    add_init(commands)
     of_tool = commands.add_parser("import", help="make a run directory of another tool's result files")
     tools = of_tool.add_subparsers(required=True, metavar="TOOL")
     paik = _command(tools, "paik", _import_paik, "result files of willgpaik/pytorch-ddp-scaling-benchmark")
@@ -54,11 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     paik.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
     paik.add_argument("--sku", help="SKU they were measured on; default: from the device name in them")
     add_thresholds(paik)
-    file = commands.add_parser("thresholds", help="check a thresholds file, try its power, or print its JSON schema")
+    file = commands.add_parser("thresholds", help="show and check thresholds, try their power, print their JSON schema")
     actions = file.add_subparsers(required=True, metavar="ACTION")
-    check = _command(actions, "check", _check_thresholds, "say what is wrong with FILE, with its line")
-    check.add_argument("file", type=Path, metavar="FILE")
-    _command(actions, "schema", _print_schema, "print the JSON schema, for editors")
+    add_show(actions, os.environ.get(OPTIONS["thresholds"].variable))
+    add_check(actions)
     add_power(actions)
     report = _command(commands, "report", _report, "print the table of a judged run, and write its report files again")
     report.add_argument("directory", type=Path, metavar="RUN_DIR")
@@ -66,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     culprits.add_argument("directories", type=Path, nargs="+", metavar="RUN_DIR")
     culprits.add_argument("--format", choices=("text", "tsv"), default="text", help="default: %(default)s")
     _add_history(commands)
+    add_calibrate(commands)
     add_simulate(commands)
+    add_find_max_batch(commands, _gpus_here)
     return parser
 
 
@@ -78,48 +86,25 @@ def _command(
     return command
 
 
-def _init(arguments: argparse.Namespace) -> None:
-    directory: Path = arguments.directory
-    present = [name for name in SITE_FILES if (directory / name).exists()]
-    if present:
-        found = f"already has {', '.join(present)}"
-        raise OptionError(str(directory), found, "a directory without them", "Nothing was copied.")
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in SITE_FILES:
-        source = packaged(name)
-        if source.is_dir():
-            shutil.copytree(source, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copyfile(source, directory / name)
-    print(f"Copied {', '.join(SITE_FILES)} to {directory}.\nNext: cd {directory} && pytest --gpu-sku=cpu")
+def _gpus_here(asked: str) -> list[Gpu]:
+    from pytest_ddpscale.session.devices import gpus_here
+
+    silent: list[SkuError] = []
+    gpus = gpus_here(asked, silent)
+    if silent:  # a GPU of this node that does not answer trains nothing
+        raise silent[0]
+    return gpus
 
 
 def _import_paik(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.results.paik import import_paik
     from pytest_ddpscale.thresholds.loading import load_thresholds
 
-    thresholds = load_thresholds(arguments.thresholds or packaged("thresholds.yaml"))
+    thresholds = load_thresholds(arguments.thresholds or usual_thresholds())
+    warn_of_problems(thresholds)
     run = import_paik(arguments.directory, arguments.out, arguments.sku, thresholds.thresholds)
     studies = len(run.read_plan().studies)
     print(f"Imported {studies} studies into {run.path}.\nNext: pytest --ddp-judge={run.path}")
-
-
-def _check_thresholds(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.thresholds.loading import load_thresholds
-
-    skus = load_thresholds(arguments.file).thresholds.skus
-    for name, sku in skus.items():
-        provisional = sum(requirement.provisional for requirement in sku.requirements)
-        total = len(sku.requirements)
-        published = f"{total - provisional:3} with a published source"
-        print(f"{name:24} {len(sku.checks):3} checks, {total:3} requirements, {published}, {provisional:3} provisional")
-    print(f"{arguments.file}: valid, {len(skus)} SKUs")
-
-
-def _print_schema(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.thresholds.schema import json_schema_text
-
-    print(json_schema_text(), end="")
 
 
 def _report(arguments: argparse.Namespace) -> None:

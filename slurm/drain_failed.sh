@@ -9,10 +9,11 @@
 # or the folder `nightly`, of which the latest night is taken. --node: leave all other nodes alone.
 #
 # Drained: nodes that a rejected run names as a culprit, or whose GPU it names, and the node of a rejected run on one
-# node. Never for a warning, an undecided requirement or an error, and never by a run that was simulated, imported or
+# node. Never for a warning, a waived failure, an undecided requirement or an error, and never by a run that was simulated, imported or
 # interrupted. Links are told: either end may be at fault. A node that is drained, down or reserved for maintenance, or
 # that carries somebody's reason, is left alone. Resumed: nodes whose reason begins with `ddpscale:` and that took part
-# in an accepted run which began after they were drained. A partial, incomplete or resumed run brings nobody back.
+# in an accepted run which began after they were drained. A partial, incomplete or resumed run brings nobody back, nor
+# one with waivers a host that a waived failure names.
 #
 # A drained node takes no jobs. To have it measured: `pytest --gpu-sku=SKU --ddp-launcher=torchrun` on it, as root.
 # Exit code: 0; 1 if Slurm refused something; 2 after a wrong command line; 4 if a run could not be read.

@@ -1,4 +1,9 @@
-"""On which addresses processes listen, as the kernel has it."""
+"""On which addresses processes listen, as the kernel has it.
+
+    python tests/listening.py FILE COMMAND …
+
+runs a command, and writes the addresses on which anything in this network namespace listened meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,9 @@ import contextlib
 import ipaddress
 import re
 import struct
+import subprocess
+import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -47,3 +55,18 @@ def _address(local: str) -> str:
     text = local.partition(":")[0]
     words = (int(text[first : first + 8], 16) for first in range(0, len(text), 8))
     return str(ipaddress.ip_address(b"".join(struct.pack("=I", word) for word in words)))
+
+
+def main() -> int:
+    """Run the command. Returns its exit code."""
+    found: set[str] = set()
+    process = subprocess.Popen(sys.argv[2:])
+    while process.poll() is None:
+        found |= addresses_listened_on()
+        time.sleep(0.01)
+    Path(sys.argv[1]).write_text("".join(f"{address}\n" for address in sorted(found)))
+    return process.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,7 @@
 """The suite in several pytest-xdist workers (``-n 4``): who shares a worker, and who has the machine to themselves.
 
-Tests that start real ranks go first, each lane to a worker of its own; the rest go by file, with lower priority.
+Tests that start real ranks go first, each lane to a worker of its own; the rest go with lower priority: folders that
+prepare much, the longest first, and then by file.
 A test marked ``timing`` runs while no other does: it would take a neighbour's work for its own ranks' slowness.
 """
 
@@ -30,13 +31,17 @@ LANES = {
     "tests/nccl_rules/test_gangs": "ranks",
 }
 
+# Folders that stay together: each worker with a part of one would import what all of its forks have, for seconds.
+TOGETHER = ("tests/plugin/", "tests/worker/")
+
 # Of tests without real ranks, beside those with them: a tenth of a core that both want.
 NICENESS = 10
 
 
 def group_of(node_id: str) -> str:
-    """Which tests stay in one worker: those with real ranks, over Slurm or not, or those of one file."""
+    """Which tests stay in one worker: those with real ranks, over Slurm or not, those of one folder or of one file."""
     found = [group for start, group in LANES.items() if node_id.startswith(start)]
+    found += [folder for folder in TOGETHER if node_id.startswith(folder)]
     return found[0] if found else node_id.partition("::")[0]
 
 
@@ -64,7 +69,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not hasattr(config, "workerinput"):
         return
     timed = {_file_of(item) for item in items if item.get_closest_marker("timing")}
-    items.sort(key=lambda item: (group_of(item.nodeid) not in LANES.values(), _file_of(item) not in timed))
+    items.sort(key=lambda item: (_turn(group_of(item.nodeid)), _file_of(item) not in timed))
+
+
+def _turn(group: str) -> int:
+    return 0 if group in LANES.values() else 1 if group in TOGETHER else 2
 
 
 def _file_of(item: pytest.Item) -> str:

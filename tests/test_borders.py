@@ -25,11 +25,13 @@ ALLOWED: dict[str, set[str]] = {
     "evidence": {"plan", "results"},
     "metrics": {"plan", "results", "evidence"},
     "stats": set(),
-    "checks": {"plan", "results"},
+    "checks": {"plan", "results", "evidence"},
     "blame": {"plan", "results", "thresholds", "metrics", "evidence"},
     "verdict": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "checks", "blame"},
     "history": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "verdict"},
+    "calibrate": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "verdict", "history"},
     "report": {"plan", "results", "evidence", "metrics", "history"},
+    "find_batch": {"settings", "plan", "results", "thresholds", "sku", "node", "launch"},
     "simulate": {"settings", "plan", "results", "thresholds", "metrics", "evidence", "verdict"},
 }
 TOP = {"session", "plugin", "cli"}

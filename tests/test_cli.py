@@ -65,7 +65,7 @@ def test_thresholds_check_counts_what_is_backed(tmp_path: Path) -> None:
 
 def test_thresholds_check_points_at_the_line(tmp_path: Path) -> None:
     file = tmp_path / "thresholds.yaml"
-    file.write_text("schema_version: 1\nskus:\n  x:\n    description: y\n    detects: {device: cpu}\n")
+    file.write_text("schema_version: 2\nskus:\n  x:\n    description: y\n    detects: {device: cpu}\n")
     result = ddpscale("thresholds", "check", file)
     assert result.returncode == 4
     assert f"{file}:" in result.stderr

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+SITE_FOLDERS = ("acceptance", "slurm")
+THRESHOLDS = "thresholds.yaml"
+SCHEMA = "thresholds.schema.json"
 _PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def usual_thresholds() -> Path:
+    """The thresholds file that a command takes if none is named: that of this directory, else the packaged one."""
+    here = Path(THRESHOLDS)
+    return here if here.is_file() else packaged(THRESHOLDS)
 
 
 def packaged(name: str) -> Path:

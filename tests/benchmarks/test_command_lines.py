@@ -14,7 +14,17 @@ from tests.benchmarks.scripts import BENCHMARKS
 pytestmark = pytest.mark.slow
 
 NAMES = (
-    *("control_plane", "faults", "gang_reuse", "fidelity", "hostile_inputs", "judging", "plugin_load"),
+    *(
+        "calibrate_rehearsal",
+        "control_plane",
+        "faults",
+        "find_max_batch",
+        "gang_reuse",
+        "fidelity",
+        "hostile_inputs",
+        "judging",
+        "plugin_load",
+    ),
     *("sampler_overhead", "stragglers", "time_to_verdict", "wrong_verdicts"),
 )
 # Each as `python benchmarks/NAME.py` runs it, with its folder on the path and nothing else of the project: one after

@@ -42,8 +42,7 @@ ARMS = (Arm("alone", 1, 2), Arm("ddp", 1, 2), Arm("ddp", 2, 2))
 EVERY_KIND = (*ARMS, Arm("each", 2, 2), Arm("no_sync", 2, 2))
 WEAK = Study("weak", TINY, ARMS, rounds=FEWEST_ROUNDS, block_s=0.1, warmup_s=0.1, turns=2)
 WHOLE = replace(WEAK, arms=EVERY_KIND)
-STRONG = Study("strong", TINY, (Arm("alone", 1, 4), Arm("ddp", 2, 2)), rounds=FEWEST_ROUNDS, block_s=0.1, warmup_s=0.1)
-NARROW = replace(STRONG, workload=replace(TINY, name="narrow"), arms=STRONG.arms[:1])
+NARROW = replace(WEAK, scaling="strong", workload=replace(TINY, name="narrow"), arms=(Arm("alone", 1, 4),), turns=1)
 STEERED = replace(WEAK, workload=replace(TINY, name="steered"), rounds=50)
 BUDGET_S = 0.01  # spent before any rank is up
 SITE_TOKEN = "hunter2-of-the-site"
@@ -97,7 +96,7 @@ def gangs(tmp_path_factory: pytest.TempPathFactory) -> Gangs:
     """What tests look at that disturb nothing."""
     folder, unlimited = tmp_path_factory.mktemp("gangs"), Limits(inactivity_s=120)
     of_each: dict[str, tuple[Sequence[Study], Limits, WantsLess | None]] = {
-        "measured": ((WHOLE, STRONG, NARROW), unlimited, None),
+        "measured": ((WHOLE, NARROW), unlimited, None),
         "steered": ((STEERED,), unlimited, WantsLess()),
         "spent": ((NARROW,), replace(unlimited, budget_s=BUDGET_S), None),
     }
@@ -116,7 +115,7 @@ def gangs(tmp_path_factory: pytest.TempPathFactory) -> Gangs:
 
 @pytest.fixture
 def measured(gangs: Gangs) -> RunDirectory:
-    """Three studies."""
+    """Two studies."""
     return gangs.measured
 
 
@@ -124,7 +123,7 @@ def test_one_gang_measures_every_arm_of_every_study_in_every_round(gangs: Gangs)
     run = gangs.measured
     assert len(gangs_by_number(run.read_records())) == 1
     measurements = measurements_in(run)
-    for study in (WHOLE, STRONG, NARROW):
+    for study in (WHOLE, NARROW):
         for arm in study.arms:
             rounds = arm_rounds(columns_of(measurements), study.id, arm)
             assert rounds.numbers.tolist() == list(range(FEWEST_ROUNDS))
@@ -165,13 +164,11 @@ def test_a_study_begins_with_a_seeded_step_of_every_rank_and_the_cost_of_an_imag
     assert [(one.study, one.rank, one.local_rank, one.device) for one in seeded] == [
         (WHOLE.id, 0, 0, "cpu"),
         (WHOLE.id, 1, 1, "cpu"),
-        (STRONG.id, 0, 0, "cpu"),
-        (STRONG.id, 1, 1, "cpu"),
         (NARROW.id, 0, 0, "cpu"),  # the other rank has no part in that study
     ]
     assert len({one.checksum for one in seeded}) == 1, "all studies train the same model"
     flops = flops_of(records)
-    assert list(flops) == [WHOLE.id, STRONG.id, NARROW.id]
+    assert list(flops) == [WHOLE.id, NARROW.id]
     assert all(4.4e6 < one < 4.7e6 for one in flops.values()), flops
     kinds = [type(record) for record in records if getattr(record, "study", "") == WHOLE.id]
     assert kinds[:3] == [StudyStart, SeededSteps, WorkloadFlops]

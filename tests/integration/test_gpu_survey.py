@@ -9,11 +9,11 @@ import pytest
 
 from pytest_ddpscale.checks.catalogue import check
 from pytest_ddpscale.checks.finding import NodeEvidence
+from pytest_ddpscale.evidence.telemetry_columns import telemetry_columns_of
 from pytest_ddpscale.plan.architectures import has_kernels
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.results.records import gangs_by_number
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu, surveys_of
-from pytest_ddpscale.results.telemetry_record import telemetry_of
 from pytest_ddpscale.results.transport_record import transports_of
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.thresholds.node_expectation import node_expectation
@@ -105,7 +105,7 @@ def test_the_node_passes_the_checks_of_its_sku(gpu_run: GpuRun, sku: Sku, name: 
     if name not in sku.checks:
         pytest.skip(f"thresholds.yaml does not ask {name} of this SKU")
     records = gpu_run.directory.read_records()
-    telemetry = telemetry_of(gpu_run.directory.read_telemetry(), gangs_by_number(records))
+    telemetry = telemetry_columns_of(gpu_run.directory.read_telemetry(), gangs_by_number(records))
     transports = transports_of(records)
     expectation = node_expectation(sku, gpu_run.plan)
     found = check(name, NodeEvidence(expectation, surveys_of(records), gpu_run.plan.nodes, telemetry, transports))

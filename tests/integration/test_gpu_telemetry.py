@@ -9,16 +9,15 @@ from contextlib import closing
 
 import pytest
 
-from pytest_ddpscale.metrics.device_flags import flags
 from pytest_ddpscale.metrics.rounds import arm_rounds
 from pytest_ddpscale.metrics.samples import ArmSamples
 from pytest_ddpscale.plan.workload import Precision
 from pytest_ddpscale.results.records import gangs_by_number
-from pytest_ddpscale.results.telemetry_record import Telemetry, telemetry_of
 from pytest_ddpscale.telemetry.link import Sampler
 from tests.builders.measurements import measurements_in
 from tests.builders.records import probes_of
 from tests.builders.rounds import columns_of
+from tests.builders.telemetry import Telemetry, flags_of, telemetry_of
 from tests.integration.gpu_run import ROUNDS, GpuRun, TorchGpu, gpu_environment
 from tests.telemetry.sampled import cut, wait_until
 
@@ -79,7 +78,7 @@ def has_gpm(gpu: TorchGpu) -> bool:
 def test_utilization_is_high_while_the_gpu_multiplies_matrices(steady: Telemetry) -> None:
     assert steady.utilization is not None
     assert 0.5 < steady.utilization.mean <= 1.0
-    assert flags(steady) == ()
+    assert flags_of(steady) == ()
 
 
 def test_the_energy_counter_and_power_samples_agree(steady: Telemetry) -> None:
@@ -121,7 +120,7 @@ def test_power_clocks_and_throttling_are_read_in_every_training_block(gpu_run: G
 
 
 def test_training_is_neither_stalled_nor_held_down(gpu_run: GpuRun) -> None:
-    assert [flags(one) for one in training(gpu_run) if set(flags(one)) - {"idle"}] == []
+    assert [flags_of(one) for one in training(gpu_run) if set(flags_of(one)) - {"idle"}] == []
 
 
 def test_energy_is_about_power_times_time_in_every_training_block(gpu_run: GpuRun) -> None:

@@ -20,18 +20,18 @@ pytestmark = pytest.mark.slow
 
 FIRST, SECOND = "weak/tiny", "strong/tiny"  # in the order in which they are measured
 THRESHOLDS = """
-schema_version: 1
+schema_version: 2
+sources: {paper: nobody}
+workloads:
+  tiny: {model: shufflenet_v2_x0_5, precision: fp32, image_size: 32, memory_format: contiguous, num_classes: 10}
 skus:
   cpu:
     description: any CPU
     detect: {device: cpu}
-    workloads:
-      tiny: {model: shufflenet_v2_x0_5, precision: fp32, batch_size: 4, image_size: 32,
-        memory_format: contiguous, global_batch_size: 8, num_classes: 10}
+    batch: {tiny: {per_gpu: 4, global: 8}}
     requirements:
-      - {metric: strong_scaling_speedup, workload: tiny, world_size: 2, at_least: 0.001,
-         source: &measured {measured: 2, reference: nobody, reasoning: made up for a test}}
-      - {metric: weak_scaling_efficiency, workload: tiny, world_size: 2, at_least: 0.001, source: *measured}
+      - {strong_scaling_speedup: {2: 2}, of: tiny, published: paper, bound: 0.001, because: made up}
+      - {weak_scaling_efficiency: {2: 0.97}, of: tiny, published: paper, bound: 0.001, because: made up}
 """
 PATIENCE_S = 120.0
 

@@ -7,14 +7,18 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.reading import skus_and_hosts
+from pytest_ddpscale.results.records import gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.survey_record import surveys_of
 from tests.builders.measurements import measurements_in
-from tests.integration.lab_runs import THRESHOLDS, TRAINING, drain_failed
+from tests.integration.lab_runs import CHECKED, THRESHOLDS, drain_failed
+from tests.listening import addresses_listened_on
 from tests.report.judged import failed, gpu, node, write_judged_run
 from tests.slurm_lab.fixtures import require_lab
 from tests.slurm_lab.lab import SlurmLab
@@ -28,7 +32,7 @@ SETTLED_S = 30
 RUN_S = 240
 QUICK = "--ddp-rounds=8 --ddp-block=0.2s --ddp-gpus-per-node=1 -p no:cacheprovider"
 # A bound that no machine keeps: each node is rejected, and nobody but the node is there to blame.
-IMPOSSIBLE = THRESHOLDS.replace("at_least: 0.0005, source: {measured: 0.03", "at_least: 1000, source: {measured: 1001")
+IMPOSSIBLE = THRESHOLDS.replace("bound: 0.0005", "bound: 1000")
 # What such a node passes all the same.
 NODE_HEALTH = {f"node_check[{name}]" for name in ("gpus", "versions", "disk", "clock")}
 NODE_HEALTH |= {"memory_bandwidth_gbps[memory-copy]"}
@@ -185,15 +189,45 @@ def test_each_idle_node_is_checked_by_itself_and_busy_ones_are_not_waited_for(la
     assert lab.drain_reason("n4") == "not tonight"
 
 
+def assert_listening_on_the_cable(lab: SlurmLab, hosts: list[str]) -> None:
+    """Ranks listen on their node's address in the lab's network, and else at most on loopback."""
+    expected = {host: {lab.node(host).address} for host in hosts}
+
+    def found() -> dict[str, set[str]]:
+        # srun, in the job on the first node, is Slurm's own, and knows who connects.
+        pids = {host: [one.pid for one in lab.node(host).processes() if one.name() != "srun"] for host in hosts}
+        return {host: addresses_listened_on(pids[host]) - {"127.0.0.1"} for host in hosts}
+
+    wait_until(lambda: all(found().values()), SETTLED_S, "ranks to listen")
+    assert found() == expected
+
+
+def assert_both_nodes_were_measured_and_nobody_is_accused(run: RunDirectory, judgement: dict[str, Any]) -> None:
+    records, names = run.read_records(), ["n1", "n2"]
+    # The requirement on one rank was measured on all nodes at once, in the same rounds.
+    alone = {(one.host, one.round) for one in measurements_in(run) if one.arm == "alone"}
+    assert {host for host, _ in alone} == set(names)
+    assert len({number for host, number in alone if host == "n2"}) >= 5
+    assert list(surveys_of(records)) == names
+    assert {gang.hosts for gang in gangs_by_number(records).values()} == {tuple(names)}, "ranks come in Slurm's order"
+    assert [one["culprits"] for one in judgement["verdicts"] if one["culprits"]] == []
+    coverage = judgement["coverage"]
+    assert [path[:2] for path in coverage["paths"]] == [[0, 1]]
+    assert coverage["over_all_nodes"] == ["weak_scaling_efficiency[tiny-2rank]"]
+    assert [node["tested_by"] for node in coverage["nodes"]] == [["survey", "training", "pairs"]] * 2
+
+
 def test_an_acceptance_that_is_preempted_goes_on_in_its_run_to_the_end(lab: SlurmLab, tmp_path: Path) -> None:
     thresholds = tmp_path / "thresholds.yaml"  # with a bound that no neighbour on these cores can break
-    thresholds.write_text(TRAINING.replace("at_least: 0.3", "at_least: 0.01").replace("world_size: 3", "world_size: 2"))
+    thresholds.write_text(CHECKED.replace("bound: 0.3", "bound: 0.01").replace("{3: 0.97}", "{2: 0.97}"))
     settings = ENVIRON | {
         "DDPSCALE_THRESHOLDS": str(thresholds),
         "DDPSCALE_ARGS": QUICK,
     }
     job = lab.submit(SLURM / "acceptance.sbatch", "--nodelist=n1,n2", "--nodes=2", cwd=tmp_path, environ=settings)
     run = RunDirectory(tmp_path / "ddpscale-runs" / f"job-{job}")
+    wait_until(lambda: bool(gangs_by_number(run.read_records())), RUN_S, "ranks", seen=lambda: lab.job_output(job))
+    assert_listening_on_the_cable(lab, ["n1", "n2"])
     wait_until(lambda: bool(measurements_in(run)), RUN_S, "a measurement", seen=lambda: lab.job_output(job))
     lab.submit("true", "--partition=urgent", "--nodes=6")
     assert lab.wait_for_job(job, RUN_S) == "COMPLETED", lab.job_output(job)
@@ -206,4 +240,6 @@ def test_an_acceptance_that_is_preempted_goes_on_in_its_run_to_the_end(lab: Slur
     assert judgement["outcome"] == "accepted", told
     assert {verdict["world_size"] for verdict in judgement["verdicts"]} == {1, 2}
     assert [host.host for host in record.hosts] == ["n1", "n2"]
+    assert_both_nodes_were_measured_and_nobody_is_accused(run, judgement)
+    assert lab.processes() == []
     assert (run.path / "report.md").exists()

@@ -23,8 +23,10 @@ pytestmark = [
 
 def test_a_rank_that_sleeps_a_fifth_of_each_step_is_named() -> None:
     """Other faults, and none, for which nobody may be named, are tried many times by benchmarks/stragglers.py."""
-    pace = replace(stragglers.PACE, rounds=6, block_s=0.3)  # while it runs, nothing else does
-    outcome = stragglers.one_run(stragglers.FAULTS[1], slow_rank=1, pace=pace)
+    # While it runs, nothing else does.
+    pace = replace(stragglers.PACE, rounds=6, block_s=0.3)
+    workload = replace(stragglers.WORKLOAD, batch_size=4)
+    outcome = stragglers.one_run(stragglers.FAULTS[1], slow_rank=1, pace=pace, workload=workload)
     assert outcome.named == (1,), outcome
     assert "the time of its only peer" in outcome.evidence
     assert "above the floor of 1 img/s" in outcome.evidence

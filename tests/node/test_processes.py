@@ -77,23 +77,19 @@ def is_gone(process: psutil.Process) -> bool:
         return True
 
 
-def test_a_grandchild_in_its_own_session_that_ignores_sigterm_is_gone(start: Start, tmp_path: Path) -> None:
-    launcher = start(tree(tmp_path, STUBBORN))
+@pytest.mark.parametrize(
+    ("programs", "code"),
+    [((STUBBORN,), -15), ((STUBBORN, STUBBORN), -9)],
+    ids=["a grandchild in its own session", "the whole tree"],
+)
+def test_who_ignores_sigterm_is_gone(start: Start, tmp_path: Path, programs: tuple[str, ...], code: int) -> None:
+    launcher = start(tree(tmp_path, *programs))
     grandchild = wait_for_pid(tmp_path)
     family = psutil.Process(launcher.pid).children(recursive=True)
     assert grandchild in family
     stop_gang([launcher], GANG, GRACE_S)
     assert [process for process in family if not is_gone(process)] == []
-    assert launcher.returncode == -15
-
-
-def test_a_whole_tree_that_ignores_sigterm_is_gone(start: Start, tmp_path: Path) -> None:
-    launcher = start(tree(tmp_path, STUBBORN, STUBBORN))
-    wait_for_pid(tmp_path)
-    family = psutil.Process(launcher.pid).children(recursive=True)
-    stop_gang([launcher], GANG, GRACE_S)
-    assert [process for process in family if not is_gone(process)] == []
-    assert launcher.returncode == -9
+    assert launcher.returncode == code
 
 
 def test_ranks_whose_launcher_was_killed_are_gone(start: Start, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from tests.slurm_lab.cgroup import CpuQuota
 from tests.slurm_lab.config import Paths
 from tests.slurm_lab.machine import Machine, program_of
 from tests.slurm_lab.network import INTERFACE, execute, ip, lift_limit, limit_rate
-from tests.slurm_lab.polling import wait_until
 
 _SLURM = ("slurmd", "slurmstepd")
 
@@ -39,38 +38,15 @@ class Node(Machine):
         """The command that runs ``argv`` on this node; see :meth:`Machine.enter`."""
         return self.enter(argv)
 
-    # -- slurmd
-
     def start_slurmd(self) -> None:
-        """Start slurmd, unless it runs. It finds the jobs again that it had."""
-        self._undo.pop("slurmd", None)
-        if not self._slurmds():
-            self.start_daemon(
-                ["slurmd", "-D", "-f", str(self._paths.slurm_conf)], self._paths.log(f"slurmd.{self.name}")
-            )
-
-    def kill_slurmd(self) -> None:
-        """Kill slurmd (SIGKILL); the steps on the node go on."""
-        self._undo["slurmd"] = self.start_slurmd
-        for process in self._slurmds():
-            process.kill()
-        wait_until(lambda: not self._slurmds(), 10, f"slurmd of {self.name} to end")
-
-    def _slurmds(self) -> list[psutil.Process]:
-        return [process for process in super().processes() if program_of(process) == "slurmd"]
+        """Start slurmd."""
+        self.start_daemon(["slurmd", "-D", "-f", str(self._paths.slurm_conf)], self._paths.log(f"slurmd.{self.name}"))
 
     # -- processes
 
-    def processes(self, *, with_slurm: bool = False) -> list[psutil.Process]:
-        """Every living process on this node: of jobs, and of commands run there. Pids are this machine's.
-
-        Args:
-            with_slurm: slurmd and slurmstepd too.
-        """
-        processes = super().processes()
-        return (
-            processes if with_slurm else [process for process in processes if program_of(process) not in ("", *_SLURM)]
-        )
+    def processes(self) -> list[psutil.Process]:
+        """Every living process on this node but Slurm's: of jobs and of commands. Pids are this machine's."""
+        return [process for process in super().processes() if program_of(process) not in ("", *_SLURM)]
 
     # -- faults
 

@@ -123,10 +123,6 @@ class Slurm:
         end = datetime.now() + timedelta(seconds=after_s)  # local time, as Slurm's commands speak it
         self.run(["scontrol", "update", f"JobId={job_id}", f"EndTime={end:%Y-%m-%dT%H:%M:%S}"])
 
-    def requeue(self, job_id: int) -> None:
-        """Put a running batch job back into the queue, as an operator would; it starts again after some 10 s."""
-        self.run(["scontrol", "requeue", str(job_id)])
-
     def job_output(self, job_id: int) -> str:
         """What a job wrote so far to its output file; empty before it has one."""
         files = [Path(job["StdOut"]) for job in self.job(job_id) if "StdOut" in job]

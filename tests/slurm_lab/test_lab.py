@@ -67,24 +67,12 @@ def test_one_srun_reaches_every_node(lab: SlurmLab) -> None:
     assert sorted(done.stdout.split()) == [node.name for node in lab.nodes]
 
 
-def test_srun_needs_no_wrapping_but_the_environment(lab: SlurmLab) -> None:
-    argv = ["srun", "--nodes=2", "hostname"]
-    done = subprocess.run(argv, env=lab.environ, capture_output=True, text=True, timeout=60, check=True)
-    assert len(set(done.stdout.split())) == 2
-
-
 def test_a_batch_job_runs_on_its_nodes_which_know_each_other_by_name(lab: SlurmLab, tmp_path: Path) -> None:
     job = lab.submit("pwd; srun getent hosts n1 head", "--nodes=2", cwd=tmp_path)
     assert lab.wait_for_job(job) == "COMPLETED"
     where, *names = lab.job_output(job).splitlines()
     assert where == str(tmp_path)
     assert sorted(line.split()[1] for line in names) == ["head", "head", "n1", "n1"]
-
-
-def test_a_signal_reaches_a_command_on_the_head(lab: SlurmLab) -> None:
-    with subprocess.Popen(lab.command(["sleep", "60"]), env=lab.environ) as command:
-        command.terminate()
-        assert command.wait(10) == -15
 
 
 def test_a_slow_link_is_slow_both_ways_until_it_is_fast_again(lab: SlurmLab) -> None:
@@ -107,32 +95,6 @@ def test_a_quota_is_kept_by_the_kernel(lab: SlurmLab) -> None:
         lab.node("n1").cpu_quota(psutil.cpu_count() or 1)
 
 
-def test_jobs_are_among_a_nodes_processes_and_slurm_only_when_asked_for(lab: SlurmLab) -> None:
-    job = lab.submit("exec sleep 61", "--nodelist=n3")
-    wait_until(lambda: [p.cmdline() for p in lab.node("n3").processes()] == [["sleep", "61"]], 20, "the job's process")
-    names = {process.name() for process in lab.node("n3").processes(with_slurm=True)}
-    assert names == {"sleep", "slurmd", "slurmstepd"}
-    lab.run(["scancel", str(job)])
-    assert lab.wait_for_job(job) == "CANCELLED"
-    wait_until(lambda: not lab.node("n3").processes(), 20, "the job's process to end")
-
-
-def test_a_node_whose_link_is_down_is_lost_and_comes_back(lab: SlurmLab) -> None:
-    lab.node("n2").link_down()
-    wait_until(lambda: lab.node_states()["n2"].endswith("*"), 40, "n2 not to respond")
-    assert lab.run(["srun", "--nodelist=n2", "--immediate=1", "hostname"], check=False).stdout == ""
-    lab.heal()
-    assert lab.run(["srun", "--nodelist=n2", "hostname"]).stdout == "n2\n"
-
-
-def test_a_killed_slurmd_is_gone_until_it_is_started(lab: SlurmLab) -> None:
-    node = lab.node("n4")
-    node.kill_slurmd()
-    assert node.processes(with_slurm=True) == []
-    lab.heal()
-    assert [process.name() for process in node.processes(with_slurm=True)] == ["slurmd"]
-
-
 def test_a_node_alone_finds_other_files_at_a_path_until_it_is_healed(lab: SlurmLab, tmp_path: Path) -> None:
     shared, other = tmp_path / "shared", tmp_path / "other"
     shared.write_text("shared", encoding="utf-8")
@@ -142,27 +104,6 @@ def test_a_node_alone_finds_other_files_at_a_path_until_it_is_healed(lab: SlurmL
     assert sorted(lab.run(read).stdout.splitlines()) == ["0: shared", "1: other", "2: shared"]
     lab.node("n2").heal()
     assert "other" not in lab.run(read).stdout
-
-
-def test_a_drained_node_takes_no_job_until_it_is_resumed(lab: SlurmLab) -> None:
-    lab.drain("n1", "ddpscale: too slow")
-    assert lab.node_states()["n1"] == "drained"
-    assert lab.drain_reason("n1") == "ddpscale: too slow"
-    job = lab.submit("hostname", "--nodelist=n1")
-    assert lab.run(["srun", "hostname"]).stdout != "n1\n"
-    assert lab.job_state(job) == "PENDING"
-    lab.resume("n1")
-    assert lab.wait_for_job(job) == "COMPLETED"
-    assert lab.drain_reason("n1") is None
-
-
-def test_an_urgent_job_preempts_which_requeues(lab: SlurmLab) -> None:
-    job = lab.submit("sleep 60", "--nodes=6")
-    lab.wait_for_state(job, "RUNNING")
-    urgent = lab.submit("hostname", "--nodes=6", "--partition=urgent")
-    assert lab.wait_for_job(urgent) == "COMPLETED"
-    [preempted] = lab.job(job)
-    assert (preempted["JobState"], preempted["Restarts"]) == ("PENDING", "1")
 
 
 def test_taking_a_lab_down_leaves_nothing_behind(tmp_path: Path, lab: SlurmLab) -> None:

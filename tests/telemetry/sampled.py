@@ -9,8 +9,8 @@ from pathlib import Path
 
 from msgspec import structs
 
-from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.telemetry.link import Sampler
+from tests.builders.telemetry import Telemetry
 from tests.nvml_stand_in.machine import PlayedMachine, uuid_of
 
 GENEROUS_S = 30.0

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.results.telemetry_record import Telemetry
 from pytest_ddpscale.telemetry.link import Sampler
+from tests.builders.telemetry import Telemetry
 from tests.nvml_stand_in.machine import A100, PlayedMachine, uuid_of
 from tests.telemetry.sampled import cut
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.metrics.device_flags import flags
-from pytest_ddpscale.results.telemetry_record import Telemetry
+from tests.builders.telemetry import Telemetry, flags_of
 from tests.nvml_stand_in.gpus import HW_THERMAL_SLOWDOWN, Ecc
 from tests.nvml_stand_in.machine import (
     A100,
@@ -101,7 +100,7 @@ def test_a_healthy_gpu_at_work_is_read_completely(gpus: list[Telemetry]) -> None
     assert gpu.power_w.minimum == 880
     assert gpu.idle_power_w == 190
     assert gpu.throttle_reasons == {"sw_power_cap": 1.0}
-    assert flags(gpu) == ()
+    assert flags_of(gpu) == ()
 
 
 def test_running_totals_are_cut_to_the_window(gpus: list[Telemetry]) -> None:
@@ -155,7 +154,7 @@ def test_errors_are_those_new_in_the_window(gpus: list[Telemetry]) -> None:
 
 def test_throttling_under_load_is_seen_and_flagged(gpus: list[Telemetry]) -> None:
     assert gpus[FAULTY].throttle_reasons == {"hw_thermal_slowdown": 1.0}
-    assert flags(gpus[FAULTY]) == ("throttled", "slow_clock")
+    assert flags_of(gpus[FAULTY]) == ("throttled", "slow_clock")
 
 
 def test_a_gpu_that_dies_in_the_window_keeps_what_was_read_and_has_no_totals(gpus: list[Telemetry]) -> None:
@@ -178,4 +177,4 @@ def test_busy_at_idle_power_is_a_stall(gpus: list[Telemetry]) -> None:
     assert gpu.idle_power_w == 62
     assert gpu.utilization is not None
     assert gpu.utilization.mean == 1.0
-    assert flags(gpu) == ("stalled",)
+    assert flags_of(gpu) == ("stalled",)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
+from pytest_ddpscale.results.memory_record import StudyMemory
 from pytest_ddpscale.results.rank_folder import RecordSink
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.worker.control import Control
@@ -19,9 +20,13 @@ class KeptRecords(RecordSink):
     def __init__(self) -> None:
         super().__init__(Path("/nowhere"))
         self.records: list[AnyRecord] = []
+        self.memory: list[StudyMemory] = []
 
     def append_records(self, records: Sequence[AnyRecord]) -> None:
         self.records += records
+
+    def append_memory(self, record: StudyMemory) -> None:
+        self.memory.append(record)
 
 
 def context_on_cpu(

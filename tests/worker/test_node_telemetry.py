@@ -13,10 +13,11 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.results.records import GangRecord, RankBlock
-from pytest_ddpscale.results.telemetry_record import GpuReadings, Spread, Telemetry, TelemetryBlock, telemetry_of
+from pytest_ddpscale.results.telemetry_record import GpuReadings, Spread, TelemetryBlock
 from pytest_ddpscale.telemetry.link import Sampler
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow, with_telemetry
+from tests.builders.telemetry import Telemetry, telemetry_of
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.machine import A100, PlayedMachine, at_work, uuid_of
 from tests.telemetry.sampled import GENEROUS_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch.distributed import HashStore
 
@@ -34,3 +35,17 @@ def test_a_study_is_not_prepared_once_the_budget_is_spent() -> None:
     began, ended = sink.records
     assert isinstance(began, StudyStart)
     assert (began.study, ended) == (weak.id, StudyEnd(weak.id, "budget"))
+
+
+def test_ranks_say_what_a_study_took_where_that_is_tried(gloo_of_one: None) -> None:
+    weak = replace(study(Arm("alone", 1, 2)), rounds=1, block_s=0.01, warmup_s=0.0)
+    sink = KeptRecords()
+    for tries_memory in (False, True):
+        control = Control(HashStore(), rank=0, local_rank=0, world_size=1)
+        context = replace(context_on_cpu(CpuDevice(), control, TIMEOUT, sink=sink), tries_memory=tries_memory)
+        GangMember(Plan("cpu", "cpu", (weak,)), context).run_study(weak.id)
+        assert sink.records[-1] == StudyEnd(weak.id, "rounds")
+    [said] = sink.memory
+    [rank] = said.ranks
+    assert said.study == weak.id
+    assert rank.own_bytes > 2**20

@@ -12,7 +12,7 @@ from pytest_ddpscale.worker import seeded
 from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.seeded import seeded_checksum
 from pytest_ddpscale.worker.training import Batch, build_model
-from tests.builders.trained import CPU, TINY
+from tests.builders.trained import CPU, TINY, TRANSFORMER
 
 from .ranks import on_two_ranks
 
@@ -22,7 +22,7 @@ WORKLOADS = {
     "fp32": TINY,
     "channels-last": replace(TINY, memory_format="channels_last"),
     "bf16": replace(TINY, precision="bf16"),
-    "transformer": replace(TINY, model="vit_b_16"),
+    "transformer": TRANSFORMER,
     "dropout": replace(TINY, model="squeezenet1_1", image_size=64),
 }
 

@@ -9,7 +9,7 @@ import torch
 
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.training import Batch, Trainer, build_model, new_scaler
-from tests.builders.trained import CPU, TINY
+from tests.builders.trained import CPU, TINY, TRANSFORMER
 
 pytestmark = pytest.mark.slow
 
@@ -63,8 +63,7 @@ def test_channels_last_holds_for_weights_and_images() -> None:
 
 
 def test_a_vision_transformer_takes_the_image_size_of_the_workload() -> None:
-    workload = replace(TINY, model="vit_b_16", image_size=32)
-    _, step, _ = trainer_for(workload)
+    _, step, _ = trainer_for(TRANSFORMER)
     step()
 
 

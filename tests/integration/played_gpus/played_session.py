@@ -18,8 +18,8 @@ import psutil
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.results.records import Block, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.telemetry_record import Telemetry, telemetry_of
 from tests.builders.records import probes_of
+from tests.builders.telemetry import Telemetry, telemetry_of
 from tests.node.fake_torch import CUDA_BUILD, write_torch
 from tests.nvml_stand_in.machine import PlayedMachine
 
@@ -33,8 +33,8 @@ POLL_S = 0.05
 CONFTEST = """\
 from pytest_ddpscale.plan import planner
 
-planner.PACES["cuda"] = planner.Pace(planner.FEWEST_ROUNDS, block_s=0.7, warmup_s=0.3)
-planner.PROBE_BLOCKS_S["cuda"] = 0.3
+planner.PACES["cuda"] = planner.Pace(planner.FEWEST_ROUNDS, block_s=0.5, warmup_s=0.1)
+planner.PROBE_BLOCKS_S["cuda"] = 0.15
 """
 
 

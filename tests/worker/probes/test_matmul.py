@@ -64,20 +64,15 @@ class FaultyMatmul(Matmul):
         flip(self.product, (3, 99), lowest_exponent_bit(self.product))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_a_unit_that_is_always_wrong_is_found(precision: MatmulPrecision) -> None:
-    matmul = FaultyMatmul(precision, CPU, SIZE)
-    matmul()
-    assert not matmul.is_correct()
-
-
 class NoNumbers(Matmul):
     def __call__(self) -> None:
         self.product.fill_(float("nan"))
 
 
-def test_a_result_that_is_no_number_is_wrong() -> None:
-    matmul = NoNumbers("fp32", CPU, SIZE)
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("kind", [FaultyMatmul, NoNumbers])
+def test_a_unit_that_is_always_wrong_is_found(kind: type[Matmul], precision: MatmulPrecision) -> None:
+    matmul = kind(precision, CPU, SIZE)
     matmul()
     assert not matmul.is_correct()
 

@@ -1,0 +1,1 @@
+"""The largest per-GPU batch that trains as a study trains, within the memory that there is."""

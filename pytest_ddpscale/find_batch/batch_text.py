@@ -1,0 +1,88 @@
+"""What a search for the largest batch says: a row for each batch, then what that means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pytest_ddpscale.find_batch.batch_search import MULTIPLE
+from pytest_ddpscale.find_batch.batch_trial import BatchTrial, fastest, percent
+from pytest_ddpscale.plan.study import Plan
+
+_GIB = 2**30
+HEADER = f"{'batch':>8}  {'fits':<4}  {'peak GiB':>8}  {'share':>6}  {'img/s per GPU':>13}"
+# Throughput of a few steps: a difference below this is none.
+_NOTABLE = 1.01
+
+
+def heading(plan: Plan, fraction: float, memory: str) -> str:
+    """What is tried.
+
+    Args:
+        plan: with the study of any batch.
+        fraction: of the memory that may be taken.
+        memory: whose it is, such as ``of each GPU``.
+    """
+    [study] = plan.studies
+    workload, ranks = study.workload, plan.layout.world_size
+    arms = ", ".join(arm.name for arm in study.arms)
+    form = f"{workload.model}, {workload.precision}, {workload.image_size} px, {workload.memory_format}"
+    many = "rank" if ranks == 1 else "ranks"
+    return f"{workload.name} ({form}) on {ranks} {many}, arms {arms}: within {percent(fraction)} of the memory {memory}"
+
+
+def row(trial: BatchTrial) -> str:
+    """One batch."""
+    peak = "-" if trial.peak_bytes is None else f"{trial.peak_bytes / _GIB:.2f}"
+    share = "-" if trial.share is None else percent(trial.share)
+    rate = "-" if trial.img_per_s is None else f"{trial.img_per_s:.1f}"
+    fits = "yes" if trial.fits else "no"
+    return f"{trial.batch:8}  {fits:<4}  {peak:>8}  {share:>6}  {rate:>13}  {trial.why_not}".rstrip()
+
+
+def conclusion(largest: int | None, trials: Sequence[BatchTrial], least: int, most: int) -> list[str]:
+    """What the rows mean."""
+    by_batch = {trial.batch: trial for trial in trials}
+    if largest is None:
+        return [f"No batch fits: with the smallest, {least} images per GPU, {by_batch[least].why_not}."]
+    found = by_batch[largest]
+    lines = [f"The largest batch is {largest} images per GPU{_of_memory(found)}; {_beyond(largest, by_batch, most)}."]
+    best = fastest(trials)
+    if best is not None and found.img_per_s and best.img_per_s and best.img_per_s > _NOTABLE * found.img_per_s:
+        rates = f"{best.img_per_s:.1f} img/s per GPU, against {found.img_per_s:.1f} with {largest}"
+        lines.append(f"The fastest batch was {best.batch}: {rates}. The largest is not the fastest.")
+    return lines
+
+
+def as_json(name: str, plan: Plan, largest: int | None, trials: Sequence[BatchTrial]) -> dict[str, Any]:
+    """The same for programs; nothing is null but what is not known."""
+    best = fastest(trials)
+    return {
+        "workload": name,
+        "ranks": plan.layout.world_size,
+        "arms": [arm.name for arm in plan.studies[0].arms],
+        "largest": largest,
+        "fastest": best.batch if best else None,
+        "trials": [
+            {
+                "batch": trial.batch, "fits": trial.fits, "why_not": trial.why_not, "peak_bytes": trial.peak_bytes,
+                "limit_bytes": trial.limit_bytes, "img_per_s_per_gpu": trial.img_per_s,
+            }
+            for trial in trials
+        ],
+    }  # fmt: skip
+
+
+def _of_memory(found: BatchTrial) -> str:
+    if found.peak_bytes is None:
+        return ""
+    share = "" if found.share is None else f", {percent(found.share)}"
+    return f" ({found.peak_bytes / _GIB:.2f} GiB{share})"
+
+
+def _beyond(largest: int, by_batch: dict[int, BatchTrial], most: int) -> str:
+    following = by_batch.get(largest + MULTIPLE)
+    if largest == most or following is None:
+        return f"no larger one was tried (--most {most})"
+    took = "" if following.share is None else f": it took {percent(following.share)}"
+    return f"the next, {following.batch}, does not fit{took or f': {following.why_not}'}"

@@ -1,0 +1,196 @@
+"""One batch tried: a gang of its own trains the study at it, and either says how much memory that took or ran out."""
+
+from __future__ import annotations
+
+import statistics
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from pytest_ddpscale.errors import GangError
+from pytest_ddpscale.find_batch.memory_limit import MemoryCgroup, MemoryLimit
+from pytest_ddpscale.find_batch.out_of_memory import why_out_of_memory
+from pytest_ddpscale.launch.gang import Gang
+from pytest_ddpscale.launch.gang_owner import GangEnd
+from pytest_ddpscale.launch.launcher import Launch
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.node.protocol import Task
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.results.memory_record import RankMemory, StudyMemory, read_memory
+from pytest_ddpscale.results.notices import Notice
+from pytest_ddpscale.results.rank_folder import MEASUREMENTS, MEMORY, Assignment, lines_by_file
+from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader
+from pytest_ddpscale.results.records import Block, StudyEnd
+from pytest_ddpscale.results.strict_json import strict_json
+from pytest_ddpscale.results.survey_record import Survey
+
+# A gang that does nothing is ended: of those that run out of memory many hang.
+LIMITS = Limits(inactivity_s=300.0, startup_s=600.0, total_s=3600.0)
+
+
+@dataclass(frozen=True)
+class BatchTrial:
+    """What came of one batch.
+
+    Attributes:
+        batch: per GPU, in images.
+        fits: whether all ranks trained all steps within the share of memory that they may take.
+        why_not: in words; empty if it fits.
+        peak_bytes: GPU: that were in use on the device where most were; CPU: that all ranks took together. None where
+            they ran out.
+        limit_bytes: what there is of that, in all; None where nobody knows.
+        img_per_s: of each GPU with all ranks training together, at the slowest one's pace; None where they ran out.
+    """
+
+    batch: int
+    fits: bool
+    why_not: str = ""
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+    img_per_s: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """Of the memory that there is."""
+        return self.peak_bytes / self.limit_bytes if self.peak_bytes and self.limit_bytes else None
+
+
+@dataclass(frozen=True)
+class MemoryBounds:
+    """What ranks may take.
+
+    Attributes:
+        fraction: of the memory that there is.
+        together: what all ranks have together; None where each has a device of its own.
+        cgroup: in which the kernel counts processes that it ends; None where it does not.
+    """
+
+    fraction: float
+    together: MemoryLimit | None = None
+    cgroup: MemoryCgroup | None = None
+
+    @property
+    def oom_kills(self) -> int | None:
+        """Processes that the kernel has ended so far; None where nobody counts them."""
+        return self.cgroup.oom_kills if self.cgroup else None
+
+    def peak(self, ranks: Sequence[RankMemory]) -> tuple[int, int | None]:
+        """What was taken where it was most, and of how much."""
+        if self.together is not None or any(rank.total_bytes is None for rank in ranks):
+            # Each page of a library is there once, whichever ranks use it.
+            taken = sum(rank.own_bytes for rank in ranks) + max(rank.shared_bytes for rank in ranks)
+            return taken, self.together.limit_bytes if self.together else None
+        fullest = max(ranks, key=lambda rank: rank.own_bytes / (rank.total_bytes or 1))
+        return fullest.own_bytes, fullest.total_bytes
+
+
+@dataclass
+class _TrialOwner:
+    """What a gang says while it runs: nothing is written down, and nothing is judged."""
+
+    blocks: list[Block] = field(default_factory=list)
+    ends: list[StudyEnd] = field(default_factory=list)
+    memory: StudyMemory | None = None
+    _reader: RecordReader = field(default_factory=RecordReader)
+
+    def keep(self, lines: bytes) -> list[AnyRecord]:
+        by_file = lines_by_file(lines)
+        for line in by_file.get(MEMORY, b"").splitlines():
+            self.memory = read_memory(line)
+        return [self._reader.read(line) for line in by_file.get(MEASUREMENTS, b"").splitlines()]
+
+    def hear(self, record: AnyRecord | Notice) -> None:
+        if isinstance(record, Block):
+            self.blocks.append(record)
+        elif isinstance(record, StudyEnd):
+            self.ends.append(record)
+
+    def deadline_unix_s(self) -> None:
+        return None
+
+    def admit(self, surveys: Sequence[Survey]) -> str:
+        return ""
+
+    def interrupted(self, interrupt: KeyboardInterrupt) -> None:
+        return None
+
+
+def try_batch(plan: Plan, launch: Launch, bounds: MemoryBounds, log: Path, limits: Limits = LIMITS) -> BatchTrial:
+    """Train the one study of a plan in fresh processes.
+
+    Args:
+        plan: of `trial_plan`.
+        launch: starts gangs on this machine.
+        bounds: what ranks may take.
+        log: of the gang; a folder of that name without suffix is for logs of its ranks.
+        limits: how long each part of it may take.
+
+    Raises:
+        GangError: it ended for another reason than memory, or somebody interrupted it.
+    """
+    [study] = plan.studies
+    heard = _TrialOwner()
+    kills_before = bounds.oom_kills
+    launch = replace(launch, gang_id=uuid.uuid4().hex)
+    end = Gang(_task(plan, launch.gang_id, limits), launch, limits, log, heard).run()
+    kills_after = bounds.oom_kills
+    kills = None if kills_before is None or kills_after is None else kills_after - kills_before
+    batch = study.workload.batch_size
+    has_trained = end.exit_code == 0 and any(one.reason == "rounds" for one in heard.ends)
+    if not has_trained or heard.memory is None:
+        return BatchTrial(batch, fits=False, why_not=_why_not(end, kills, study))
+    peak, limit = bounds.peak(heard.memory.ranks)
+    trial = BatchTrial(batch, True, "", peak, limit, throughput(heard.blocks, study))
+    if trial.share is not None and trial.share > bounds.fraction:
+        return replace(trial, fits=False, why_not=f"more than {percent(bounds.fraction)} of the memory")
+    return trial
+
+
+def throughput(blocks: Sequence[Block], study: Study) -> float | None:
+    """Images per second of each GPU: median over the rounds in which most ranks train together, slowest rank's pace."""
+    of_study = [arm for arm in study.arms if arm.kind in ("ddp", "alone")]
+    largest = max(of_study, key=lambda arm: (arm.world_size, arm.kind == "ddp"))
+    rates = [
+        float(np.min(block.batch_size * block.each("steps") / block.each("block_s")))
+        for block in blocks
+        if block.arm == largest.name
+    ]
+    return statistics.median(rates) if rates else None
+
+
+def _why_not(end: GangEnd, kills: int | None, study: Study) -> str:
+    why = "" if end.interrupted else why_out_of_memory(end, kills)
+    if why:
+        return why
+    found = end.interrupted or end.why or "the gang ended before it was done, and nobody says why"
+    where = f"{study.workload.name} with {study.workload.batch_size} images per GPU"
+    raise GangError(where, f"the search ends, and not for lack of memory: {found.rstrip('.')}")
+
+
+def _task(plan: Plan, gang_id: str, limits: Limits) -> Task:
+    assignment = Assignment(
+        plan=msgspec.Raw(strict_json(plan).encode()),
+        studies=plan.study_ids,
+        # Longer than we wait for any rank, as in a run.
+        timeout_s=1.5 * limits.inactivity_s + 30,
+        tries_memory=True,
+    )
+    return Task(
+        gang_id=gang_id, nodes=1, ranks_per_node=plan.layout.ranks_per_node, assignment=assignment,
+        has_gpus=plan.device_type == "cuda", beat_s=1.0,
+    )  # fmt: skip
+
+
+def percent(share: float) -> str:
+    """A share of memory, as people read it."""
+    return f"{100 * share:.3g} %"
+
+
+def fastest(trials: Iterable[BatchTrial]) -> BatchTrial | None:
+    """Of those that fit, the one that trains most images a second; None if none fits."""
+    fitting = [trial for trial in trials if trial.fits and trial.img_per_s is not None]
+    return max(fitting, key=lambda trial: trial.img_per_s or 0.0, default=None)

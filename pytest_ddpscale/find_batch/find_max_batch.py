@@ -1,0 +1,297 @@
+"""`ddpscale find-max-batch`. Every command loads this: what it does loads what it needs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.find_batch.batch_search import MULTIPLE
+from pytest_ddpscale.settings import AUTO, count_up_to, read_value
+from pytest_ddpscale.util.packaged import usual_thresholds
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.find_batch.batch_trial import BatchTrial, MemoryBounds
+    from pytest_ddpscale.plan.planner import Question
+    from pytest_ddpscale.plan.study import DeviceType, Plan
+    from pytest_ddpscale.plan.workload import Workload
+    from pytest_ddpscale.sku.detection import Gpu
+    from pytest_ddpscale.thresholds.loading import ThresholdsFile
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+GpusHere = Callable[[str], "Sequence[Gpu]"]  # the GPUs of this machine, for a SKU that is asked for
+MOST_BATCH = 65_536
+MOST_STEPS = 1_000
+MOST_RANKS = 64
+NOTHING_FITS = 1  # exit code
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """What is tried: batches from `least` to `most` with so many steps each, within a share of the memory."""
+
+    least: int
+    most: int
+    steps: int
+    fraction: float
+
+
+@dataclass(frozen=True)
+class TrialNode:
+    """This machine, as batches are tried on it."""
+
+    file: ThresholdsFile
+    sku: str
+    device_type: DeviceType
+    ranks: int
+
+
+@dataclass(frozen=True)
+class FoundBatch:
+    """What was found for a workload; `largest` is None if no batch fits."""
+
+    name: str
+    plan: Plan
+    largest: int | None
+    trials: tuple[BatchTrial, ...]
+
+
+def add_find_max_batch(commands: Commands, gpus_here: GpusHere) -> None:
+    """`ddpscale find-max-batch`."""
+    command = commands.add_parser(
+        "find-max-batch", help="find the largest per-GPU batch that trains within the memory, on this node's GPUs"
+    )
+    add = command.add_argument
+    add("--gpu-sku", default=AUTO, metavar="SKU", help="a name or alias in the thresholds file; default: %(default)s")
+    add(
+        "--thresholds",
+        type=Path,
+        metavar="FILE",
+        help="default: thresholds.yaml here, else the packaged one",
+    )
+    add("--workload", nargs="+", default=[], metavar="NAME", help="of the SKU; default: all")
+    add("--model", metavar="MODEL", help="another one, of torchvision, in place of --workload; with --precision")
+    add("--precision", choices=("fp32", "fp16", "bf16"), help="of --model")
+    add("--image-size", metavar="PIXELS", help="of --model; default: as the SKU's workloads, else 224")
+    add("--least", default=str(MULTIPLE), metavar="N", help="the batch to begin with; default: %(default)s")
+    add("--most", default=str(MOST_BATCH), metavar="N", help="no larger batch is tried; default: %(default)s")
+    add("--steps", default="12", metavar="N", help="of each arm at each batch, at least; default: %(default)s")
+    add("--fraction", default="0.9", metavar="F", help="of the memory that may be taken; default: %(default)s")
+    add("--ranks", metavar="N", help="that train at once; default: all GPUs (CPU: cores) of this node")
+    add("--json", type=Path, metavar="FILE", help="write what was found, for programs")
+    add("--write", type=Path, metavar="OVERLAY", help="write the batches into this overlay of the thresholds file")
+    command.set_defaults(run=lambda arguments: _find_max_batch(arguments, gpus_here))
+
+
+def _find_max_batch(arguments: argparse.Namespace, gpus_here: GpusHere) -> int:
+    """Try batches of each workload. Returns the exit code. Raises DdpscaleError."""
+    options = _options(arguments)
+    node = _node(arguments, gpus_here)
+    asked = [(workload, _questions(node, workload)) for workload in _workloads(arguments, node)]
+    found: list[FoundBatch] = []
+    _write_json(arguments.json, node, options, found)  # what cannot be written is told before an hour's work
+    if arguments.write is not None:
+        _refuse_unwritable(arguments.write, node.sku)
+    for workload, questions in asked:
+        found.append(_search(node, workload, questions, options))
+        _write_json(arguments.json, node, options, found)
+        print()
+    if arguments.write is not None:
+        _write_overlay(arguments.write, node.sku, found)
+    return 0 if all(one.largest is not None for one in found) else NOTHING_FITS
+
+
+def _options(arguments: argparse.Namespace) -> BatchOptions:
+    least = read_value("--least", arguments.least, _batch)
+    most = read_value("--most", arguments.most, _batch)
+    if least > most:
+        raise OptionError("--least", f"found {least}, and --most {most}", "no more than --most")
+    steps = read_value("--steps", arguments.steps, _steps)
+    return BatchOptions(least, most, steps, read_value("--fraction", arguments.fraction, _fraction))
+
+
+def _batch(text: str) -> int:
+    expected = f"a multiple of {MULTIPLE} up to {MOST_BATCH}"
+    if re.fullmatch("[0-9]{1,6}", text) is None or not 0 < int(text) <= MOST_BATCH or int(text) % MULTIPLE:
+        raise ValueError(expected)
+    return int(text)
+
+
+def _steps(text: str) -> int:
+    from pytest_ddpscale.find_batch.trial_study import STEPS_PER_BLOCK
+
+    least = 2 * STEPS_PER_BLOCK  # a block of warm-up, and one that is timed
+    steps = count_up_to(MOST_STEPS)(text)
+    if steps < least:
+        raise ValueError(f"at least {least} steps: the first ones only warm up")
+    return steps
+
+
+def _fraction(text: str) -> float:
+    try:
+        fraction = float(text)
+    except ValueError:
+        fraction = 0.0
+    if not 0.05 <= fraction <= 1.0:
+        raise ValueError("a number from 0.05 to 1")
+    return fraction
+
+
+def _node(arguments: argparse.Namespace, gpus_here: GpusHere) -> TrialNode:
+    """What there is to try batches on. Raises BadInput."""
+    from pytest_ddpscale.sku.matching import resolve_sku
+    from pytest_ddpscale.thresholds.cases import device_type
+    from pytest_ddpscale.thresholds.loading import load_thresholds
+
+    file = load_thresholds(arguments.thresholds or _overlay(arguments.write) or usual_thresholds())
+    asked = arguments.gpu_sku if arguments.gpu_sku == AUTO else file.sku_name(arguments.gpu_sku)
+    is_cpu = asked != AUTO and file.thresholds.skus[asked].detect.device == "cpu"
+    gpus = [] if is_cpu else gpus_here(asked)
+    sku = resolve_sku(file, asked, gpus)
+    kind = device_type(file.thresholds.skus[sku])
+    given = None if arguments.ranks is None else read_value("--ranks", arguments.ranks, count_up_to(MOST_RANKS))
+    if kind == "cuda" and given is not None and given > len(gpus):
+        raise OptionError("--ranks", f"found {given}, but {len(gpus)} GPUs are visible", f"at most {len(gpus)}")
+    return TrialNode(file, sku, kind, given or (len(gpus) if kind == "cuda" else _cores()))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _workloads(arguments: argparse.Namespace, node: TrialNode) -> list[Workload]:
+    """Those that are asked for. Raises OptionError."""
+    from pytest_ddpscale.find_batch.trial_study import workload_of
+
+    sku = node.file.thresholds.skus[node.sku]
+    if arguments.model is None:
+        for option, given in (("--precision", arguments.precision), ("--image-size", arguments.image_size)):
+            if given is not None:
+                raise OptionError(option, f"found {given!r} without --model", "--model beside it")
+        unknown = [name for name in arguments.workload if name not in sku.workloads]
+        if unknown or not sku.workloads:
+            known = ", ".join(sku.workloads) or "--model, as the SKU has no workloads"
+            raise OptionError("--workload", f"found {unknown[0] if unknown else 'nothing'!r}", f"some of {known}")
+        return [sku.workloads[name] for name in dict.fromkeys(arguments.workload or sku.workloads)]
+    for option, given in (("--workload", arguments.workload), ("--write", arguments.write)):
+        if given:
+            raise OptionError(option, "found beside --model, which the thresholds file need not know", "one of them")
+    if arguments.precision is None:
+        raise OptionError("--precision", "found nothing beside --model", "--precision fp32, fp16 or bf16")
+    size = read_value("--image-size", arguments.image_size, count_up_to(10_000)) if arguments.image_size else None
+    return [workload_of(sku, arguments.model, arguments.precision, size, node.device_type)]
+
+
+def _questions(node: TrialNode, workload: Workload) -> list[Question]:
+    from pytest_ddpscale.find_batch.trial_study import questions_of
+
+    return questions_of(node.file, node.sku, workload, node.ranks)
+
+
+def _search(
+    node: TrialNode, workload: Workload, questions: Sequence[Question], options: BatchOptions
+) -> FoundBatch:  # fmt: skip
+    """Try batches of one workload, and print each. Raises GangError: something else than memory ended it."""
+    from pytest_ddpscale.find_batch.batch_search import largest_fitting
+    from pytest_ddpscale.find_batch.batch_text import HEADER, conclusion, heading, row
+    from pytest_ddpscale.find_batch.batch_trial import try_batch
+    from pytest_ddpscale.find_batch.trial_study import trial_plan
+    from pytest_ddpscale.launch.supervisor import interrupted_by_termination
+    from pytest_ddpscale.launch.torchrun import launch_here
+    from pytest_ddpscale.plan.study import Plan
+
+    empty = Plan(node.sku, node.device_type, ())
+    bounds, memory = _bounds(node.device_type, options.fraction)
+    first = trial_plan(empty, questions, options.least, options.steps)
+    _print(heading(first, options.fraction, memory), HEADER)
+    launch = launch_here(node.device_type)
+    trials: list[BatchTrial] = []
+
+    def fits(batch: int) -> bool:
+        plan = trial_plan(empty, questions, batch, options.steps)
+        trials.append(try_batch(plan, launch, bounds, Path(logs, f"gang-{len(trials)}.log")))
+        _print(row(trials[-1]))
+        return trials[-1].fits
+
+    with tempfile.TemporaryDirectory(prefix="ddpscale-batch-") as logs, interrupted_by_termination():
+        largest = largest_fitting(fits, options.least, options.most)
+    _print(*conclusion(largest, trials, options.least, options.most))
+    return FoundBatch(workload.name, first, largest, tuple(trials))
+
+
+def _bounds(device_type: DeviceType, fraction: float) -> tuple[MemoryBounds, str]:
+    """What ranks may take, and whose that is, in words. Raises OptionError."""
+    from pytest_ddpscale.find_batch.batch_trial import MemoryBounds
+    from pytest_ddpscale.find_batch.memory_limit import memory_limit, own_cgroup
+
+    cgroup = own_cgroup()
+    if cgroup is not None and cgroup.ends_as_one:
+        raise OptionError(
+            f"memory.oom.group of {cgroup.folder}",
+            "found 1, there or above: with a rank the kernel would end this command", "0",
+            "Write 0 into it, or start the command in another memory cgroup.",
+        )  # fmt: skip
+    if device_type == "cuda":
+        return MemoryBounds(fraction, None, cgroup), "of each GPU"
+    limit = memory_limit(cgroup)
+    if limit is None:
+        return MemoryBounds(fraction, None, cgroup), "(nobody says how much there is)"
+    return MemoryBounds(fraction, limit, cgroup), f"{limit.of} ({limit.limit_bytes / 2**30:.2f} GiB)"
+
+
+def _print(*lines: str) -> None:
+    """At once: a batch takes from seconds to minutes."""
+    for line in lines:
+        print(line, flush=True)
+
+
+def _write_json(file: Path | None, node: TrialNode, options: BatchOptions, found: Sequence[FoundBatch]) -> None:
+    """Write what was found so far, if a file was asked for. Raises OSError."""
+    if file is None:
+        return
+    from pytest_ddpscale.find_batch.batch_text import as_json
+    from pytest_ddpscale.results.strict_json import strict_json
+
+    workloads = [as_json(one.name, one.plan, one.largest, one.trials) for one in found]
+    data: dict[str, Any] = {
+        "sku": node.sku, "ranks": node.ranks, "fraction": options.fraction, "steps": options.steps,
+        "workloads": workloads,
+    }  # fmt: skip
+    file.write_text(strict_json(data) + "\n", encoding="utf-8")
+
+
+def _write_overlay(file: Path, sku: str, found: Sequence[FoundBatch]) -> None:
+    """Show what changes in the overlay, and write it. Raises ThresholdsError."""
+    from pytest_ddpscale.thresholds.overlay_file import write_overlay
+    from pytest_ddpscale.thresholds.overlay_writing import OverlayChanges
+
+    batches = {one.name: {"per_gpu": one.largest} for one in found if one.largest is not None}
+    if not batches:
+        return
+    if write_overlay(file, sku, OverlayChanges(batch=batches), sys.stdout.write):
+        _print(f"Wrote {file}. Next: pytest --gpu-sku={sku} --thresholds={file}")
+    else:
+        _print(f"{file} says so already.")
+
+
+def _refuse_unwritable(file: Path, sku: str) -> None:
+    """Find out before anything is tried. Raises BadInput, and OSError."""
+    from pytest_ddpscale.thresholds.overlay_file import changed_text
+    from pytest_ddpscale.thresholds.overlay_writing import OverlayChanges
+
+    changed_text(file, sku, OverlayChanges())
+    if not os.access(file.parent, os.W_OK):
+        raise OptionError("--write", f"found {file}, whose folder cannot be written", "a folder that you may write in")
+
+
+def _overlay(written: Path | None) -> Path | None:
+    """The overlay that is to be changed, if it is there: what it says already holds."""
+    return written if written is not None and written.exists() else None

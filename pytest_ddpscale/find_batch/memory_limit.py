@@ -1,0 +1,120 @@
+"""How much memory processes of this machine may take: that of their memory cgroup, version 1 or 2, or what is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROCESS = Path("/proc/self")
+_MEMINFO = Path("/proc/meminfo")
+_KIB = 1024
+# Version 1 writes no limit as the largest number of whole pages.
+_UNLIMITED_BYTES = 2**60
+
+
+@dataclass(frozen=True)
+class MemoryCgroup:
+    """A memory cgroup.
+
+    Attributes:
+        folder: of its files.
+        mount: of its hierarchy: the folder itself, or one above it.
+        version: 1 or 2.
+    """
+
+    folder: Path
+    mount: Path
+    version: int
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The least limit of it and all above it; None without any."""
+        if self.version == 1:
+            found = [_number_in(self.folder / "memory.stat", "hierarchical_memory_limit")]
+        else:
+            found = [_number(folder / "memory.max") for folder in self._lineage()]
+        limits = [limit for limit in found if limit is not None and limit < _UNLIMITED_BYTES]
+        return min(limits, default=None)
+
+    @property
+    def oom_kills(self) -> int | None:
+        """Processes of it that the kernel has ended for lack of memory; None where the kernel does not count them."""
+        file = "memory.oom_control" if self.version == 1 else "memory.events"
+        return _number_in(self.folder / file, "oom_kill")
+
+    @property
+    def ends_as_one(self) -> bool:
+        """Whether the kernel ends all of its processes where it would end one, this one too."""
+        return self.version == 2 and any(_number(folder / "memory.oom.group") == 1 for folder in self._lineage())
+
+    def _lineage(self) -> Iterator[Path]:
+        yield self.folder
+        if self.folder != self.mount:
+            for folder in self.folder.parents:
+                yield folder
+                if folder == self.mount:
+                    return
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """What all ranks of this machine may take together, and who says so."""
+
+    limit_bytes: int
+    of: str
+
+
+def own_cgroup(process: Path = _PROCESS) -> MemoryCgroup | None:
+    """The memory cgroup of a process, and so of all that it starts; None where there is none."""
+    try:
+        memberships = (process / "cgroup").read_text(encoding="utf-8").splitlines()
+        mounts = (process / "mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    paths = {tuple(controllers.split(",")): path for _, controllers, path in (m.split(":", 2) for m in memberships)}
+    of_memory = next((path for controllers, path in paths.items() if "memory" in controllers), None)
+    version, path = (2, paths.get(("",), "/")) if of_memory is None else (1, of_memory)
+    for mount, root in _mounts(mounts, version):
+        inside = path.removeprefix(root.rstrip("/")).lstrip("/")
+        # In a container the path may be that of the host, of which the container sees no more than its own part.
+        folder = mount / inside if (mount / inside).is_dir() else mount
+        if (folder / ("memory.stat" if version == 1 else "memory.max")).exists():
+            return MemoryCgroup(folder, mount, version)
+    return None
+
+
+def memory_limit(cgroup: MemoryCgroup | None, meminfo: Path = _MEMINFO) -> MemoryLimit | None:
+    """What ranks on this machine's CPU may take: what is free now, or less by a cgroup; None where nobody says."""
+    free = _number_in(meminfo, "MemAvailable:")
+    limits = [] if free is None else [MemoryLimit(free * _KIB, "that is free on this machine")]
+    if cgroup is not None and cgroup.limit_bytes is not None:
+        limits.append(MemoryLimit(cgroup.limit_bytes, f"of the memory cgroup {cgroup.folder}"))
+    return min(limits, key=lambda limit: limit.limit_bytes, default=None)
+
+
+def _mounts(lines: list[str], version: int) -> Iterator[tuple[Path, str]]:
+    """Where hierarchies are mounted that may count memory, and which part of them: proc_pid_mountinfo(5)."""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        is_wanted = kind == "cgroup2" if version == 2 else kind == "cgroup" and "memory" in options.split(",")
+        if is_wanted:
+            root, mount = before.split(" ")[3:5]
+            yield Path(mount), root
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # ValueError: `max`
+        return None
+
+
+def _number_in(file: Path, name: str) -> int | None:
+    """The number behind a name, of a file of names and numbers."""
+    try:
+        lines = file.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return None
+    return next((int(words[1]) for words in map(str.split, lines) if words[:1] == [name]), None)

@@ -1,0 +1,83 @@
+"""The study that a batch is tried in: that which a run of the SKU has of the workload, with that batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.metric_catalogue import EXPOSED_COMMUNICATION, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
+from pytest_ddpscale.plan.planner import Pace, Question, build_plan
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, DeviceType, Plan
+from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
+from pytest_ddpscale.plan.workload import Precision, Workload
+from pytest_ddpscale.thresholds.cases import cases_for, training_cases
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from pytest_ddpscale.thresholds.model import Sku
+
+STEPS_PER_BLOCK = STEPS_BEFORE_TIMING + FEWEST_STEPS_PER_BLOCK
+_SHORTEST_BLOCK_S = 0.01  # so that a block has the fewest steps
+
+
+def questions_of(file: ThresholdsFile, sku: str, workload: Workload, ranks: int) -> list[Question]:
+    """What a run asks of the workload's weak scaling on a node of so many ranks, and what trains all of them.
+
+    Every number of ranks that trains together has gradient buckets and NCCL buffers of its own, which the batch has to
+    leave room for. Strong scaling shares a batch of its own among the ranks, and asks nothing of this one.
+    """
+    layout = Layout(1, ranks)
+    cases = training_cases(cases_for(file, sku, layout))
+    asked = [case.question for case in cases if case.workload == workload and not case.missing]
+    found = [one for one in asked if _is_asked_here(one, ranks)] or _usual_questions(workload, ranks)
+    return [*found, Question(WEAK_SCALING_EFFICIENCY, workload, ranks)] if ranks > 1 else found
+
+
+def trial_plan(empty: Plan, questions: Iterable[Question], batch: int, steps: int) -> Plan:
+    """One study of all arms, each for at least so many steps.
+
+    Args:
+        empty: a plan without studies, of one node.
+        questions: of one workload.
+        batch: per GPU, in images.
+        steps: that each arm trains; those of the warm-up count.
+    """
+    rounds = max(1, math.ceil(steps / STEPS_PER_BLOCK) - 1)
+    pace = Pace(rounds, _SHORTEST_BLOCK_S, 0.0, rounds)
+    asked = [replace(one, workload=replace(one.workload, batch_size=batch)) for one in questions]
+    return build_plan(empty, asked, pace)
+
+
+def workload_of(
+    sku: Sku, model: str, precision: Precision, image_size: int | None, device_type: DeviceType
+) -> Workload:
+    """A workload that the thresholds need not have: in all else as the SKU trains that model, or usually would.
+
+    Raises:
+        OptionError: torchvision has no such model.
+    """
+    if model not in TORCHVISION_MODELS:
+        raise OptionError("--model", f"found {model!r}", "a classification model of torchvision, such as resnet50")
+    alike = next((one for one in sku.workloads.values() if one.model == model), None)
+    if alike is None:
+        is_contiguous = device_type == "cpu" or model.startswith("vit_")
+        alike = Workload("", model, precision, 1, memory_format="contiguous" if is_contiguous else "channels_last")
+    name, size = f"{model}-{precision}".replace("_", "-"), image_size or alike.image_size
+    return replace(alike, name=name, precision=precision, image_size=size)
+
+
+def _is_asked_here(question: Question, ranks: int) -> bool:
+    is_weak = question.metric.scaling == "weak" and question.placement == "packed"
+    return is_weak and question.world_size <= ranks
+
+
+def _usual_questions(workload: Workload, ranks: int) -> list[Question]:
+    """One rank, two, four … and all of them, the last also without communication."""
+    sizes = [2**power for power in range(ranks.bit_length()) if 1 < 2**power < ranks]
+    if ranks == 1:
+        return [Question(THROUGHPUT_PER_GPU, workload, 1)]
+    return [
+        *(Question(WEAK_SCALING_EFFICIENCY, workload, size) for size in (*sizes, ranks)),
+        Question(EXPOSED_COMMUNICATION, workload, ranks),
+    ]
