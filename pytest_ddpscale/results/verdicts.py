@@ -28,7 +28,7 @@ Flag = Literal[
 ]
 WRONG_DATA: Literal["wrong-data"] = "wrong-data"
 PARTLY_KNOWN: Literal["partly-known"] = "partly-known"
-VERDICTS_SCHEMA_VERSION: Literal[3] = 3
+VERDICTS_SCHEMA_VERSION: Literal[4] = 4
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Judgement:
     extends: tuple[ThresholdsUsed, ...] = ()
     lowered: tuple[LoweredBound, ...] = ()
     altered: tuple[str, ...] = ()
-    schema_version: Literal[3] = VERDICTS_SCHEMA_VERSION
+    schema_version: Literal[4] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)
