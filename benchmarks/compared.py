@@ -7,9 +7,9 @@ A simulated 8x A100 node, as fast as published but for its fault, trains ResNet-
 says what each procedure does. All see the same node: the same noise, the same spread between GPUs, the same fault, one
 slow GPU at a place drawn by lot. Each is asked whether the node is to be accepted.
 
-For each noise, first: sound nodes rejected, or undecided; minutes of machine time; shares of nodes with some faults that
-are accepted; the smallest fault that is rejected in 95 % of the runs, and so is every larger one. Then accepted and
-rejected nodes by size of the fault. Of links it is told what share of their bandwidth is left: at 512 images a GPU,
+For each noise, first: sound nodes rejected, or undecided; minutes of machine time; shares of nodes with some faults
+that are accepted; the smallest fault that is rejected in 95 % of the runs, and so is every larger one. Then accepted
+and rejected nodes by size of the fault. Of links it is told what share of their bandwidth is left: at 512 images a GPU,
 training hides most.
 """
 
