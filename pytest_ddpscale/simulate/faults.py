@@ -17,6 +17,7 @@ THROTTLE_ROUNDS = 3.0
 GPU_FAULTS = ("ecc", "lanes", "nvlink", "clock")
 LANES_LEFT = 0.25
 HELD_DOWN = 1.3  # how much longer a GPU computes whose clocks are held down
+ALL = "all"  # in place of a rank, of faults that may strike all ranks alike
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,17 @@ class _Form:
 
 FORMS: dict[str, _Form] = {
     "slow-gpu": _Form(
-        ("RANK", "FACTOR"), "slow-gpu:3:1.1", "its computation takes FACTOR (1 to 1000) times as long", (1.0, 1000.0)
+        ("RANK|all", "FACTOR"), "slow-gpu:3:1.1", "its computation takes FACTOR (1 to 1000) times as long",
+        (1.0, 1000.0),
+    ),
+    "ramp": _Form(
+        ("RANK|all", "FACTOR"), "ramp:3:1.05",
+        "its computation takes longer in a straight line, FACTOR (1 to 1000) times as long at the end of the run",
+        (1.0, 1000.0),
+    ),
+    "step": _Form(
+        ("RANK|all", "FACTOR", "ROUND"), "step:3:1.05:8",
+        "its computation takes FACTOR (1 to 1000) times as long from ROUND of every study on", (1.0, 1000.0),
     ),
     "slow-link": _Form(
         ("NODE", "SHARE"), "slow-link:0:0.5", "a SHARE (above 0, to 1) of its links' bandwidth is left", (1e-6, 1.0)
@@ -61,6 +72,8 @@ FORMS: dict[str, _Form] = {
 }  # fmt: skip
 # Kinds whose place is a node; that of the others is a rank.
 NODE_FAULTS = tuple(kind for kind, form in FORMS.items() if form.fields[0] == "NODE")
+# Kinds that may strike all ranks alike.
+COMMON_FAULTS = tuple(kind for kind, form in FORMS.items() if form.fields[0] == f"RANK|{ALL}")
 
 
 @dataclass(frozen=True)
@@ -71,6 +84,11 @@ class Moment:
     rounds_before: int
     rounds_in_run: int
 
+    @property
+    def done(self) -> float:
+        """Share of the run, 0 in its first round, 1 in its last."""
+        return self.rounds_before / max(1, self.rounds_in_run - 1)
+
 
 @dataclass(frozen=True)
 class InjectedFault:
@@ -78,24 +96,28 @@ class InjectedFault:
 
     Attributes:
         kind: a key of `FORMS`.
-        place: rank or node; None for ``drift``.
+        place: rank or node; None for all ranks alike.
         what: of ``bad-gpu`` one of `GPU_FAULTS`, of ``slow-probe`` the probe's name.
         size: factor on the time, share of the bandwidth, per cent, or the first round of every study without a
             ``missing-rank``; 1 where the kind has no size.
+        first_round: of every study in which it is there; of ``step``.
     """
 
     kind: str
     place: int | None = None
     what: str = ""
     size: float = 1.0
+    first_round: int = 0
 
     def __str__(self) -> str:
-        place = "" if self.place is None else f":{self.place}"
+        everybody = f":{ALL}" if self.kind in COMMON_FAULTS else ""
+        place = everybody if self.place is None else f":{self.place}"
         what = f":{self.what}" if self.what else ""
-        return self.kind + place + what + (f":{self.size:g}" if FORMS[self.kind].sizes else "")
+        size = f":{self.size:g}" if FORMS[self.kind].sizes else ""
+        return self.kind + place + what + size + (f":{self.first_round}" if self.kind == "step" else "")
 
     def ranks(self, layout: Layout) -> range:
-        """The ranks that it strikes; none for ``drift``, which strikes all alike."""
+        """The ranks that it strikes; none if it strikes all alike."""
         if self.place is None:
             return range(0)
         width = layout.ranks_per_node if self.kind in NODE_FAULTS else 1
@@ -110,8 +132,12 @@ class Faults:
     layout: Layout
 
     def slowdowns(self, when: Moment) -> dict[int, float]:
-        """Factor on the computation time of the ranks that are slower than they should be."""
+        """Factor on the computation time of the ranks that are slower than they should be, and than all others."""
         return self._factors(lambda fault: _slowdown(fault, when))
+
+    def common_slowdown(self, when: Moment) -> float:
+        """Factor on the computation time of all ranks alike."""
+        return math.prod(_slowdown(fault, when) for fault in self.faults if fault.place is None)
 
     def probe_shares(self, probe: Probe) -> dict[int, float]:
         """What share of its pace each rank reaches in a probe, of those that do not reach all of it."""
@@ -119,8 +145,7 @@ class Faults:
 
     def drift(self, when: Moment) -> float:
         """Factor on everybody's time."""
-        done = when.rounds_before / max(1, when.rounds_in_run - 1)
-        return math.prod(1 + fault.size / 100 * done for fault in self.faults if fault.kind == "drift")
+        return math.prod(1 + fault.size / 100 * when.done for fault in self.faults if fault.kind == "drift")
 
     @property
     def link_shares(self) -> dict[int, float]:
@@ -164,7 +189,11 @@ def _slowdown(fault: InjectedFault, when: Moment) -> float:
         return 1 + (fault.size - 1) * -math.expm1(-when.rounds_before / THROTTLE_ROUNDS)
     if fault.kind == "bad-gpu":
         return HELD_DOWN if fault.what == "clock" else 1.0
-    return fault.size if fault.kind == "slow-gpu" else 1.0
+    if fault.kind == "ramp":
+        return 1 + (fault.size - 1) * when.done
+    if fault.kind == "step" and when.round < fault.first_round:
+        return 1.0
+    return fault.size if fault.kind in ("slow-gpu", "step") else 1.0
 
 
 def _probe_share(fault: InjectedFault, probe: Probe) -> float:
@@ -208,15 +237,17 @@ def _fault(kind: str, form: _Form, parts: Sequence[str]) -> InjectedFault:
     """Raises ValueError for another number of parts, what is no number, no such fault of a GPU or no such probe."""
     if not sum(not field.startswith("[") for field in form.fields) <= len(parts) <= len(form.fields):
         raise ValueError(parts)
-    place = None if kind == "drift" else int(parts[0])
+    strikes_all = kind == "drift" or (kind in COMMON_FAULTS and parts[0] == ALL)
+    place = None if strikes_all else int(parts[0])
     what = parts[1] if kind in ("bad-gpu", "slow-probe") else ""
     if (kind == "bad-gpu" and what not in GPU_FAULTS) or (kind == "slow-probe" and not is_probe_name(what)):
         raise ValueError(what)
     number = int if kind == "missing-rank" else float
-    size = number(parts[-1]) if form.sizes and len(parts) == len(form.fields) else 1.0
-    fault = InjectedFault(kind, place, what, size)
-    if form.sizes and not form.sizes[0] <= fault.size <= form.sizes[1]:
-        raise ValueError(fault.size)
+    has_size = form.sizes is not None and len(parts) == len(form.fields)
+    size = number(parts[-2 if kind == "step" else -1]) if has_size else 1.0
+    fault = InjectedFault(kind, place, what, size, int(parts[-1]) if kind == "step" else 0)
+    if (form.sizes and not form.sizes[0] <= fault.size <= form.sizes[1]) or fault.first_round < 0:
+        raise ValueError(parts)
     return fault
 
 

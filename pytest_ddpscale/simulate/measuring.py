@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S, STARTUP_S
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Placement, Plan, Study
 from pytest_ddpscale.results.records import Block, RoundEnd, SeededSteps, StudyStart, WorkloadFlops, joined_checksums
 from pytest_ddpscale.results.strict_json import column
@@ -39,6 +41,7 @@ class SimulatedRun:
         self.clock_s = STARTUP_S
         self._step_times: dict[tuple[str, Arm], StepTime] = {}
         self._differences: dict[str, FloatArray] = {}
+        self._noise: dict[tuple[str, str], FloatArray] = {}  # of one study's arms or probes: a million GPUs have a lot
         self._rounds_done = 0
         self._rounds_in_run = sum(study.rounds for study in plan.studies) + (plan.probes.rounds if plan.probes else 0)
 
@@ -76,11 +79,16 @@ class SimulatedRun:
         turn = study.turn(self.plan.seed, when.round) if arm.world_size == 1 else 0
         groups = _groups(self.plan.layout, arm.world_size, arm.placement, turn)
         sound, faults, is_ddp = self._step_time(study, arm), self.faults, arm.kind == "ddp"
-        own_s = sound.computation_s * faults.drift(when)
+        own_s, common = sound.computation_s * faults.drift(when), faults.common_slowdown(when)
         steps = max(FEWEST_STEPS_PER_BLOCK, math.ceil(study.block_s / own_s))
-        slower = {rank: sound.slowed_by(factor) for rank, factor in faults.slowdowns(when).items()}
-        computed_s = own_s * (self.of_ranks(slower) * self.differences(COMPUTING))[groups]
-        step_s = self._together(study, arm, groups, computed_s, steps) if is_ddp else self._each(computed_s, steps)
+        slower = {rank: sound.slowed_by(common * factor) for rank, factor in faults.slowdowns(when).items()}
+        of_ranks = self.of_ranks(slower, sound.slowed_by(common))
+        computed_s = own_s * (of_ranks * self.differences(COMPUTING))[groups]
+        noise = self.noise_of_round(study, arm.name, len(groups) if is_ddp else groups.size, when)
+        if is_ddp:
+            step_s = self._together(study, arm, groups, computed_s, steps) * noise[:, None, None]
+        else:
+            step_s = self._each(computed_s * noise.reshape(groups.shape), steps)
         step_s, ranks = step_s.reshape(-1, steps), groups.ravel()
         checksums = self._parameters(groups) if is_ddp else None
         above = self.performance.noise.utilization_sd * np.abs(self.chance.standard_normal(groups.size))
@@ -116,11 +124,23 @@ class SimulatedRun:
             self._step_times[key] = self.performance.step_time(study, arm)
         return self._step_times[key]
 
-    def _each(self, computed_s: FloatArray, steps: int) -> FloatArray:
-        """Steps of ranks that wait for nobody. Their mean varies by the noise of a round and no more."""
-        noise, shape = self.performance.noise, computed_s.shape
-        jitter = noise.step_sd * self.chance.standard_normal((*shape, steps))
-        mean_s = computed_s * np.exp(noise.round_sd * self.chance.standard_normal(shape))
+    def noise_of_round(self, study: Study | ProbeStudy, name: str, count: int, when: Moment) -> FloatArray:
+        """Factors on the times of a round, (count,): `Noise` says of whom.
+
+        The series of all rounds are drawn when the first of them is measured, for each arm or probe from its own
+        stream: what else is measured, and in which order, changes none of them.
+        """
+        key = study.id, name
+        if key not in self._noise:
+            self._noise = {of: series for of, series in self._noise.items() if of[0] == study.id}
+            chance = np.random.default_rng([self.seed, zlib.crc32("/".join(key).encode())])
+            self._noise[key] = self.performance.noise.of_rounds.series(chance, study.rounds, count)
+        factors: FloatArray = np.exp(self._noise[key][:, when.round])
+        return factors
+
+    def _each(self, mean_s: FloatArray, steps: int) -> FloatArray:
+        """Steps of ranks that wait for nobody: by themselves they do not change the mean of a block."""
+        jitter = self.performance.noise.step_sd * self.chance.standard_normal((*mean_s.shape, steps))
         step_s: FloatArray = mean_s[..., None] * (1 + jitter - jitter.mean(axis=-1, keepdims=True))
         return step_s
 
@@ -135,7 +155,7 @@ class SimulatedRun:
             slow = shares == share
             exposed = self.performance.exposed_s(study.workload, arm.world_size, nodes, slowest_s[slow], share)
             exposed_s[slow] = exposed
-        slowest_s = (slowest_s + exposed_s) * np.exp(noise.round_sd * normal((len(groups), 1)))
+        slowest_s = slowest_s + exposed_s
         step_s: FloatArray = slowest_s[:, None, :] * (1 + noise.rank_sd * normal((*groups.shape, 1)))
         return step_s
 
@@ -147,9 +167,9 @@ class SimulatedRun:
         least: FloatArray = shares[groups // self.plan.layout.ranks_per_node].min(axis=1)
         return least
 
-    def of_ranks(self, factors: dict[int, float]) -> FloatArray:
-        """The factor of every rank of the gang, 1 if none is given."""
-        found = np.ones(self.plan.layout.world_size)
+    def of_ranks(self, factors: dict[int, float], others: float = 1.0) -> FloatArray:
+        """The factor of every rank of the gang, that of the others if none is given."""
+        found = np.full(self.plan.layout.world_size, others)
         found[list(factors)] = list(factors.values())
         return found
 

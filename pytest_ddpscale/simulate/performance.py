@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
@@ -15,6 +16,7 @@ from pytest_ddpscale.plan.study import Arm, DeviceType, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.allreduce import Topology, all_reduce_s
 from pytest_ddpscale.simulate.models import model_of
+from pytest_ddpscale.simulate.round_noise import RoundNoise
 from pytest_ddpscale.simulate.sound_machine import Expectation
 from pytest_ddpscale.simulate.spread import ALIKE, NodeSpread
 
@@ -32,17 +34,33 @@ FloatArray = NDArray[np.float64]
 class Noise:
     """How much times vary on a sound machine.
 
+    What a round's noise is of: each rank that waits for nobody has its own, a group of ranks that train together has
+    one, and so has every probe of a group; of the arm ``alone`` a node has it, whichever rank has its turn. Ranks of a
+    node share none of it, nor do the arms of a round: what they shared would cancel in ratios, and a simulated run
+    should rather vary too much.
+
     Attributes:
         round_sd: relative standard deviation of a block's mean from round to round.
         step_sd: of a step within its block, of each rank for itself.
         rank_sd: between ranks that wait for each other in every step.
         utilization_sd: of a rank's utilization, from what its SKU is known for.
+        correlation: between successive rounds of an arm, 0 … below 1.
+        hiccup_share: of blocks that take longer by up to `hiccup_sds` standard deviations of a round.
+        hiccup_sds: see there.
     """
 
     round_sd: float
     step_sd: float = 0.003
     rank_sd: float = 1e-5
     utilization_sd: float = 0.001
+    correlation: float = 0.0
+    hiccup_share: float = 0.0
+    hiccup_sds: float = 10.0
+
+    @property
+    def of_rounds(self) -> RoundNoise:
+        """What a series of rounds varies by."""
+        return RoundNoise(self.round_sd, self.correlation, hiccup_share=self.hiccup_share, hiccup_sds=self.hiccup_sds)
 
 
 # Of a round: GPU as in published runs, whose steps vary by 0.1 to 0.6 %; CPU as on a shared machine.
@@ -105,6 +123,10 @@ class Performance:
         early_s, last_s = _travelling_s(gradient_bytes, world_size, nodes, self.topology, link_share)
         return np.maximum(0.0, early_s - BACKWARD_SHARE * computation_s) + last_s
 
+    def of_cluster(self, seed: int) -> Performance:
+        """The same of other nodes and GPUs of that kind: with another seed they differ otherwise."""
+        return replace(self, spread=replace(self.spread, seed=seed))
+
     @property
     def parameters(self) -> dict[str, Any]:
         """All of them, for run.json."""
@@ -121,7 +143,8 @@ class Performance:
         """Factor on the computation at which the whole step has the published efficiency; 1 if none is published.
 
         Published efficiencies lie below what exposed communication explains: NCCL's kernels share the GPU with the
-        backward pass, and GPUs that all work are hotter. Beyond the largest published world size: as there.
+        backward pass, and GPUs that all work are hotter. Beyond the largest published world size: as there. They were
+        measured on GPUs that differ as these do: what is waited for the slowest of them is part of the published loss.
         """
         expectation = self.expectations[study.workload.name]
         size = expectation.published_size(study.scaling, arm.world_size)
@@ -129,7 +152,8 @@ class Performance:
             return 1.0
         batch_size = arm.batch_size * (arm.world_size // size if study.scaling == "strong" else 1)
         step_s = batch_size / expectation.img_per_s / expectation.efficiency_at(study.scaling, size)
-        waited = 1 + expected_maximum(size) * self.noise.step_sd  # in every step, for the slowest rank
+        # In every step, for the slowest rank.
+        waited = 1 + expected_maximum(size) * math.hypot(self.noise.step_sd, self.spread.gpu_sd)
         exposed_s = self.exposed_s(study.workload, size, self.topology.nodes(size), np.array(step_s))
         return max(1.0, float(step_s - exposed_s) / waited / computation_s)
 

@@ -12,7 +12,7 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.verdicts import Verdict
-from pytest_ddpscale.simulate.faults import FORMS, NODE_FAULTS, Faults, InjectedFault, parse_fault
+from pytest_ddpscale.simulate.faults import ALL, COMMON_FAULTS, FORMS, NODE_FAULTS, Faults, InjectedFault, parse_fault
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import host_name
@@ -20,7 +20,8 @@ from pytest_ddpscale.simulate.simulated_session import decide
 
 DEFAULT_FAULTS = (
     "slow-gpu:1.02", "slow-gpu:1.05", "slow-gpu:1.1", "slow-gpu:1.2", "slow-link:0.5", "slow-link:0.25",
-    "slow-link:0.05", "throttle:1.05", "throttle:1.2", "drift:5", "missing-rank", "corrupt-rank",
+    "slow-link:0.05", "throttle:1.05", "throttle:1.2", "ramp:1.05", "step:1.05:8",
+    "slow-gpu:all:1.02", "slow-gpu:all:1.1", "drift:5", "missing-rank", "corrupt-rank",
 )  # fmt: skip
 _HEADER = ("fault", "size", "caught", "rejected", "right one named", "mostly by")
 _MOST_METRICS = 2
@@ -111,7 +112,7 @@ def measure_power(
 
 
 def place_fault(text: str, layout: Layout, chance: random.Random) -> InjectedFault:
-    """The fault ``KIND:SIZE`` at a rank or node drawn by lot.
+    """The fault ``KIND:SIZE`` at a rank or node drawn by lot; ``KIND:all:SIZE`` strikes all ranks.
 
     Raises:
         OptionError: no such kind, or not such a size.
@@ -120,7 +121,8 @@ def place_fault(text: str, layout: Layout, chance: random.Random) -> InjectedFau
     if kind not in FORMS:
         raise OptionError("--faults", f"found {text!r}", f"KIND:SIZE such as {', '.join(DEFAULT_FAULTS)}")
     place = chance.randrange(layout.nodes if kind in NODE_FAULTS else layout.world_size)
-    placed = [kind, *([] if kind == "drift" else [str(place)]), *([size] if size else [])]
+    strikes_all = kind == "drift" or (kind in COMMON_FAULTS and size.startswith(f"{ALL}:"))
+    placed = [kind, *([] if strikes_all else [str(place)]), *([size] if size else [])]
     return parse_fault(":".join(placed), layout, where=f"--faults {text}")
 
 
@@ -150,7 +152,9 @@ def _trial(cluster: SimulatedCluster, plan: Plan, text: str, confidence: float, 
     chance = random.Random(seed)  # noqa: S311 (a lot, no secret)
     fault = None if text == "none" else place_fault(text, plan.layout, chance)
     faults = Faults((fault,) if fault else (), plan.layout)
-    studies = decide(SimulatedRun(plan, cluster.performance, faults, chance.getrandbits(64)), cluster.cases, confidence)
+    seed_of_run = chance.getrandbits(64)
+    performance = cluster.performance.of_cluster(seed_of_run)
+    studies = decide(SimulatedRun(plan, performance, faults, seed_of_run), cluster.cases, confidence)
     return _Trial(fault, plan.layout, tuple(verdict for study in studies for verdict in study.verdicts))
 
 
@@ -190,5 +194,6 @@ def power_lines(power: Power) -> Iterator[str]:
 
 def _row(catch: Catch) -> tuple[str, ...]:
     kind, _, size = catch.fault.partition(":")
-    named = "–" if kind == "drift" else str(catch.named)  # nobody is to blame for what strikes all alike
+    # Nobody is to blame for what strikes all alike.
+    named = "–" if kind == "drift" or size.startswith(f"{ALL}:") else str(catch.named)
     return kind, size, str(catch.caught), str(catch.rejected), named, ", ".join(catch.metrics[:_MOST_METRICS])

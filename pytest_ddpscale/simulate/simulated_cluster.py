@@ -37,7 +37,8 @@ class ClusterOptions:
 
     None stands for as many GPUs as the largest requirement needs, the noise of the kind of device, and all workloads.
     Bandwidth between nodes is in GB/s for each GPU in one direction, noise the relative standard deviation of a round,
-    spread what lies between nodes, GPUs and launches.
+    correlation that between successive rounds of an arm, hiccups the share of blocks that take up to 10 of these
+    standard deviations longer, spread what lies between nodes, GPUs and launches.
     """
 
     sku: str
@@ -47,6 +48,8 @@ class ClusterOptions:
     round_noise: float | None = None
     workloads: tuple[str, ...] | None = None
     spread: NodeSpread = ALIKE
+    correlation: float = 0.0
+    hiccups: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,11 @@ def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> Simulat
         device_type=kind,
         topology=_topology(sku, options),
         expectations={workload.name: expectation_of(workload, name, thresholds) for workload in workloads},
-        noise=Noise(ROUND_SD[kind] if options.round_noise is None else options.round_noise),
+        noise=Noise(
+            ROUND_SD[kind] if options.round_noise is None else options.round_noise,
+            correlation=options.correlation,
+            hiccup_share=options.hiccups,
+        ),
         spread=options.spread,
     )
     return SimulatedCluster(thresholds, name, gpus, cases, performance)
@@ -196,5 +203,16 @@ def _check(options: ClusterOptions, gpus: int) -> None:
         raise OptionError("--gpus", f"found {gpus}", f"a multiple of {per_node}: every node has as many")
     if not 0 < options.nic_gbps < 1e6:
         raise OptionError("--nic-gbps", f"found {options.nic_gbps:g}", "GB/s for each GPU, more than 0")
-    if options.round_noise is not None and not 0 <= options.round_noise <= 0.2:
-        raise OptionError("--noise", f"found {options.round_noise:g}", "a fraction from 0 to 0.2, such as 0.003")
+    _check_noise(options)
+
+
+def _check_noise(options: ClusterOptions) -> None:
+    """Raises OptionError."""
+    for option, found, most, example in (
+        ("--noise", options.round_noise, 0.2, "0.003"),
+        ("--gpu-spread", options.spread.gpu_sd, 0.2, "0.01"),
+        ("--correlation", options.correlation, 0.99, "0.5"),
+        ("--hiccups", options.hiccups, 1.0, "0.05"),
+    ):
+        if found is not None and not 0 <= found <= most:
+            raise OptionError(option, f"found {found:g}", f"a fraction from 0 to {most:g}, such as {example}")

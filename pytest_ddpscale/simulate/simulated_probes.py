@@ -48,7 +48,7 @@ def _probed(run: SimulatedRun, study: ProbeStudy, probe: Probe, reached: float, 
     iterations = max(1, int(study.block_s / sound_s))
     noise, normal = run.performance.noise, run.chance.standard_normal
     own_s = sound_s * iterations * run.faults.drift(when) / _shares(run, probe, groups, when)
-    group_s = own_s * np.exp(noise.round_sd * normal(len(groups)))
+    group_s = own_s * run.noise_of_round(study, probe.id, len(groups), when)
     seconds = group_s[:, None] * (1 + noise.rank_sd * normal(groups.shape))
     began_s, started = run.clock_s, (run.clock_s + turn_of * seconds.max()).repeat(groups.shape[1])
     run.clock_s += (1 + int(turn_of.max())) * float(seconds.max()) + OVERHEAD_PER_BLOCK_S
@@ -85,12 +85,13 @@ def _groups_in_turns(layout: Layout, probe: Probe) -> tuple[IntArray, IntArray]:
 
 def _shares(run: SimulatedRun, probe: Probe, groups: IntArray, when: Moment) -> FloatArray:
     """What share of a sound one's pace each group of ranks reaches: that of its slowest rank and of its links."""
-    factors = dict(run.faults.probe_shares(probe))
+    factors, others = dict(run.faults.probe_shares(probe)), 1.0
     if probe.kind == "matmul":
+        others = 1 / run.faults.common_slowdown(when)
         for rank, factor in run.faults.slowdowns(when).items():
-            factors[rank] = factors.get(rank, 1.0) / factor
+            factors[rank] = factors.get(rank, 1.0) * others / factor
     differences = run.differences(COMPUTING if probe.kind == "matmul" else probe.name)
-    found: FloatArray = (run.of_ranks(factors) / differences)[groups].min(axis=1)
+    found: FloatArray = (run.of_ranks(factors, others) / differences)[groups].min(axis=1)
     return found if probe.kind in SINGLE_DEVICE else found * run.link_share(groups)
 
 
@@ -115,8 +116,9 @@ def _paired(run: SimulatedRun, study: PairStudy, pairs: tuple[NodePair, ...], nu
     firsts = np.array(pairs) * per_node
     ranks = (firsts[:, None, :] + np.arange(per_node)[None, :, None]).reshape(-1, 2)
     sound_s = all_reduce_s(study.message_bytes, 2, 2, run.performance.topology)
-    noise = np.exp(run.performance.noise.round_sd * run.chance.standard_normal(len(ranks)))
-    gbps = study.message_bytes / sound_s / GIGA * run.link_share(ranks) * noise
+    # Each round pairs other nodes: there is nothing for its noise to remember.
+    seconds = sound_s * np.exp(run.performance.noise.of_rounds.series(run.chance, 1, len(ranks))[:, 0])
+    gbps = study.message_bytes / seconds / GIGA * run.link_share(ranks)
     run.clock_s += study.iterations * sound_s + OVERHEAD_PER_BLOCK_S
     there = ~np.isin(ranks, list(run.faults.missing(number))).any(axis=1)
     return PairRound(

@@ -69,6 +69,13 @@ def _add_cluster(command: argparse.ArgumentParser) -> None:
         help="between nodes, for each GPU, one direction; default: %(default)g (200 Gbit/s InfiniBand)")  # fmt: skip
     add("--noise", type=float, metavar="SD",
         help="relative standard deviation of a round; default: 0.003 on GPU, 0.02 on CPU")  # fmt: skip
+    add("--gpu-spread", type=float, default=0.0, metavar="SD",
+        help="relative standard deviation between the GPUs of a node, which are the same with every --seed; default: "
+        "%(default)g")  # fmt: skip
+    add("--correlation", type=float, default=0.0, metavar="R",
+        help="between successive rounds, of AR(1) noise; default: %(default)g")  # fmt: skip
+    add("--hiccups", type=float, default=0.0, metavar="SHARE",
+        help="of blocks that take up to 10 standard deviations of a round longer; default: %(default)g")  # fmt: skip
     add("--workloads", type=_words, metavar="NAME,…", help="only these workloads; default: all")
     add("--rounds", metavar="N", help="of every study; default: as many as a real run does at most")
     add("--seed", type=int, default=0, metavar="S", help="of the noise; default: %(default)s")
@@ -114,6 +121,7 @@ def _progress(fault: str) -> None:
 
 def _cluster(arguments: argparse.Namespace) -> SimulatedCluster:
     from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
+    from pytest_ddpscale.simulate.spread import NodeSpread
     from pytest_ddpscale.thresholds.loading import load_thresholds
 
     thresholds = load_thresholds(arguments.thresholds or usual_thresholds())
@@ -124,6 +132,9 @@ def _cluster(arguments: argparse.Namespace) -> SimulatedCluster:
         nic_gbps=arguments.nic_gbps,
         round_noise=arguments.noise,
         workloads=arguments.workloads,
+        spread=NodeSpread(gpu_sd=arguments.gpu_spread),
+        correlation=arguments.correlation,
+        hiccups=arguments.hiccups,
     )
     cluster = open_cluster(thresholds, options)
     warn_of_problems(thresholds)

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 NAMES = (
     *(
         "calibrate_rehearsal",
+        "compared",
         "control_plane",
         "faults",
         "find_max_batch",

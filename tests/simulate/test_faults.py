@@ -25,9 +25,9 @@ def test_the_example_of_every_kind_is_read_and_written_back(kind: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "one of slow-gpu:RANK:FACTOR"),
-        ("slow", "one of slow-gpu:RANK:FACTOR"),
-        ("slow-gpu", "slow-gpu:RANK:FACTOR"),
+        ("", "one of slow-gpu:RANK|all:FACTOR"),
+        ("slow", "one of slow-gpu:RANK|all:FACTOR"),
+        ("slow-gpu", "slow-gpu:RANK|all:FACTOR"),
         ("slow-gpu:3", "for example slow-gpu:3:1.1"),
         ("slow-gpu:3:1.1:2", "for example slow-gpu:3:1.1"),
         ("slow-gpu:three:1.1", "for example slow-gpu:3:1.1"),
@@ -37,6 +37,12 @@ def test_the_example_of_every_kind_is_read_and_written_back(kind: str) -> None:
         ("slow-gpu:3:inf", "FACTOR (1 to 1000)"),
         ("slow-gpu:8:1.1", "a rank from 0 to 7"),
         ("slow-gpu:-1:1.1", "a rank from 0 to 7"),
+        ("ramp:all", "for example ramp:3:1.05"),
+        ("ramp:3:0.9", "FACTOR (1 to 1000)"),
+        ("step:3:1.05", "step:RANK|all:FACTOR:ROUND"),
+        ("step:3:1.05:x", "for example step:3:1.05:8"),
+        ("step:3:1.05:-1", "for example step:3:1.05:8"),
+        ("throttle:all:1.1", "throttle:NODE:FACTOR"),
         ("slow-link:0:0", "SHARE (above 0, to 1)"),
         ("slow-link:0:1.5", "SHARE (above 0, to 1)"),
         ("slow-link:1:0.5", "there is only node 0"),
@@ -64,6 +70,32 @@ def test_what_is_no_fault_is_refused_with_what_was_expected(text: str, expected:
 
 def test_a_slow_gpu_is_the_only_slow_one() -> None:
     assert faults("slow-gpu:3:1.1").slowdowns(START) == {3: 1.1}
+
+
+@pytest.mark.parametrize("text", ["slow-gpu:all:1.02", "ramp:all:1.05", "step:all:1.05:8"])
+def test_a_fault_of_all_ranks_is_read_and_written_back_and_sets_nobody_apart(text: str) -> None:
+    fault = parse_fault(text, layout_of(8))
+    assert str(fault) == text
+    assert faults(text).slowdowns(END) == {}
+    assert faults(text).common_slowdown(END) == pytest.approx(fault.size)
+
+
+def test_a_fault_of_one_rank_slows_not_all() -> None:
+    assert faults("slow-gpu:3:1.1").common_slowdown(END) == 1.0
+
+
+def test_a_ramp_goes_in_a_straight_line_from_nothing_to_its_factor_over_the_whole_run() -> None:
+    wrong = faults("ramp:3:1.19")
+    assert [wrong.slowdowns(when) for when in (START, LATER, END)] == [
+        {}, {3: pytest.approx(1.09)}, {3: pytest.approx(1.19)}
+    ]  # fmt: skip
+
+
+def test_a_step_is_there_from_its_round_of_every_study_on() -> None:
+    wrong = faults("step:3:1.1:4")
+    assert wrong.slowdowns(LATER) == {}
+    assert wrong.slowdowns(Moment(4, 10, 20)) == wrong.slowdowns(END) == {3: 1.1}
+    assert wrong.slowdowns(Moment(0, 12, 20)) == {}
 
 
 def test_two_faults_of_one_gpu_add_up() -> None:
@@ -109,7 +141,8 @@ def test_a_sound_cluster_has_nothing_wrong() -> None:
 def test_a_fault_strikes_its_rank_or_its_whole_node(rank: int, kind: str) -> None:
     place = rank // 8 if kind in ("slow-link", "throttle") else rank
     size = {
-        "slow-gpu": ":2", "throttle": ":2", "slow-link": ":0.5", "bad-gpu": ":ecc", "slow-probe": ":matmul-fp16:0.5",
+        "slow-gpu": ":2", "ramp": ":2", "step": ":2:8",
+        "throttle": ":2", "slow-link": ":0.5", "bad-gpu": ":ecc", "slow-probe": ":matmul-fp16:0.5",
     }.get(kind, "")  # fmt: skip
     fault = parse_fault("drift:2" if kind == "drift" else f"{kind}:{place}{size}", layout_of(16))
     struck = fault.ranks(layout_of(16))

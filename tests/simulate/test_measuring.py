@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +27,9 @@ from pytest_ddpscale.results.records import (
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.transport_record import GangTransport
 from pytest_ddpscale.simulate.measuring import SimulatedRun
+from pytest_ddpscale.simulate.performance import FloatArray, Noise
 from pytest_ddpscale.simulate.simulated_nodes import gang_of
+from pytest_ddpscale.simulate.spread import NodeSpread
 from pytest_ddpscale.simulate.writing import records as records_of
 from tests.builders.clusters import a100, faults, measured, quiet, weak_study
 from tests.builders.measurements import Measurement, measurements_of
@@ -159,6 +163,65 @@ def test_the_mean_of_a_block_varies_as_much_as_it_is_said_to() -> None:
     alone = weak_study(Arm("alone", 1, 512), rounds=400)
     times = [mean_step_s(told[0]) for told in measured(NOISY, alone)["alone"]]
     assert statistics.stdev(times) / statistics.fmean(times) == pytest.approx(0.003, rel=0.15)
+
+
+def test_all_gpus_alike_slow_are_slow_alone_and_together() -> None:
+    sound, slow = measured(QUIET, BOTH), measured(QUIET, BOTH, "slow-gpu:all:1.05")
+    for name in ("each@8", "ddp@8"):
+        ratios = [
+            mean_step_s(one) / mean_step_s(other) for one, other in zip(slow[name][0], sound[name][0], strict=True)
+        ]
+        assert ratios == pytest.approx([1.05] * 8, rel=2e-3)
+
+
+def test_a_step_changes_its_rank_in_its_round_and_no_other() -> None:
+    rounds = measured(QUIET, BOTH, "step:3:1.1:2")["each@8"]
+    own = np.array([[mean_step_s(one) for one in told] for told in rounds])
+    expected = np.ones(own.shape)
+    expected[2:, 3] = 1.1
+    assert own / own[0, 0] == pytest.approx(expected)
+
+
+def logs_of(arm: Arm, rounds: int = 600, **noise: float) -> FloatArray:
+    """Logarithms of mean step times, (rounds, ranks), less their mean over the rounds."""
+    performance = replace(QUIET, noise=Noise(0.01, 0.0, 0.0, 0.0, **noise))
+    found = measured(performance, weak_study(arm, rounds=rounds))[arm.name]
+    logs = np.log([[mean_step_s(one) for one in told] for told in found])
+    return np.asarray(logs - logs.mean(axis=0))
+
+
+@pytest.mark.parametrize("arm", [Arm("alone", 1, 512), EACH, DDP], ids=lambda arm: arm.name)
+@pytest.mark.parametrize("correlation", [0.0, 0.6])
+def test_noise_remembers_from_round_to_round_of_an_arm(arm: Arm, correlation: float) -> None:
+    logs = logs_of(arm, correlation=correlation)
+    assert logs.std() == pytest.approx(0.01, rel=0.2)
+    assert np.corrcoef(logs[:-1, 0], logs[1:, 0])[0, 1] == pytest.approx(correlation, abs=0.12)
+
+
+def test_ranks_that_wait_for_nobody_have_noise_of_their_own_and_a_group_has_one() -> None:
+    own, together = logs_of(EACH), logs_of(DDP)
+    assert abs(np.corrcoef(own[:, 0], own[:, 1])[0, 1]) < 0.15
+    assert together[:, 0] == pytest.approx(together[:, 7])
+
+
+def test_some_blocks_take_up_to_ten_standard_deviations_longer() -> None:
+    logs = logs_of(EACH, rounds=200, hiccup_share=0.05)
+    assert 0.02 < (logs > 0.04).mean() < 0.05
+    assert 0.07 < logs.max() < 0.14
+    assert logs.min() > -0.06
+
+
+def test_the_noise_of_an_arm_does_not_depend_on_what_else_is_measured() -> None:
+    noisy = replace(QUIET, noise=Noise(0.01, 0.0, 0.0, 0.0))
+    by_itself, among_others = measured(noisy, weak_study(EACH, BOTH.rounds)), measured(noisy, BOTH)
+    for one, other in zip(by_itself["each@8"], among_others["each@8"], strict=True):
+        assert [mean_step_s(each) for each in one] == pytest.approx([mean_step_s(each) for each in other])
+
+
+def test_gpus_that_differ_are_as_fast_together_as_published_in_the_mean_over_nodes() -> None:
+    spread = replace(QUIET, spread=NodeSpread(gpu_sd=0.005))
+    nodes = [measured(spread.of_cluster(seed), weak_study(DDP, 1))["ddp@8"][0][0] for seed in range(200)]
+    assert statistics.fmean(one.throughput_img_per_s for one in nodes) == pytest.approx(1159.2, rel=1e-3)
 
 
 def test_utilization_is_a_share_whose_least_is_the_published_one() -> None:

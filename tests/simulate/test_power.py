@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.power import DEFAULT_FAULTS, Power, Share, measure_power, place_fault, power_lines
+from pytest_ddpscale.simulate.simulated_session import DecidedStudy, decide
 from tests.builders.clusters import a100
 
 CLUSTER = a100()
@@ -69,7 +72,7 @@ def test_the_same_seed_gives_the_same_shares() -> None:
     ("fault", "words"),
     [
         ("slow", "found 'slow'"),
-        ("slow-gpu", "slow-gpu:RANK:FACTOR"),
+        ("slow-gpu", "slow-gpu:RANK|all:FACTOR"),
         ("slow-gpu:0.5", "FACTOR (1 to 1000)"),
         ("slow-gpu:3:1.1", "--faults slow-gpu:3:1.1"),
     ],
@@ -91,7 +94,34 @@ def test_no_trials_are_refused() -> None:
 def test_every_default_fault_finds_places(text: str) -> None:
     faults = [place_fault(text, PLAN.layout, random.Random(seed)) for seed in range(20)]
     places = {fault.place for fault in faults}
-    assert len(places) > 3 or text.startswith(("slow-link", "throttle", "drift"))
+    assert len(places) > 3 or text.startswith(("slow-link", "throttle", "drift")) or ":all:" in text
+
+
+def test_a_fault_of_all_ranks_has_no_place_and_one_of_a_single_rank_keeps_its_round() -> None:
+    of_all = place_fault("slow-gpu:all:1.05", PLAN.layout, random.Random(0))
+    assert (of_all.place, of_all.size) == (None, 1.05)
+    step = place_fault("step:1.05:8", PLAN.layout, random.Random(0))
+    assert step.place is not None
+    assert (step.size, step.first_round) == (1.05, 8)
+
+
+def test_nobody_is_named_for_what_strikes_all() -> None:
+    table = list(power_lines(power("slow-gpu:all:1.2", trials=2)))
+    assert table[2].split()[:2] == ["slow-gpu", "all:1.2"]
+    assert "100%" in table[2]
+    assert "–" in table[2]
+
+
+def test_every_trial_has_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    def recorded(run: SimulatedRun, *others: Any) -> list[DecidedStudy]:
+        seeds.append(run.performance.spread.seed)
+        return decide(run, *others)
+
+    monkeypatch.setattr("pytest_ddpscale.simulate.power.decide", recorded)
+    power(trials=3)
+    assert len(set(seeds)) == 3
 
 
 def test_the_score_interval_is_that_of_the_tables() -> None:

@@ -9,6 +9,7 @@ import pytest
 from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
+from pytest_ddpscale.simulate.spread import NodeSpread
 from pytest_ddpscale.thresholds.cases import training_cases
 from tests.builders.clusters import RESNET, a100, thresholds
 
@@ -70,6 +71,12 @@ def test_noise_is_that_of_the_kind_of_device_unless_said_otherwise() -> None:
     assert (cpu.device_type, cpu.performance.noise.round_sd) == ("cpu", 0.02)
 
 
+def test_noise_as_it_is_asked_for_is_kept_with_the_parameters() -> None:
+    found = a100(correlation=0.5, hiccups=0.05, spread=NodeSpread(gpu_sd=0.01)).performance.parameters
+    assert (found["noise"]["correlation"], found["noise"]["hiccup_share"]) == (0.5, 0.05)
+    assert found["spread"]["gpu_sd"] == 0.01
+
+
 @pytest.mark.parametrize(
     ("options", "where", "found"),
     [
@@ -81,6 +88,10 @@ def test_noise_is_that_of_the_kind_of_device_unless_said_otherwise() -> None:
         ({"nic_gbps": float("nan")}, "--nic-gbps", "found nan"),
         ({"round_noise": -0.1}, "--noise", "found -0.1"),
         ({"round_noise": 1.0}, "--noise", "found 1"),
+        ({"spread": NodeSpread(gpu_sd=-0.01)}, "--gpu-spread", "found -0.01"),
+        ({"correlation": 1.0}, "--correlation", "found 1"),
+        ({"correlation": float("nan")}, "--correlation", "found nan"),
+        ({"hiccups": 5.0}, "--hiccups", "found 5"),
         ({"workloads": ("resnet152",)}, "--workloads", "found 'resnet152'"),
         ({"workloads": ()}, "--workloads", "found no name"),
     ],

@@ -45,6 +45,15 @@ def test_a_run_directory_is_made_and_the_next_step_named(tmp_path: Path, capsys:
     assert json.loads((tmp_path / "run" / "run.json").read_text())["simulated"] is True
 
 
+def test_noise_that_is_asked_for_is_simulated_and_told(tmp_path: Path) -> None:
+    asked = "--noise", "0.004", "--gpu-spread", "0.01", "--correlation", "0.5", "--hiccups", "0.05"
+    assert simulate(tmp_path / "run", *SHORT, *asked) == 0
+    model = json.loads((tmp_path / "run" / "run.json").read_text())["simulation"]["model"]
+    told = {"round_sd": 0.004, "correlation": 0.5, "hiccup_share": 0.05, "hiccup_sds": 10.0}
+    assert told.items() <= model["noise"].items()
+    assert model["spread"]["gpu_sd"] == 0.01
+
+
 @pytest.mark.parametrize(
     ("arguments", "arms"),
     [
@@ -125,7 +134,8 @@ def test_power_prints_shares_with_intervals(capsys: pytest.CaptureFixture[str]) 
     ("arguments", "words"),
     [
         (("--trials", "0"), "--trials: found 0"),
-        (("--faults", "slow-gpu"), "slow-gpu:RANK:FACTOR"),
+        (("--faults", "slow-gpu"), "slow-gpu:RANK|all:FACTOR"),
+        (("--hiccups", "2"), "--hiccups: found 2"),
         (("--faults", "what:1"), "found 'what:1'"),
         (("--confidence", "95"), "--confidence: found '95'"),
         (("--rounds", "1"), "--rounds: found '1'"),
