@@ -155,7 +155,7 @@ class SimulatedRun:
         return found
 
     def differences(self, what: str, launch: int = 1) -> FloatArray:
-        """Factor on the time that each sound rank takes for that in one of the plan's launches: `NodeSpread.factors`."""
+        """Factor on the time that each sound rank takes for that in a launch of the plan: `NodeSpread.factors`."""
         if (what, launch) not in self._differences:
             number = self.seed + (launch - 1) * _SEED_OF_LAUNCH
             self._differences[what, launch] = self.performance.spread.factors(what, self.plan.layout, number)

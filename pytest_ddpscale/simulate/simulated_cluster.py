@@ -90,7 +90,9 @@ class SimulatedCluster:
         more = [Question(metric, w, size) for w in workloads for size in sizes for metric in metrics]
         layout = self.layout
         empty = Plan(self.sku, self.device_type, (), seed, layout.nodes, layout.ranks_per_node)
-        return plan_of_cases(empty, self.cases, replace(self._pace(rounds, short_blocks=short_blocks), launches=launches), more)
+        return plan_of_cases(
+            empty, self.cases, replace(self._pace(rounds, short_blocks=short_blocks), launches=launches), more
+        )
 
     def probe_values(self, probes: Sequence[Probe]) -> dict[Probe, float]:
         """What a sound one reaches in each probe, asked for or not, in the unit of its metric: TFLOPS or GB/s."""

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.settings import OPTIONS, confidence_level, number_of_launches, number_of_rounds, read_value, world_sizes
+from pytest_ddpscale.settings import (
+    OPTIONS,
+    confidence_level,
+    number_of_launches,
+    number_of_rounds,
+    read_value,
+    world_sizes,
+)
 from pytest_ddpscale.simulate.allreduce import NIC_GBPS
 from pytest_ddpscale.simulate.faults import fault_help, parse_faults
 from pytest_ddpscale.thresholds.commands import warn_of_problems
