@@ -17,7 +17,7 @@ ArmKind = Literal["alone", "each", "no_sync", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
 Placement = Literal["packed", "spread"]
 
-PLAN_SCHEMA_VERSION: Literal[2] = 2
+PLAN_SCHEMA_VERSION: Literal[3] = 3
 # Of each block: it brings caches and queues to where they are in the middle of training. What happens once, such as
 # DDP laying its buckets out anew in its second step, has happened in the warm-up.
 STEPS_BEFORE_TIMING = 1
@@ -141,7 +141,7 @@ class Plan:
     survey: bool = False
     gpus_asked: int | None = None
     launches: int = 1
-    schema_version: Literal[2] = PLAN_SCHEMA_VERSION
+    schema_version: Literal[3] = PLAN_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is None:

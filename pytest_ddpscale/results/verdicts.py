@@ -30,7 +30,7 @@ Flag = Literal[
 WRONG_DATA: Literal["wrong-data"] = "wrong-data"
 THIS_LAUNCH_ONLY: Literal["this-launch-only"] = "this-launch-only"
 PARTLY_KNOWN: Literal["partly-known"] = "partly-known"
-VERDICTS_SCHEMA_VERSION: Literal[4] = 4
+VERDICTS_SCHEMA_VERSION: Literal[5] = 5
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class Judgement:
     extends: tuple[ThresholdsUsed, ...] = ()
     lowered: tuple[LoweredBound, ...] = ()
     altered: tuple[str, ...] = ()
-    schema_version: Literal[4] = VERDICTS_SCHEMA_VERSION
+    schema_version: Literal[5] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)
