@@ -28,6 +28,7 @@ UNFIT = (MEASURE, LEAVE_OUT, "stop")
 MOST_NODES = 100_000
 MOST_PER_NODE = 4_096
 MOST_ROUNDS = 10_000
+MOST_LAUNCHES = 10
 LONGEST_S = 30 * 86_400.0
 LONGEST_BLOCK_S = 600.0
 SHORTEST_BLOCK_S = 0.01
@@ -140,6 +141,14 @@ def number_of_rounds(text: str) -> int:
     if rounds < FEWEST_ROUNDS:
         raise ValueError(f"at least {FEWEST_ROUNDS} rounds: fewer never decide")
     return rounds
+
+
+def number_of_launches(text: str) -> int:
+    """Launches of a plan's studies: one, or as many as make an interval."""
+    launches = count_up_to(MOST_LAUNCHES)(text)
+    if launches == 2:
+        raise ValueError(f"1, or 3 to {MOST_LAUNCHES}: the means of two launches give ± 9 standard deviations")
+    return launches
 
 
 def world_sizes(text: str) -> tuple[int, ...]:
@@ -287,6 +296,9 @@ class Settings:
         "confidence of the intervals", default="0.95")
     rounds: int | None = _option("--ddp-rounds", "N", number_of_rounds, "measuring",
         "most rounds of a study, at least 8; default: 32 (probes: 16); ends once all is decided")
+    launches: int = _option("--ddp-launches", "N", number_of_launches, "measuring",
+        "launches of new processes that measure every study, 1 or 3 to 10: intervals are then over launches, each with "
+        "8 rounds or --ddp-rounds", default="1")
     block_s: float | None = _option("--ddp-block", "3s", block_length_s, "measuring",
         "length of a timed block; default: 2s on GPU, 0.75s on CPU")
     isolate: bool = _switch("--ddp-isolate", "measuring",

@@ -46,12 +46,13 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "ddp_history": ("history", "site/a.sqlite", "b.sqlite", Path("site/a.sqlite"), Path("b.sqlite")),
     "ddp_confidence": ("confidence", "0.9", "0.99", 0.9, 0.99),
     "ddp_rounds": ("rounds", "8", "20", 8, 20),
+    "ddp_launches": ("launches", "3", "10", 3, 10),
     "ddp_block": ("block_s", "1.5s", "3", 1.5, 3.0),
 }
 MEASURING = (
     "ddp_launcher", "ddp_nodes", "ddp_gpus_per_node", "ddp_slurm_args", "ddp_queue_limit", "ddp_container",
     "ddp_pass_env", "ddp_budget", "ddp_inactivity_limit", "ddp_total_limit", "ddp_unfit", "ddp_rounds", "ddp_block",
-    "ddp_isolate", "ddp_hosts", "ddp_hostfile", "ddp_exec", "ddp_remote_python",
+    "ddp_launches", "ddp_isolate", "ddp_hosts", "ddp_hostfile", "ddp_exec", "ddp_remote_python",
 )  # fmt: skip
 SWITCHES = {"ddp_isolate": "isolate", "ddp_allow_incomplete": "allow_incomplete"}
 
@@ -81,7 +82,7 @@ def test_nothing_asked_for() -> None:
         nodes=None, slurm_args=(), queue_limit_s=3600.0, container=None, pass_env=(),
         gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0, total_limit_s=None,
         unfit="measure", history=None,
-        confidence=0.95, rounds=None, block_s=None, isolate=False, allow_incomplete=False,
+        confidence=0.95, rounds=None, launches=1, block_s=None, isolate=False, allow_incomplete=False,
     )  # fmt: skip
 
 
@@ -199,6 +200,8 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
             "names of environment variables such as MY_SITE,UCX_*",
         ),
         ("ddp_gpus_per_node", ["0", "-1", "2.0", "two", "+2", " ", "4097"], "a whole number from 1 to 4096"),
+        ("ddp_launches", ["0", "-1", "some", "11"], "a whole number from 1 to 10"),
+        ("ddp_launches", ["2"], "1, or 3 to 10: the means of two launches give ± 9 standard deviations"),
         ("ddp_rounds", ["0", "-5", "many", "10001"], "a whole number from 1 to 10000"),
         ("ddp_rounds", ["1", "4"], f"at least {FEWEST_ROUNDS} rounds: fewer never decide"),
         (

@@ -71,6 +71,13 @@ class Evidence:
     out_of_time: Collection[str] = ()
 
     @cached_property
+    def launches(self) -> Sequence[Evidence]:
+        """The same of each launch by itself, as far as it is about training."""
+        if self.plan.launches == 1:
+            return (self,)
+        return tuple(replace(self, plan=self.plan.of_launch(n)) for n in range(1, self.plan.launches + 1))
+
+    @cached_property
     def rounds_probed(self) -> Collection[int]:
         """Numbers of the rounds in which anything was probed."""
         return frozenset(number for probe in self.probes.values() for number in probe.numbers.tolist())

@@ -92,7 +92,9 @@ def key_values_of(evidence: Evidence) -> list[KeyValue]:
     imported samples give none.
     """
     unique: dict[KeyValueSeries, KeyValue] = {}
-    for value in _values(evidence):  # of two arms that tell the same, such as each@8 beside each@16, the first counts
+    # Of two arms that tell the same, such as each@8 beside each@16, the first counts; of several launches, too: the
+    # values of other runs are of one launch, and stray as far as one does.
+    for value in _values(evidence):
         unique.setdefault(value.series, value)
     return list(unique.values())
 

@@ -1,4 +1,7 @@
-"""Has a plan measured: starts a gang, settles the studies it came to, and starts another for what is left."""
+"""Has a plan measured: starts a gang, settles the studies it came to, and starts another for what is left.
+
+Each of a plan's launches has a gang of its own, also where all goes well.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,9 @@ class Supervisor:
                 if plan.survey and not pending:
                     self._only_survey(plan)
                 while pending:
-                    batch = pending[:1] if self._isolate else pending
+                    launch = plan.launch_of(pending[0])
+                    batch = [study for study in pending if plan.launch_of(study) == launch]
+                    batch = batch[:1] if self._isolate else batch
                     ended = self._run_gang(plan, batch)
                     pending = [study for study in pending if study not in ended]
         except KeyboardInterrupt as interrupt:
@@ -132,6 +137,9 @@ class Supervisor:
 
     def _run_gang(self, plan: Plan, studies: list[str]) -> set[str]:
         """One launch. Returns the studies that are settled by it, well or badly; none if it is to be tried again."""
+        if self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s:
+            self._end(studies, "budget", "")
+            return set(studies)
         if unfit := self._unfit(plan, studies):
             return unfit
         end, log = self._launched(plan, studies)

@@ -62,14 +62,15 @@ def probes_seconds(study: ProbeStudy, rounds: int | None = TYPICAL_ROUNDS) -> fl
 
 
 def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float] = UNKNOWN) -> TimeEstimate:
-    """Wall time of the whole plan with one gang, or with one for each study."""
-    gangs = len(plan.study_ids) if isolate else min(1, len(plan.study_ids))
+    """Wall time of the whole plan with one gang a launch, or with one for each study."""
+    ids = plan.study_ids
+    gangs = len(ids) if isolate else len({plan.launch_of(study) for study in ids})
     typical, most = (
         gangs * STARTUP_S
         + SURVEY_S * plan.survey
         + (probes_seconds(plan.probes, rounds) if plan.probes else 0.0)
         + (PAIRS_ROUND_S * pair_rounds(plan.nodes) if plan.pairs else 0.0)
-        + sum(study_seconds(study, img_per_s, rounds) for study in plan.studies)
+        + sum(study_seconds(study, img_per_s, None if plan.launches > 1 else rounds) for study in plan.studies)
         for rounds, pair_rounds in ((TYPICAL_ROUNDS, lambda nodes: len(first_rounds(nodes))), (None, most_rounds))
     )
     return TimeEstimate(typical, most, typical * plan.world_size / 3600)

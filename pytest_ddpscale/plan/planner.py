@@ -27,12 +27,17 @@ class Pace:
         warmup_s: untimed seconds before the first round of a study.
         uncompared_rounds: the limit, if it is lower, of probes and of studies without the arm ``alone``: no ratio of
             two arms has the noise of both there, and a nightly check has five minutes.
+        launches: of new processes that measure every study, one after the other.
+        launch_rounds: of every study in each of several launches, no more and no fewer: the interval is that of the
+            launches' means, and ending one early would bend them.
     """
 
     rounds: int
     block_s: float
     warmup_s: float
     uncompared_rounds: int = 16
+    launches: int = 1
+    launch_rounds: int = FEWEST_ROUNDS
 
 
 # GPU: a block holds at least two NVML utilization samples (1/6 s to 1 s apart), and ten seconds heat the
@@ -101,10 +106,12 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
     # A rank that nothing larger trains would count as trained, while its slowness is averaged away.
     turns = min(ranks_per_node or asked, asked)
     in_order = sorted(arms.items(), key=lambda item: _compared(item[1]), reverse=True)
-    studies = tuple(_study(scaling, workload, wanted, pace, turns) for (scaling, workload), wanted in in_order)
+    once = [_study(scaling, workload, wanted, pace, turns) for (scaling, workload), wanted in in_order]
+    studies = tuple(replace(study, launch=launch) for launch in range(1, pace.launches + 1) for study in once)
     return replace(
         empty,
         studies=studies,
+        launches=pace.launches,
         ranks_per_node=ranks_per_node,
         pairs=pair_study(empty.device_type) if layout is not None and (studies or probed) else None,
         probes=ProbeStudy(probed, _rounds((), pace), PROBE_BLOCKS_S[empty.device_type]) if probed else None,
@@ -169,7 +176,8 @@ def _add_each(arms: Wanted, layout: Layout | None) -> None:
 def _study(scaling: Scaling, workload: Workload, arms: Iterable[Arm], pace: Pace, turns: int) -> Study:
     inorder = tuple(sorted(arms, key=lambda arm: (arm.world_size, arm.kind, arm.placement)))
     taken = turns if any(arm.world_size == 1 for arm in inorder) else 1
-    return Study(scaling, workload, inorder, _rounds(inorder, pace), pace.block_s, pace.warmup_s, taken)
+    rounds = pace.launch_rounds if pace.launches > 1 else _rounds(inorder, pace)
+    return Study(scaling, workload, inorder, rounds, pace.block_s, pace.warmup_s, taken)
 
 
 def _rounds(arms: Iterable[Arm], pace: Pace) -> int:

@@ -17,7 +17,7 @@ ArmKind = Literal["alone", "each", "no_sync", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
 Placement = Literal["packed", "spread"]
 
-PLAN_SCHEMA_VERSION: Literal[2] = 2
+PLAN_SCHEMA_VERSION: Literal[3] = 3
 # Of each block: it brings caches and queues to where they are in the middle of training. What happens once, such as
 # DDP laying its buckets out anew in its second step, has happened in the warm-up.
 STEPS_BEFORE_TIMING = 1
@@ -65,7 +65,8 @@ class Study:
         warmup_s: untimed training before the first round, in seconds.
         turns: how many ranks of each node take turns, round by round, at the arms of one rank: as many as a
             requirement trains at once.
-        id: ``weak/resnet152-fp16``: unique in a plan.
+        launch: in which of the plan's launches it is measured, from 1.
+        id: ``weak/resnet152-fp16``, of a later launch ``weak/resnet152-fp16/launch-2``: unique in a plan.
     """
 
     scaling: Scaling
@@ -75,11 +76,13 @@ class Study:
     block_s: float
     warmup_s: float
     turns: int = 1
+    launch: int = 1
     id: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
-        refuse_below_one(self, "a study", "rounds", "turns")
-        object.__setattr__(self, "id", f"{self.scaling}/{self.workload.name}")
+        refuse_below_one(self, "a study", "rounds", "turns", "launch")
+        suffix = f"/launch-{self.launch}" if self.launch > 1 else ""
+        object.__setattr__(self, "id", f"{self.scaling}/{self.workload.name}{suffix}")
 
     @property
     def world_size(self) -> int:
@@ -122,6 +125,8 @@ class Plan:
         probes: what is probed without training a model, if anything is. It comes first.
         survey: whether it is found out what each node is before anything is launched on it.
         gpus_asked: that each node should have, where somebody asked for more than there are; None where nobody did.
+        launches: how often every study is measured, by a gang of new processes each time and for a fixed number of
+            rounds; probes and pairs are measured in the first.
         schema_version: of plan.json.
     """
 
@@ -135,7 +140,8 @@ class Plan:
     probes: ProbeStudy | None = None
     survey: bool = False
     gpus_asked: int | None = None
-    schema_version: Literal[2] = PLAN_SCHEMA_VERSION
+    launches: int = 1
+    schema_version: Literal[3] = PLAN_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is None:
@@ -145,6 +151,9 @@ class Plan:
             raise ValueError(f"a plan for {self.nodes} x {self.ranks_per_node} ranks needs {self._most_ranks}")
         if self.layout.world_size > MOST_RANKS:
             raise ValueError(f"a plan is for {self.layout.world_size} ranks; expected at most {MOST_RANKS}")
+        latest = max((study.launch for study in self.studies), default=1)
+        if latest > self.launches:
+            raise ValueError(f"a plan for {self.launches!r} launches has a study in launch {latest}")
 
     @property
     def world_size(self) -> int:
@@ -176,9 +185,20 @@ class Plan:
 
     @property
     def study_ids(self) -> tuple[str, ...]:
-        """Of all studies, in the order in which a gang goes through them."""
-        first, last = [self.probes.id] if self.probes else [], [self.pairs.id] if self.pairs else []
-        return (*first, *(study.id for study in self.studies), *last)
+        """Of all studies, in the order in which gangs go through them."""
+        probes, pairs = [self.probes.id] if self.probes else [], [self.pairs.id] if self.pairs else []
+        first = [study.id for study in self.studies if study.launch == 1]
+        later = sorted((study for study in self.studies if study.launch > 1), key=lambda study: study.launch)
+        return (*probes, *first, *pairs, *(study.id for study in later))
+
+    def of_launch(self, launch: int) -> Plan:
+        """What one of its launches measures by training; probes and pairs stay."""
+        return replace(self, studies=tuple(study for study in self.studies if study.launch == launch))
+
+    def launch_of(self, study_id: str) -> int:
+        """The launch in which a study, the probes or the pairs are measured, from 1."""
+        study = self.study(study_id)
+        return 1 if study is None else study.launch
 
     def fits_nodes(self, study_id: str) -> bool:
         """Whether each node measures that study by itself, so that a lost node does not keep the others from it."""

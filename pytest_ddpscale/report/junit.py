@@ -60,6 +60,9 @@ def _testcase(suite: Element, verdict: Verdict, *, blocks: bool) -> None:
     for key, number in verdict.bound.items():
         _property(properties, "bound", f"{key} {float(number)!r}")
     _property(properties, "unit", verdict.unit)
+    _property(properties, "launches", str(verdict.launches))
+    if verdict.launch_sd is not None:
+        _property(properties, "launch_sd", repr(verdict.launch_sd))
     _property(properties, "outcome", verdict.outcome)
     if not verdict.passed:
         _not_passed(testcase, verdict, blocks=blocks)

@@ -22,6 +22,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import coverage_text, text
 from pytest_ddpscale.report.breakdown import HEADINGS, NOT_COUNTED, breakdown
+from pytest_ddpscale.report.launches_text import interval_mark, launch_sd_text, launches_sentence
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.results.run_json import WATERMARK, RunDevice, RunRecord
 from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
@@ -102,6 +103,8 @@ def _template() -> jinja2.Template:
         absent=ABSENT,
         code_block=code_block,
         image=image,
+        interval_mark=interval_mark,
+        launch_sd_text=launch_sd_text,
         mark=_mark,
         metrics=METRICS,
         most_lowered=_MOST_LOWERED,
@@ -142,6 +145,7 @@ def render_markdown(
         startup=_startup(run),
         command=shlex.join(run.argv),
         plan=plan,
+        launches=launches_sentence(judgement.verdicts),
         plots=plots,
         breakdown_headings=HEADINGS,
         breakdown=breakdown(columns or Columns(), plan, flops_per_image) if plan is not None else [],

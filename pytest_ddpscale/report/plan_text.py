@@ -18,9 +18,12 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
     whole = estimate(plan, isolate=isolate, img_per_s=img_per_s)
     device = "GPU" if plan.device_type == "cuda" else "core"
     where = f" in {plan.nodes} nodes" if plan.nodes > 1 else ""
-    studies = "1 study" if len(plan.studies) == 1 else f"{len(plan.studies)} studies"
+    once = plan.of_launch(1).studies
+    studies = "1 study" if len(once) == 1 else f"{len(once)} studies"
     if plan.probes is not None:
         studies += f" and {count_text(len(plan.probes.probes), 'probe')}"
+    if plan.launches > 1:
+        studies += f" in {plan.launches} launches"
     head = (
         f"ddpscale plan for {plan.sku}: {count_text(requirements, 'requirement')}, {studies}, "
         f"about {whole.seconds / 60:.1f} min on {count_text(plan.world_size, device)}{where} = "
@@ -30,9 +33,13 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
     if plan.probes is not None:
         names = ", ".join(probe.id for probe in plan.probes.probes)
         rows.append((plan.probes.id, probes_seconds(plan.probes), f"at most {plan.probes.rounds} rounds of {names}"))
-    for study in plan.studies:
+    for study in once:
         arms = ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)
-        rows.append((study.id, study_seconds(study, img_per_s), f"at most {study.rounds} rounds of {arms}"))
+        if plan.launches > 1:
+            seconds = plan.launches * study_seconds(study, img_per_s, None)
+            rows.append((study.id, seconds, f"{plan.launches} launches of {study.rounds} rounds of {arms}"))
+        else:
+            rows.append((study.id, study_seconds(study, img_per_s), f"at most {study.rounds} rounds of {arms}"))
     if plan.pairs is not None:
         rounds = len(first_rounds(plan.nodes))
         rows.append(

@@ -47,13 +47,13 @@ class PlottedSeries:
 
 
 def throughput_series(columns: Columns, plan: Plan) -> list[PlottedSeries]:
-    """A series per study of the plan of which a complete round was measured, in the plan's order.
+    """A series per study of the plan of which a complete round was measured, in the plan's order; of the first launch.
 
     Of what each of several nodes measured by itself, the node with rank 0, which is what more nodes are compared with.
     Ranks that were spread over nodes are no point of a curve of packed ones.
     """
     found = []
-    for study in plan.studies:
+    for study in plan.of_launch(1).studies:
         packed = [arm for arm in study.arms if arm.placement == "packed"]
         arms = [arm for arm in packed if arm.kind == "alone" or (arm.kind == "ddp" and arm.world_size > 1)]
         rounds = {arm.world_size: _first_group(columns, study.id, arm, plan) for arm in arms}

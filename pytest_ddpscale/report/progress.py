@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pytest_ddpscale.plan.estimate import (
     STARTUP_S,
     SURVEY_S,
+    TYPICAL_ROUNDS,
     UNKNOWN,
     probes_seconds,
     round_seconds,
@@ -43,7 +44,8 @@ class Progress:
         img_per_s: Mapping[str, float] = UNKNOWN,
     ) -> None:
         self._plan = plan
-        self._planned_s = {study.id: study_seconds(study, img_per_s) for study in plan.studies}
+        rounds = TYPICAL_ROUNDS if plan.launches == 1 else None
+        self._planned_s = {study.id: study_seconds(study, img_per_s, rounds) for study in plan.studies}
         if plan.probes is not None:
             self._planned_s[plan.probes.id] = probes_seconds(plan.probes)
         self._expected_img_per_s = img_per_s
@@ -128,6 +130,8 @@ class Progress:
             has_begun = self._current == end.study
             how_far = f"interrupted after {self._round} rounds" if has_begun else "not begun"
             self._say(f"{end.study}: {how_far}: {end.message}", passing=False)
+        elif self._current != end.study:  # a launch that there was no time for
+            self._say(f"{end.study}: not begun: time is up", passing=False)
         else:
             self._spent_s += seconds if self._study is not None else 0.0
             self._planned_spent_s += self._planned_so_far_s()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.report import text
+from pytest_ddpscale.report.launches_text import interval_mark, launches_sentence
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.results.run_json import WATERMARK
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
@@ -56,6 +57,9 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     if any(map(text.is_provisional, judgement.verdicts)):
         legend = "* provisional bound: no published figure stands behind it"
         lines += [(line, "") for line in _wrapped(legend, columns, "", "  ")]
+    about_launches = launches_sentence(judgement.verdicts)
+    if about_launches:
+        lines += [(line, "") for line in _wrapped(about_launches, columns, "", "  ")]
     for note in (*_shared_notes(judgement.verdicts), *judgement.notes):
         lines += [(line, "") for line in _wrapped(f"note: {text.one_line(note)}", columns, "", "  ")]
     for said in (*_lowered(judgement), *_waived(judgement)):
@@ -119,11 +123,12 @@ def _alike_when_short(rows: Sequence[_Row], name_width: int) -> set[str]:
 def _rows(verdicts: Sequence[Verdict]) -> list[_Row]:
     # A mark on some bounds takes a column of every bound, or they would not line up.
     unmarked = " " if any(map(text.is_provisional, verdicts)) else ""
+    unmarked_interval = " " if any(map(interval_mark, verdicts)) else ""
     return [
         _Row(
             text.one_line(verdict.id),
             (
-                text.value_text(verdict),
+                text.value_text(verdict) + (interval_mark(verdict) or unmarked_interval),
                 text.bound_text(verdict) + ("*" if text.is_provisional(verdict) else unmarked),
                 text.margin_text(verdict),
                 text.verdict_word(verdict),

@@ -249,8 +249,10 @@ def is_provisional(verdict: Verdict) -> bool:
 
 
 def rounds_text(verdict: Verdict) -> str:
-    """``12``; nothing of a check, which is no measurement."""
-    return ABSENT if METRICS[verdict.metric].subject == "check" else str(verdict.rounds)
+    """``12``, or ``24 in 3 launches``; nothing of a check, which is no measurement."""
+    if METRICS[verdict.metric].subject == "check":
+        return ABSENT
+    return str(verdict.rounds) if verdict.launches == 1 else f"{verdict.rounds} in {verdict.launches} launches"
 
 
 def compared_text(compared: GenerationComparison, *, with_source: bool = True) -> str:

@@ -24,11 +24,13 @@ Flag = Literal[
     "host-bound",  # devices waited for their host, so that more rounds decide nothing
     "implausible",  # a value that no hardware reaches, so that more rounds decide nothing
     "wrong-data",  # results were wrong, whatever the speed: nobody can waive that
+    "this-launch-only",  # launches are known to differ by more than the interval of a single one says
     "partly-known",  # it fails somewhere, and elsewhere it is undecided or not measured: nor that
 ]
 WRONG_DATA: Literal["wrong-data"] = "wrong-data"
+THIS_LAUNCH_ONLY: Literal["this-launch-only"] = "this-launch-only"
 PARTLY_KNOWN: Literal["partly-known"] = "partly-known"
-VERDICTS_SCHEMA_VERSION: Literal[4] = 4
+VERDICTS_SCHEMA_VERSION: Literal[5] = 5
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,9 @@ class Verdict:
         value: point estimate, in `unit`; None if nothing was measured.
         interval: confidence interval of the value, in `unit`; None if there is none.
         confidence: of the interval, 0 … 1.
-        rounds: how many stand behind it.
+        rounds: how many stand behind it, in all launches.
+        launches: of new processes that measured it; the interval of several is that of their means.
+        launch_sd: relative standard deviation between them; None of one launch, or where it is unknown.
         reason: one sentence: why this outcome.
         provisional: the bound has no published source.
         source: where the bound comes from, for the reader.
@@ -116,6 +120,8 @@ class Verdict:
     placement: Placement = "packed"
     compared: GenerationComparison | None = None
     waiver: Waiver | None = None
+    launches: int = 1
+    launch_sd: float | None = None
     unit: Unit = field(init=False, default="x")
     margin: float | None = field(init=False, default=None)
 
@@ -235,7 +241,7 @@ class Judgement:
     extends: tuple[ThresholdsUsed, ...] = ()
     lowered: tuple[LoweredBound, ...] = ()
     altered: tuple[str, ...] = ()
-    schema_version: Literal[4] = VERDICTS_SCHEMA_VERSION
+    schema_version: Literal[5] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)

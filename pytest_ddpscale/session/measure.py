@@ -89,9 +89,11 @@ class MeasureSource(EvidenceSource):
         return plan_of_cases(empty, measurable, self._pace(), more)
 
     def _pace(self) -> Pace:
-        settings, default = self.subject.settings, PACES[self.subject.device_type]
-        pace = replace(default, block_s=settings.block_s or default.block_s)
-        return replace(pace, rounds=settings.rounds, uncompared_rounds=settings.rounds) if settings.rounds else pace
+        settings, default, rounds = self.subject.settings, PACES[self.subject.device_type], self.subject.settings.rounds
+        # What a test asks beyond the plan of an earlier run is launched as often as that was.
+        launches = settings.launches if self.plan is None else self.plan.launches
+        pace = replace(default, block_s=settings.block_s or default.block_s, launches=launches)
+        return replace(pace, rounds=rounds, uncompared_rounds=rounds, launch_rounds=rounds) if rounds else pace
 
     def measure(self, listener: Listener) -> None:
         """Measure what is planned, once.

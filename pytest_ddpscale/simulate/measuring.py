@@ -23,7 +23,8 @@ from pytest_ddpscale.simulate.performance import FloatArray, Performance, StepTi
 from pytest_ddpscale.simulate.spread import COMPUTING
 
 COUNTER = "simulated: 6 per multiply-accumulate of torchvision's model documentation"
-GANG = 0  # the number of the only one there is
+GANG = 0  # number of the first one, which is the only one unless several launches are simulated
+_SEED_OF_LAUNCH = 2**32  # apart: larger than any seed
 _WRONG = "f" * 16
 _DIGITS = 7  # of seconds: more would only lengthen the file
 IntArray = NDArray[np.int64]
@@ -40,7 +41,7 @@ class SimulatedRun:
         self.chance = np.random.default_rng(seed)
         self.clock_s = STARTUP_S
         self._step_times: dict[tuple[str, Arm], StepTime] = {}
-        self._differences: dict[str, FloatArray] = {}
+        self._differences: dict[tuple[str, int], FloatArray] = {}
         self._noise: dict[tuple[str, str], FloatArray] = {}  # of one study's arms or probes: a million GPUs have a lot
         self._rounds_done = 0
         self._rounds_in_run = sum(study.rounds for study in plan.studies) + (plan.probes.rounds if plan.probes else 0)
@@ -57,7 +58,7 @@ class SimulatedRun:
         (right,), corrupt = self._checksums(1), self.faults.corrupt
         ranks = study.ranks(study.arms, self.plan.layout)
         checksums = column(_WRONG if rank in corrupt else right for rank in ranks)
-        yield SeededSteps(study=study.id, gang=GANG, ranks=ranks, checksums=checksums)
+        yield SeededSteps(study=study.id, gang=gang_number(study), ranks=ranks, checksums=checksums)
         flops_per_image = model_of(study.workload).flops_per_image(study.workload.image_size)
         yield WorkloadFlops(study=study.id, flops_per_image=flops_per_image, counter=COUNTER)
 
@@ -83,7 +84,7 @@ class SimulatedRun:
         steps = max(FEWEST_STEPS_PER_BLOCK, math.ceil(study.block_s / own_s))
         slower = {rank: sound.slowed_by(common * factor) for rank, factor in faults.slowdowns(when).items()}
         of_ranks = self.of_ranks(slower, sound.slowed_by(common))
-        computed_s = own_s * (of_ranks * self.differences(COMPUTING))[groups]
+        computed_s = own_s * (of_ranks * self.differences(COMPUTING, study.launch))[groups]
         noise = self.noise_of_round(study, arm.name, len(groups) if is_ddp else groups.size, when)
         if is_ddp:
             step_s = self._together(study, arm, groups, computed_s, steps) * noise[:, None, None]
@@ -106,7 +107,7 @@ class SimulatedRun:
             study=study.id,
             arm=arm.name,
             round=when.round,
-            gang=GANG,
+            gang=gang_number(study),
             batch_size=arm.batch_size,
             steps=steps,
             started_unix_s=round(started_s, 3),
@@ -173,11 +174,12 @@ class SimulatedRun:
         found[list(factors)] = list(factors.values())
         return found
 
-    def differences(self, what: str) -> FloatArray:
-        """Factor on the time that each sound rank takes for that, in this launch: `NodeSpread.factors`."""
-        if what not in self._differences:
-            self._differences[what] = self.performance.spread.factors(what, self.plan.layout, self.seed)
-        return self._differences[what]
+    def differences(self, what: str, launch: int = 1) -> FloatArray:
+        """Factor on the time that each sound rank takes for that in a launch of the plan: `NodeSpread.factors`."""
+        if (what, launch) not in self._differences:
+            number = self.seed + (launch - 1) * _SEED_OF_LAUNCH
+            self._differences[what, launch] = self.performance.spread.factors(what, self.plan.layout, number)
+        return self._differences[what, launch]
 
     def _parameters(self, groups: IntArray) -> NDArray[np.str_]:
         """Checksum of each rank's parameters: that of its group, unless it computes otherwise."""
@@ -187,6 +189,11 @@ class SimulatedRun:
 
     def _checksums(self, count: int) -> list[str]:
         return [f"{bits:016x}" for bits in self.chance.integers(2**63, size=count).tolist()]
+
+
+def gang_number(study: Study) -> int:
+    """Of the gang that measures a study: every launch has one."""
+    return GANG + study.launch - 1
 
 
 @lru_cache(maxsize=32)  # of a cluster's some twenty, which every round has again

@@ -73,12 +73,18 @@ class SimulatedCluster:
         return self.performance.device_type
 
     def plan(
-        self, rounds: int | None = None, world_sizes: Sequence[int] = (), seed: int = 0, *, short_blocks: bool = False
+        self,
+        rounds: int | None = None,
+        world_sizes: Sequence[int] = (),
+        seed: int = 0,
+        *,
+        short_blocks: bool = False,
+        launches: int = 1,
     ) -> Plan:
         """What a session would measure here, and weak scaling of every workload at further world sizes.
 
         None stands for as many rounds as a real run does at most; short blocks have the fewest steps, as they always
-        have on very large clusters.
+        have on very large clusters. Each of several launches has as many rounds as one of a real run.
         """
         workloads = dict.fromkeys(case.workload for case in training_cases(self.cases))
         # What tells how a workload scales to a world size, and who holds it back.
@@ -87,7 +93,9 @@ class SimulatedCluster:
         more = [Question(metric, w, size) for w in workloads for size in sizes for metric in metrics]
         layout = self.layout
         empty = Plan(self.sku, self.device_type, (), seed, layout.nodes, layout.ranks_per_node)
-        return plan_of_cases(empty, self.cases, self._pace(rounds, short_blocks=short_blocks), more)
+        return plan_of_cases(
+            empty, self.cases, replace(self._pace(rounds, short_blocks=short_blocks), launches=launches), more
+        )
 
     def probe_values(self, probes: Sequence[Probe]) -> dict[Probe, float]:
         """What a sound one reaches in each probe, asked for or not, in the unit of its metric: TFLOPS or GB/s."""
@@ -123,7 +131,7 @@ class SimulatedCluster:
             rounds, short_blocks = rounds or FEWEST_ROUNDS, True
         if short_blocks:
             pace = replace(pace, block_s=0.0)
-        return replace(pace, rounds=rounds, uncompared_rounds=rounds) if rounds else pace
+        return replace(pace, rounds=rounds, uncompared_rounds=rounds, launch_rounds=rounds) if rounds else pace
 
 
 def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> SimulatedCluster:

@@ -98,11 +98,11 @@ def _gpu(rank: int, name: str, expected: NodeExpectation, faults: Faults) -> Sur
     )
 
 
-def gang_of(plan: Plan, device_name: str = "") -> GangRecord:
-    """Who the ranks are."""
+def gang_of(plan: Plan, device_name: str = "", number: int = GANG) -> GangRecord:
+    """Who the ranks of a gang are: of all its launches they are in the same places."""
     per_node, ranks = plan.layout.ranks_per_node, range(plan.layout.world_size)
     return GangRecord(
-        gang=GANG,
+        gang=number,
         hosts=tuple(host_name(rank // per_node) for rank in ranks),
         local_ranks=tuple(rank % per_node for rank in ranks),
         devices=tuple(device_id(rank, plan.device_type) for rank in ranks),
@@ -141,7 +141,7 @@ def telemetry_of_block(block: Block | ProbeBlock, expectation: NodeExpectation, 
         study=block.study,
         arm=arm,
         round=block.round,
-        gang=GANG,
+        gang=block.gang,
         ranks=tuple(ranks),
         started_unix_s=column(started_s.tolist()),
         ended_unix_s=tuple(ended.tolist()),

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.settings import OPTIONS, confidence_level, number_of_rounds, read_value, world_sizes
+from pytest_ddpscale.settings import (
+    OPTIONS,
+    confidence_level,
+    number_of_launches,
+    number_of_rounds,
+    read_value,
+    world_sizes,
+)
 from pytest_ddpscale.simulate.allreduce import NIC_GBPS
 from pytest_ddpscale.simulate.faults import fault_help, parse_faults
 from pytest_ddpscale.thresholds.commands import warn_of_problems
@@ -42,6 +49,9 @@ def add_simulate(commands: Commands) -> None:
     command.add_argument("--world-sizes", metavar="16,64",
         help="further world sizes of weak scaling; default: --gpus, if no requirement is that large")  # fmt: skip
     command.add_argument("--fault", action="append", default=[], metavar="KIND:ARGS", help=fault_help())
+    command.add_argument("--launches", default="1", metavar="N", help="as --ddp-launches; default: %(default)s")
+    command.add_argument("--launch-spread", type=float, default=0.0, metavar="SD",
+        help="relative standard deviation of each node from launch to launch; default: %(default)g")  # fmt: skip
     command.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
     command.set_defaults(run=_simulate)
 
@@ -92,8 +102,9 @@ def _simulate(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.simulate.measuring import SimulatedRun
     from pytest_ddpscale.simulate.writing import write_simulated_run
 
-    cluster = _cluster(arguments)
-    plan = cluster.plan(_rounds(arguments), _world_sizes(arguments, cluster), arguments.seed)
+    launches = read_value("--launches", arguments.launches, number_of_launches)
+    cluster = _cluster(arguments, arguments.launch_spread)
+    plan = cluster.plan(_rounds(arguments), _world_sizes(arguments, cluster), arguments.seed, launches=launches)
     faults = parse_faults(arguments.fault, plan.layout)
     run = RunDirectory.create(arguments.out)
     write_simulated_run(run, cluster, SimulatedRun(plan, cluster.performance, faults, arguments.seed), sys.argv)
@@ -119,7 +130,7 @@ def _progress(fault: str) -> None:
     print(f"simulating {fault} …", file=sys.stderr)
 
 
-def _cluster(arguments: argparse.Namespace) -> SimulatedCluster:
+def _cluster(arguments: argparse.Namespace, launch_sd: float = 0.0) -> SimulatedCluster:
     from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
     from pytest_ddpscale.simulate.spread import NodeSpread
     from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -132,7 +143,7 @@ def _cluster(arguments: argparse.Namespace) -> SimulatedCluster:
         nic_gbps=arguments.nic_gbps,
         round_noise=arguments.noise,
         workloads=arguments.workloads,
-        spread=NodeSpread(gpu_sd=arguments.gpu_spread),
+        spread=NodeSpread(gpu_sd=arguments.gpu_spread, launch_sd=launch_sd),
         correlation=arguments.correlation,
         hiccups=arguments.hiccups,
     )

@@ -15,7 +15,7 @@ from pytest_ddpscale.results.records import Block, RoundEnd, StudyEnd, StudyStar
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import RunRecord, Simulation, ThresholdsUsed
 from pytest_ddpscale.results.run_record import hosts_of, now_iso
-from pytest_ddpscale.simulate.measuring import SimulatedRun
+from pytest_ddpscale.simulate.measuring import GANG, SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import gang_of, surveys, telemetry_of_block, transports
 from pytest_ddpscale.simulate.simulated_probes import measure_probes, search_pairs
@@ -78,18 +78,20 @@ def records(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[AnyRecord]
     plan, expectation = run.plan, cluster.expectation(run.plan)
     if plan.survey:
         yield from surveys(expectation, run.faults)
-    yield gang_of(plan, f"simulated {cluster.sku}")
-    if plan.probes is not None:
-        yield from _probes(run, plan.probes, cluster.probe_values(plan.probes.probes))
-    for study in plan.studies:
-        yield from run.before_rounds(study)
-        for number in range(study.rounds):
-            yield from run.measure_round(study, number, study.arms)
-        yield StudyEnd(study=study.id, reason="rounds")
-    if plan.pairs is not None:
-        yield from _pairs(run, plan.pairs)
-    if plan.device_type == "cuda":
-        yield transports(plan.study_ids[-1], expectation, plan.layout)
+    for launch in range(1, plan.launches + 1):
+        yield gang_of(plan, f"simulated {cluster.sku}", GANG + launch - 1)
+        of_launch = plan.of_launch(launch)
+        if launch == 1 and plan.probes is not None:
+            yield from _probes(run, plan.probes, cluster.probe_values(plan.probes.probes))
+        for study in of_launch.studies:
+            yield from run.before_rounds(study)
+            for number in range(study.rounds):
+                yield from run.measure_round(study, number, study.arms)
+            yield StudyEnd(study=study.id, reason="rounds")
+        if launch == 1 and plan.pairs is not None:
+            yield from _pairs(run, plan.pairs)
+        if launch == 1 and plan.device_type == "cuda":
+            yield transports(of_launch.study_ids[-1], expectation, plan.layout)
 
 
 def _probes(run: SimulatedRun, study: ProbeStudy, reached: Mapping[Probe, float]) -> Iterator[AnyRecord]:

@@ -20,16 +20,20 @@ from pytest_ddpscale.verdict.answering_study import matching_study
 
 
 def samples_of(question: Question, evidence: Evidence) -> list[Sample]:
-    """Per-round values of what a question asks, in the metric's unit; empty if it was not measured.
+    """Per-round values of what a question asks, in the metric's unit, launch by launch; empty if it was not measured.
 
     Of what several nodes measured, each for itself, the worst node's of each round.
 
     Raises:
         ValueError: the metric needs a number of the thresholds file.
     """
+    if question.metric.takes_sku:
+        raise ValueError(f"{question.metric.name} needs a number of the thresholds file")
+    return [sample for launch in evidence.launches for sample in _samples_of_launch(question, launch)]
+
+
+def _samples_of_launch(question: Question, evidence: Evidence) -> list[Sample]:
     metric, study = question.metric, matching_study(evidence.plan, question)
-    if metric.takes_sku:
-        raise ValueError(f"{metric.name} needs a number of the thresholds file")
     if study is None:
         return []
     if not evidence.plan.layout.judged_by_node(question.arms):

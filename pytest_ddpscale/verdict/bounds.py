@@ -68,7 +68,7 @@ def against_bound(
     outcome: VerdictOutcome = "passed" if good else "failed" if bad else "inconclusive"
     return replace(
         blank, outcome=outcome, value=found.value, interval=(low, high), rounds=count, notes=notes,
-        reason=_REASONS[outcome],
+        reason=_REASONS[outcome], launch_sd=found.launch_sd,
     )  # fmt: skip
 
 

@@ -75,6 +75,8 @@ class Decider:
         study = self._plan.study(study_id)
         if study is None:
             return []
+        if self._plan.launches > 1:  # of fixed lengths, decided by the launches' means
+            return [arm.name for arm in study.arms]
         rounds = self._columns.rounds_begun(study_id)
         if rounds < FEWEST_ROUNDS:
             return [arm.name for arm in study.arms]

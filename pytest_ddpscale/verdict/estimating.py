@@ -38,12 +38,14 @@ class Found(NamedTuple):
         estimate: with its interval; None if there are too few rounds for one.
         note: what the reader should know about it; may be empty.
         too_few: why there is no interval; empty if there is one.
+        launch_sd: relative standard deviation between launches; None of one launch.
     """
 
     value: float
     estimate: Estimate | None
     note: str = ""
     too_few: str = ""
+    launch_sd: float | None = None
 
 
 def estimate_of(samples: Sequence[Sample], scale: Scale, confidence: float) -> Found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,10 +13,11 @@ from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.rounds import ArmRounds, hosts_of, rounds_begun, together
 from pytest_ddpscale.metrics.samples import MeasuredArms
 from pytest_ddpscale.plan.metric import Scale
+from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.results.verdicts import GenerationComparison, Verdict
+from pytest_ddpscale.results.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.verdict.answering_rounds import RowsByNode, node_of, rounds_of, rows_by_node, values_of_nodes
 from pytest_ddpscale.verdict.answering_study import matching_study, why_no_study
@@ -36,6 +37,7 @@ from pytest_ddpscale.verdict.device_notes import notes_without_telemetry, with_s
 from pytest_ddpscale.verdict.each import combined, judge_each
 from pytest_ddpscale.verdict.estimating import Clear, Estimates
 from pytest_ddpscale.verdict.failed_nodes import JudgedNode, why_nodes_missing, with_failed_nodes
+from pytest_ddpscale.verdict.launches import LaunchEstimates, combined_launches
 from pytest_ddpscale.verdict.probing import judge_probe
 
 _EVERYBODY = "all ranks"  # the one place of what ranks did together
@@ -53,16 +55,39 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
         ``passed`` if the whole interval is on the good side of the bound, ``failed`` if the whole
         interval is on the bad side, ``inconclusive`` if the bound lies inside or there are too few rounds (`bounds`),
         or if something forbids what the numbers say (`caveats`); ``not_measured`` without data, ``error`` if the study
-        broke. What fits one node of several is judged on each of them (`each`).
+        broke. What fits one node of several is judged on each of them (`each`). Of several launches the interval is
+        that of their means, and whatever forbids a verdict in one of them forbids it (`launches`).
     """
     blank = blank_verdict(case, confidence)
     if isinstance(case, NodeCase):
         return _judge_node(blank, case, evidence, confidence)
-    study = matching_study(evidence.plan, case.question)
-    if study is None:
-        return replace(blank, reason=why_no_study(evidence.plan, case.question))
-    verdict = _judge_study(_Asked(blank, case, study, evidence), confidence)
-    return _with_both_throughputs(with_spent_budget(verdict, study.id, evidence.out_of_time), case)
+    blank, launches = replace(blank, launches=evidence.plan.launches), list[_Asked]()
+    for one in evidence.launches:
+        study = matching_study(one.plan, case.question)
+        if study is None:
+            return replace(blank, reason=why_no_study(one.plan, case.question))
+        launches.append(_Asked(blank, case, study, one))
+    verdict = _judge_launches(launches, confidence) if len(launches) > 1 else _judge_launch(launches[0], confidence)
+    return _with_both_throughputs(_with_only_launch(verdict, evidence), case)
+
+
+def _judge_launches(launches: Sequence[_Asked], confidence: float) -> Verdict:
+    """Each launch with the value and interval of all; but where ranks computed otherwise one launch is enough."""
+    if not launches[0].case.requirement.definition.compares_results:
+        of_launches = tuple({} if _why_not(one) else _samples(one) for one in launches)
+        launches = [replace(one, of_launches=of_launches) for one in launches]
+    return combined_launches([_judge_launch(one, confidence) for one in launches])
+
+
+def _judge_launch(asked: _Asked, confidence: float) -> Verdict:
+    verdict = _why_not(asked) or _judge_study(asked, confidence)
+    return with_spent_budget(verdict, asked.study.id, asked.evidence.out_of_time)
+
+
+def _with_only_launch(verdict: Verdict, evidence: Evidence) -> Verdict:
+    """On a CPU launches differ by more than rounds do, so that the interval of a single one is too narrow."""
+    is_doubtful = evidence.plan.device_type == "cpu" and verdict.launches == 1 and verdict.interval is not None
+    return replace(verdict, flags=(*verdict.flags, THIS_LAUNCH_ONLY)) if is_doubtful else verdict
 
 
 def _with_both_throughputs(verdict: Verdict, case: Case) -> Verdict:
@@ -83,18 +108,26 @@ class _Asked:
         blank: the verdict ``not_measured`` on it.
         case: the requirement.
         study: that was to be measured.
-        evidence: what was measured.
+        evidence: what was measured, in one launch.
+        of_launches: values by place of all launches; empty where each is judged by its own.
     """
 
     blank: Verdict
     case: Case
     study: Study
     evidence: Evidence
+    of_launches: tuple[Mapping[str, PerRound], ...] = ()
 
     @property
     def scale(self) -> Scale:
         """How the values err."""
         return self.case.requirement.definition.scale
+
+    def estimates(self, samples: Mapping[str, PerRound]) -> Estimates[str]:
+        """What the rounds of this launch say of each place, or all launches together."""
+        if self.of_launches:
+            return LaunchEstimates(samples, self.of_launches, self.scale)
+        return Estimates(samples, self.scale)
 
     @property
     def sku(self) -> dict[str, Any]:
@@ -107,19 +140,34 @@ class _Asked:
         return _rounds_due(self.case.question, self.study, self.evidence)
 
 
-def _judge_study(asked: _Asked, confidence: float) -> Verdict:
-    case, study, evidence = asked.case, asked.study, asked.evidence
+def _why_not(asked: _Asked) -> Verdict | None:
+    """The verdict of what was not measured to its end, or cannot be."""
+    study, evidence = asked.study, asked.evidence
     if study.id in evidence.errors:
         return replace(asked.blank, outcome="error", reason=evidence.errors[study.id])
     if study.id in evidence.interrupted:
         return replace(asked.blank, reason=evidence.interrupted[study.id])
-    if case.question.placement == "spread" and evidence.plan.nodes == 1:
+    if asked.case.question.placement == "spread" and evidence.plan.nodes == 1:
         return replace(asked.blank, reason="needs at least 2 nodes to spread ranks over; this run had one")
+    return None
+
+
+def _samples(asked: _Asked) -> Mapping[str, PerRound]:
+    """Values of the rounds of one launch, by place."""
+    question, study, evidence = asked.case.question, asked.study, asked.evidence
+    if evidence.plan.layout.judged_by_node(question.arms):
+        return values_of_nodes(question.metric, rows_by_node(question, study, evidence), **asked.sku)
+    rounds = replace(rounds_of(question, study, evidence), **asked.sku)
+    return {_EVERYBODY: question.metric.samples_of(rounds)}
+
+
+def _judge_study(asked: _Asked, confidence: float) -> Verdict:
+    case, study, evidence = asked.case, asked.study, asked.evidence
     if evidence.plan.layout.judged_by_node(case.question.arms):
         return _judge_by_node(asked, confidence)
     rounds = rounds_of(case.question, study, evidence)
     samples = case.question.metric.samples_of(replace(rounds, **asked.sku))
-    estimates = Estimates({_EVERYBODY: samples}, asked.scale)
+    estimates = asked.estimates({_EVERYBODY: samples})
     verdict = _judge_rounds(asked, rounds, estimates, _EVERYBODY, confidence)
     if verdict.outcome == "not_measured":
         return verdict
@@ -142,7 +190,7 @@ def _judge_node(blank: Verdict, case: NodeCase, evidence: Evidence, confidence: 
 def _judge_by_node(asked: _Asked, confidence: float) -> Verdict:
     case, study, evidence = asked.case, asked.study, asked.evidence
     rows, peers = rows_by_node(case.question, study, evidence), RankComparison(study, evidence)
-    estimates = Estimates(values_of_nodes(case.question.metric, rows, **asked.sku), asked.scale)
+    estimates = asked.estimates(values_of_nodes(case.question.metric, rows, **asked.sku))
     clear = _clear_nodes(asked, rows, estimates, peers, confidence)
 
     def rounds_of_node(host: str) -> MeasuredArms:

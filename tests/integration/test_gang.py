@@ -22,6 +22,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.by_rank import flops_of, seeded_steps_of
 from pytest_ddpscale.results.gangs import versions_of
 from pytest_ddpscale.results.records import (
+    Block,
     RoundEnd,
     SeededSteps,
     StudyEnd,
@@ -44,13 +45,14 @@ WEAK = Study("weak", TINY, ARMS, rounds=FEWEST_ROUNDS, block_s=0.1, warmup_s=0.1
 WHOLE = replace(WEAK, arms=EVERY_KIND)
 NARROW = replace(WEAK, scaling="strong", workload=replace(TINY, name="narrow"), arms=(Arm("alone", 1, 4),), turns=1)
 STEERED = replace(WEAK, workload=replace(TINY, name="steered"), rounds=50)
+LAUNCHED = tuple(replace(NARROW, workload=replace(TINY, name="launched"), launch=launch) for launch in (1, 2))
 BUDGET_S = 0.01  # spent before any rank is up
 SITE_TOKEN = "hunter2-of-the-site"
 
 
 def prepared(folder: Path, *studies: Study) -> tuple[RunDirectory, Plan]:
     run = RunDirectory.create(folder / "run")
-    plan = Plan("cpu", "cpu", studies)
+    plan = Plan("cpu", "cpu", studies, launches=max(study.launch for study in studies))
     run.write_json(run.plan_json, plan)
     return run, plan
 
@@ -84,10 +86,13 @@ class WantsLess:
 
 @dataclass(frozen=True)
 class Gangs:
-    """Runs measured at once: one undisturbed, one told what is decided, one whose budget is spent at once."""
+    """Runs measured at once: one undisturbed, one told what is decided, one whose budget is spent at once, one of two
+    launches.
+    """
 
     measured: RunDirectory
     steered: RunDirectory
+    launched: RunDirectory
     spent: RunDirectory
 
 
@@ -98,6 +103,7 @@ def gangs(tmp_path_factory: pytest.TempPathFactory) -> Gangs:
     of_each: dict[str, tuple[Sequence[Study], Limits, WantsLess | None]] = {
         "measured": ((WHOLE, NARROW), unlimited, None),
         "steered": ((STEERED,), unlimited, WantsLess()),
+        "launched": (LAUNCHED, unlimited, None),
         "spent": ((NARROW,), replace(unlimited, budget_s=BUDGET_S), None),
     }
     runs, threads = {}, []
@@ -212,6 +218,16 @@ def test_nothing_is_measured_once_the_budget_is_spent(gangs: Gangs) -> None:
     """What ends in the middle of a study is in tests/nccl_rules."""
     assert ends(gangs.spent)[NARROW.id].reason == "budget"
     assert measurements_in(gangs.spent) == []
+
+
+def test_each_launch_measures_with_processes_of_its_own(gangs: Gangs) -> None:
+    records = gangs.launched.read_records()
+    first, second = (gang.pids for gang in gangs_by_number(records).values())
+    assert first != second
+    by_gang = [(block.study, block.gang) for block in records if isinstance(block, Block)]
+    assert by_gang == [(study.id, study.launch - 1) for study in LAUNCHED for _ in range(FEWEST_ROUNDS)]
+    assert {end.reason for end in ends(gangs.launched).values()} == {"rounds"}
+    assert_gone(ranks_of(gangs.launched))
 
 
 def test_two_gangs_at_once_do_not_meet(gangs: Gangs) -> None:

@@ -19,7 +19,7 @@ from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import errors_of, start_run
+from pytest_ddpscale.results.run_record import ends_of, errors_of, start_run
 from pytest_ddpscale.results.survey_record import Survey, surveys_of
 from tests.builders.launches import AGENTS, scripted
 
@@ -100,6 +100,35 @@ def test_each_study_has_its_own_try_when_isolated(run: RunDirectory) -> None:
     assert list(errors_of(run.read_records())) == [IDS[0]]
     assert supervisor.gangs_started == 1
     assert [log.name for log in sorted(run.logs.glob("gang-*.log"))] == ["gang-0.log", "gang-1.log"]
+
+
+class TestLaunches:
+    PLAN = replace(PLAN, studies=tuple(replace(STUDIES[0], launch=launch) for launch in (1, 2, 3)), launches=3)
+
+    def measures(self, launch: int) -> list[str]:
+        end = to_builtins(StudyEnd(self.PLAN.studies[launch - 1].id, "rounds"))
+        told = "order(); print('studies', TASK['assignment']['studies'], TASK['assignment']['gang'])"
+        return [sys.executable, "-c", f"{AGENTS}\nup(); {told}; record(**{end!r})"]
+
+    def test_have_a_gang_each(self, run: RunDirectory) -> None:
+        launcher = Starting(*map(self.measures, (1, 2, 3)))
+        Supervisor(launcher.launch, run, Limits(inactivity_s=60.0)).measure(self.PLAN)
+        told = [log.read_text().splitlines()[-1] for log in sorted(run.logs.glob("gang-*.log"))]
+        assert told == [
+            f"studies ['{study.id}'] {number}" for number, study in enumerate(self.PLAN.studies)
+        ]  # fmt: skip
+        assert [end.reason for end in ends_of(run.read_records()).values()] == ["rounds"] * 3
+
+    def test_for_which_there_is_no_time_are_not_started(self, run: RunDirectory) -> None:
+        launcher = Starting(*map(self.measures, (1, 2, 3)))
+        Supervisor(launcher.launch, run, Limits(inactivity_s=60.0, budget_s=1e-9)).measure(self.PLAN)
+        assert [end.reason for end in ends_of(run.read_records()).values()] == ["rounds", "budget", "budget"]
+        assert launcher.started == 1
+
+    def test_after_one_that_broke_are_measured(self, run: RunDirectory) -> None:
+        launcher = Starting(self.measures(1), ["/no/such/python"], self.measures(3))
+        Supervisor(launcher.launch, run, Limits(inactivity_s=60.0)).measure(self.PLAN)
+        assert [end.reason for end in ends_of(run.read_records()).values()] == ["rounds", "error", "rounds"]
 
 
 def test_the_listener_hears_of_it(run: RunDirectory) -> None:

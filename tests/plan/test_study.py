@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given
 
+from pytest_ddpscale.plan.pairing import PairStudy
+from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.strict_json import parse_strict_json, read_as, strict_json
@@ -44,13 +48,37 @@ def test_a_plan_finds_its_studies() -> None:
     assert plan.world_size == 4
 
 
+def launched(*launches: int, asked: int = 3) -> Plan:
+    return Plan("cpu", "cpu", tuple(replace(STUDY, launch=launch) for launch in launches), launches=asked)
+
+
+def test_each_launch_has_a_study_of_its_own() -> None:
+    plan = launched(1, 2, 3)
+    assert [study.id for study in plan.studies] == ["strong/r18", "strong/r18/launch-2", "strong/r18/launch-3"]
+    assert [plan.launch_of(study.id) for study in plan.studies] == [1, 2, 3]
+    assert plan.of_launch(2).study_ids == ("strong/r18/launch-2",)
+    assert plan.of_launch(2).layout == plan.layout, "the same ranks"
+
+
+def test_what_trains_nothing_is_measured_in_the_first_launch() -> None:
+    probes, pairs = ProbeStudy((Probe("matmul-fp32"),), 8, 0.1), PairStudy(4096, 5)
+    plan = replace(launched(1, 2), nodes=2, ranks_per_node=2, probes=probes, pairs=pairs)
+    assert plan.study_ids == ("probes", "strong/r18", "pairs", "strong/r18/launch-2")
+    assert [plan.launch_of(study) for study in plan.study_ids] == [1, 1, 1, 2]
+
+
+def test_a_study_in_a_launch_that_nobody_asked_for_is_refused() -> None:
+    with pytest.raises(ValueError, match="a plan for 2 launches has a study in launch 3"):
+        launched(1, 2, 3, asked=2)
+
+
 def test_an_empty_plan_needs_no_ranks() -> None:
     assert Plan("cpu", "cpu", ()).world_size == 0
 
 
 def test_plan_json_says_its_version_and_the_ids_that_measurements_use() -> None:
     data = as_json(Plan("cpu", "cpu", (STUDY,), seed=3))
-    assert (data["schema_version"], data["sku"], data["device_type"], data["seed"]) == (2, "cpu", "cpu", 3)
+    assert (data["schema_version"], data["sku"], data["device_type"], data["seed"]) == (3, "cpu", "cpu", 3)
     assert [study["id"] for study in data["studies"]] == ["strong/r18"]
 
 

@@ -74,7 +74,11 @@ def test_properties_carry_the_numbers_unrounded() -> None:
         "bound": "at_least 0.96",
         "unit": "fraction",
         "outcome": "passed",
+        "launches": "1",
     }
+    several = replace(PASSED, launches=3, launch_sd=0.0125)
+    properties = {p.get("name"): p.get("value") for p in _testcase(several).iter("property")}
+    assert (properties["launches"], properties["launch_sd"]) == ("3", "0.0125")
 
 
 def test_failure_says_why_and_who() -> None:

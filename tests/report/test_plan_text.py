@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.plan.estimate import PAIRS_ROUND_S, estimate, probes_seconds, study_seconds
+from pytest_ddpscale.plan.estimate import PAIRS_ROUND_S, STARTUP_S, estimate, probes_seconds, study_seconds
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
@@ -34,6 +34,19 @@ def test_a_launch_for_each_study_takes_longer() -> None:
     whole = estimate(PLAN, isolate=True)
     assert f"about {whole.seconds / 60:.1f} min on" in plan_lines(PLAN, 5, isolate=True)[0]
     assert plan_lines(PLAN, 5, isolate=True)[0] != plan_lines(PLAN, 5, isolate=False)[0]
+
+
+def test_launches_are_said_once_with_what_they_cost_together() -> None:
+    studies = tuple(replace(study, rounds=12, launch=launch) for launch in (1, 2, 3) for study in PLAN.studies)
+    plan = replace(PLAN, studies=studies, launches=3)
+    head, weak, strong = plan_lines(plan, 5, isolate=False)
+    whole = estimate(plan)
+    assert "2 studies in 3 launches" in head
+    assert whole.seconds == whole.most_seconds, "no launch ends early"
+    once = STARTUP_S + sum(study_seconds(study, rounds=None) for study in studies[:2])
+    assert whole.seconds == pytest.approx(3 * once)
+    assert f"{3 * study_seconds(studies[0], rounds=None) / 60:.1f} min  3 launches of 12 rounds of alone" in weak
+    assert "3 launches of 12 rounds of alone" in strong
 
 
 def test_known_speeds_make_the_estimate() -> None:

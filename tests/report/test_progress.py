@@ -149,6 +149,11 @@ def test_the_end_of_a_study_stays(terminal: Terminal, reason: EndReason, message
     assert line == ("strong/r: not begun: the job was preempted", False)
 
 
+def test_a_study_for_which_there_was_no_time_did_not_begin(terminal: Terminal) -> None:
+    terminal.feed(BEGIN, block("alone", 5), StudyEnd("weak/r", "rounds"))
+    assert terminal.feed(StudyEnd("strong/r", "budget")) == ("strong/r: not begun: time is up", False)
+
+
 def test_a_settled_study_takes_no_more_time(terminal: Terminal) -> None:
     terminal.feed(BEGIN, StudyEnd("weak/r", "error", "x"), StudyStart(study="strong/r", unix_s=1.7e9))
     terminal.seconds += WARM_UP_S + BLOCK_S

@@ -1,0 +1,56 @@
+"""Reports say how far launches differ, or that an interval is about a single one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_ddpscale.report.launches_text import launches_sentence
+from pytest_ddpscale.report.markdown import render_markdown
+from pytest_ddpscale.report.terminal import table_lines
+from pytest_ddpscale.results.verdicts import THIS_LAUNCH_ONLY, Judgement, Verdict
+from tests.builders.judgements import ACCEPTED, ERROR, PASSED, PLAN, RATIO, RUN
+
+DOUBTFUL = replace(PASSED, flags=(THIS_LAUNCH_ONLY,))
+SEVERAL = replace(PASSED, launches=3, launch_sd=0.0123, rounds=24)
+
+
+def judgement(*verdicts: Verdict) -> Judgement:
+    return replace(ACCEPTED, verdicts=verdicts)
+
+
+def terminal(*verdicts: Verdict) -> list[str]:
+    return [line for line, _ in table_lines(judgement(*verdicts), 200)]
+
+
+def report(*verdicts: Verdict) -> str:
+    return render_markdown(judgement(*verdicts), RUN, PLAN)
+
+
+def test_a_single_launch_on_gpus_is_said_to_be_one() -> None:
+    sentence = "alues of training are of this launch only: how much launches differ is not part of their intervals"
+    assert f"v{sentence}" in terminal(PASSED, RATIO)
+    assert f"V{sentence}.\n" in report(PASSED, RATIO)
+
+
+def test_a_doubtful_interval_is_marked_beside_it() -> None:
+    lines = terminal(DOUBTFUL, RATIO)
+    row, other = (next(line for line in lines if line.startswith(one.id)) for one in (DOUBTFUL, RATIO))
+    assert "97.4 ± 0.3 %†" in row
+    assert "†" not in other
+    assert row.index("† ") == other.index("×  ") + 1, "numbers stand below each other"
+    assert any(line.startswith("† this launch only") for line in lines)
+    assert "[97.1, 97.7] %† |" in report(DOUBTFUL)
+    assert "53 %" in report(DOUBTFUL)
+
+
+def test_several_launches_are_told_with_how_far_they_differ() -> None:
+    said = launches_sentence([SEVERAL, replace(RATIO, launches=3, launch_sd=0.004)])
+    assert said == "values of training are means of 3 launches, which differ by a standard deviation of 0.4 % … 1.2 %"
+    rendered = report(SEVERAL)
+    assert "| 24 in 3 launches |" in rendered
+    assert "standard deviation of 3 launches 1.2 %" in rendered
+
+
+def test_nothing_is_said_where_nothing_was_trained() -> None:
+    assert launches_sentence([ERROR]) == ""
+    assert launches_sentence([]) == ""
