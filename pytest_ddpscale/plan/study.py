@@ -22,6 +22,7 @@ PLAN_SCHEMA_VERSION: Literal[2] = 2
 # DDP laying its buckets out anew in its second step, has happened in the warm-up.
 STEPS_BEFORE_TIMING = 1
 FEWEST_STEPS_PER_BLOCK = 3
+WIDEST_PRECISION = 0.5
 MOST_RANKS = 10**6  # of a gang: more than any machine has, and few enough to be listed
 
 
@@ -122,6 +123,8 @@ class Plan:
         probes: what is probed without training a model, if anything is. It comes first.
         survey: whether it is found out what each node is before anything is launched on it.
         gpus_asked: that each node should have, where somebody asked for more than there are; None where nobody did.
+        precision: how wide half of an interval may be, relative to its value, where nothing is left to decide; None
+            where nobody asked for that.
         schema_version: of plan.json.
     """
 
@@ -135,6 +138,7 @@ class Plan:
     probes: ProbeStudy | None = None
     survey: bool = False
     gpus_asked: int | None = None
+    precision: float | None = None
     schema_version: Literal[2] = PLAN_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -143,6 +147,8 @@ class Plan:
                 raise ValueError(f"a plan for {self.nodes!r} nodes does not say how many ranks each has")
         elif self._most_ranks > Layout(self.nodes, self.ranks_per_node).world_size:
             raise ValueError(f"a plan for {self.nodes} x {self.ranks_per_node} ranks needs {self._most_ranks}")
+        if self.precision is not None and not 0 < self.precision <= WIDEST_PRECISION:
+            raise ValueError(f"a plan asks for a precision of {self.precision}; expected 0 to {WIDEST_PRECISION}")
         if self.layout.world_size > MOST_RANKS:
             raise ValueError(f"a plan is for {self.layout.world_size} ranks; expected at most {MOST_RANKS}")
 

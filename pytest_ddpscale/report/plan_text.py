@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_ddpscale.plan.estimate import PAIRS_ROUND_S, UNKNOWN, estimate, probes_seconds, study_seconds
+from pytest_ddpscale.plan.estimate import (
+    PAIRS_ROUND_S,
+    UNKNOWN,
+    estimate,
+    precise_rounds,
+    probes_seconds,
+    usual_seconds,
+)
 from pytest_ddpscale.plan.pairing import first_rounds
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.text import count_text
 
 
@@ -32,7 +39,7 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
         rows.append((plan.probes.id, probes_seconds(plan.probes), f"at most {plan.probes.rounds} rounds of {names}"))
     for study in plan.studies:
         arms = ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)
-        rows.append((study.id, study_seconds(study, img_per_s), f"at most {study.rounds} rounds of {arms}"))
+        rows.append((study.id, usual_seconds(plan, study, img_per_s), f"{_rounds_text(plan, study)} of {arms}"))
     if plan.pairs is not None:
         rounds = len(first_rounds(plan.nodes))
         rows.append(
@@ -40,3 +47,13 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
         )
     width = max((len(name) for name, *_ in rows), default=0)
     return [head, *(f"  {name:<{width}}  {seconds / 60:4.1f} min  {what}" for name, seconds, what in rows)]
+
+
+def _rounds_text(plan: Plan, study: Study) -> str:
+    """How many there are at most, and of how many half an interval becomes as narrow as the plan asks."""
+    limit = f"at most {study.rounds} rounds"
+    if plan.precision is None:
+        return limit
+    rounds = precise_rounds(study, plan.device_type, plan.precision)
+    usual = f"about {rounds}" if rounds <= study.rounds else "too few"
+    return f"{limit} ({usual} for ± {100 * plan.precision:.3g} %)"

@@ -11,7 +11,7 @@ from pytest_ddpscale.plan.estimate import (
     UNKNOWN,
     probes_seconds,
     round_seconds,
-    study_seconds,
+    usual_seconds,
     warm_up_seconds,
 )
 from pytest_ddpscale.plan.study import Plan, Study
@@ -43,7 +43,7 @@ class Progress:
         img_per_s: Mapping[str, float] = UNKNOWN,
     ) -> None:
         self._plan = plan
-        self._planned_s = {study.id: study_seconds(study, img_per_s) for study in plan.studies}
+        self._planned_s = {study.id: usual_seconds(plan, study, img_per_s) for study in plan.studies}
         if plan.probes is not None:
             self._planned_s[plan.probes.id] = probes_seconds(plan.probes)
         self._expected_img_per_s = img_per_s

@@ -45,10 +45,6 @@ class Noise:
     utilization_sd: float = 0.001
 
 
-# Of a round: GPU as in published runs, whose steps vary by 0.1 to 0.6 %; CPU as on a shared machine.
-ROUND_SD: dict[DeviceType, float] = {"cuda": 0.003, "cpu": 0.02}
-
-
 @dataclass(frozen=True)
 class StepTime:
     """One step of a sound rank, without noise.

@@ -27,6 +27,7 @@ from pytest_ddpscale.verdict.caveats import (
     with_host_bound,
     with_missing_rounds,
     with_plausibility,
+    with_precision,
     with_skipped_steps,
     with_slow_node,
     with_spent_budget,
@@ -62,7 +63,8 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
     if study is None:
         return replace(blank, reason=why_no_study(evidence.plan, case.question))
     verdict = _judge_study(_Asked(blank, case, study, evidence), confidence)
-    return _with_both_throughputs(with_spent_budget(verdict, study.id, evidence.out_of_time), case)
+    verdict = with_spent_budget(verdict, study.id, evidence.out_of_time)
+    return _with_both_throughputs(with_precision(verdict, evidence.plan), case)
 
 
 def _with_both_throughputs(verdict: Verdict, case: Case) -> Verdict:
