@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.settings import OPTIONS, confidence_level, number_of_rounds, read_value, world_sizes
+from pytest_ddpscale.settings import (
+    OPTIONS,
+    confidence_level,
+    number_of_rounds,
+    read_value,
+    relative_precision,
+    world_sizes,
+)
 from pytest_ddpscale.simulate.allreduce import NIC_GBPS
 from pytest_ddpscale.simulate.faults import fault_help, parse_faults
 from pytest_ddpscale.thresholds.commands import warn_of_problems
@@ -42,6 +49,7 @@ def add_simulate(commands: Commands) -> None:
     command.add_argument("--world-sizes", metavar="16,64",
         help="further world sizes of weak scaling; default: --gpus, if no requirement is that large")  # fmt: skip
     command.add_argument("--fault", action="append", default=[], metavar="KIND:ARGS", help=fault_help())
+    command.add_argument("--precision", metavar="1%%", help="as --ddp-precision: judged by it, not ended by it")
     command.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
     command.set_defaults(run=_simulate)
 
@@ -86,7 +94,11 @@ def _simulate(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.simulate.writing import write_simulated_run
 
     cluster = _cluster(arguments)
-    plan = cluster.plan(_rounds(arguments), _world_sizes(arguments, cluster), arguments.seed)
+    precision = None
+    if arguments.precision is not None:
+        precision = read_value("--precision", arguments.precision, relative_precision)
+    sizes = _world_sizes(arguments, cluster)
+    plan = cluster.plan(_rounds(arguments), sizes, arguments.seed, precision=precision)
     faults = parse_faults(arguments.fault, plan.layout)
     run = RunDirectory.create(arguments.out)
     write_simulated_run(run, cluster, SimulatedRun(plan, cluster.performance, faults, arguments.seed), sys.argv)
