@@ -186,13 +186,10 @@ def relative_precision(text: str) -> float:
     """Half-width of an interval relative to its value: ``1%`` or ``0.01``."""
     from pytest_ddpscale.plan.study import WIDEST_PRECISION  # here, as every pytest session loads this module
 
-    number, per_cent, rest = text.strip().partition("%")
-    try:
-        precision = float(number) / (100 if per_cent else 1)
-    except ValueError:
-        raise ValueError("a share of the value such as 1% or 0.01") from None
-    if rest or not 0 < precision <= WIDEST_PRECISION:
-        raise ValueError(f"more than 0 and at most {WIDEST_PRECISION:.0%}, such as 1% or 0.01")
+    match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?(%)?", text)
+    precision = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < precision <= WIDEST_PRECISION:
+        raise ValueError(f"a share of the value such as 1% or 0.01, more than 0 and at most {WIDEST_PRECISION:.0%}")
     return precision
 
 

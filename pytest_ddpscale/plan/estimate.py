@@ -18,9 +18,9 @@ TYPICAL_ROUNDS = 11
 # Relative standard deviation of a round: GPU as in published runs, whose steps vary by 0.1 to 0.6 %; CPU as on a shared
 # machine.
 ROUND_SD: dict[DeviceType, float] = {"cuda": 0.003, "cpu": 0.02}
-# Rounds → half of the interval that they give at a confidence of 0.95, in standard deviations of a round; medians of
-# benchmarks/width.py.
-HALF_WIDTHS_SD = {8: 2.56, 10: 2.12, 12: 1.83, 14: 1.61, 16: 1.45, 18: 1.32, 20: 1.23, 24: 1.05, 28: 0.92, 32: 0.82}
+# Rounds → half of the interval at a confidence of 0.95 that four of five series reach, in standard deviations of a
+# round (benchmarks/width.py).
+HALF_WIDTHS_SD = {8: 3.18, 10: 2.60, 12: 2.23, 14: 2.00, 16: 1.81, 18: 1.66, 20: 1.53, 24: 1.33, 28: 1.18, 32: 1.06}
 # Of one probe: buffers made, the result verified, a communicator where it needs one.
 PROBE_SETUP_S = 2.0
 # One round of node pairs: a communicator of two ranks each, and twenty all-reduces.

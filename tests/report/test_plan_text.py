@@ -86,3 +86,9 @@ def test_pairs_of_nodes_come_last_with_the_rounds_that_they_take_at_least() -> N
     without = estimate(replace(plan, pairs=None))
     assert estimate(plan).seconds == pytest.approx(without.seconds + 3 * PAIRS_ROUND_S)
     assert estimate(plan).most_seconds == pytest.approx(without.most_seconds + 11 * PAIRS_ROUND_S)
+
+
+@pytest.mark.parametrize(("precision", "said"), [(0.007, "about 20 for ± 0.7 %"), (0.001, "too few for ± 0.1 %")])
+def test_the_rounds_that_a_precision_takes_are_said(precision: float, said: str) -> None:
+    plan = replace(PLAN, precision=precision, studies=(replace(WEAK, rounds=32),))
+    assert f"min  at most 32 rounds ({said}) of alone (batch 512)" in plan_lines(plan, 5, isolate=False)[1]
