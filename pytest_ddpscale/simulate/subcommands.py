@@ -49,7 +49,7 @@ def add_simulate(commands: Commands) -> None:
     command.add_argument("--world-sizes", metavar="16,64",
         help="further world sizes of weak scaling; default: --gpus, if no requirement is that large")  # fmt: skip
     command.add_argument("--fault", action="append", default=[], metavar="KIND:ARGS", help=fault_help())
-    command.add_argument("--precision", metavar="1%%", help="as --ddp-precision: judged by it, not ended by it")
+    command.add_argument("--precision", metavar="1%", help="as --ddp-precision: judged by it, not ended by it")
     command.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
     command.set_defaults(run=_simulate)
 
