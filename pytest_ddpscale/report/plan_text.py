@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pytest_ddpscale.plan.estimate import (
     PAIRS_ROUND_S,
+    ROUND_SD,
     UNKNOWN,
     estimate,
     precise_rounds,
@@ -45,6 +47,11 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
         rows.append(
             (plan.pairs.id, PAIRS_ROUND_S * rounds, f"at least {count_text(rounds, 'round')} of pairs of nodes")
         )
+    if plan.precision is not None and plan.studies:
+        without = estimate(replace(plan, precision=None), isolate=isolate, img_per_s=img_per_s)
+        noise = f"at the usual noise of {100 * ROUND_SD[plan.device_type]:.3g} % a round"
+        more_s = whole.seconds - without.seconds
+        rows.append((_precision_text(plan.precision), more_s, f"of it for intervals that narrow, {noise}"))
     width = max((len(name) for name, *_ in rows), default=0)
     return [head, *(f"  {name:<{width}}  {seconds / 60:4.1f} min  {what}" for name, seconds, what in rows)]
 
@@ -56,4 +63,8 @@ def _rounds_text(plan: Plan, study: Study) -> str:
         return limit
     rounds = precise_rounds(study, plan.device_type, plan.precision)
     usual = f"about {rounds}" if rounds <= study.rounds else "too few"
-    return f"{limit} ({usual} for ± {100 * plan.precision:.3g} %)"
+    return f"{limit} ({usual} for {_precision_text(plan.precision)})"
+
+
+def _precision_text(precision: float) -> str:
+    return f"± {100 * precision:.3g} %"
