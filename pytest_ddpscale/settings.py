@@ -191,6 +191,17 @@ def confidence_level(text: str) -> float:
     return confidence
 
 
+def relative_precision(text: str) -> float:
+    """Half-width of an interval relative to its value: ``1%`` or ``0.01``."""
+    from pytest_ddpscale.plan.study import WIDEST_PRECISION  # here, as every pytest session loads this module
+
+    match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?(%)?", text)
+    precision = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < precision <= WIDEST_PRECISION:
+        raise ValueError(f"a share of the value such as 1% or 0.01, more than 0 and at most {WIDEST_PRECISION:.0%}")
+    return precision
+
+
 def arguments_of_srun(text: str) -> tuple[str, ...]:
     """Split as in a shell; none that is ours to say."""
     arguments = words_of_command(text, "arguments of srun")
@@ -301,6 +312,9 @@ class Settings:
         "8 rounds or --ddp-rounds", default="1")
     block_s: float | None = _option("--ddp-block", "3s", block_length_s, "measuring",
         "length of a timed block; default: 2s on GPU, 0.75s on CPU")
+    precision: float | None = _option("--ddp-precision", "1%", relative_precision, "measuring",
+        "go on after the decision until the interval of each throughput and scaling efficiency is within that share of "
+        "its value, or the most rounds are reached")
     isolate: bool = _switch("--ddp-isolate", "measuring",
         "a fresh torchrun for each study instead of one warm gang")
     allow_incomplete: bool = _switch("--ddp-allow-incomplete", "judging",

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.plan.pairing import first_rounds, most_rounds
 from pytest_ddpscale.plan.probe import ProbeStudy
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Plan, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, DeviceType, Plan, Study
 
 # Measured on two CPU cores (benchmarks/gang_reuse.py) and rounded up.
 STARTUP_S = 15.0
 OVERHEAD_PER_BLOCK_S = 0.4
 # After which most studies are decided: the mean of benchmarks/wrong_verdicts.py over margins from 2 to 10 %.
 TYPICAL_ROUNDS = 11
+# Relative standard deviation of a round: GPU as in published runs, whose steps vary by 0.1 to 0.6 %; CPU as on a shared
+# machine.
+ROUND_SD: dict[DeviceType, float] = {"cuda": 0.003, "cpu": 0.02}
+# Rounds → half of the interval at a confidence of 0.95 that four of five series reach, in standard deviations of a
+# round (benchmarks/width.py).
+HALF_WIDTHS_SD = {8: 3.18, 10: 2.60, 12: 2.23, 14: 2.00, 16: 1.81, 18: 1.66, 20: 1.53, 24: 1.33, 28: 1.18, 32: 1.06}
 # Of one probe: buffers made, the result verified, a communicator where it needs one.
 PROBE_SETUP_S = 2.0
 # One round of node pairs: a communicator of two ranks each, and twenty all-reduces.
@@ -25,7 +32,10 @@ UNKNOWN: Mapping[str, float] = {}
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """Wall time if studies are decided after typically many rounds, or need all; devices times hours in the former."""
+    """Wall time if studies are decided, and precise, after usually many rounds, or need all; devices times hours.
+
+    The hours are of the former.
+    """
 
     seconds: float
     most_seconds: float
@@ -40,6 +50,36 @@ def study_seconds(study: Study, img_per_s: Mapping[str, float] = UNKNOWN, rounds
     """
     per_round = round_seconds(study, study.arms, img_per_s)
     return warm_up_seconds(study, img_per_s) + min(study.rounds, rounds or study.rounds) * per_round
+
+
+def precise_rounds(study: Study, device_type: DeviceType, precision: float) -> int:
+    """Rounds after which half of a usual interval is that share of its value, whatever the limit.
+
+    At the usual noise of such a device, of both arms where one is compared with a rank alone. Beyond the table the
+    width falls with the root of the rounds, and in truth a little faster.
+    """
+    is_ratio = any(arm.kind == "alone" for arm in study.arms) and len(study.arms) > 1
+    half_width_sd = precision / (ROUND_SD[device_type] * (math.sqrt(2) if is_ratio else 1.0))
+    for rounds, reached in HALF_WIDTHS_SD.items():
+        if reached <= half_width_sd:
+            return rounds
+    most, narrowest = max(HALF_WIDTHS_SD), min(HALF_WIDTHS_SD.values())
+    return math.ceil(most * (narrowest / half_width_sd) ** 2)
+
+
+def usual_seconds(plan: Plan, study: Study, img_per_s: Mapping[str, float] = UNKNOWN) -> float:
+    """As `study_seconds`, and what narrow intervals take where the plan asks for them.
+
+    Those rounds time the arms of throughput and efficiency only. One of several launches has all of its rounds.
+    """
+    if plan.launches > 1:
+        return study_seconds(study, img_per_s, rounds=None)
+    decided_s = study_seconds(study, img_per_s)
+    if plan.precision is None:
+        return decided_s
+    more = min(precise_rounds(study, plan.device_type, plan.precision), study.rounds) - TYPICAL_ROUNDS
+    arms = [arm for arm in study.arms if arm.kind in ("alone", "ddp")]
+    return decided_s + max(more, 0) * round_seconds(study, arms, img_per_s)
 
 
 def warm_up_seconds(study: Study, img_per_s: Mapping[str, float] = UNKNOWN) -> float:
@@ -70,9 +110,10 @@ def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float
         + SURVEY_S * plan.survey
         + (probes_seconds(plan.probes, rounds) if plan.probes else 0.0)
         + (PAIRS_ROUND_S * pair_rounds(plan.nodes) if plan.pairs else 0.0)
-        + sum(study_seconds(study, img_per_s, None if plan.launches > 1 else rounds) for study in plan.studies)
         for rounds, pair_rounds in ((TYPICAL_ROUNDS, lambda nodes: len(first_rounds(nodes))), (None, most_rounds))
     )
+    typical += sum(usual_seconds(plan, study, img_per_s) for study in plan.studies)
+    most += sum(study_seconds(study, img_per_s, rounds=None) for study in plan.studies)
     return TimeEstimate(typical, most, typical * plan.world_size / 3600)
 
 

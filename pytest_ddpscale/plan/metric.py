@@ -142,7 +142,9 @@ class Metric:
         plausible: least and greatest bound that judges anything; None for that of its unit.
         credible: least and greatest value that a measurement on GPUs may have. Beyond, it or its baseline was
             disturbed.
-        grows_with_ranks: whether the upper ends of both are per rank.
+        possible: least and greatest value that anything could have if nothing disturbed it. An interval does not reach
+            beyond.
+        grows_with_ranks: whether the upper ends of all three are per rank.
         only_bound: the one bound that makes sense; None if any does.
         slowed_by_one_rank: whether one slow rank makes it worse for all, because under DDP they wait for it.
         reads_utilization: whether it is what NVML calls utilization, which counts a kernel that only waits as busy.
@@ -170,6 +172,7 @@ class Metric:
     probes: tuple[ProbeKind, ...] = ()
     plausible: tuple[float, float] | None = None
     credible: tuple[float, float] = (-math.inf, math.inf)
+    possible: tuple[float, float] = (0.0, math.inf)
     grows_with_ranks: bool = False
     only_bound: float | None = None
     slowed_by_one_rank: bool = False
@@ -201,6 +204,11 @@ class Metric:
         """Whether a bound of it, kept by ranks together, says how fast they work or communicate."""
         return self.scale == "factors" and (self.carries_acceptance or self.subject == "probe")
 
+    @property
+    def takes_precision(self) -> bool:
+        """Whether --ddp-precision asks how well it is known: throughput, and what is a multiple or a ratio of it."""
+        return self.tells_speed and self.subject == "workload" and not self.upper_bound
+
     def range_at(self, world_size: int) -> tuple[float, float]:
         """The least and the greatest value that any machine could have: a bound beyond them judges nothing."""
         return self._at(world_size, self.plausible or _PLAUSIBLE[self.unit])
@@ -208,6 +216,10 @@ class Metric:
     def credible_at(self, world_size: int) -> tuple[float, float]:
         """The least and the greatest value that a measurement on GPUs may have."""
         return self._at(world_size, self.credible)
+
+    def possible_at(self, world_size: int) -> tuple[float, float]:
+        """The least and the greatest value that there can be."""
+        return self._at(world_size, self.possible)
 
     def _at(self, world_size: int, ends: tuple[float, float]) -> tuple[float, float]:
         return ends[0], ends[1] * (world_size if self.grows_with_ranks else 1)

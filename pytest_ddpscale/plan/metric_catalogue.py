@@ -15,6 +15,8 @@ from pytest_ddpscale.plan.probe import COLLECTIVES
 # Costs, which may be nothing at all.
 _COST = (0.0, 1.0)
 _EFFICIENCY = (0.001, MOST_EFFICIENCY)
+_SHARE = (0.0, 1.0)
+_RATIO_TO_ALONE = (0.0, MOST_EFFICIENCY)
 
 
 def _efficiency(measured: MetricInput) -> PerRound:
@@ -43,7 +45,7 @@ _ALL = (
         "t(ddp@k) ÷ t(alone) of a typical rank, per-GPU batch fixed",
         samples=_efficiency,
         minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, plausible=_EFFICIENCY,
-        credible=(-math.inf, MOST_EFFICIENCY),
+        credible=(-math.inf, MOST_EFFICIENCY), possible=_RATIO_TO_ALONE,
     ),
     Metric(
         "strong_scaling_speedup", "x", "Strong-scaling speed-up",
@@ -51,7 +53,7 @@ _ALL = (
         "k · t(ddp@k) ÷ t(alone) of a typical rank, global batch fixed",
         samples=lambda measured: measured.world_size * _efficiency(measured),
         scaling="strong", minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, grows_with_ranks=True,
-        plausible=_EFFICIENCY, credible=(-math.inf, MOST_EFFICIENCY),
+        plausible=_EFFICIENCY, credible=(-math.inf, MOST_EFFICIENCY), possible=_RATIO_TO_ALONE,
     ),
     Metric(
         "strong_scaling_efficiency", "fraction", "Strong-scaling efficiency",
@@ -59,7 +61,7 @@ _ALL = (
         "speed-up ÷ k",
         samples=_efficiency,
         scaling="strong", minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, plausible=_EFFICIENCY,
-        credible=(-math.inf, MOST_EFFICIENCY),
+        credible=(-math.inf, MOST_EFFICIENCY), possible=_RATIO_TO_ALONE,
     ),
     Metric(
         "rank_uniformity", "x", "Rank uniformity",
@@ -68,7 +70,7 @@ _ALL = (
         # nothing tells the error of the slowest of many
         samples=lambda measured: measured.arm.own.slowest_to_peers,
         minimum_world_size=2, measured="each", upper_bound=True, carries_acceptance=False, slowed_by_one_rank=True,
-        plausible=(1.0, 1000.0),
+        plausible=(1.0, 1000.0), possible=(1.0, math.inf),
     ),
     Metric(
         "exposed_communication", "fraction", "Exposed communication",
@@ -77,7 +79,7 @@ _ALL = (
         # noise makes it slightly negative where communication is hidden altogether
         samples=lambda measured: 1 - measured.baseline.own.step_s / measured.arm.own.step_s,
         minimum_world_size=2, baseline="no_sync", upper_bound=True, scale="differences", carries_acceptance=False,
-        slowed_by_one_rank=True, plausible=_COST, credible=(-0.1, math.inf),
+        slowed_by_one_rank=True, plausible=_COST, credible=(-0.1, math.inf), possible=_SHARE,
     ),
     Metric(
         "ddp_overhead", "fraction", "DDP overhead",
@@ -106,14 +108,14 @@ _ALL = (
         "Share of time the least busy device was busy (NVML; on CPU the process's CPU share).",
         "utilization of the least busy rank",
         samples=lambda measured: measured.arm.utilization,
-        scale="differences", reads_utilization=True, credible=(-math.inf, 1.0),
+        scale="differences", reads_utilization=True, credible=(-math.inf, 1.0), possible=_SHARE,
     ),
     Metric(
         "model_flops_utilization", "fraction", "Model FLOPs utilization",
         "Floating-point operations the model needs per second, relative to the data sheet's peak.",
         "t × FLOPs per image (torch's counter, forward and backward) ÷ the data sheet's dense peak",
         samples=_model_flops_utilization,
-        takes_peak=True, slowed_by_one_rank=True, credible=(-math.inf, 1.0),
+        takes_peak=True, slowed_by_one_rank=True, credible=(-math.inf, 1.0), possible=_SHARE,
     ),
     Metric(
         "generation_ratio", "x", "Generation ratio",
@@ -135,6 +137,7 @@ _ALL = (
         "(most − least) ÷ most memory over the ranks",
         samples=lambda measured: measured.arm.memory_spread,
         minimum_world_size=2, upper_bound=True, scale="differences", carries_acceptance=False, plausible=_COST,
+        possible=_SHARE,
     ),
     Metric(
         "replica_agreement", "fraction", "Replica agreement",
@@ -144,6 +147,7 @@ _ALL = (
         # one round below 1 is a disagreement, however many are 1: their mean says nothing
         samples=lambda measured: measured.arm.agreeing_share(measured.seeded_checksums),
         minimum_world_size=2, scale="differences", carries_acceptance=False, compares_results=True, only_bound=1.0,
+        possible=_SHARE,
     ),
     Metric(
         "images_per_joule", "img/J", "Images per joule",

@@ -22,6 +22,7 @@ PLAN_SCHEMA_VERSION: Literal[3] = 3
 # DDP laying its buckets out anew in its second step, has happened in the warm-up.
 STEPS_BEFORE_TIMING = 1
 FEWEST_STEPS_PER_BLOCK = 3
+WIDEST_PRECISION = 0.5
 MOST_RANKS = 10**6  # of a gang: more than any machine has, and few enough to be listed
 
 
@@ -127,6 +128,8 @@ class Plan:
         gpus_asked: that each node should have, where somebody asked for more than there are; None where nobody did.
         launches: how often every study is measured, by a gang of new processes each time and for a fixed number of
             rounds; probes and pairs are measured in the first.
+        precision: how wide half of an interval may be, relative to its value, where nothing is left to decide; None
+            where nobody asked for that.
         schema_version: of plan.json.
     """
 
@@ -141,6 +144,7 @@ class Plan:
     survey: bool = False
     gpus_asked: int | None = None
     launches: int = 1
+    precision: float | None = None
     schema_version: Literal[3] = PLAN_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -149,6 +153,8 @@ class Plan:
                 raise ValueError(f"a plan for {self.nodes!r} nodes does not say how many ranks each has")
         elif self._most_ranks > Layout(self.nodes, self.ranks_per_node).world_size:
             raise ValueError(f"a plan for {self.nodes} x {self.ranks_per_node} ranks needs {self._most_ranks}")
+        if self.precision is not None and not 0 < self.precision <= WIDEST_PRECISION:
+            raise ValueError(f"a plan asks for a precision of {self.precision}; expected 0 to {WIDEST_PRECISION}")
         if self.layout.world_size > MOST_RANKS:
             raise ValueError(f"a plan is for {self.layout.world_size} ranks; expected at most {MOST_RANKS}")
         latest = max((study.launch for study in self.studies), default=1)

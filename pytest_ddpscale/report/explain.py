@@ -7,15 +7,15 @@ from pytest_ddpscale.results.verdicts import Verdict
 
 
 def explain(verdict: Verdict, where: str, rerun: str) -> str:
-    """Value, interval, bound, margin, who is to blame and how to measure it again; `where` is ``file:line``."""
+    """Value, its limits, bound, margin, who is to blame and how to measure it again; `where` is ``file:line``."""
     lines = [f"{text.verdict_word(verdict)}  {text.one_line(verdict.id)}: {text.reason_text(verdict)}"]
     if text.check_text(verdict):
         lines.append(f"  check     {text.check_text(verdict)}")
     if verdict.value is not None:
         lines.append(f"  value     {text.point_text(verdict)}")
-    if text.has_interval(verdict):
+    if text.limits_text(verdict) != text.ABSENT:
         basis = f"{verdict.confidence:.0%} confidence, {text.count_text(verdict.rounds, 'round')}"
-        lines.append(f"  interval  {text.interval_text(verdict)}  ({basis})")
+        lines.append(f"  limits    {text.limits_text(verdict)}  ({basis})")
     lines.append(f"  bound     {text.bound_text(verdict)}  (severity {verdict.severity}, {where})")
     if verdict.value is not None:
         lines.append(f"  margin    {text.margin_text(verdict)}")

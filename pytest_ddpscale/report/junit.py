@@ -91,14 +91,19 @@ def _not_passed(testcase: Element, verdict: Verdict, *, blocks: bool) -> None:
 
 
 def _measured(verdict: Verdict) -> str:
-    value = f"value {text.value_text(verdict)}"
+    value = f"value {_value_and_limits(verdict)}"
     if METRICS[verdict.metric].subject == "check":  # counted once, without an error
         return value
-    return f"{value}, interval {text.interval_text(verdict)}, {text.count_text(verdict.rounds, 'round')}"
+    return f"{value}, {text.count_text(verdict.rounds, 'round')}"
+
+
+def _value_and_limits(verdict: Verdict) -> str:
+    limits = text.limits_text(verdict)
+    return text.point_text(verdict) + (f", {limits}" if limits != text.ABSENT else "")
 
 
 def _message(verdict: Verdict) -> str:
-    measured = f"{text.value_text(verdict)}, bound {text.bound_text(verdict)}" if verdict.value is not None else ""
+    measured = f"{_value_and_limits(verdict)}, bound {text.bound_text(verdict)}" if verdict.value is not None else ""
     word = text.verdict_word(verdict)
     start = text.reason_text(verdict) if word in ("WARN", "WAIVED") else f"{word}: {text.reason_text(verdict)}"
     return f"{start} ({measured})" if measured else start

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from pytest_ddpscale.plan.estimate import PAIRS_ROUND_S, UNKNOWN, estimate, probes_seconds, study_seconds
+from pytest_ddpscale.plan.estimate import (
+    PAIRS_ROUND_S,
+    ROUND_SD,
+    UNKNOWN,
+    estimate,
+    precise_rounds,
+    probes_seconds,
+    usual_seconds,
+)
 from pytest_ddpscale.plan.pairing import first_rounds
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.text import count_text
 
 
@@ -35,15 +44,33 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
         rows.append((plan.probes.id, probes_seconds(plan.probes), f"at most {plan.probes.rounds} rounds of {names}"))
     for study in once:
         arms = ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)
-        if plan.launches > 1:
-            seconds = plan.launches * study_seconds(study, img_per_s, None)
-            rows.append((study.id, seconds, f"{plan.launches} launches of {study.rounds} rounds of {arms}"))
-        else:
-            rows.append((study.id, study_seconds(study, img_per_s), f"at most {study.rounds} rounds of {arms}"))
+        seconds = plan.launches * usual_seconds(plan, study, img_per_s)
+        rows.append((study.id, seconds, f"{_rounds_text(plan, study)} of {arms}"))
     if plan.pairs is not None:
         rounds = len(first_rounds(plan.nodes))
         rows.append(
             (plan.pairs.id, PAIRS_ROUND_S * rounds, f"at least {count_text(rounds, 'round')} of pairs of nodes")
         )
+    if plan.precision is not None and plan.studies and plan.launches == 1:
+        without = estimate(replace(plan, precision=None), isolate=isolate, img_per_s=img_per_s)
+        noise = f"at the usual noise of {100 * ROUND_SD[plan.device_type]:.3g} % a round"
+        more_s = whole.seconds - without.seconds
+        rows.append((_precision_text(plan.precision), more_s, f"of it for intervals that narrow, {noise}"))
     width = max((len(name) for name, *_ in rows), default=0)
     return [head, *(f"  {name:<{width}}  {seconds / 60:4.1f} min  {what}" for name, seconds, what in rows)]
+
+
+def _rounds_text(plan: Plan, study: Study) -> str:
+    """How many there are at most, and of how many half an interval becomes as narrow as the plan asks."""
+    if plan.launches > 1:
+        return f"{plan.launches} launches of {study.rounds} rounds"
+    limit = f"at most {study.rounds} rounds"
+    if plan.precision is None:
+        return limit
+    rounds = precise_rounds(study, plan.device_type, plan.precision)
+    usual = f"about {rounds}" if rounds <= study.rounds else "too few"
+    return f"{limit} ({usual} for {_precision_text(plan.precision)})"
+
+
+def _precision_text(precision: float) -> str:
+    return f"± {100 * precision:.3g} %"

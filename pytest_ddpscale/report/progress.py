@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from pytest_ddpscale.plan.estimate import (
     STARTUP_S,
     SURVEY_S,
-    TYPICAL_ROUNDS,
     UNKNOWN,
     probes_seconds,
     round_seconds,
-    study_seconds,
+    usual_seconds,
     warm_up_seconds,
 )
 from pytest_ddpscale.plan.study import Plan, Study
@@ -44,8 +43,7 @@ class Progress:
         img_per_s: Mapping[str, float] = UNKNOWN,
     ) -> None:
         self._plan = plan
-        rounds = TYPICAL_ROUNDS if plan.launches == 1 else None
-        self._planned_s = {study.id: study_seconds(study, img_per_s, rounds) for study in plan.studies}
+        self._planned_s = {study.id: usual_seconds(plan, study, img_per_s) for study in plan.studies}
         if plan.probes is not None:
             self._planned_s[plan.probes.id] = probes_seconds(plan.probes)
         self._expected_img_per_s = img_per_s

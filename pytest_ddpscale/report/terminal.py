@@ -38,7 +38,7 @@ _OUTCOME_STYLES: dict[str, Style] = {
     "incomplete": "undecided",
     "partial": "undecided",
 }
-_HEADER = ("value ± interval", "bound", "margin", "verdict")
+_HEADER = ("value (limits)", "bound", "margin", "verdict")
 
 
 def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
@@ -60,6 +60,7 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     about_launches = launches_sentence(judgement.verdicts)
     if about_launches:
         lines += [(line, "") for line in _wrapped(about_launches, columns, "", "  ")]
+    lines += [(line, "") for said in _limits_legend(judgement.verdicts) for line in _wrapped(said, columns, "", "  ")]
     for note in (*_shared_notes(judgement.verdicts), *judgement.notes):
         lines += [(line, "") for line in _wrapped(f"note: {text.one_line(note)}", columns, "", "  ")]
     for said in (*_lowered(judgement), *_waived(judgement)):
@@ -69,6 +70,13 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     is_red = judgement.outcome == "incomplete" and judgement.blockers  # else it was allowed for
     lines.append((text.outcome_text(judgement), "failed" if is_red else _OUTCOME_STYLES[judgement.outcome]))
     return [(line, style) for line, style in lines]
+
+
+def _limits_legend(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """What the signs of `text.value_text` mean, of those that are there."""
+    levels = {f"{one.confidence:.4g}" for one in verdicts if text.limits_text(one) != text.ABSENT}
+    if levels:
+        yield f"(≥ …) at least, (≤ …) at most, (… … …) between: with a confidence of {', '.join(sorted(levels))}"
 
 
 def _lowered(judgement: Judgement) -> Iterator[str]:

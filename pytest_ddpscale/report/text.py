@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 import unicodedata
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from typing import Literal
 
 from pytest_ddpscale.plan.metric import Metric, Unit
@@ -162,22 +162,13 @@ def number_text(value: float, unit: Unit, decimals: int | None = None) -> str:
 
 
 def value_text(verdict: Verdict) -> str:
-    """The value and half its interval, ``97.4 ± 0.3 %``; the larger half where the two differ.
-
-    Both ends, ``0.021 (0.003 … 0.21) TFLOPS``, where the half would be larger than the value: subtracted, it would pass
-    for less than nothing.
-    """
+    """The value with what is certain of it, `limits_text` in short: ``97.4 (≥ 97.1) %``, ``97.4 ± 0.3 %``."""
     if verdict.value is None:
         return ABSENT
-    decimals = _decimals(verdict)
-    text = _digits(verdict.value, verdict.unit, decimals)
-    if verdict.interval is not None and has_interval(verdict):
-        half = _half_width(verdict)
-        if math.inf > half > verdict.value and METRICS[verdict.metric].scale == "factors":
-            low, high = (_digits(end, verdict.unit, decimals) for end in verdict.interval)
-            text += f" ({low} … {high})"
-        else:
-            text += f" ± {_digits(half, verdict.unit, decimals)}"
+    text, limits = _digits(verdict.value, verdict.unit, _decimals(verdict)), _limits(verdict)
+    if limits:
+        short = limits.replace("at least", "≥").replace("at most", "≤")
+        text += f" {limits}" if limits.startswith("±") else f" ({short})"
     return text + _SUFFIX[verdict.unit]
 
 
@@ -186,15 +177,36 @@ def point_text(verdict: Verdict) -> str:
     return ABSENT if verdict.value is None else number_text(verdict.value, verdict.unit, _decimals(verdict))
 
 
-def interval_text(verdict: Verdict) -> str:
-    """The interval's two ends, ``[97.1, 97.7] %``, with digits enough to differ from the bound."""
-    if verdict.interval is None or not has_interval(verdict):
-        return ABSENT
-    decimals = _decimals(verdict)
-    for end in verdict.interval:
-        decimals = _decimals_to_tell(end, verdict.bound_value, verdict.unit, decimals)
-    low, high = (_digits(end, verdict.unit, decimals) for end in verdict.interval)
-    return f"[{low}, {high}]{_SUFFIX[verdict.unit]}"
+def limits_text(verdict: Verdict) -> str:
+    """What is certain of the value, at the confidence of its interval.
+
+    ``at least 97.1 %`` or ``at most 95.2 %`` where that end of the interval decides, ``± 0.3 %`` where the interval is
+    as narrow as was asked for, else both ends: ``95.1 … 97.2 %``. Ends are rounded outwards: nothing is claimed that is
+    not known.
+    """
+    limits = _limits(verdict)
+    return limits + _SUFFIX[verdict.unit] if limits else ABSENT
+
+
+def _limits(verdict: Verdict) -> str:
+    """`limits_text` without the unit; empty where nothing varied, or nothing is known."""
+    if not verdict.half_width or verdict.interval is None or not has_interval(verdict):
+        return ""
+    unit, decimals = verdict.unit, _decimals(verdict)
+    if verdict.is_precise:
+        return f"± {_digits(verdict.half_width, unit, decimals)}"
+    low, high = verdict.interval
+    is_lower_bound = "at_least" in verdict.bound
+    is_kept = low >= verdict.bound_value if is_lower_bound else high <= verdict.bound_value
+    is_missed = high < verdict.bound_value if is_lower_bound else low > verdict.bound_value
+    if not ((verdict.passed and is_kept) or (verdict.outcome == "failed" and is_missed)):
+        return f"{_digits(low, unit, decimals, ROUND_FLOOR)} … {_digits(high, unit, decimals, ROUND_CEILING)}"
+    end, word, rounding = (
+        (low, "at least", ROUND_FLOOR) if is_lower_bound == is_kept else (high, "at most", ROUND_CEILING)
+    )
+    while is_missed and _digits(end, unit, decimals, rounding) == _digits(verdict.bound_value, unit, decimals):
+        decimals += 1
+    return f"{word} {_digits(end, unit, decimals, rounding)}"
 
 
 def bound_text(verdict: Verdict) -> str:
@@ -317,8 +329,8 @@ def _decimals(verdict: Verdict) -> int:
     """Digits after the point that value, interval and bound share, so that their order can be seen."""
     value, bound, unit = verdict.value, verdict.bound_value, verdict.unit
     decimals = default = _default_decimals(bound if value is None else value, unit)
-    if verdict.interval is not None:
-        half_width = _half_width(verdict)
+    if verdict.half_width is not None:
+        half_width = verdict.half_width
         while decimals < default + _EXTRA_DECIMALS_OF_AN_INTERVAL and _looks_zero(half_width, unit, decimals):
             decimals += 1
     decimals = max(decimals, min(_places(bound, unit), default + _EXTRA_DECIMALS_OF_A_BOUND))
@@ -337,13 +349,6 @@ def _decimals_to_tell(one: float, other: float, unit: Unit, decimals: int) -> in
 def _looks_zero(value: float, unit: Unit, decimals: int) -> bool:
     """Whether so few digits hide that `value` is not zero."""
     return value != 0 and not _digits(value, unit, decimals).strip("0.")
-
-
-def _half_width(verdict: Verdict) -> float:
-    assert verdict.value is not None
-    assert verdict.interval is not None
-    low, high = verdict.interval
-    return max(verdict.value - low, high - verdict.value)
 
 
 def _default_decimals(value: float, unit: Unit) -> int:
@@ -368,10 +373,15 @@ def _places(value: float, unit: Unit) -> int:
     return max(-exponent, 0)
 
 
-def _digits(value: float, unit: Unit, decimals: int) -> str:
+def _digits(value: float, unit: Unit, decimals: int, rounding: str = ROUND_HALF_EVEN) -> str:
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else f"{'−' if value < 0 else ''}∞"
-    text = f"{_shown(value, unit):.{decimals}f}"
+    text = f"{_rounded(_shown(value, unit), decimals, rounding):.{decimals}f}"
     if not text.strip("-0."):
         return text.lstrip("-")
     return text.replace("-", "−")
+
+
+def _rounded(number: Decimal, decimals: int, rounding: str) -> Decimal:
+    # A float may have more than 300 digits before the point.
+    return number.quantize(Decimal(1).scaleb(-decimals), rounding, Context(prec=400))

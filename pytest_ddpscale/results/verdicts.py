@@ -95,6 +95,7 @@ class Verdict:
         notes: what the reader should know, such as ``host-bound``.
         flags: what code has to know.
         compared: both sides of a ratio; None of what is none, or was not measured.
+        precision: how wide half of the interval may be, relative to the value; None where nobody asked for that.
         waiver: by which it does not reject, though it failed; None of all others.
         unit: of value, interval and bound: the metric's.
         margin: distance of the value from the bound, relative to the bound: positive on the good side.
@@ -119,6 +120,7 @@ class Verdict:
     flags: tuple[Flag, ...] = ()
     placement: Placement = "packed"
     compared: GenerationComparison | None = None
+    precision: float | None = None
     waiver: Waiver | None = None
     launches: int = 1
     launch_sd: float | None = None
@@ -166,8 +168,34 @@ class Verdict:
     @property
     def is_open(self) -> bool:
         """Whether further rounds may decide it, or fail further places."""
-        may_be_decided = self.outcome == "inconclusive" and not {"host-bound", "implausible"} & set(self.flags)
+        may_be_decided = self.outcome == "inconclusive" and not self._is_beyond_rounds
         return may_be_decided or "undecided" in self.flags
+
+    @property
+    def half_width(self) -> float | None:
+        """Distance of the value from the further end of its interval, in `unit`; None without an interval."""
+        if self.value is None or self.interval is None:
+            return None
+        low, high = self.interval
+        return max(self.value - low, high - self.value)
+
+    @property
+    def is_precise(self) -> bool:
+        """Whether the interval is as narrow as was asked for."""
+        if self.precision is None or self.half_width is None or self.value is None:
+            return False
+        return self.half_width <= self.precision * self.value
+
+    @property
+    def is_too_wide(self) -> bool:
+        """Whether the interval is wider than was asked for, and further rounds may narrow it."""
+        is_asked = self.precision is not None and self.half_width is not None
+        return is_asked and not self.is_precise and not self._is_beyond_rounds
+
+    @property
+    def _is_beyond_rounds(self) -> bool:
+        """Whether no number of rounds would change what is in the way."""
+        return not {"host-bound", "implausible"}.isdisjoint(self.flags)
 
     @property
     def bound_value(self) -> float:

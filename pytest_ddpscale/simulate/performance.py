@@ -63,10 +63,6 @@ class Noise:
         return RoundNoise(self.round_sd, self.correlation, hiccup_share=self.hiccup_share, hiccup_sds=self.hiccup_sds)
 
 
-# Of a round: GPU as in published runs, whose steps vary by 0.1 to 0.6 %; CPU as on a shared machine.
-ROUND_SD: dict[DeviceType, float] = {"cuda": 0.003, "cpu": 0.02}
-
-
 @dataclass(frozen=True)
 class StepTime:
     """One step of a sound rank, without noise.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.estimate import ROUND_SD
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import RANK_UNIFORMITY, WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.node_check import NodeExpectation
@@ -14,7 +15,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.simulate.allreduce import LINK_EFFICIENCY, LINK_LATENCY_S, NIC_GBPS, NIC_LATENCY_S, Link, Topology
-from pytest_ddpscale.simulate.performance import ROUND_SD, Noise, Performance
+from pytest_ddpscale.simulate.performance import Noise, Performance
 from pytest_ddpscale.simulate.sound_machine import expectation_of, expected_value
 from pytest_ddpscale.simulate.spread import ALIKE, NodeSpread
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, cases_for, device_type, training_cases
@@ -80,11 +81,13 @@ class SimulatedCluster:
         *,
         short_blocks: bool = False,
         launches: int = 1,
+        precision: float | None = None,
     ) -> Plan:
         """What a session would measure here, and weak scaling of every workload at further world sizes.
 
         None stands for as many rounds as a real run does at most; short blocks have the fewest steps, as they always
-        have on very large clusters. Each of several launches has as many rounds as one of a real run.
+        have on very large clusters. Each of several launches has as many rounds as one of a real run. The precision is
+        of --ddp-precision.
         """
         workloads = dict.fromkeys(case.workload for case in training_cases(self.cases))
         # What tells how a workload scales to a world size, and who holds it back.
@@ -92,10 +95,9 @@ class SimulatedCluster:
         sizes = [size for size in world_sizes if size > 1]
         more = [Question(metric, w, size) for w in workloads for size in sizes for metric in metrics]
         layout = self.layout
-        empty = Plan(self.sku, self.device_type, (), seed, layout.nodes, layout.ranks_per_node)
-        return plan_of_cases(
-            empty, self.cases, replace(self._pace(rounds, short_blocks=short_blocks), launches=launches), more
-        )
+        empty = Plan(self.sku, self.device_type, (), seed, layout.nodes, layout.ranks_per_node, precision=precision)
+        pace = replace(self._pace(rounds, short_blocks=short_blocks), launches=launches)
+        return plan_of_cases(empty, self.cases, pace, more)
 
     def probe_values(self, probes: Sequence[Probe]) -> dict[Probe, float]:
         """What a sound one reaches in each probe, asked for or not, in the unit of its metric: TFLOPS or GB/s."""

@@ -52,7 +52,8 @@ def against_bound(
 
     Returns:
         ``passed`` or ``failed`` if the whole interval is on that side of the bound, ``inconclusive`` if the bound lies
-        inside or there are too few rounds, ``error`` if a value is impossible.
+        inside or there are too few rounds, ``error`` if a value is impossible. The interval that is told ends where
+        values stop being possible; it decides as it was found.
     """
     definition, count = requirement.definition, len(values)
     if not _are_possible(values, definition):
@@ -67,9 +68,16 @@ def against_bound(
     good, bad = (high <= bound, low > bound) if upper else (low >= bound, high < bound)
     outcome: VerdictOutcome = "passed" if good else "failed" if bad else "inconclusive"
     return replace(
-        blank, outcome=outcome, value=found.value, interval=(low, high), rounds=count, notes=notes,
-        reason=_REASONS[outcome], launch_sd=found.launch_sd,
+        blank, outcome=outcome, value=found.value, rounds=count, notes=notes, reason=_REASONS[outcome],
+        interval=_possible_part(low, high, found.value, definition.possible_at(blank.world_size)),
+        launch_sd=found.launch_sd,
     )  # fmt: skip
+
+
+def _possible_part(low: float, high: float, value: float, possible: tuple[float, float]) -> tuple[float, float]:
+    """What is possible of an interval; the value, which noise may put slightly beyond, stays inside."""
+    least, most = possible
+    return min(max(low, least), value), max(min(high, most), value)
 
 
 def _are_possible(values: FloatArray, definition: Metric) -> bool:

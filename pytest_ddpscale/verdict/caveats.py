@@ -32,6 +32,18 @@ def with_spent_budget(verdict: Verdict, study_id: str, out_of_time: Collection[s
     return replace(verdict, notes=(*verdict.notes, note))
 
 
+def with_precision(verdict: Verdict, plan: Plan) -> Verdict:
+    """How narrow the interval was to be, if that was asked; the outcome is the same whether it became so or not."""
+    if plan.precision is None or verdict.half_width is None or not METRICS[verdict.metric].takes_precision:
+        return verdict
+    verdict = replace(verdict, precision=plan.precision)
+    if not verdict.is_too_wide or verdict.value is None or verdict.half_width is None:
+        return verdict
+    reached, asked = 100 * verdict.half_width / verdict.value, 100 * plan.precision
+    note = f"half-width {reached:.3g} % of the value, asked for {asked:.3g} %"
+    return replace(verdict, notes=(*verdict.notes, note))
+
+
 def with_missing_rounds(verdict: Verdict, begun: int) -> Verdict:
     """Rounds with a rank or a reading missing may be the very ones that would have failed."""
     if verdict.outcome not in ("passed", "failed") or verdict.rounds >= begun:

@@ -49,8 +49,8 @@ class Decider:
         self._each = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.kind == "each"}
         self._records: dict[str, list[AnyRecord]] = defaultdict(list)
         self._probes = GrowingProbes()
-        # Of each study, requirements that were open when they were last judged: the others are only once more, before
-        # an arm is dropped, which does not come back.
+        # Of each study, requirements that needed more rounds when they were last judged: the others are only once more,
+        # before an arm is dropped, which does not come back.
         self._open: dict[str, list[Case]] = {}
         # Of probes that had told enough: how many measurements of them there were then.
         self._told: dict[Probe, int] = {}
@@ -69,7 +69,10 @@ class Decider:
             self._records[record.study].append(record)
 
     def needed_arms(self, study_id: str) -> list[str]:
-        """Names of the arms of which further rounds may decide something; none once the study has told enough."""
+        """Names of the arms of which further rounds may decide something, or are to narrow an interval.
+
+        None once the study has told enough.
+        """
         if self._plan.probes is not None and study_id == self._plan.probes.id:
             return self._needed_probes(self._plan.probes)
         study = self._plan.study(study_id)
@@ -124,7 +127,10 @@ class Decider:
 
 
 def still_open(cases: Sequence[Case], evidence: Evidence, confidence: float) -> list[Case]:
-    """Requirements that more rounds may decide.
+    """Requirements that more rounds may decide, or make as precise as the plan asks.
+
+    Both are measured in the same rounds: what has to become precise cannot wait until others are decided, because these
+    may take all rounds that there are.
 
     What is decided stays decided: without its arms it gets no new rounds, and the judge sees the same again.
 
@@ -133,7 +139,8 @@ def still_open(cases: Sequence[Case], evidence: Evidence, confidence: float) -> 
         evidence: what it told so far.
         confidence: of the intervals.
     """
-    return [case for case in cases if judge(case, evidence, confidence).is_open]
+    judged = ((case, judge(case, evidence, confidence)) for case in cases)
+    return [case for case, verdict in judged if verdict.is_open or verdict.is_too_wide]
 
 
 def arms_needed(study: Study, cases: Sequence[Case]) -> list[str]:

@@ -139,3 +139,24 @@ def test_a_machine_that_is_evenly_slow_is_not_accepted_for_being_even() -> None:
         "rank_uniformity", "exposed_communication", "ddp_overhead", "step_time_cv", "memory_spread",
         "replica_agreement", "images_per_joule",
     }  # fmt: skip
+
+
+def test_a_precision_is_asked_of_throughput_and_what_is_a_multiple_or_ratio_of_it() -> None:
+    assert {name for name, metric in METRICS.items() if metric.takes_precision} == {
+        "throughput_per_gpu", "weak_scaling_efficiency", "strong_scaling_speedup", "strong_scaling_efficiency",
+        "model_flops_utilization", "generation_ratio",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
+def test_every_bound_that_judges_anything_is_possible(metric: Metric) -> None:
+    low, high = metric.possible_at(8)
+    least, most = metric.range_at(8)
+    assert low <= least
+    assert most <= high
+
+
+def test_what_is_possible_of_a_speedup_grows_with_the_ranks() -> None:
+    assert METRICS["strong_scaling_speedup"].possible_at(8) == pytest.approx((0.0, 8.8))
+    assert METRICS["weak_scaling_efficiency"].possible_at(8) == pytest.approx((0.0, 1.1))
+    assert METRICS["rank_uniformity"].possible_at(8)[0] == 1.0

@@ -32,7 +32,7 @@ def test_a_failure_in_full() -> None:
     assert lines(replace(FAILED, culprits=FAILED.culprits[:1])) == [
         "FAIL  throughput_per_gpu[resnet152-fp16-8gpu]: the interval lies below the bound",
         "  value     1159.2 img/s",
-        "  interval  [1154.2, 1164.0] img/s  (95% confidence, 12 rounds)",
+        "  limits    at most 1164.0 img/s  (95% confidence, 12 rounds)",
         "  bound     ≥ 1180 img/s  (severity fail, thresholds.yaml:42)",
         "  margin    −1.8 %",
         "  note      power limit 300 W on node7",
@@ -48,16 +48,16 @@ def test_every_culprit_and_note_has_a_line() -> None:
 
 
 @pytest.mark.parametrize("verdict", [NOT_MEASURED, ERROR])
-def test_without_a_value_there_is_neither_interval_nor_margin(verdict: Verdict) -> None:
+def test_without_a_value_there_are_neither_limits_nor_margin(verdict: Verdict) -> None:
     found = lines(verdict)
-    assert not [line for line in found if line.startswith(("  value", "  interval", "  margin"))]
+    assert not [line for line in found if line.startswith(("  value", "  limits", "  margin"))]
     assert verdict.reason in found[0]
 
 
 def test_without_an_interval_the_value_still_shows() -> None:
     found = lines(replace(INCONCLUSIVE, interval=None))
     assert any(line.startswith("  value ") for line in found)
-    assert not any(line.startswith("  interval ") for line in found)
+    assert not any(line.startswith("  limits ") for line in found)
 
 
 def test_a_warning_says_that_it_only_warns_and_that_nothing_is_published() -> None:

@@ -85,7 +85,7 @@ def test_failure_says_why_and_who() -> None:
     failure = _testcase(FAILED).find("failure")
     assert failure is not None
     assert failure.get("message") == (
-        "FAIL: the interval lies below the bound (1159.2 ± 5.0 img/s, bound ≥ 1180 img/s)"
+        "FAIL: the interval lies below the bound (1159.2 img/s, at most 1164.0 img/s, bound ≥ 1180 img/s)"
     )
     assert "GPU 3 (GPU-5d3a91c2-77aa-4be1-9d0f-1f0c2d9f6a3b) on node7" in (failure.text or "")
 

@@ -49,11 +49,18 @@ def test_80_columns_show_every_column_and_group_by_metric() -> None:
     header, style = lines[0]
     assert style == "header"
     assert header.split("  ")[0] == "requirement"
-    assert [word in header for word in ("value ± interval", "bound", "margin", "verdict")] == [True] * 4
+    assert [word in header for word in ("value (limits)", "bound", "margin", "verdict")] == [True] * 4
     assert lines[1] == ("weak_scaling_efficiency", "")
-    assert " ".join(lines[2][0].split()) == "resnet152-fp16-8gpu 97.4 ± 0.3 % ≥ 96.0 % +1.5 % PASS"
+    assert " ".join(lines[2][0].split()) == "resnet…p16-8gpu 97.4 (≥ 97.1) % ≥ 96.0 % +1.5 % PASS"
     assert lines[2][1] == "passed"
-    assert lines[3][0].split()[0] == "vit-b16-bf16-8gpu", "verdicts of one metric stand together"
+    assert lines[3][0].split()[0] == "vit-b1…f16-8gpu", "verdicts of one metric stand together"
+
+
+def test_the_signs_of_limits_are_explained_where_there_are_any() -> None:
+    said = "(≥ …) at least, (≤ …) at most, (… … …) between: with a confidence of 0.95"
+    assert (said, "") in table_lines(JUDGEMENT, 100)
+    without = judgement_with(replace(PASSED, interval=None))
+    assert not [line for line, _ in table_lines(without, 100) if "with a confidence" in line]
 
 
 def test_names_that_would_look_alike_when_cut_are_written_out() -> None:

@@ -46,16 +46,52 @@ def test_each_unit_is_shown_with_its_sensible_digits(value: float, unit: Unit, e
     assert text.number_text(value, unit) == expected
 
 
-def test_asymmetric_interval_is_shown_as_its_larger_half_and_in_full() -> None:
-    verdict = replace(PASSED, value=0.97, interval=(0.965, 0.978))
-    assert text.value_text(verdict) == "97.0 ± 0.8 %"
-    assert text.interval_text(verdict) == "[96.5, 97.8] %"
+AT_MOST = replace(PASSED, metric="rank_uniformity", bound={"at_most": 1.08}, value=1.02, interval=(1.01, 1.05))
 
 
-def test_end_of_an_interval_that_misses_the_bound_does_not_look_like_it() -> None:
-    verdict = replace(PASSED, outcome="inconclusive", value=0.97, interval=(0.95998, 0.98))
-    assert text.interval_text(verdict) == "[95.998, 98.000] %"
-    assert text.bound_text(verdict) == "≥ 96.0 %"
+@pytest.mark.parametrize(
+    ("verdict", "limits", "value"),
+    [
+        (replace(PASSED, value=0.97, interval=(0.965, 0.978)), "at least 96.5 %", "97.0 (≥ 96.5) %"),
+        (replace(PASSED, outcome="failed", value=0.93, interval=(0.921, 0.942)), "at most 94.2 %", "93.0 (≤ 94.2) %"),
+        (AT_MOST, "at most 1.05×", "1.02 (≤ 1.05)×"),
+        (replace(AT_MOST, outcome="failed", value=1.15, interval=(1.11, 1.21)), "at least 1.11×", "1.15 (≥ 1.11)×"),
+    ],
+)
+def test_where_one_side_decides_it_is_the_one_that_is_shown(verdict: Verdict, limits: str, value: str) -> None:
+    assert (text.limits_text(verdict), text.value_text(verdict)) == (limits, value)
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        replace(PASSED, outcome="inconclusive", value=0.97, interval=(0.951, 0.982)),
+        # its data were wrong, or there were too few rounds: no side of the interval decided that
+        replace(PASSED, outcome="failed", value=0.97, interval=(0.951, 0.982)),
+        replace(PASSED, outcome="inconclusive", value=0.97, interval=(0.951, 0.982), flags=("host-bound",)),
+    ],
+)
+def test_where_no_side_decides_both_are_shown(verdict: Verdict) -> None:
+    assert text.limits_text(verdict) == "95.1 … 98.2 %"
+    assert text.value_text(verdict) == "97.0 (95.1 … 98.2) %"
+
+
+def test_limits_are_rounded_outwards() -> None:
+    assert text.limits_text(replace(PASSED, value=0.97, interval=(0.96598, 0.978))) == "at least 96.5 %"
+    both = replace(PASSED, outcome="inconclusive", value=0.97, interval=(0.95998, 0.98002))
+    assert text.limits_text(both) == "95.9 … 98.1 %"
+
+
+def test_an_interval_as_narrow_as_was_asked_is_shown_as_its_larger_half() -> None:
+    precise = replace(PASSED, value=0.97, interval=(0.965, 0.978), precision=0.01)
+    assert (text.value_text(precise), text.limits_text(precise)) == ("97.0 ± 0.8 %", "± 0.8 %")
+    wider = replace(precise, precision=0.005)
+    assert text.limits_text(wider) == "at least 96.5 %"
+
+
+def test_limit_that_misses_the_bound_does_not_look_like_it() -> None:
+    verdict = replace(PASSED, outcome="failed", value=0.95, interval=(0.94, 0.95998))
+    assert (text.limits_text(verdict), text.bound_text(verdict)) == ("at most 95.998 %", "≥ 96.0 %")
 
 
 def test_point_shares_the_digits_of_the_bound() -> None:
@@ -64,12 +100,12 @@ def test_point_shares_the_digits_of_the_bound() -> None:
 
 
 def test_narrow_interval_gets_digits_until_it_is_not_zero() -> None:
-    assert text.value_text(replace(PASSED, value=0.97451, interval=(0.97442, 0.97459))) == "97.45 ± 0.01 %"
+    assert text.value_text(replace(PASSED, value=0.97451, interval=(0.97442, 0.97459))) == "97.45 (≥ 97.44) %"
 
 
 def test_value_without_interval_or_without_measurement() -> None:
     assert text.value_text(MEMORY) == "44.1 GiB"
-    assert text.value_text(NOT_MEASURED) == text.margin_text(NOT_MEASURED) == text.interval_text(NOT_MEASURED) == "–"
+    assert text.value_text(NOT_MEASURED) == text.margin_text(NOT_MEASURED) == text.limits_text(NOT_MEASURED) == "–"
 
 
 def test_bound_is_written_no_longer_than_it_is() -> None:
@@ -186,13 +222,12 @@ def test_one_line_keeps_what_a_person_wrote() -> None:
     assert "\x1b" not in text.one_line(HOSTILE)
 
 
-def test_an_interval_that_reaches_far_beyond_twice_the_value_is_written_with_both_ends() -> None:
-    wide = replace(PASSED, metric="matmul_tflops", value=0.0208, interval=(0.0026, 0.209), bound={"at_least": 0.0015})
-    assert text.value_text(wide) == "0.0208 (0.0026 … 0.2090) TFLOPS"
-    assert text.value_text(replace(wide, interval=(0.0200, 0.0220))) == "0.0208 ± 0.0012 TFLOPS"
+def test_what_did_not_vary_has_no_limits() -> None:
+    alike = replace(PASSED, value=0.97, interval=(0.97, 0.97))
+    assert (text.value_text(alike), text.limits_text(alike)) == ("97.0 %", "–")
 
 
 def test_value_and_bound_of_a_verdict_with_an_infinite_interval_do_not_crash() -> None:
-    verdict: Verdict = replace(PASSED, interval=(-math.inf, math.inf))
-    assert text.value_text(verdict) == "97.4 ± ∞ %"
-    assert text.interval_text(verdict) == "[−∞, ∞] %"
+    verdict: Verdict = replace(PASSED, outcome="inconclusive", interval=(-math.inf, math.inf))
+    assert text.value_text(verdict) == "97.4 (−∞ … ∞) %"
+    assert text.limits_text(verdict) == "−∞ … ∞ %"

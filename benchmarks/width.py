@@ -1,0 +1,233 @@
+"""How wide intervals are, and whether they hold where measuring stops, by simulation.
+
+    python benchmarks/width.py --json width.json
+    python benchmarks/width.py --runs 200
+
+First table: half of the interval after so many rounds, whatever they say: its median over the runs and what 80 % of
+them reach, in standard deviations of a round, and the median relative to the value. `plan/estimate.HALF_WIDTHS_SD` is
+the column of 80 %.
+
+Second table: the interval that is printed at the end of a run that looks after each round from the eighth to the limit
+and stops once the bound is decided, and, with --ddp-precision, the interval is that narrow too. The truth lies a margin
+above the bound. Covered: share of runs whose printed interval holds the truth. Lost: share of runs that had decided,
+went on to become precise, and ended undecided; turned: and ended on the other side.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from reporting import argument_parser, keep, positive_int, table
+
+from pytest_ddpscale.plan.per_round import Sample
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
+from pytest_ddpscale.simulate.power import Share
+from pytest_ddpscale.simulate.round_noise import FloatArray
+from pytest_ddpscale.stats.intervals import Estimate
+from pytest_ddpscale.stats.sequential import EProcesses
+from pytest_ddpscale.verdict.estimating import estimate_of
+
+CONFIDENCE = 0.95
+ROUNDS = (5, 8, 10, 12, 14, 16, 18, 20, 24, 28, 32)
+NOISES = (0.003, 0.006, 0.02)
+MARGINS = (0.01, 0.02, 0.05)
+CORRELATIONS = (0.0, 0.5)
+PRECISIONS = (None, 0.01, 0.005)
+
+
+@dataclass(frozen=True)
+class Width:
+    """Half of an interval after some rounds, in standard deviations of a round.
+
+    Attributes:
+        rounds: after which.
+        median: over the runs.
+        most: of 80 % of the runs.
+    """
+
+    rounds: int
+    median: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Stop:
+    """What runs print that end by one rule.
+
+    Attributes:
+        correlation: of successive rounds.
+        noise: relative standard deviation of a round.
+        margin: of the truth over the bound, relative.
+        precision: half-width that was asked for, relative; None for decisions only.
+        rounds: mean.
+        half_width: of the printed interval, relative to the value; median.
+        precise: share of runs that became as precise as was asked.
+        decided: share of runs that ended with a decision.
+        covered: share of runs whose interval holds the truth.
+        covered_interval: of that share, 95 %.
+        lost: share of runs that had decided and ended undecided.
+        turned: share of runs that had decided and ended on the other side.
+    """
+
+    correlation: float
+    noise: float
+    margin: float
+    precision: float | None
+    rounds: float
+    half_width: float
+    precise: float
+    decided: float
+    covered: float
+    covered_interval: tuple[float, float]
+    lost: float
+    turned: float
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is known after so many rounds, of ratios to the bound."""
+
+    rounds: int
+    estimate: Estimate
+
+    @property
+    def decision(self) -> int:
+        """1 above the bound, -1 below, 0 undecided."""
+        low, high = self.estimate.interval
+        return 1 if low >= 1 else -1 if high < 1 else 0
+
+    @property
+    def half_width(self) -> float:
+        """The larger half of the interval, relative to the value."""
+        value, (low, high) = self.estimate
+        return max(value - low, high - value) / value
+
+
+def widths(runs: int, seed: int) -> list[Width]:
+    """The first table."""
+    series: FloatArray = np.random.default_rng(seed).standard_normal((runs, max(ROUNDS)))
+    found = []
+    for rounds in ROUNDS:
+        low, high = EProcesses(series[:, :rounds]).intervals(CONFIDENCE).T
+        median, most = np.quantile((high - low) / 2, (0.5, 0.8)).tolist()
+        found.append(Width(rounds, median, most))
+    return found
+
+
+def noise_of(chance: random.Random, correlation: float, rounds: int) -> list[float]:
+    """A stationary AR(1) series of Gaussian noise with variance 1."""
+    values = [chance.gauss(0, 1)]
+    while len(values) < rounds:
+        values.append(correlation * values[-1] + math.sqrt(1 - correlation**2) * chance.gauss(0, 1))
+    return values
+
+
+def looks(logs: Sequence[float]) -> Iterator[Look]:
+    """After each round from the fewest that decide."""
+    samples = [Sample(math.exp(value)) for value in logs]
+    for rounds in range(FEWEST_ROUNDS, len(logs) + 1):
+        estimate = estimate_of(samples[:rounds], "factors", CONFIDENCE).estimate
+        if estimate is not None:
+            yield Look(rounds, estimate)
+
+
+def last_look(seen: Sequence[Look], precision: float | None) -> Look:
+    """Where a run stops."""
+    return next((one for one in seen if one.decision and one.half_width <= (precision or math.inf)), seen[-1])
+
+
+def stops(correlation: float, noise: float, margin: float, runs: int, limit: int, seed: int) -> list[Stop]:
+    """Of the same runs, one for each precision."""
+    chance = random.Random(f"{seed}/{correlation}/{noise}/{margin}")
+    narrowest = min(filter(None, PRECISIONS))
+    seen = []
+    for _ in range(runs):
+        logs = [math.log1p(margin) + noise * value for value in noise_of(chance, correlation, limit)]
+        of_run = []
+        for look in looks(logs):
+            of_run.append(look)
+            if look.decision and look.half_width <= narrowest:
+                break
+        seen.append(of_run)
+    found = []
+    for precision in PRECISIONS:
+        ends = [last_look(of_run, precision) for of_run in seen]
+        first = [last_look(of_run, None).decision for of_run in seen]
+        covered = sum(end.estimate.interval[0] <= 1 + margin <= end.estimate.interval[1] for end in ends)
+        pairs = [(before, end.decision) for before, end in zip(first, ends, strict=True)]
+        found.append(
+            Stop(
+                correlation, noise, margin, precision,
+                rounds=statistics.fmean(end.rounds for end in ends),
+                half_width=statistics.median(end.half_width for end in ends),
+                precise=sum(end.half_width <= (precision or math.inf) for end in ends) / runs,
+                decided=sum(end.decision != 0 for end in ends) / runs,
+                covered=covered / runs,
+                covered_interval=Share(covered, runs).interval,
+                lost=sum(before != 0 and after == 0 for before, after in pairs) / runs,
+                turned=sum(before * after < 0 for before, after in pairs) / runs,
+            )
+        )  # fmt: skip
+    return found
+
+
+def show_widths(found: Sequence[Width]) -> None:
+    """Print the first table."""
+    rows = [
+        (str(one.rounds), f"{one.median:.2f}", f"{one.most:.2f}", *(f"± {one.median * noise:.2%}" for noise in NOISES))
+        for one in found
+    ]
+    columns = ("rounds", "median, σ", "80 %, σ", *(f"median at {noise:.1%}" for noise in NOISES))
+    print(table(columns, rows))
+
+
+def show_stops(found: Sequence[Stop]) -> None:
+    """Print the second table."""
+    rows = [
+        (
+            f"{one.correlation:.1f}", f"{one.noise:.1%}", f"{one.margin:.0%}",
+            "–" if one.precision is None else f"{one.precision:.1%}",
+            f"{one.rounds:.1f}", f"± {one.half_width:.2%}", f"{one.half_width / one.noise:.2f}",
+            "–" if one.precision is None else f"{one.precise:.0%}", f"{one.decided:.0%}", f"{one.covered:.1%}",
+            f"{one.covered_interval[0]:.1%} … {one.covered_interval[1]:.1%}", f"{one.lost:.1%}", f"{one.turned:.1%}",
+        )
+        for one in found
+    ]  # fmt: skip
+    columns = (
+        "ρ", "noise", "margin", "asked", "rounds", "half-width", "σ", "precise", "decided", "covered", "95 % interval",
+        "lost", "turned",
+    )  # fmt: skip
+    print(table(columns, rows))
+
+
+def main() -> int:
+    """Run the script. Returns its exit code: 1 if intervals hold the truth more rarely than they say."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--runs", type=positive_int, default=1000, help="simulated runs a row (%(default)s)")
+    parser.add_argument("--limit", type=positive_int, default=PACES["cuda"].rounds, help="rounds (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    by_rounds = widths(arguments.runs, arguments.seed)
+    show_widths(by_rounds)
+    print()
+    at_stop = [
+        stop
+        for correlation in CORRELATIONS
+        for noise in NOISES
+        for margin in MARGINS
+        for stop in stops(correlation, noise, margin, arguments.runs, arguments.limit, arguments.seed)
+    ]
+    show_stops(at_stop)
+    print(f"\nexpected: at least {CONFIDENCE:.0%} covered in each row")
+    keep(arguments.json, "width", {"by_rounds": list(map(asdict, by_rounds)), "at_stop": list(map(asdict, at_stop))})
+    return int(any(one.covered_interval[1] < CONFIDENCE for one in at_stop))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
