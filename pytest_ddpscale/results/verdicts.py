@@ -92,6 +92,9 @@ class Verdict:
         flags: what code has to know.
         compared: both sides of a ratio; None of what is none, or was not measured.
         waiver: by which it does not reject, though it failed; None of all others.
+        published: the value that the bound comes from, in `unit`; None if nobody published one.
+        p_value: of a failure by rounds: how likely values as bad as these are at most, at any of all rounds, if the
+            bound is kept; for all places together. None of all others.
         unit: of value, interval and bound: the metric's.
         margin: distance of the value from the bound, relative to the bound: positive on the good side.
     """
@@ -116,6 +119,8 @@ class Verdict:
     placement: Placement = "packed"
     compared: GenerationComparison | None = None
     waiver: Waiver | None = None
+    published: float | None = None
+    p_value: float | None = None
     unit: Unit = field(init=False, default="x")
     margin: float | None = field(init=False, default=None)
 
@@ -204,6 +209,25 @@ class LoweredBound:
 
 
 @dataclass(frozen=True)
+class UniformLoss:
+    """How much slower than published all GPUs alike may be without a requirement that shows it.
+
+    Attributes:
+        fraction: of the published value, 0 … 1, by the workload that limits it most; 0 if they are no slower there.
+        largest: the same by the workload that limits it least.
+        confidence: of both, 0 … 1.
+        requirement: id of the one that limits it most.
+        workloads: how many were compared.
+    """
+
+    fraction: float
+    largest: float
+    confidence: float
+    requirement: str
+    workloads: int
+
+
+@dataclass(frozen=True)
 class Judgement:
     """All verdicts of a run and what they come to: the content of verdicts.json.
 
@@ -218,6 +242,8 @@ class Judgement:
         extends: the files that the thresholds file of `basis` extends, the nearest first.
         lowered: what it asks less of than they do.
         altered: what else of the SKU is not as they have it, in words.
+        uniform_loss: how large a loss of all GPUs alike could hide; None if no published throughput was kept.
+        family_confidence: at which failures are corrected for the number of requirements; None if they are not.
         blockers: all that keeps the machine from being accepted: what items, reports and the exit code show as
             failures. Whoever makes a judgement says what there is besides requirements.
     """
@@ -235,6 +261,8 @@ class Judgement:
     extends: tuple[ThresholdsUsed, ...] = ()
     lowered: tuple[LoweredBound, ...] = ()
     altered: tuple[str, ...] = ()
+    uniform_loss: UniformLoss | None = None
+    family_confidence: float | None = None
     schema_version: Literal[4] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:

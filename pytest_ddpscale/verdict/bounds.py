@@ -13,6 +13,7 @@ from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.model import Requirement, Source
 from pytest_ddpscale.verdict.estimating import Found
+from pytest_ddpscale.verdict.p_value import p_value_of
 
 _REASONS: dict[VerdictOutcome, str] = {
     "passed": "the whole interval keeps the bound",
@@ -36,6 +37,7 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
         provisional=requirement.provisional,
         source=_source_text(requirement.source),
         placement=requirement.placement,
+        published=requirement.source.measured,
     )
 
 
@@ -68,7 +70,7 @@ def against_bound(
     outcome: VerdictOutcome = "passed" if good else "failed" if bad else "inconclusive"
     return replace(
         blank, outcome=outcome, value=found.value, interval=(low, high), rounds=count, notes=notes,
-        reason=_REASONS[outcome],
+        reason=_REASONS[outcome], p_value=p_value_of(values, requirement) if outcome == "failed" else None,
     )  # fmt: skip
 
 
