@@ -21,8 +21,9 @@ def certainty_lines(judgement: Judgement) -> Iterator[str]:
     if measured and members:
         level = min(one.confidence for one in measured)
         yield (
-            f"Accepted by mistake: a machine that misses a bound is accepted in at most {_percent(1 - level)} of runs, "
-            f"because each requirement is judged with {_percent(level)} confidence and acceptance needs all of them."
+            f"Accepted by mistake: a machine that misses a bound is accepted in at most {_percent(1 - level)} of runs "
+            f"if its noise is steady. Each requirement is judged with {_percent(level)} confidence, and acceptance "
+            "needs all of them."
         )
         yield _rejected_by_mistake(judgement, members, level)
     loss = uniform_loss_text(judgement)
