@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.results.verdicts import Judgement, UniformLoss, Verdict
-from pytest_ddpscale.verdict.family import chance_of_rejection, family_of
-from pytest_ddpscale.verdict.uniform_loss import tells_uniform_loss
 
+# Relative to the level, 1 - confidence: failures of a requirement whose bound is exactly reached, where successive
+# rounds correlate by 0.5, the most that is allowed for; 0.014 where they are independent (benchmarks/family.py).
+_WRONG_FAILURES = 0.18
 # A p value below this is a matter of the noise's model, not of chance.
 _LEAST_CHANCE = 1e-9
 
@@ -17,7 +18,7 @@ _LEAST_CHANCE = 1e-9
 def certainty_lines(judgement: Judgement) -> Iterator[str]:
     """Sentences for the report; none of a run that trained and probed nothing."""
     measured = [one for one in judgement.verdicts if one.interval is not None]
-    members = len(family_of(judgement.verdicts))
+    members = sum(one.may_reject_by_chance for one in judgement.verdicts)
     if measured and members:
         level = min(one.confidence for one in measured)
         yield (
@@ -39,7 +40,8 @@ def _rejected_by_mistake(judgement: Judgement, members: int, level: float) -> st
             f"{_percent(1 - judgement.family_confidence)} of runs. {counted} can reject by chance; a failure counts "
             "only if it is too clear to be chance among so many (--ddp-family-confidence)."
         )
-    together, apart = chance_of_rejection(members, level)
+    together = _WRONG_FAILURES * (1 - level)
+    apart = 1 - (1 - together) ** members
     return (
         f"Rejected by mistake: {counted} can reject by chance. A machine exactly on all their bounds would be rejected "
         f"in {_percent(together)} of runs if all err together, and in {_percent(apart)} if each errs by itself "
@@ -54,7 +56,7 @@ def uniform_loss_text(judgement: Judgement) -> str:
     if loss is not None:
         return _limited(loss)
     trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload" and one.value is not None]
-    if trained and not any(map(tells_uniform_loss, judgement.verdicts)):
+    if trained and not any(one.shows_uniform_loss for one in judgement.verdicts):
         return "All GPUs alike slow: nothing is published to compare with, so a loss of any size could hide."
     return ""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_ddpscale.plan.metric import Unit
-from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.study import Placement
 from pytest_ddpscale.results.coverage import Coverage
 from pytest_ddpscale.results.run_directory import read_file
@@ -28,6 +28,7 @@ Flag = Literal[
 ]
 WRONG_DATA: Literal["wrong-data"] = "wrong-data"
 PARTLY_KNOWN: Literal["partly-known"] = "partly-known"
+_OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, "generation_ratio")
 VERDICTS_SCHEMA_VERSION: Literal[4] = 4
 
 
@@ -161,6 +162,16 @@ class Verdict:
         if self.is_waived:
             return False
         return self.outcome == "error" or (not self.passed and self.severity == "fail")
+
+    @property
+    def may_reject_by_chance(self) -> bool:
+        """Whether it could reject a machine that keeps its bound."""
+        return self.severity == "fail" and METRICS[self.metric].errs_by_chance
+
+    @property
+    def shows_uniform_loss(self) -> bool:
+        """Whether it compares throughput with what was published, and so sees a loss of all GPUs alike."""
+        return self.published is not None and self.metric in _OF_THROUGHPUT
 
     @property
     def is_open(self) -> bool:

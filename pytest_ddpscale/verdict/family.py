@@ -16,45 +16,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.results.verdicts import WRONG_DATA, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase
-from pytest_ddpscale.thresholds.model import Severity
 
 # No failure has a larger one: nothing is corrected.
 ANY_P_VALUE = 1.0
-# Relative to the level: failures of a requirement whose bound is exactly reached, at a correlation of 0.5 between
-# rounds, the largest allowed for; a fortieth of that where rounds are independent (benchmarks/family.py).
-WRONG_FAILURES = 1 / 6
-
-
-def may_fail_by_chance(definition: Metric, severity: Severity) -> bool:
-    """Whether a requirement on a metric can reject a machine that keeps it."""
-    return severity == "fail" and definition.subject in ("workload", "probe") and definition.only_bound is None
-
-
-def family_of(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Verdicts that are corrected together."""
-    return [one for one in verdicts if may_fail_by_chance(METRICS[one.metric], one.severity)]
 
 
 def rejection_level(cases: Iterable[AnyCase], family_confidence: float | None) -> float:
     """P value at which a failure counts whatever becomes of all others: until then it is worth measuring on."""
     if family_confidence is None:
         return ANY_P_VALUE
-    members = [one for one in cases if may_fail_by_chance(one.requirement.definition, one.requirement.severity)]
-    return (1 - family_confidence) / max(len(members), 1)
-
-
-def chance_of_rejection(members: int, confidence: float) -> tuple[float, float]:
-    """In how many runs a machine exactly on the bounds of so many requirements is rejected, each judged by itself.
-
-    Returns:
-        0 … 1, if all err together and if each errs by itself; for noise that remembers as much as is allowed for.
-    """
-    one = WRONG_FAILURES * (1 - confidence)
-    return (one, 1 - (1 - one) ** members) if members else (0.0, 0.0)
+    asked = [one.requirement for one in cases]
+    members = sum(one.severity == "fail" and one.definition.errs_by_chance for one in asked)
+    return (1 - family_confidence) / max(members, 1)
 
 
 def is_open(verdict: Verdict, level: float) -> bool:
@@ -64,8 +39,8 @@ def is_open(verdict: Verdict, level: float) -> bool:
         verdict: of one requirement, judged by itself.
         level: as `rejection_level` says.
     """
-    can_reject = verdict.outcome == "failed" and may_fail_by_chance(METRICS[verdict.metric], verdict.severity)
-    return verdict.is_open or (can_reject and _p_value(verdict) > level)
+    may_be_chance = verdict.outcome == "failed" and verdict.may_reject_by_chance
+    return verdict.is_open or (may_be_chance and _p_value(verdict) > level)
 
 
 def with_family_confidence(verdicts: Sequence[Verdict], family_confidence: float) -> tuple[Verdict, ...]:
@@ -78,7 +53,7 @@ def with_family_confidence(verdicts: Sequence[Verdict], family_confidence: float
         verdicts: each judged by itself.
         family_confidence: that no requirement of the family that is kept is rejected, 0 … 1.
     """
-    family = family_of(verdicts)
+    family = [one for one in verdicts if one.may_reject_by_chance]
     failed = {one.id for one in family if one.outcome == "failed" and not one.is_waived}
     too_weak = failed - _rejected(family, 1 - family_confidence)
     return tuple(_not_counting(one, len(family), family_confidence) if one.id in too_weak else one for one in verdicts)

@@ -16,15 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.results.verdicts import UniformLoss, Verdict
-
-_RATIO = METRICS["generation_ratio"]
-
-
-def tells_uniform_loss(verdict: Verdict) -> bool:
-    """Whether a requirement compares GPUs with what somebody published of other ones."""
-    return verdict.published is not None and METRICS[verdict.metric] in (THROUGHPUT_PER_GPU, _RATIO)
 
 
 def uniform_loss(
@@ -41,7 +34,7 @@ def uniform_loss(
         None if no requirement that would show it passed.
     """
     chosen: dict[str, Verdict] = {}
-    for one in sorted(filter(tells_uniform_loss, verdicts), key=_preference):
+    for one in sorted((one for one in verdicts if one.shows_uniform_loss), key=_preference):
         chosen.setdefault(one.workload, one)
     together = 1 - (1 - confidence) / max(len(chosen), 1)
     losses = {one.id: _largest_loss(judge_at(one.id, together)) for one in chosen.values() if one.passed}
@@ -53,7 +46,7 @@ def uniform_loss(
 
 
 def _preference(verdict: Verdict) -> tuple[bool, int]:
-    return METRICS[verdict.metric] is not THROUGHPUT_PER_GPU, -verdict.world_size
+    return verdict.metric != THROUGHPUT_PER_GPU.name, -verdict.world_size
 
 
 def _largest_loss(verdict: Verdict) -> float | None:
