@@ -46,7 +46,7 @@ def _rejected_by_mistake(judgement: Judgement, members: int, level: float) -> st
         f"Rejected by mistake: {counted} can reject by chance. A machine exactly on all their bounds would be rejected "
         f"in {_percent(together)} of runs if all err together, and in {_percent(apart)} if each errs by itself "
         "(simulated, with noise that lasts for several rounds). A margin makes that rare; "
-        "--ddp-family-confidence=0.95 keeps it below 5 % in any case."
+        "--ddp-family-confidence=0.95 keeps it below 5 %."
     )
 
 
@@ -57,7 +57,7 @@ def uniform_loss_text(judgement: Judgement) -> str:
         return _limited(loss)
     trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload" and one.value is not None]
     if trained and not any(one.shows_uniform_loss for one in judgement.verdicts):
-        return "All GPUs alike slow: nothing is published to compare with, so a loss of any size could hide."
+        return "All GPUs alike slow: this run has no published throughput to compare with, so a loss of any size could hide."
     return ""
 
 

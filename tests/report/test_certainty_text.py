@@ -36,7 +36,9 @@ def test_a_machine_that_beats_what_was_published_hides_no_loss() -> None:
 
 
 def test_without_a_published_throughput_any_loss_could_hide() -> None:
-    words = "All GPUs alike slow: nothing is published to compare with, so a loss of any size could hide."
+    words = (
+        "All GPUs alike slow: this run has no published throughput to compare with, so a loss of any size could hide."
+    )
     assert uniform_loss_text(replace(ACCEPTED, uniform_loss=None)) == words
 
 
