@@ -57,7 +57,8 @@ def uniform_loss_text(judgement: Judgement) -> str:
         return _limited(loss)
     trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload" and one.value is not None]
     if trained and not any(one.shows_uniform_loss for one in judgement.verdicts):
-        return "All GPUs alike slow: this run has no published throughput to compare with, so a loss of any size could hide."
+        against = "this run has no published throughput to compare with"
+        return f"All GPUs alike slow: {against}, so a loss of any size could hide."
     return ""
 
 
