@@ -305,6 +305,9 @@ class Settings:
         "SQLite file with what this site's nodes reached; default: history.sqlite beside runs in ddpscale-runs")
     confidence: float = _option("--ddp-confidence", "0.95", confidence_level, "judging",
         "confidence of the intervals", default="0.95")
+    family_confidence: float | None = _option("--ddp-family-confidence", "0.95", confidence_level, "judging",
+        "confidence that a machine that keeps all bounds is not rejected: failures are corrected for the number of "
+        "requirements; default: each is judged by itself")
     rounds: int | None = _option("--ddp-rounds", "N", number_of_rounds, "measuring",
         "most rounds of a study, at least 8; default: 32 (probes: 16); ends once all is decided")
     launches: int = _option("--ddp-launches", "N", number_of_launches, "measuring",

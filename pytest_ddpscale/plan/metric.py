@@ -209,6 +209,11 @@ class Metric:
         """Whether --ddp-precision asks how well it is known: throughput, and what is a multiple or a ratio of it."""
         return self.tells_speed and self.subject == "workload" and not self.upper_bound
 
+    @property
+    def errs_by_chance(self) -> bool:
+        """Whether its rounds scatter, so that a bound may be missed by chance: not what is counted, or equal or not."""
+        return self.subject in ("workload", "probe") and self.only_bound is None
+
     def range_at(self, world_size: int) -> tuple[float, float]:
         """The least and the greatest value that any machine could have: a bound beyond them judges nothing."""
         return self._at(world_size, self.plausible or _PLAUSIBLE[self.unit])

@@ -22,6 +22,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import coverage_text, text
 from pytest_ddpscale.report.breakdown import HEADINGS, NOT_COUNTED, breakdown
+from pytest_ddpscale.report.certainty_text import certainty_lines, chance_text
 from pytest_ddpscale.report.launches_text import interval_mark, launch_sd_text, launches_sentence
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.results.run_json import WATERMARK, RunDevice, RunRecord
@@ -101,6 +102,8 @@ def _template() -> jinja2.Template:
         text=text,
         coverage_text=coverage_text,
         absent=ABSENT,
+        certainty_lines=certainty_lines,
+        chance_text=chance_text,
         code_block=code_block,
         image=image,
         interval_mark=interval_mark,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.report import text
+from pytest_ddpscale.report.certainty_text import uniform_loss_text
 from pytest_ddpscale.report.launches_text import interval_mark, launches_sentence
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.results.run_json import WATERMARK
@@ -63,6 +64,7 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     lines += [(line, "") for said in _limits_legend(judgement.verdicts) for line in _wrapped(said, columns, "", "  ")]
     for note in (*_shared_notes(judgement.verdicts), *judgement.notes):
         lines += [(line, "") for line in _wrapped(f"note: {text.one_line(note)}", columns, "", "  ")]
+    lines += [(line, "") for line in _wrapped(uniform_loss_text(judgement), columns, "", "  ")]
     for said in (*_lowered(judgement), *_waived(judgement)):
         lines += [(line, "warned") for line in _wrapped(said, columns, "", "  ")]
     if judgement.simulated:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_ddpscale.plan.metric import Unit
-from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.study import Placement
 from pytest_ddpscale.results.coverage import Coverage
 from pytest_ddpscale.results.run_directory import read_file
@@ -30,6 +30,7 @@ Flag = Literal[
 WRONG_DATA: Literal["wrong-data"] = "wrong-data"
 THIS_LAUNCH_ONLY: Literal["this-launch-only"] = "this-launch-only"
 PARTLY_KNOWN: Literal["partly-known"] = "partly-known"
+_OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, "generation_ratio")
 VERDICTS_SCHEMA_VERSION: Literal[5] = 5
 
 
@@ -97,6 +98,9 @@ class Verdict:
         compared: both sides of a ratio; None of what is none, or was not measured.
         precision: how wide half of the interval may be, relative to the value; None where nobody asked for that.
         waiver: by which it does not reject, though it failed; None of all others.
+        published: the value that the bound comes from, in `unit`; None if nobody published one.
+        p_value: of a failure by rounds: how likely values as bad as these are at most, at any of all rounds, if the
+            bound is kept; for all places together. None of all others.
         unit: of value, interval and bound: the metric's.
         margin: distance of the value from the bound, relative to the bound: positive on the good side.
     """
@@ -124,6 +128,8 @@ class Verdict:
     waiver: Waiver | None = None
     launches: int = 1
     launch_sd: float | None = None
+    published: float | None = None
+    p_value: float | None = None
     unit: Unit = field(init=False, default="x")
     margin: float | None = field(init=False, default=None)
 
@@ -164,6 +170,16 @@ class Verdict:
         if self.is_waived:
             return False
         return self.outcome == "error" or (not self.passed and self.severity == "fail")
+
+    @property
+    def may_reject_by_chance(self) -> bool:
+        """Whether it could reject a machine that keeps its bound."""
+        return self.severity == "fail" and METRICS[self.metric].errs_by_chance
+
+    @property
+    def shows_uniform_loss(self) -> bool:
+        """Whether it compares throughput with what was published, and so sees a loss of all GPUs alike."""
+        return self.published is not None and self.metric in _OF_THROUGHPUT
 
     @property
     def is_open(self) -> bool:
@@ -238,6 +254,25 @@ class LoweredBound:
 
 
 @dataclass(frozen=True)
+class UniformLoss:
+    """How much slower than published all GPUs alike may be without a requirement that shows it.
+
+    Attributes:
+        fraction: of the published value, 0 … 1, by the workload that limits it most; 0 if they are no slower there.
+        largest: the same by the workload that limits it least.
+        confidence: of both, 0 … 1.
+        requirement: id of the one that limits it most.
+        workloads: how many were compared.
+    """
+
+    fraction: float
+    largest: float
+    confidence: float
+    requirement: str
+    workloads: int
+
+
+@dataclass(frozen=True)
 class Judgement:
     """All verdicts of a run and what they come to: the content of verdicts.json.
 
@@ -252,6 +287,8 @@ class Judgement:
         extends: the files that the thresholds file of `basis` extends, the nearest first.
         lowered: what it asks less of than they do.
         altered: what else of the SKU is not as they have it, in words.
+        uniform_loss: how large a loss of all GPUs alike could hide; None if no published throughput was kept.
+        family_confidence: at which failures are corrected for the number of requirements; None if they are not.
         blockers: all that keeps the machine from being accepted: what items, reports and the exit code show as
             failures. Whoever makes a judgement says what there is besides requirements.
     """
@@ -269,6 +306,8 @@ class Judgement:
     extends: tuple[ThresholdsUsed, ...] = ()
     lowered: tuple[LoweredBound, ...] = ()
     altered: tuple[str, ...] = ()
+    uniform_loss: UniformLoss | None = None
+    family_confidence: float | None = None
     schema_version: Literal[5] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:

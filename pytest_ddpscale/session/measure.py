@@ -173,7 +173,7 @@ class MeasureSource(EvidenceSource):
             self._limits(plan),
             listener,
             isolate=settings.isolate,
-            judge=Decider(plan, self.selected, settings.confidence),
+            judge=Decider(plan, self.selected, settings.confidence, settings.family_confidence),
             admit=admit,
         )
         try:

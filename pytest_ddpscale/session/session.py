@@ -17,7 +17,7 @@ from pytest_ddpscale.results.gangs import why_not_one_machine
 from pytest_ddpscale.results.notices import Listener
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import now_iso
-from pytest_ddpscale.results.verdicts import ACCEPTING, Judgement, RunOutcome, Verdict
+from pytest_ddpscale.results.verdicts import ACCEPTING, Judgement, RunOutcome, UniformLoss, Verdict
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.past_runs import baseline_of
 from pytest_ddpscale.session.sources import EvidenceSource
@@ -26,6 +26,7 @@ from pytest_ddpscale.thresholds.waiver import today
 from pytest_ddpscale.verdict.answering_rounds import samples_of
 from pytest_ddpscale.verdict.bounds import blank_verdict
 from pytest_ddpscale.verdict.covering import coverage_of
+from pytest_ddpscale.verdict.family import with_family_confidence
 from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.run_outcome import (
     ONE_NODE,
@@ -35,6 +36,7 @@ from pytest_ddpscale.verdict.run_outcome import (
     qualified,
     rests_on_published,
 )
+from pytest_ddpscale.verdict.uniform_loss import uniform_loss
 from pytest_ddpscale.verdict.waiving import with_waiver
 
 
@@ -69,7 +71,17 @@ class AcceptanceSession:
         """The verdict on one requirement, measured first if it has not been."""
         if case.id not in self.verdicts:
             self.verdicts[case.id] = self._verdict(case, Interim(self, listener))
+            if self.subject.settings.family_confidence is not None:  # what counts depends on all others
+                others = [one for one in self.source.selected if one.id not in self.verdicts]
+                self.verdicts |= {one.id: self._verdict(one, listener) for one in others}
+                self._correct_failures()
         return self.verdicts[case.id]
+
+    def _correct_failures(self) -> None:
+        family_confidence = self.subject.settings.family_confidence
+        if family_confidence is not None:
+            corrected = with_family_confidence(tuple(self.verdicts.values()), family_confidence)
+            self.verdicts |= {one.id: one for one in corrected}
 
     def samples(self, metric: str, workload: str, world_size: int, listener: Listener) -> list[float]:
         """Per-round values of a metric, in its unit, whether any requirement asks for it or not.
@@ -90,6 +102,7 @@ class AcceptanceSession:
             if case.id not in self.verdicts:
                 late = self._judged(case, measured) if measured else self._judged_without_data(case, why_not_asked)
                 self.verdicts[case.id] = late
+        self._correct_failures()
         verdicts = tuple(self.verdicts[case.id] for case in source.cases if case.id in self.verdicts)
         coverage, slow = self._coverage(evidence), slow_links(evidence)
         not_one_machine = why_not_one_machine(source.measured_run.read_records())
@@ -114,7 +127,13 @@ class AcceptanceSession:
         return Judgement(
             self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, allows, caveats.is_simulated, others,
             self.subject.extends, self.subject.lowered, self._altered(outcome, verdicts, coverage),
+            self._uniform_loss(verdicts, evidence), self.subject.settings.family_confidence,
         )  # fmt: skip
+
+    def _uniform_loss(self, verdicts: Sequence[Verdict], evidence: Evidence) -> UniformLoss | None:
+        by_id = {case.id: case for case in (*self.source.cases, *self.source.selected)}
+        confidence = self.subject.settings.confidence
+        return uniform_loss(verdicts, confidence, lambda name, at: judge(by_id[name], evidence, at))
 
     def _altered(self, outcome: RunOutcome, verdicts: Sequence[Verdict], coverage: Coverage) -> tuple[str, ...]:
         """What the site changed of the SKU, and whether it is accepted by nothing but bounds of the site's own."""
@@ -127,9 +146,13 @@ class AcceptanceSession:
     def so_far(self, evidence: Evidence, why: str, reason: str) -> Judgement:
         """What the run comes to if it goes no further, for that reason; `why` a study has no end yet."""
         verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.source.selected)
+        family_confidence = self.subject.settings.family_confidence
+        if family_confidence is not None:
+            verdicts = with_family_confidence(verdicts, family_confidence)
         return Judgement(
             self.sku, "incomplete", reason, verdicts, self.source.notes(), self._basis(),
             extends=self.subject.extends, lowered=self.subject.lowered, altered=self.subject.altered,
+            family_confidence=family_confidence,
         )  # fmt: skip
 
     def _verdict_so_far(self, case: AnyCase, evidence: Evidence, why: str) -> Verdict:

@@ -28,9 +28,11 @@ class DecidedStudy:
     verdicts: tuple[Verdict, ...]
 
 
-def decide(run: SimulatedRun, cases: Sequence[AnyCase], confidence: float) -> list[DecidedStudy]:
+def decide(
+    run: SimulatedRun, cases: Sequence[AnyCase], confidence: float, family_confidence: float | None = None
+) -> list[DecidedStudy]:
     """Simulate a session that stops each study once all requirements on training that it answers are decided."""
-    plan, decider = run.plan, Decider(run.plan, cases, confidence)
+    plan, decider = run.plan, Decider(run.plan, cases, confidence, family_confidence)
     records: list[AnyRecord] = []
 
     def hear(*heard: AnyRecord) -> None:

@@ -59,6 +59,21 @@ def single_sample_estimate(value: float, relative_error: float, confidence: floa
     return Estimate(value, (value * math.exp(-reach), value * math.exp(reach)))
 
 
+def mean_p_value(values: Sequence[float], least: float) -> float:
+    """One-sided p value of independent values against a mean of `least` or more, by Student's t (Student 1908).
+
+    Args:
+        values: at least two.
+        least: that the mean should have.
+    """
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    below = least - statistics.fmean(values)
+    if error == 0:
+        return 0.0 if below > 0 else 1.0
+    tail = 1 - _t_cdf(abs(below) / error, len(values) - 1)
+    return tail if below > 0 else 1 - tail
+
+
 @cache
 def t_quantile(probability: float, degrees: int) -> float:
     """Quantile of Student's t distribution, for probabilities from 0.5 up.

@@ -13,6 +13,7 @@ from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.model import Requirement, Source
 from pytest_ddpscale.verdict.estimating import Found
+from pytest_ddpscale.verdict.p_value import p_value_of
 
 _REASONS: dict[VerdictOutcome, str] = {
     "passed": "the whole interval keeps the bound",
@@ -36,6 +37,7 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
         provisional=requirement.provisional,
         source=_source_text(requirement.source),
         placement=requirement.placement,
+        published=requirement.source.measured,
     )
 
 
@@ -71,6 +73,7 @@ def against_bound(
         blank, outcome=outcome, value=found.value, rounds=count, notes=notes, reason=_REASONS[outcome],
         interval=_possible_part(low, high, found.value, definition.possible_at(blank.world_size)),
         launch_sd=found.launch_sd,
+        p_value=p_value_of(values, requirement, found.launch_values) if outcome == "failed" else None,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from pytest_ddpscale.results.records import Block, GangRecord, Lost
 from pytest_ddpscale.results.survey_record import PostMortem, Survey
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, training_cases
 from pytest_ddpscale.verdict.answering_study import matching_study
+from pytest_ddpscale.verdict.family import ANY_P_VALUE, is_open, rejection_level
 from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.probing import probes_needed
 
@@ -33,9 +34,13 @@ class Decider:
         plan: what is being measured.
         cases: requirements that will be judged.
         confidence: of the intervals, 0 … 1.
+        family_confidence: at which failures will be corrected for the number of requirements; None if they are not.
+            What fails by itself is then measured until it fails among all, or to the limit of rounds.
     """
 
-    def __init__(self, plan: Plan, cases: Sequence[AnyCase], confidence: float) -> None:
+    def __init__(
+        self, plan: Plan, cases: Sequence[AnyCase], confidence: float, family_confidence: float | None = None
+    ) -> None:
         self._plan = plan
         self._cases: dict[str, list[Case]] = defaultdict(list)
         self._probed = [case for case in cases if isinstance(case, NodeCase) and case.probe is not None]
@@ -44,6 +49,7 @@ class Decider:
             if study is not None:
                 self._cases[study.id].append(case)
         self._confidence = confidence
+        self._rejection_level = rejection_level(cases, family_confidence)
         self._gangs: dict[int, GangRecord] = {}
         self._columns = GrowingColumns()
         self._each = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.kind == "each"}
@@ -90,9 +96,9 @@ class Decider:
         columns = self._columns.columns({(study.id, arm.name) for arm in study.arms} | self._each)
         evidence = evidence_of(self._plan_of_those_there(study, columns), columns, records)
         asked, everything = self._open.get(study_id) or self._cases[study_id], self._cases[study_id]
-        found = still_open(asked, evidence, self._confidence)
+        found = still_open(asked, evidence, self._confidence, self._rejection_level)
         if len(asked) < len(everything) and arms_needed(study, found) != arms_needed(study, asked):
-            found = still_open(everything, evidence, self._confidence)
+            found = still_open(everything, evidence, self._confidence, self._rejection_level)
         self._open[study_id] = found
         return arms_needed(study, found)
 
@@ -108,7 +114,7 @@ class Decider:
         measured = {probe: 0 if found is None else int(found.present.sum()) for probe, found in of.items()}
         told = {probe for probe, count in measured.items() if self._told.get(probe) == count}
         asked = [case for case in self._probed if case.probe not in told]
-        needed = probes_needed(study, asked, evidence, self._confidence)
+        needed = probes_needed(study, asked, evidence, self._confidence, self._rejection_level)
         self._told |= {probe: count for probe, count in measured.items() if probe.id not in needed}
         return needed
 
@@ -126,7 +132,9 @@ class Decider:
         return replace(self._plan, studies=(study,), nodes=nodes, probes=None, pairs=None)
 
 
-def still_open(cases: Sequence[Case], evidence: Evidence, confidence: float) -> list[Case]:
+def still_open(
+    cases: Sequence[Case], evidence: Evidence, confidence: float, rejection_level: float = ANY_P_VALUE
+) -> list[Case]:
     """Requirements that more rounds may decide, or make as precise as the plan asks.
 
     Both are measured in the same rounds: what has to become precise cannot wait until others are decided, because these
@@ -138,9 +146,10 @@ def still_open(cases: Sequence[Case], evidence: Evidence, confidence: float) -> 
         cases: requirements on one study.
         evidence: what it told so far.
         confidence: of the intervals.
+        rejection_level: p value from which on a failure is decided.
     """
     judged = ((case, judge(case, evidence, confidence)) for case in cases)
-    return [case for case, verdict in judged if verdict.is_open or verdict.is_too_wide]
+    return [case for case, verdict in judged if is_open(verdict, rejection_level) or verdict.is_too_wide]
 
 
 def arms_needed(study: Study, cases: Sequence[Case]) -> list[str]:

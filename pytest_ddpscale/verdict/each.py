@@ -130,7 +130,7 @@ def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, mi
     Returns:
         ``failed`` if any place fails; else ``error`` if one is that, ``not_measured`` if something is missing,
         ``inconclusive`` if a place is that; else ``passed``. Value and interval are those of the worst place with that
-        outcome, rounds the fewest of any.
+        outcome, rounds the fewest of any; the p value is the smallest of any times the number of places.
     """
     clear = [one for one in judged if one.is_clear]
     told = [one for one in judged if not one.is_clear and one.outcome != "not_measured"]
@@ -145,6 +145,7 @@ def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, mi
     verdict = replace(
         worst.verdict,
         rounds=min(one.rounds for one in (*told, *clear)),
+        p_value=_p_value(verdicts, max(planned, len(judged))) if outcome == "failed" else None,
         reason=_reason(worst, deciding, planned),
         notes=(*notes, missing) if missing else notes,
         culprits=tuple(dict.fromkeys(culprit for one in verdicts for culprit in one.culprits)),
@@ -170,6 +171,12 @@ def _outcome(found: Collection[VerdictOutcome], *, is_missing: bool) -> VerdictO
 def _shared_flags(worst: PlaceVerdict[P], verdicts: Sequence[Verdict]) -> tuple[Flag, ...]:
     """Those of the worst place that all others have too."""
     return tuple(flag for flag in worst.verdict.flags if all(flag in one.flags for one in verdicts))
+
+
+def _p_value(failed: Sequence[Verdict], places: int) -> float | None:
+    """Bonferroni over places; None if any failed without one."""
+    found = [one.p_value for one in failed if one.p_value is not None]
+    return min(1.0, places * min(found)) if len(found) == len(failed) else None
 
 
 def _badness(one: PlaceVerdict[P]) -> float:

@@ -39,6 +39,7 @@ class Found(NamedTuple):
         note: what the reader should know about it; may be empty.
         too_few: why there is no interval; empty if there is one.
         launch_sd: relative standard deviation between launches; None of one launch.
+        launch_values: of each of several launches; empty of one.
     """
 
     value: float
@@ -46,6 +47,7 @@ class Found(NamedTuple):
     note: str = ""
     too_few: str = ""
     launch_sd: float | None = None
+    launch_values: tuple[float, ...] = ()
 
 
 def estimate_of(samples: Sequence[Sample], scale: Scale, confidence: float) -> Found:

@@ -85,7 +85,13 @@ def over_launches(found: Sequence[Found], scale: Scale, confidence: float) -> Fo
     low, high = (mean([_end(one, side) for one in found]) for side in (0, 1))
     interval = min(estimate.interval[0], low), max(estimate.interval[1], high)
     note = "; ".join(f"launch {number}: {one.note}" for number, one in enumerate(found, start=1) if one.note)
-    return Found(estimate.value, Estimate(estimate.value, interval), note, launch_sd=_relative_sd(values, scale))
+    return Found(
+        estimate.value,
+        Estimate(estimate.value, interval),
+        note,
+        launch_sd=_relative_sd(values, scale),
+        launch_values=tuple(values),
+    )
 
 
 def combined_launches(verdicts: Sequence[Verdict]) -> Verdict:

@@ -17,6 +17,7 @@ from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
 from pytest_ddpscale.verdict.caveats import with_missing_rounds
 from pytest_ddpscale.verdict.each import combined, judge_each
 from pytest_ddpscale.verdict.estimating import Estimates
+from pytest_ddpscale.verdict.family import ANY_P_VALUE, is_open
 from pytest_ddpscale.verdict.probe_culprits import ProbeVerdict, with_probe_culprits
 from pytest_ddpscale.verdict.wrong_data import with_wrong_data
 
@@ -52,7 +53,13 @@ def judge_probe(
     return with_wrong_data(verdict, probe, measured) if measured is not None else verdict
 
 
-def probes_needed(study: ProbeStudy, cases: Sequence[NodeCase], evidence: Evidence, confidence: float) -> list[str]:
+def probes_needed(
+    study: ProbeStudy,
+    cases: Sequence[NodeCase],
+    evidence: Evidence,
+    confidence: float,
+    rejection_level: float = ANY_P_VALUE,
+) -> list[str]:
     """Ids of the probes of which further rounds may decide a requirement, in the study's order.
 
     What is decided stays decided: without its probe it gets no new rounds, and the judge sees the same again.
@@ -62,11 +69,12 @@ def probes_needed(study: ProbeStudy, cases: Sequence[NodeCase], evidence: Eviden
         cases: requirements that it answers.
         evidence: what it told so far.
         confidence: of the intervals.
+        rejection_level: p value from which on a failure is decided.
     """
     needed = {
         _probe_of(case).id
         for case in cases
-        if judge_probe(blank_verdict(case, confidence), case, evidence, confidence, case.peak).is_open
+        if is_open(judge_probe(blank_verdict(case, confidence), case, evidence, confidence, case.peak), rejection_level)
     }
     return [probe.id for probe in study.probes if probe.id in needed]
 

@@ -1,0 +1,85 @@
+"""How sure an outcome is: what chance can do to it, and which loss no requirement would show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.report import text
+from pytest_ddpscale.results.verdicts import Judgement, UniformLoss, Verdict
+
+# Relative to the level, 1 - confidence: failures of a requirement whose bound is exactly reached, where successive
+# rounds correlate by 0.5, the most that is allowed for; 0.014 where they are independent (benchmarks/family.py).
+_WRONG_FAILURES = 0.18
+# A p value below this is a matter of the noise's model, not of chance.
+_LEAST_CHANCE = 1e-9
+
+
+def certainty_lines(judgement: Judgement) -> Iterator[str]:
+    """Sentences for the report; none of a run that trained and probed nothing."""
+    measured = [one for one in judgement.verdicts if one.interval is not None]
+    members = sum(one.may_reject_by_chance for one in judgement.verdicts)
+    if measured and members:
+        level = min(one.confidence for one in measured)
+        yield (
+            f"Accepted by mistake: a machine that misses a bound is accepted in at most {_percent(1 - level)} of runs "
+            f"if its noise is steady. Each requirement is judged with {_percent(level)} confidence, and acceptance "
+            "needs all of them."
+        )
+        yield _rejected_by_mistake(judgement, members, level)
+    loss = uniform_loss_text(judgement)
+    if loss:
+        yield loss
+
+
+def _rejected_by_mistake(judgement: Judgement, members: int, level: float) -> str:
+    counted = text.count_text(members, "requirement")
+    if judgement.family_confidence is not None:
+        return (
+            f"Rejected by mistake: a machine that keeps all bounds is rejected in at most "
+            f"{_percent(1 - judgement.family_confidence)} of runs. {counted} can reject by chance; a failure counts "
+            "only if it is too clear to be chance among so many (--ddp-family-confidence)."
+        )
+    together = _WRONG_FAILURES * (1 - level)
+    apart = 1 - (1 - together) ** members
+    return (
+        f"Rejected by mistake: {counted} can reject by chance. A machine exactly on all their bounds would be rejected "
+        f"in {_percent(together)} of runs if all err together, and in {_percent(apart)} if each errs by itself "
+        "(simulated, with noise that lasts for several rounds). A margin makes that rare; "
+        "--ddp-family-confidence=0.95 keeps it below 5 %."
+    )
+
+
+def uniform_loss_text(judgement: Judgement) -> str:
+    """How much slower all GPUs alike could be, in a sentence; empty if that is no question of this run."""
+    loss = judgement.uniform_loss
+    if loss is not None:
+        return _limited(loss)
+    trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload" and one.value is not None]
+    if trained and not any(one.shows_uniform_loss for one in judgement.verdicts):
+        against = "this run has no published throughput to compare with"
+        return f"All GPUs alike slow: {against}, so a loss of any size could hide."
+    return ""
+
+
+def _limited(loss: UniformLoss) -> str:
+    found = f"up to {_percent(loss.fraction)} below the published throughput cannot be excluded"
+    if loss.fraction == 0:
+        found = "no loss below the published throughput"
+    others = f"; tightest of {loss.workloads} workloads, loosest {_percent(loss.largest)}" if loss.workloads > 1 else ""
+    return f"All GPUs alike slow: {found} ({_percent(loss.confidence)} confidence{others})."
+
+
+def chance_text(verdict: Verdict) -> str:
+    """How rarely a failure is chance; empty of what is none, or is certain."""
+    if verdict.p_value is None or verdict.outcome not in ("failed", "inconclusive"):
+        return ""
+    if verdict.p_value < _LEAST_CHANCE:
+        return "By chance a machine that keeps this bound is measured so in less than 1 of 1,000,000,000 runs."
+    runs = f"1 of {1 / verdict.p_value:,.0f} runs" if verdict.p_value < 1 else "any number of runs"
+    return f"By chance a machine that keeps this bound is measured so in at most {runs} (p = {verdict.p_value:.2g})."
+
+
+def _percent(share: float) -> str:
+    """``5 %``, ``0.28 %``, ``99.9 %``."""
+    return f"{100 * share:.2g} %" if share < 0.5 else f"{100 * share:.4g} %"
