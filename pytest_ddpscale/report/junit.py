@@ -91,7 +91,7 @@ def _measured(verdict: Verdict) -> str:
     value = f"value {text.value_text(verdict)}"
     if METRICS[verdict.metric].subject == "check":  # counted once, without an error
         return value
-    return f"{value}, interval {text.interval_text(verdict)}, {text.count_text(verdict.rounds, 'round')}"
+    return f"{value}, interval {text.interval_text(verdict)}, {text.basis_text(verdict)}"
 
 
 def _message(verdict: Verdict) -> str:

@@ -94,6 +94,7 @@ class Verdict:
         waiver: by which it does not reject, though it failed; None of all others.
         unit: of value, interval and bound: the metric's.
         margin: distance of the value from the bound, relative to the bound: positive on the good side.
+        correlation: of successive rounds, -1 … 1; None where it is not known.
     """
 
     id: str
@@ -116,6 +117,7 @@ class Verdict:
     placement: Placement = "packed"
     compared: GenerationComparison | None = None
     waiver: Waiver | None = None
+    correlation: float | None = None
     unit: Unit = field(init=False, default="x")
     margin: float | None = field(init=False, default=None)
 

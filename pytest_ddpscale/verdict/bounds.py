@@ -13,6 +13,7 @@ from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.model import Requirement, Source
 from pytest_ddpscale.verdict.estimating import Found
+from pytest_ddpscale.verdict.finality import why_correlated, why_not_decided
 
 _REASONS: dict[VerdictOutcome, str] = {
     "passed": "the whole interval keeps the bound",
@@ -66,9 +67,13 @@ def against_bound(
     bound, upper = requirement.bound, definition.upper_bound
     good, bad = (high <= bound, low > bound) if upper else (low >= bound, high < bound)
     outcome: VerdictOutcome = "passed" if good else "failed" if bad else "inconclusive"
+    reason = _REASONS[outcome]
+    forbidding = why_not_decided(found, bound, 1 if good != upper else -1) if good or bad else why_correlated(found)
+    if forbidding:
+        outcome, reason = "inconclusive", forbidding
     return replace(
         blank, outcome=outcome, value=found.value, interval=(low, high), rounds=count, notes=notes,
-        reason=_REASONS[outcome],
+        reason=reason, correlation=found.correlation,
     )  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def _judge_study(asked: _Asked, confidence: float) -> Verdict:
         return _judge_by_node(asked, confidence)
     rounds = rounds_of(case.question, study, evidence)
     samples = case.question.metric.samples_of(replace(rounds, **asked.sku))
-    estimates = Estimates({_EVERYBODY: samples}, asked.scale)
+    estimates = Estimates({_EVERYBODY: samples}, asked.scale, study.rounds)
     verdict = _judge_rounds(asked, rounds, estimates, _EVERYBODY, confidence)
     if verdict.outcome == "not_measured":
         return verdict
@@ -142,7 +142,7 @@ def _judge_node(blank: Verdict, case: NodeCase, evidence: Evidence, confidence: 
 def _judge_by_node(asked: _Asked, confidence: float) -> Verdict:
     case, study, evidence = asked.case, asked.study, asked.evidence
     rows, peers = rows_by_node(case.question, study, evidence), RankComparison(study, evidence)
-    estimates = Estimates(values_of_nodes(case.question.metric, rows, **asked.sku), asked.scale)
+    estimates = Estimates(values_of_nodes(case.question.metric, rows, **asked.sku), asked.scale, study.rounds)
     clear = _clear_nodes(asked, rows, estimates, peers, confidence)
 
     def rounds_of_node(host: str) -> MeasuredArms:
