@@ -101,7 +101,7 @@ def verdicts(logs: FloatArray, limit: int) -> FloatArray:
     exceed = are_beyond_the_method(correlations, logs.shape[1]) & (fit_lines(logs).noise > NEGLIGIBLE_DRIFT)
     for side in (-1, 1):
         rows = np.flatnonzero(decided == side)
-        decided[rows[~are_final(logs[rows], limit, 0.0, side, CONFIDENCE)]] = 0
+        decided[rows[~are_final(logs[rows], limit, 0.0, side, CONFIDENCE, 1.0)]] = 0
     return np.where(exceed, 0.0, decided)
 
 

@@ -36,7 +36,7 @@ class Outlook(NamedTuple):
     """What rounds that are still to come may do to a verdict.
 
     Attributes:
-        series: (1, rounds); logarithms where values are factors.
+        series: of places, (series, rounds); logarithms where values are factors.
         scale: how the values err.
         limit: of rounds; 0 if none will come.
         confidence: of the interval, 0 … 1.
@@ -47,13 +47,10 @@ class Outlook(NamedTuple):
     limit: int
     confidence: float
 
-    def leaves(self, bound: float, side: int) -> bool:
-        """Whether the values would stay above the bound (side 1) or below (-1): `stats.outlook.are_final`."""
-        return bool(are_final(self.series, self.limit, _on_scale(bound, self.scale), side, self.confidence)[0])
-
-
-def _on_scale(bound: float, scale: Scale) -> float:
-    return math.log(bound) if scale == "factors" else bound
+    def leave(self, bound: float, side: int) -> BoolArray:
+        """Of each place, whether values would stay above the bound (side 1) or below (-1): `are_final`."""
+        on_scale, size = (math.log(bound), 1.0) if self.scale == "factors" else (bound, abs(bound))
+        return are_final(self.series, self.limit, on_scale, side, self.confidence, size)
 
 
 class Found(NamedTuple):
@@ -178,7 +175,8 @@ class Estimates(Generic[P]):
             is_clear &= (credible[0] <= value) & (value <= credible[1])
             is_clear &= np.array([drift is None for drift in series.drifts], np.bool_) & ~series.exceed
             side = -1 if definition.upper_bound else 1
-            is_clear &= are_final(series.values, self._limit, _on_scale(bound, self._scale), side, confidence)
+            outlook = Outlook(series.values, self._scale, self._limit, confidence)
+            is_clear &= outlook.leave(bound, side)
             if definition.scale == "differences" and definition.baseline is None:
                 is_clear &= series.least >= 0
             margin = (bound - value if definition.upper_bound else value - bound) / bound

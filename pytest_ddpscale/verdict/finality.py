@@ -25,7 +25,7 @@ def why_not_decided(found: Found, bound: float, side: int) -> str:
         side: 1 if the interval lies above the bound, -1 below.
     """
     correlated = why_correlated(found)
-    if correlated or found.outlook is None or found.outlook.leaves(bound, side):
+    if correlated or found.outlook is None or found.outlook.leave(bound, side).all():
         return correlated
     rounds, limit = found.outlook.series.shape[1], found.outlook.limit
     return (
