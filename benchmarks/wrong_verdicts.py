@@ -3,164 +3,271 @@
     python benchmarks/wrong_verdicts.py --json wrong_verdicts.json
     python benchmarks/wrong_verdicts.py --runs 200
 
-First table: the true value lies exactly on the bound, so that every decision is wrong, whichever way. A run looks after
-each round from the eighth to the limit and stops at the first decision. Noise: Gaussian; Student-t with 3 degrees of
-freedom; each independent and as AR(1) with correlation ρ between rounds. Beside the verdicts of this project: a
-group-sequential t-test calibrated for 5 % with independent noise (0.8 % at each look), which is what one would write
-first.
+A run looks after each round from the eighth to the limit and stops at its first decision. Three rules look at the same
+rounds: the verdict of this project; its confidence sequence alone, without regard to what further rounds may bring
+(what verdicts were before); and a group-sequential t-test at 0.8 % a look, 5 % in all with independent noise, which
+is what one would write first. Scenarios, all in logarithms of the value over the bound:
 
-Second table: the true value lies a margin away from the bound, with the independent Gaussian noise of a GPU (0.3 % a
-round) and of a shared CPU (2 %): share of runs decided rightly and wrongly, mean rounds. Beside it the fixed design
-that is sized for a margin of one standard deviation: 16 rounds (two-sided α = 0.05, power 0.95).
+* on the bound: the true value is the bound, every decision is wrong. Noise: Gaussian, Student-t with 3 degrees of
+  freedom, AR(1) between rounds; hiccups, blocks that take up to ten standard deviations of a round longer: of the arm
+  that is judged (the value falls) or of its baseline (it rises). The truth is the value without hiccups, or the mean.
+* off the bound: by a margin, with the independent noise of a GPU (0.3 % and 0.6 % a round) and of a shared CPU (2 %).
+  The fixed design that is sized for a margin of one standard deviation has 16 rounds (two-sided α = 0.05, power 0.95).
+* ramps: the value falls by 3 % in a straight line from the first to the last round before the limit and ends 0.5 %
+  below the bound, so that a pass is wrong; steps: it falls by 3 % to that after half of the rounds.
+* warm-ups: the value begins 3 % below where it stays, which is 2 % above the bound, and nears that by a factor of e
+  in four rounds, or rises in a straight line to 0.5 % above; a failure is wrong.
+
+Last, how often rounds of known correlation are said to correlate by more than the interval allows for.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import random
-import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
+import numpy as np
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.simulate.power import Share
+from pytest_ddpscale.simulate.round_noise import FloatArray, RoundNoise, Tail
+from pytest_ddpscale.stats.correlation import are_beyond_the_method, lag_one_correlations
 from pytest_ddpscale.stats.intervals import t_quantile
-from pytest_ddpscale.verdict.estimating import estimate_of
+from pytest_ddpscale.stats.outlook import are_final
+from pytest_ddpscale.stats.sequential import EProcesses
+from pytest_ddpscale.stats.steadiness import find_drifts, fit_lines
+from pytest_ddpscale.verdict.estimating import NEGLIGIBLE_DRIFT, estimate_of
 
 CONFIDENCE = 0.95
 NAIVE_ALPHA_PER_LOOK = 0.008
 FIXED_ROUNDS = 16
-CORRELATIONS = (0.0, 0.3, 0.5)
+CORRELATIONS = (0.0, 0.3, 0.5, 0.7)
+TAILS: tuple[Tail, ...] = ("Gaussian", "Student-t, 3 degrees")
 MARGINS = (0.02, 0.05, 0.10)
-NOISES = {"GPU": 0.003, "shared CPU": 0.02}
-# Takes logarithms of value over bound, one a round; gives 1 for above the bound, -1 for below, 0 for undecided.
-Design = Callable[[Sequence[float]], int]
+NOISES = {"GPU": 0.003, "noisy GPU": 0.006, "shared CPU": 0.02}
+# Blocks with a hiccup, and whether each is as long as can be: the second is the worst for a mean.
+HICCUPS = {"5 %, up to 10 sd": (0.05, False), "10 %, all of 10 sd": (0.10, True), "20 %, all of 10 sd": (0.20, True)}
+HICCUP_SDS = 10.0
+# How far moving values fall, where they end below the bound, and where warm ones stay above it, relative.
+FALL, END, WARM = 0.03, 0.005, 0.02
+# Takes logarithms of value over bound, (runs, rounds), and the limit of rounds; gives 1 for above the bound, -1 for
+# below, 0 for undecided, (runs,).
+Rule = Callable[[FloatArray, int], FloatArray]
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How one simulated run ended.
+class Scenario:
+    """What is simulated.
 
     Attributes:
-        decision: 1 above the bound, -1 below, 0 undecided.
-        rounds: after which it stopped.
+        group: of scenarios.
+        name: in it.
+        noise: of the logarithms of times: what takes longer has a lower value.
+        path: logarithms of the value over the bound without noise, of rounds counted from 0 and of the limit.
+        right: the decision that is right: 1, -1; 0 if each is wrong.
+        promise: largest share of wrong decisions that the documents speak of; None where they promise nothing.
+        sign: -1 for noise of the arm that is judged, 1 for that of its baseline.
+        hiccups: share of blocks that take `HICCUP_SDS` longer, beside those of `noise`.
+        truth: what the interval should hold; None where nothing stays.
     """
 
-    decision: int
-    rounds: int
+    group: str
+    name: str
+    noise: RoundNoise
+    path: Callable[[FloatArray, int], FloatArray]
+    right: int
+    promise: float | None = None
+    sign: int = -1
+    hiccups: float = 0.0
+    truth: float | None = None
+
+    def series(self, runs: int, limit: int, seed: int) -> FloatArray:
+        """Of each run, (runs, rounds)."""
+        chance = np.random.default_rng([seed, *f"{self.group}/{self.name}".encode()])
+        noise = self.noise.series(chance, limit, runs)
+        noise += HICCUP_SDS * self.noise.sd * (chance.random(noise.shape) < self.hiccups)
+        return np.asarray(self.path(np.arange(limit, dtype=np.float64), limit) + self.sign * noise)
 
 
-def noise(chance: random.Random, tail: str, correlation: float, rounds: int) -> list[float]:
-    """A stationary AR(1) series with variance 1, of Gaussian or Student-t (3 degrees) innovations."""
-    values: list[float] = []
-    for _ in range(rounds):
-        fresh = chance.gauss(0, 1) if tail == "Gaussian" else _student_3(chance)
-        values.append(correlation * values[-1] + math.sqrt(1 - correlation**2) * fresh if values else fresh)
-    return values
+def verdicts(logs: FloatArray, limit: int) -> FloatArray:
+    """Of this project."""
+    decided = interval_alone(logs, limit)
+    correlations = lag_one_correlations(logs)
+    exceed = are_beyond_the_method(correlations, logs.shape[1]) & (fit_lines(logs).noise > NEGLIGIBLE_DRIFT)
+    for side in (-1, 1):
+        rows = np.flatnonzero(decided == side)
+        decided[rows[~are_final(logs[rows], limit, 0.0, side, CONFIDENCE, 1.0)]] = 0
+    return np.where(exceed, 0.0, decided)
 
 
-def _student_3(chance: random.Random) -> float:
-    """Student-t with 3 degrees of freedom, scaled to variance 1."""
-    chi_square = sum(chance.gauss(0, 1) ** 2 for _ in range(3))
-    return chance.gauss(0, 1) / math.sqrt(chi_square / 3) / math.sqrt(3)
+def interval_alone(logs: FloatArray, _: int) -> FloatArray:
+    """The confidence sequence, widened by a drift."""
+    processes, bound = EProcesses(logs), np.zeros(len(logs))
+    is_out = processes.log_evidence(bound) >= -math.log(1 - CONFIDENCE)
+    decided = np.where(is_out, np.where(processes.centres >= 0, 1.0, -1.0), 0.0)
+    for row, drift in enumerate(find_drifts(logs, np.full(len(logs), NEGLIGIBLE_DRIFT))):
+        if drift is not None and drift.gone_on * decided[row] < 0:
+            decided[row] = 0
+    return decided
 
 
-def our_design(logs: Sequence[float]) -> int:
-    """The verdict of this project on ratios to the bound."""
-    samples = [Sample(math.exp(value)) for value in logs]
-    estimate = estimate_of(samples, "factors", CONFIDENCE).estimate
-    if estimate is None:
-        return 0
-    low, high = estimate.interval
-    return 1 if low >= 1 else -1 if high < 1 else 0
-
-
-def naive_design(logs: Sequence[float]) -> int:
+def naive(logs: FloatArray, _: int) -> FloatArray:
     """A t-test at every look, at a level that would be right for independent rounds."""
-    mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
-    far = abs(mean) > t_quantile(1 - NAIVE_ALPHA_PER_LOOK / 2, len(logs) - 1) * error
-    return (1 if mean > 0 else -1) if far else 0
+    rounds = logs.shape[1]
+    means, errors = logs.mean(axis=1), logs.std(axis=1, ddof=1) / math.sqrt(rounds)
+    is_far = np.abs(means) > t_quantile(1 - NAIVE_ALPHA_PER_LOOK / 2, rounds - 1) * errors
+    return np.where(is_far, np.sign(means), 0.0)
 
 
-def run(design: Design, logs: Sequence[float]) -> Ending:
-    """Look after each round until decided."""
-    for rounds in range(FEWEST_ROUNDS, len(logs) + 1):
-        decision = design(logs[:rounds])
-        if decision:
-            return Ending(decision, rounds)
-    return Ending(0, len(logs))
+RULES: dict[str, Rule] = {"t-test": naive, "interval alone": interval_alone, "verdict": verdicts}
 
 
 @dataclass(frozen=True)
-class OnTheBound:
-    """Wrong verdicts where every decision is wrong.
+class Endings:
+    """How runs of a scenario ended under a rule.
 
     Attributes:
-        design: whose.
-        tail: of the noise.
-        correlation: between rounds.
-        wrong: share of runs that decided.
-        interval: of it, 95 %.
+        above: share that was decided to lie above the bound.
+        below: share that was decided to lie below.
+        wrong: share that was decided wrongly.
+        wrong_interval: of that, 95 %.
+        rounds: mean number.
+        coverage: share of runs whose interval at the end holds the truth; None where there is none, or nobody asked.
     """
 
-    design: str
-    tail: str
-    correlation: float
+    above: float
+    below: float
     wrong: float
-    interval: tuple[float, float]
+    wrong_interval: tuple[float, float]
+    rounds: float
+    coverage: float | None
 
 
-@dataclass(frozen=True)
-class OffTheBound:
-    """Verdicts where the truth is a margin away from the bound.
-
-    Attributes:
-        noise: whose.
-        margin: true distance from the bound, relative.
-        right: share of runs decided rightly.
-        wrong: share of runs decided wrongly.
-        mean_rounds: that a run took.
-    """
-
-    noise: str
-    margin: float
-    right: float
-    wrong: float
-    mean_rounds: float
+def ended(rule: Rule, logs: FloatArray, limit: int) -> tuple[FloatArray, FloatArray]:
+    """Decision and rounds of each run that looks after each round until it is decided."""
+    decided, rounds, running = np.zeros(len(logs)), np.full(len(logs), float(limit)), np.arange(len(logs))
+    for count in range(FEWEST_ROUNDS, limit + 1):
+        found = rule(logs[running, :count], limit)
+        stops = running[found != 0]
+        decided[stops], rounds[stops] = found[found != 0], count
+        running = running[found == 0]
+        if not len(running):
+            break
+    return decided, rounds
 
 
-def on_the_bound(runs: int, limit: int, seed: int) -> list[OnTheBound]:
-    """The first table."""
-    found = []
-    for name, design in (("e-process", our_design), ("naive t-test", naive_design)):
-        for tail in ("Gaussian", "Student-t, 3 degrees"):
-            for correlation in CORRELATIONS:
-                chance = random.Random(f"{seed}/{tail}/{correlation}")
-                series = ([0.02 * v for v in noise(chance, tail, correlation, limit)] for _ in range(runs))
-                wrong = sum(run(design, logs).decision != 0 for logs in series)
-                found.append(OnTheBound(name, tail, correlation, wrong / runs, Share(wrong, runs).interval))
+def endings(scenario: Scenario, rule: Rule, logs: FloatArray, limit: int, *, with_coverage: bool) -> Endings:
+    """Of all runs."""
+    decided, rounds = ended(rule, logs, limit)
+    above, below = float((decided == 1).mean()), float((decided == -1).mean())
+    wrong = int(((decided != 0) & (decided != scenario.right)).sum())
+    told = scenario.truth is not None and with_coverage
+    coverage = _coverage(scenario.truth, logs, rounds) if scenario.truth is not None and told else None
+    return Endings(above, below, wrong / len(logs), Share(wrong, len(logs)).interval, float(rounds.mean()), coverage)
+
+
+def _coverage(truth: float, logs: FloatArray, rounds: FloatArray) -> float:
+    held = 0
+    for values, count in zip(logs, rounds.astype(int).tolist(), strict=True):
+        estimate = estimate_of([Sample(math.exp(value)) for value in values[:count]], "factors", CONFIDENCE).estimate
+        held += estimate is None or estimate.interval[0] <= math.exp(truth) <= estimate.interval[1]
+    return held / len(logs)
+
+
+def on_the_bound() -> list[Scenario]:
+    """Every decision is wrong."""
+
+    def nought(numbers: FloatArray, _: int) -> FloatArray:
+        return np.zeros_like(numbers)
+
+    found = [
+        Scenario("on the bound", f"{tail}, ρ {rho:g}", RoundNoise(0.01, rho, tail), nought, 0, truth=0.0,
+                 promise=1 - CONFIDENCE if rho <= 0.5 else None)
+        for tail in TAILS
+        for rho in CORRELATIONS
+    ]  # fmt: skip
+    for name, (share, is_long) in HICCUPS.items():
+        noise = RoundNoise(0.01, hiccup_share=0.0 if is_long else share, hiccup_sds=HICCUP_SDS)
+        mean = 0.01 * HICCUP_SDS * share * (1.0 if is_long else 0.5)
+        base = Scenario(
+            "on the bound", "", noise, nought, 0, promise=1 - CONFIDENCE, hiccups=share if is_long else 0.0, truth=0.0
+        )
+        for sign, arm in ((1, "baseline"), (-1, "arm")):
+            found.append(replace(base, name=f"hiccups of the {arm}, {name}", sign=sign))
+            found.append(
+                replace(base, name=f"same, truth is the mean ({arm}, {name})", sign=sign, path=_level(-sign * mean))
+            )
     return found
 
 
-def off_the_bound(runs: int, limit: int, seed: int) -> list[OffTheBound]:
-    """The second table."""
+def _level(value: float) -> Callable[[FloatArray, int], FloatArray]:
+    return lambda numbers, _: np.full_like(numbers, value)
+
+
+def off_the_bound() -> list[Scenario]:
+    """By a margin that the value keeps."""
+    pairs = [(source, sd, margin) for source, sd in NOISES.items() for margin in MARGINS]
+    pairs += [("noisy GPU", 0.006, 0.006), ("noisy GPU", 0.006, 0.010)]
+    return [
+        Scenario(
+            "off the bound", f"{source} ({sd:.1%}), margin {margin:.1%}", RoundNoise(sd), _level(math.log1p(margin)), 1,
+            truth=math.log1p(margin),
+        )
+        for source, sd, margin in pairs
+    ]  # fmt: skip
+
+
+def moving() -> list[Scenario]:
+    """What is not the same in all rounds."""
+    end, fall = math.log1p(-END), -math.log1p(-FALL)
+
+    def ramp(numbers: FloatArray, limit: int) -> FloatArray:
+        return np.asarray(end + fall * (1 - numbers / (limit - 1)))
+
+    def step(numbers: FloatArray, limit: int) -> FloatArray:
+        return np.asarray(end + fall * (2 * numbers < limit))
+
+    def rise(numbers: FloatArray, limit: int) -> FloatArray:
+        return np.asarray(-ramp(numbers, limit))
+
+    def warm_up(numbers: FloatArray, _: int) -> FloatArray:
+        return np.asarray(math.log1p(WARM) - fall * np.exp(-numbers / 4))
+
+    noises = [(sd, rho) for rho in (0.0, 0.5, 0.7) for sd in (0.003, 0.006, 0.01)]
+    found = [
+        Scenario("ramp by -3 %", f"noise {sd:.1%}, ρ {rho:g}", RoundNoise(sd, rho), ramp, -1,
+                 promise=0.10 if rho == 0 and sd < 0.01 else None)
+        for sd, rho in noises
+    ]  # fmt: skip
+    for group, path, right in (("step by -3 %", step, -1), ("ramp by +3 %", rise, 1), ("warm-up", warm_up, 1)):
+        found += [Scenario(group, f"noise {sd:.1%}", RoundNoise(sd), path, right) for sd in (0.003, 0.006, 0.01)]
+    return found
+
+
+def rows_of(scenarios: Sequence[Scenario], runs: int, limit: int, seed: int) -> dict[Scenario, dict[str, Endings]]:
+    """How each scenario ends under each rule."""
+    found: dict[Scenario, dict[str, Endings]] = {}
+    for scenario in scenarios:
+        logs = scenario.series(runs, limit, seed)
+        found[scenario] = {
+            name: endings(scenario, rule, logs, limit, with_coverage=rule is verdicts) for name, rule in RULES.items()
+        }
+    return found
+
+
+def said_to_correlate(runs: int, limit: int, seed: int) -> list[tuple[float, dict[int, float]]]:
+    """Share of series that are said to correlate by more than the interval allows for, by rounds."""
     found = []
-    for source, deviation in NOISES.items():
-        for margin in MARGINS:
-            chance = random.Random(f"{seed}/{source}/{margin}")
-            endings = [
-                run(our_design, [math.log1p(margin) + deviation * v for v in noise(chance, "Gaussian", 0.0, limit)])
-                for _ in range(runs)
-            ]
-            decisions = [ending.decision for ending in endings]
-            rounds = statistics.fmean(ending.rounds for ending in endings)
-            right, wrong = decisions.count(1) / runs, decisions.count(-1) / runs
-            found.append(OffTheBound(source, margin, right, wrong, rounds))
+    for rho in (0.0, 0.3, 0.5, 0.7, 0.9):
+        logs = RoundNoise(0.01, rho).series(np.random.default_rng([seed, int(10 * rho)]), limit, runs)
+        counts = sorted({FEWEST_ROUNDS, limit // 2, limit})
+        shares = {n: float(are_beyond_the_method(lag_one_correlations(logs[:, :n]), n).mean()) for n in counts}
+        found.append((rho, shares))
     return found
 
 
@@ -176,28 +283,39 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the script. Returns its exit code: 1 if verdicts of this project are wrong more often than they say."""
     arguments = parse_arguments()
-    on = on_the_bound(arguments.runs, arguments.limit, arguments.seed)
-    rows = [
-        (r.design, r.tail, f"{r.correlation:.1f}", f"{r.wrong:.2%}", f"{r.interval[0]:.2%} … {r.interval[1]:.2%}")
-        for r in on
+    given = arguments.runs, arguments.limit, arguments.seed
+    print(f"{arguments.runs} runs a row, looks after rounds {FEWEST_ROUNDS} … {arguments.limit}\n")
+    found: dict[Scenario, dict[str, Endings]] = {}
+    for scenarios in (on_the_bound(), off_the_bound(), moving()):
+        rows = rows_of(scenarios, *given)
+        _print_rows(rows)
+        found |= rows
+    correlated = said_to_correlate(*given)
+    shares = [(f"{rho:g}", *(f"{share:.1%}" for share in by_rounds.values())) for rho, by_rounds in correlated]
+    print(table(("correlation", *(f"beyond at {n} rounds" for n in correlated[0][1])), shares))
+    result = [
+        {"group": s.group, "name": s.name, "rules": {rule: asdict(one) for rule, one in by_rule.items()}}
+        for s, by_rule in found.items()
     ]
-    print(f"truth on the bound, {arguments.runs} runs a row, looks after rounds {FEWEST_ROUNDS} … {arguments.limit}")
-    print(table(("design", "noise", "ρ", "wrong", "95 % interval"), rows))
-    print(f"expected of the e-process: at most {1 - CONFIDENCE:.0%}\n")
-    off = off_the_bound(arguments.runs, arguments.limit, arguments.seed)
-    _print_off(off)
-    keep(arguments.json, "wrong_verdicts", {"on_the_bound": [asdict(r) for r in on], "off": [asdict(r) for r in off]})
-    return int(any(r.interval[0] > 1 - CONFIDENCE for r in on if r.design == "e-process"))
+    keep(arguments.json, "wrong_verdicts", {"scenarios": result, "said_to_correlate": correlated})
+    return int(any(_is_broken(scenario, by_rule["verdict"]) for scenario, by_rule in found.items()))
 
 
-def _print_off(off: Sequence[OffTheBound]) -> None:
-    rows = [
-        (r.noise, f"{r.margin:.0%}", f"{r.right:.1%}", f"{r.wrong:.2%}", f"{r.mean_rounds:.1f}", str(FIXED_ROUNDS))
-        for r in off
-    ]
-    print(table(("noise of", "true margin", "decided rightly", "wrongly", "mean rounds", "fixed design"), rows))
-    mean = statistics.fmean(r.mean_rounds for r in off)
-    print(f"mean over all rows: {mean:.1f} rounds, {FIXED_ROUNDS / mean:.2f} x fewer than the fixed design")
+def _is_broken(scenario: Scenario, found: Endings) -> bool:
+    return scenario.promise is not None and found.wrong_interval[0] > scenario.promise
+
+
+def _print_rows(rows: dict[Scenario, dict[str, Endings]]) -> None:
+    for group in dict.fromkeys(scenario.group for scenario in rows):
+        of_group = {scenario: by_rule for scenario, by_rule in rows.items() if scenario.group == group}
+        header = (group, *(f"{rule}: above below rounds" for rule in RULES), "coverage")
+        print(table(header, [_cells(scenario, by_rule) for scenario, by_rule in of_group.items()]) + "\n")
+
+
+def _cells(scenario: Scenario, by_rule: dict[str, Endings]) -> tuple[str, ...]:
+    ends = [f"{one.above:6.1%} {one.below:6.1%} {one.rounds:5.1f}" for one in by_rule.values()]
+    coverage = by_rule["verdict"].coverage
+    return scenario.name, *ends, "" if coverage is None else f"{coverage:.1%}"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def explain(verdict: Verdict, where: str, rerun: str) -> str:
     if verdict.value is not None:
         lines.append(f"  value     {text.point_text(verdict)}")
     if text.limits_text(verdict) != text.ABSENT:
-        basis = f"{verdict.confidence:.0%} confidence, {text.count_text(verdict.rounds, 'round')}"
+        basis = f"{verdict.confidence:.0%} confidence, {text.basis_text(verdict)}"
         lines.append(f"  limits    {text.limits_text(verdict)}  ({basis})")
     lines.append(f"  bound     {text.bound_text(verdict)}  (severity {verdict.severity}, {where})")
     if verdict.value is not None:

@@ -94,7 +94,7 @@ def _measured(verdict: Verdict) -> str:
     value = f"value {_value_and_limits(verdict)}"
     if METRICS[verdict.metric].subject == "check":  # counted once, without an error
         return value
-    return f"{value}, {text.count_text(verdict.rounds, 'round')}"
+    return f"{value}, {text.basis_text(verdict)}"
 
 
 def _value_and_limits(verdict: Verdict) -> str:

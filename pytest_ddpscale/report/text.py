@@ -267,6 +267,14 @@ def rounds_text(verdict: Verdict) -> str:
     return str(verdict.rounds) if verdict.launches == 1 else f"{verdict.rounds} in {verdict.launches} launches"
 
 
+def basis_text(verdict: Verdict) -> str:
+    """``12 rounds, correlation 0.2``: what stands behind an interval."""
+    rounds = count_text(verdict.rounds, "round")
+    if verdict.correlation is None:
+        return rounds
+    return f"{rounds}, correlation {round(verdict.correlation, 1) + 0.0:.1f}"  # never -0.0
+
+
 def compared_text(compared: GenerationComparison, *, with_source: bool = True) -> str:
     """``1190 img/s per GPU here, 503.2 of v100-sxm2-16gb (willgpaik/…)``."""
     here, there = f"{compared.img_per_s:.4g} img/s per GPU here", f"{compared.reference_img_per_s:.4g}"

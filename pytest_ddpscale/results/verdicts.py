@@ -103,6 +103,7 @@ class Verdict:
             bound is kept; for all places together. None of all others.
         unit: of value, interval and bound: the metric's.
         margin: distance of the value from the bound, relative to the bound: positive on the good side.
+        correlation: of successive rounds, -1 … 1; None where it is not known.
     """
 
     id: str
@@ -130,6 +131,7 @@ class Verdict:
     launch_sd: float | None = None
     published: float | None = None
     p_value: float | None = None
+    correlation: float | None = None
     unit: Unit = field(init=False, default="x")
     margin: float | None = field(init=False, default=None)
 

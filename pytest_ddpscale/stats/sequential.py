@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 # Lag-one correlations between rounds under which the interval has to hold.
 CORRELATIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)

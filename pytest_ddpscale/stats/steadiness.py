@@ -1,4 +1,4 @@
-"""Whether a series of rounds stands still or drifts."""
+"""Straight lines through series of rounds, and whether they stand still or drift."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -67,6 +68,33 @@ def _spread_about_line(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum(r * r for r in residuals) / (len(values) - 2))
 
 
+class FittedLines(NamedTuple):
+    """Lines of least squares through series.
+
+    Attributes:
+        means: in the middle of the rounds, (series,).
+        slopes: a round, (series,).
+        residuals: what the lines leave over, (series, rounds).
+        noise: standard deviation of that, (series,).
+    """
+
+    means: FloatArray
+    slopes: FloatArray
+    residuals: FloatArray
+    noise: FloatArray
+
+
+def fit_lines(values: FloatArray) -> FittedLines:
+    """Through each of many series, (series, rounds), of at least three rounds."""
+    rounds = values.shape[1]
+    numbers = np.arange(rounds) - (rounds - 1) / 2
+    means = values.mean(axis=1)
+    about_mean = values - means[:, np.newaxis]
+    slopes = about_mean @ numbers / (numbers @ numbers)
+    residuals = about_mean - slopes[:, np.newaxis] * numbers
+    return FittedLines(means, slopes, residuals, np.sqrt((residuals**2).sum(axis=1) / (rounds - 2)))
+
+
 def find_drifts(values: FloatArray, negligible: FloatArray) -> list[RoundDrift | None]:
     """As `find_drift`, of each of many series, (series, rounds)."""
     rounds = values.shape[1]
@@ -74,11 +102,7 @@ def find_drifts(values: FloatArray, negligible: FloatArray) -> list[RoundDrift |
         return [None] * len(values)
     third = rounds // 3
     first, last = values[:, :third].mean(axis=1), values[:, -third:].mean(axis=1)
-    numbers = np.arange(rounds) - (rounds - 1) / 2
-    slopes = values @ numbers / (numbers @ numbers)
-    residuals = values - values.mean(axis=1, keepdims=True) - slopes[:, np.newaxis] * numbers
-    noise = np.sqrt((residuals**2).sum(axis=1) / (rounds - 2))
-    limit = t_quantile(0.5 + _CONFIDENCE / 2, rounds - 2) * _INFLATION * noise * math.sqrt(2 / third)
+    limit = t_quantile(0.5 + _CONFIDENCE / 2, rounds - 2) * _INFLATION * fit_lines(values).noise * math.sqrt(2 / third)
     rounding = 1e-9 * np.abs(values).max(axis=1)
     drifts = np.abs(last - first) > np.maximum(np.maximum(limit, negligible), rounding)
     found = zip(drifts.tolist(), (last - first).tolist(), last.tolist(), strict=True)

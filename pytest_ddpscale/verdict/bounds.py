@@ -13,6 +13,7 @@ from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.model import Requirement, Source
 from pytest_ddpscale.verdict.estimating import Found
+from pytest_ddpscale.verdict.finality import why_correlated, why_not_decided
 from pytest_ddpscale.verdict.p_value import p_value_of
 
 _REASONS: dict[VerdictOutcome, str] = {
@@ -69,10 +70,14 @@ def against_bound(
     bound, upper = requirement.bound, definition.upper_bound
     good, bad = (high <= bound, low > bound) if upper else (low >= bound, high < bound)
     outcome: VerdictOutcome = "passed" if good else "failed" if bad else "inconclusive"
+    reason = _REASONS[outcome]
+    forbidding = why_not_decided(found, bound, 1 if good != upper else -1) if good or bad else why_correlated(found)
+    if forbidding:
+        outcome, reason = "inconclusive", forbidding
     return replace(
-        blank, outcome=outcome, value=found.value, rounds=count, notes=notes, reason=_REASONS[outcome],
+        blank, outcome=outcome, value=found.value, rounds=count, notes=notes, reason=reason,
         interval=_possible_part(low, high, found.value, definition.possible_at(blank.world_size)),
-        launch_sd=found.launch_sd,
+        correlation=found.correlation, launch_sd=found.launch_sd,
         p_value=p_value_of(values, requirement, found.launch_values) if outcome == "failed" else None,
     )  # fmt: skip
 

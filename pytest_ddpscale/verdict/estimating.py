@@ -13,21 +13,44 @@ from pytest_ddpscale.metrics.per_place import Alike, PerPlace
 from pytest_ddpscale.plan.metric import Scale
 from pytest_ddpscale.plan.per_round import PerRound, Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.results.column_record import BoolArray
+from pytest_ddpscale.stats.correlation import are_beyond_the_method, lag_one_correlations
 from pytest_ddpscale.stats.intervals import Estimate, single_sample_estimate
-from pytest_ddpscale.stats.sequential import EProcess, EProcesses, FloatArray
-from pytest_ddpscale.stats.steadiness import RoundDrift, find_drift, find_drifts
+from pytest_ddpscale.stats.outlook import are_final
+from pytest_ddpscale.stats.sequential import BoolArray, EProcess, EProcesses, FloatArray
+from pytest_ddpscale.stats.steadiness import RoundDrift, find_drift, find_drifts, fit_lines
 from pytest_ddpscale.thresholds.model import Requirement
 
 SINGLE_SAMPLE_NOTE = (
     "one imported sample: the interval comes from the standard deviation of its steps, taken as independent"
 )
 SINGLE_VALUE_NOTE = "one imported value: it has no interval of its own"
-# Relative. A tenth of what separates bounds from values: no verdict hangs on it.
+# Relative. A tenth of what separates bounds from values: no verdict hangs on a drift of so little, nor on what rounds
+# remember of one another where they vary by so little.
 NEGLIGIBLE_DRIFT = 0.001
 # Of fewer series numpy takes longer than Python.
 _WORTH_AN_ARRAY = 8
 P = TypeVar("P", bound=Hashable)
+
+
+class Outlook(NamedTuple):
+    """What rounds that are still to come may do to a verdict.
+
+    Attributes:
+        series: of places, (series, rounds); logarithms where values are factors.
+        scale: how the values err.
+        limit: of rounds; 0 if none will come.
+        confidence: of the interval, 0 … 1.
+    """
+
+    series: FloatArray
+    scale: Scale
+    limit: int
+    confidence: float
+
+    def leave(self, bound: float, side: int) -> BoolArray:
+        """Of each place, whether values would stay above the bound (side 1) or below (-1): `are_final`."""
+        on_scale, size = (math.log(bound), 1.0) if self.scale == "factors" else (bound, abs(bound))
+        return are_final(self.series, self.limit, on_scale, side, self.confidence, size)
 
 
 class Found(NamedTuple):
@@ -40,6 +63,9 @@ class Found(NamedTuple):
         too_few: why there is no interval; empty if there is one.
         launch_sd: relative standard deviation between launches; None of one launch.
         launch_values: of each of several launches; empty of one.
+        correlation: of successive rounds; None where that is not known.
+        exceeds: whether they certainly correlate by more than the interval allows for.
+        outlook: what further rounds may bring; None without an interval from rounds.
     """
 
     value: float
@@ -48,15 +74,19 @@ class Found(NamedTuple):
     too_few: str = ""
     launch_sd: float | None = None
     launch_values: tuple[float, ...] = ()
+    correlation: float | None = None
+    exceeds: bool = False
+    outlook: Outlook | None = None
 
 
-def estimate_of(samples: Sequence[Sample], scale: Scale, confidence: float) -> Found:
+def estimate_of(samples: Sequence[Sample], scale: Scale, confidence: float, limit: int = 0) -> Found:
     """Value and interval.
 
     Args:
         samples: at least one, in the order of the rounds; for ``factors`` positive.
         scale: how they err.
         confidence: of the interval at all rounds together, 0 … 1.
+        limit: of rounds; 0 if no more will come.
     """
     values = [sample.value for sample in samples]
     error = samples[0].relative_error
@@ -66,7 +96,7 @@ def estimate_of(samples: Sequence[Sample], scale: Scale, confidence: float) -> F
     if len(values) < FEWEST_ROUNDS:
         reason = f"{len(values)} rounds; expected at least {FEWEST_ROUNDS}"
         return Found(statistics.fmean(values), None, too_few=reason)
-    return _of_rounds(values, scale, confidence)
+    return _of_rounds(values, scale, confidence, limit)
 
 
 class _Series(NamedTuple, Generic[P]):
@@ -79,6 +109,9 @@ class _Series(NamedTuple, Generic[P]):
     low: FloatArray
     high: FloatArray
     drifts: list[RoundDrift | None]
+    values: FloatArray  # (series, rounds), of which it all is
+    correlations: FloatArray
+    exceed: BoolArray
 
 
 class Clear(NamedTuple):
@@ -103,10 +136,11 @@ class Estimates(Generic[P]):
     Args:
         samples: of places.
         scale: how they err.
+        limit: of rounds; 0 if no more will come.
     """
 
-    def __init__(self, samples: Mapping[P, PerRound], scale: Scale) -> None:
-        self.samples = samples
+    def __init__(self, samples: Mapping[P, PerRound], scale: Scale, limit: int = 0) -> None:
+        self.samples, self._limit = samples, limit
         self._scale: Scale = scale
         self._found: dict[float, list[_Series[P]]] = {}
 
@@ -118,13 +152,16 @@ class Estimates(Generic[P]):
                 low, high = float(series.low[row]), float(series.high[row])
                 interval = None if math.isnan(low) else (low, high)
                 centre, drift = float(series.centre[row]), series.drifts[row]
-                return _found(centre, interval, drift, self._scale, series.rounds, confidence)
-        return estimate_of(list(self.samples[place]), self._scale, confidence)
+                outlook = Outlook(series.values[[row]], self._scale, self._limit, confidence)
+                alike = _Alikeness(float(series.correlations[row]), bool(series.exceed[row]))
+                return _found(centre, interval, drift, outlook, alike)
+        return estimate_of(list(self.samples[place]), self._scale, confidence, self._limit)
 
     def clear_passes(
         self, requirement: Requirement, credible: tuple[float, float], fewest_rounds: int, confidence: float
     ) -> dict[P, Clear]:
-        """Places that pass as `against_bound` has it, with values that are possible, credible, steady and complete.
+        """Places that pass as `against_bound` has it, with values that are possible, credible, steady and complete,
+        and that further rounds would leave there.
 
         Args:
             requirement: with the bound.
@@ -140,7 +177,10 @@ class Estimates(Generic[P]):
             value = back(series.centre)
             is_clear = back(series.high) <= bound if definition.upper_bound else back(series.low) >= bound
             is_clear &= (credible[0] <= value) & (value <= credible[1])
-            is_clear &= np.array([drift is None for drift in series.drifts], np.bool_)
+            is_clear &= np.array([drift is None for drift in series.drifts], np.bool_) & ~series.exceed
+            side = -1 if definition.upper_bound else 1
+            outlook = Outlook(series.values, self._scale, self._limit, confidence)
+            is_clear &= outlook.leave(bound, side)
             if definition.scale == "differences" and definition.baseline is None:
                 is_clear &= series.least >= 0
             margin = (bound - value if definition.upper_bound else value - bound) / bound
@@ -170,34 +210,55 @@ def _of_series(alike: Alike[P], scale: Scale, confidence: float) -> _Series[P]:
     drifts = find_drifts(series, NEGLIGIBLE_DRIFT * (np.ones(len(values)) if by_factors else largest))
     low, high = processes.intervals(confidence).T
     rows = {place: row for row, place in enumerate(places)}
-    return _Series(rows, values.shape[1], values.min(axis=1, initial=np.inf), processes.centres, low, high, drifts)
+    least, correlations = values.min(axis=1, initial=np.inf), lag_one_correlations(series)
+    exceed = _exceed(series, correlations, np.ones(len(values)) if by_factors else largest)
+    centres, rounds = processes.centres, values.shape[1]
+    return _Series(rows, rounds, least, centres, low, high, drifts, series, correlations, exceed)
 
 
-def _of_rounds(values: Sequence[float], scale: Scale, confidence: float) -> Found:
+def _exceed(series: FloatArray, correlations: FloatArray, sizes: FloatArray) -> BoolArray:
+    """Which series certainly correlate by more than the interval allows for, and vary by enough for that to matter."""
+    is_told = fit_lines(series).noise > NEGLIGIBLE_DRIFT * sizes
+    return np.asarray(is_told & are_beyond_the_method(correlations, series.shape[1]))
+
+
+def _of_rounds(values: Sequence[float], scale: Scale, confidence: float, limit: int) -> Found:
     by_factors = scale == "factors"
     series = [math.log(value) for value in values] if by_factors else values
     process = EProcess(series)
     interval = process.interval(confidence)
-    drift = find_drift(series, NEGLIGIBLE_DRIFT * (1 if by_factors else max(map(abs, values))))
-    return _found(process.centre, interval, drift, scale, len(values), confidence)
+    size = 1.0 if by_factors else max(map(abs, values))
+    drift = find_drift(series, NEGLIGIBLE_DRIFT * size)
+    row = np.array([series])
+    correlations = lag_one_correlations(row)
+    alike = _Alikeness(float(correlations[0]), bool(_exceed(row, correlations, np.array([size]))[0]))
+    return _found(process.centre, interval, drift, Outlook(row, scale, limit, confidence), alike)
+
+
+class _Alikeness(NamedTuple):
+    """Correlation of successive rounds, NaN where it is not known, and whether it certainly is too large."""
+
+    correlation: float
+    exceeds: bool
 
 
 def _found(
     centre: float,
     interval: tuple[float, float] | None,
     drift: RoundDrift | None,
-    scale: Scale,
-    rounds: int,
-    confidence: float,
+    outlook: Outlook,
+    alike: _Alikeness,
 ) -> Found:
-    by_factors = scale == "factors"
+    by_factors, rounds = outlook.scale == "factors", outlook.series.shape[1]
     back = math.exp if by_factors else float
     value = back(centre)
     if interval is None:
-        return Found(value, None, too_few=f"{rounds} rounds are too few for a confidence of {confidence:g}")
+        return Found(value, None, too_few=f"{rounds} rounds are too few for a confidence of {outlook.confidence:g}")
     low, high = _widened(interval, drift)
     note = _drift_note(drift, by_factors, rounds) if drift else ""
-    return Found(value, Estimate(value, (back(low), back(high))), note)
+    correlation = None if math.isnan(alike.correlation) else alike.correlation
+    estimate = Estimate(value, (back(low), back(high)))
+    return Found(value, estimate, note, correlation=correlation, exceeds=alike.exceeds, outlook=outlook)
 
 
 def _widened(interval: tuple[float, float], drift: RoundDrift | None) -> tuple[float, float]:

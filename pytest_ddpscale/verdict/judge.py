@@ -128,7 +128,7 @@ class _Asked:
         """What the rounds of this launch say of each place, or all launches together."""
         if self.of_launches:
             return LaunchEstimates(samples, self.of_launches, self.scale)
-        return Estimates(samples, self.scale)
+        return Estimates(samples, self.scale, self.study.rounds)
 
     @property
     def sku(self) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _on_speed(
     samples = places(evidence.probes.get((probe.name, probe.world_size)), probe, evidence.plan.layout)
     expected, due = expected_ranks(probe, evidence.plan.layout), _rounds_due(probe, evidence)
 
-    estimates = Estimates(samples, case.requirement.definition.scale)
+    estimates = Estimates(samples, case.requirement.definition.scale, study.rounds)
     credible = -math.inf, math.inf if peak is None else MOST_OF_PEAK * peak
     clear = estimates.clear_passes(case.requirement, credible, due, confidence)
 

@@ -1,42 +1,85 @@
-"""The simulation that shows how often verdicts are wrong can tell a sound design from a naive one."""
+"""The simulation of wrong verdicts decides as verdicts do, and can tell a sound design from a naive one."""
 
 from __future__ import annotations
 
-import itertools
-import random
-import statistics
+import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.simulate.round_noise import RoundNoise
+from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
+from pytest_ddpscale.verdict.estimating import estimate_of
 from tests.benchmarks.scripts import benchmark
+from tests.builders.judged import CONFIDENCE, make_case
 
 wrong_verdicts = benchmark("wrong_verdicts")
+LIMIT, BOUND = 16, 100.0
+CASE = make_case("throughput_per_gpu", BOUND, world_size=1)
 
 
-@pytest.mark.parametrize("tail", ["Gaussian", "Student-t, 3 degrees"])
-@pytest.mark.parametrize("correlation", [0.0, 0.5])
-def test_noise_has_variance_one_and_the_correlation_asked_for(tail: str, correlation: float) -> None:
-    values = wrong_verdicts.noise(random.Random(1), tail, correlation, 20_000)
-    mean = statistics.fmean(values)
-    lag_one = statistics.fmean((a - mean) * (b - mean) for a, b in itertools.pairwise(values))
-    assert statistics.variance(values) == pytest.approx(1.0, rel=0.25)
-    assert lag_one / statistics.variance(values) == pytest.approx(correlation, abs=0.05)
+def verdict(logs: list[float], limit: int) -> int:
+    values = BOUND * np.exp(logs)
+    found = estimate_of([Sample(value) for value in values.tolist()], "factors", CONFIDENCE, limit)
+    if not limit:  # as verdicts were before
+        found = found._replace(exceeds=False)
+    outcome = against_bound(blank_verdict(CASE, CONFIDENCE), CASE.requirement, values, lambda: found).outcome
+    return {"passed": 1, "failed": -1}.get(outcome, 0)
+
+
+def mixed_series() -> np.ndarray:
+    chance = np.random.default_rng(0)
+    noises = [RoundNoise(0.01), RoundNoise(0.01, 0.9), RoundNoise(0.003, ramp=0.05), RoundNoise(0.01, hiccup_share=0.1)]
+    offsets = np.linspace(-0.04, 0.04, 20)[:, np.newaxis]
+    return np.concatenate([noise.series(chance, LIMIT, 20) + offsets for noise in noises])
+
+
+@pytest.mark.parametrize("rounds", [FEWEST_ROUNDS, 12, LIMIT])
+def test_it_decides_as_verdicts_do(rounds: int) -> None:
+    logs = mixed_series()[:, :rounds]
+    for rule, limit in (("verdict", LIMIT), ("interval alone", 0)):
+        found = wrong_verdicts.RULES[rule](logs, LIMIT).tolist()
+        assert found == [verdict(values, limit) for values in logs.tolist()]
+        assert {-1.0, 0.0, 1.0} <= set(found)
 
 
 def test_a_naive_design_is_wrong_far_more_often_than_it_says() -> None:
-    found = {
-        (row.design, row.tail, row.correlation): row for row in wrong_verdicts.on_the_bound(runs=100, limit=16, seed=3)
-    }
-    naive = found["naive t-test", "Gaussian", 0.5]
-    ours = found["e-process", "Gaussian", 0.5]
-    assert naive.interval[0] > 0.05
-    assert ours.interval[0] <= 0.05
-    assert ours.wrong < naive.wrong / 3
+    scenarios = [one for one in wrong_verdicts.on_the_bound() if one.name == "Gaussian, ρ 0.5"]
+    ((found,),) = (list(wrong_verdicts.rows_of(scenarios, 200, LIMIT, 3).values()),)
+    assert found["t-test"].wrong_interval[0] > 0.05
+    assert found["verdict"].wrong_interval[0] <= 0.05
+    assert found["verdict"].wrong < found["t-test"].wrong / 3
 
 
 def test_wide_margins_are_decided_at_once_and_rightly() -> None:
-    rows = {(row.noise, row.margin): row for row in wrong_verdicts.off_the_bound(runs=40, limit=16, seed=3)}
-    assert rows["GPU", 0.05].mean_rounds < FEWEST_ROUNDS + 0.5
-    assert all(row.right == 1.0 for (noise, _), row in rows.items() if noise == "GPU")
-    assert statistics.fmean(row.mean_rounds for row in rows.values()) < wrong_verdicts.FIXED_ROUNDS / 1.5
+    rows = wrong_verdicts.rows_of(wrong_verdicts.off_the_bound(), 40, LIMIT, 3)
+    found = {scenario.name: by_rule["verdict"] for scenario, by_rule in rows.items()}
+    assert found["GPU (0.3%), margin 5.0%"].rounds < FEWEST_ROUNDS + 0.5
+    assert all(one.above == 1.0 for name, one in found.items() if name.startswith("GPU"))
+
+
+@pytest.mark.parametrize("sd", [0.003, 0.006])
+def test_a_ramp_towards_a_value_below_the_bound_seldom_passes(sd: float) -> None:
+    ramp = next(one for one in wrong_verdicts.moving() if one.name == f"noise {sd:.1%}, ρ 0")
+    (found,) = wrong_verdicts.rows_of([ramp], 400, 32, 3).values()
+    assert found["interval alone"].above > 0.9
+    assert found["verdict"].wrong_interval[1] < 0.15
+
+
+def test_hiccups_seldom_make_a_verdict_whatever_the_truth_is_taken_to_be() -> None:
+    rare = [one for one in wrong_verdicts.on_the_bound() if "hiccups" in one.name or "mean" in one.name]
+    rows = wrong_verdicts.rows_of([replace(one, truth=None) for one in rare], 400, 32, 3)
+    assert len(rows) == 12
+    assert all(by_rule["verdict"].wrong_interval[0] <= 0.05 for by_rule in rows.values())
+    assert any(by_rule["interval alone"].wrong_interval[0] > 0.05 for by_rule in rows.values())
+
+
+def test_white_noise_is_not_said_to_correlate() -> None:
+    shares = dict(wrong_verdicts.said_to_correlate(1000, 32, 3))
+    assert max(shares[0.0].values()) < 0.01
+    assert max(shares[0.5].values()) < 0.10
+    assert shares[0.9][32] > 0.5
+    assert math.isclose(sum(shares), 2.4)

@@ -53,8 +53,10 @@ def steady(value: float, bad: Mapping[tuple[int, ...], float] | None = None) -> 
     return lambda number, ranks: (bad or {}).get(ranks, value) * (1 + 0.001 * (number % 3))
 
 
-def probe_plan(probe: Probe, nodes: int = 1, ranks_per_node: int = 8, device_type: DeviceType = "cuda") -> Plan:
-    study = ProbeStudy((probe,), 16, 0.5)
+def probe_plan(
+    probe: Probe, nodes: int = 1, ranks_per_node: int = 8, device_type: DeviceType = "cuda", rounds: int = 16
+) -> Plan:
+    study = ProbeStudy((probe,), rounds, 0.5)
     return Plan("a100", device_type, (), nodes=nodes, ranks_per_node=ranks_per_node, probes=study)
 
 

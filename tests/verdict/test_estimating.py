@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from pytest_ddpscale.stats.sequential import EProcess
 from pytest_ddpscale.verdict.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE, Estimates, estimate_of
 
 FALLING = [1.0 - 0.01 * i for i in range(9)]
+WAVES = [1 + 0.03 * math.sin(2 * math.pi * i / 16) for i in range(32)]
 VALUES = [0.95, 0.96, 0.955, 0.949, 0.958, 0.951, 0.957, 0.952, 0.954]
 
 
@@ -78,14 +80,38 @@ def test_an_imported_value_without_spread_stands_for_itself() -> None:
 
 
 @pytest.mark.parametrize("scale", ["factors", "differences"])
-@pytest.mark.parametrize("values", [[2.5] * 9, VALUES, FALLING, [0.0, *VALUES[1:]]])
+@pytest.mark.parametrize("values", [[2.5] * 9, VALUES, FALLING, WAVES, [0.0, *VALUES[1:]]])
 def test_of_many_places_each_comes_to_what_it_comes_to_alone(scale: Scale, values: list[float]) -> None:
     if min(values) == 0 and scale == "factors":
         return
-    many = Estimates(PerPlace(range(20), np.arange(9), np.array([values] * 20)), scale)
-    alone, found = estimate_of(samples(values), scale, 0.95), many.at(3, 0.95)
-    assert found.note == alone.note
+    rounds = len(values)
+    many = Estimates(PerPlace(range(20), np.arange(rounds), np.array([values] * 20)), scale, 32)
+    alone, found = estimate_of(samples(values), scale, 0.95, 32), many.at(3, 0.95)
+    assert (found.note, found.exceeds) == (alone.note, alone.exceeds)
+    assert found.correlation == pytest.approx(alone.correlation)
     assert alone.estimate is not None
     assert found.estimate is not None
     assert found.estimate.value == pytest.approx(alone.estimate.value)
     assert found.estimate.interval == pytest.approx(alone.estimate.interval)
+    assert found.outlook is not None
+    assert alone.outlook is not None
+    for bound, side in product((0.5, 0.9, 0.94, 0.96, 1.1, 3.0), (1, -1)):
+        assert found.outlook.leave(bound, side).tolist() == alone.outlook.leave(bound, side).tolist()
+
+
+def test_waves_are_said_to_correlate_by_more_than_the_interval_allows_for() -> None:
+    found = estimate_of(samples(WAVES), "factors", 0.95)
+    assert found.correlation is not None
+    assert found.correlation > 0.8
+    assert found.exceeds
+
+
+def test_waves_of_less_than_a_tenth_of_a_per_cent_do_not_matter() -> None:
+    found = estimate_of(samples([1 + (value - 1) / 100 for value in WAVES]), "factors", 0.95)
+    assert found.correlation is not None
+    assert found.correlation > 0.8
+    assert not found.exceeds
+
+
+def test_an_imported_sample_has_no_outlook() -> None:
+    assert estimate_of([Sample(100.0, 0.01)], "factors", 0.95).outlook is None

@@ -193,7 +193,7 @@ def test_a_failure_that_may_be_chance_on_one_of_many_is_inconclusive() -> None:
     values = {key: 99.0 * (1 + noise.gauss(0, 0.01)) for key in product(range(8), range(64))}
     found: dict[int, Verdict] = {}
     for ranks_per_node in (1, 64):
-        plan = probe_plan(MATMUL, ranks_per_node=ranks_per_node)
+        plan = probe_plan(MATMUL, ranks_per_node=ranks_per_node, rounds=8)
         measured = measure_probe(
             plan, MATMUL, lambda number, ranks: values[number, 0] if ranks == (0,) else 110.0 + number % 3
         )

@@ -1,0 +1,61 @@
+"""A verdict says why the numbers do not decide yet although the whole interval keeps, or misses, the bound."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from pytest_ddpscale.plan.per_round import Sample
+from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
+from pytest_ddpscale.verdict.estimating import estimate_of
+from tests.builders.judged import CONFIDENCE, make_case
+
+RAMP = [100.0 * 0.999**number for number in range(8)]
+WAVES = [100.0 * (1 + 0.03 * math.sin(2 * math.pi * number / 16)) for number in range(32)]
+
+
+def judged(values: list[float], bound: float, limit: int, metric: str = "throughput_per_gpu") -> Verdict:
+    case = make_case(metric, bound, world_size=1)
+    found = estimate_of([Sample(value) for value in values], "factors", CONFIDENCE, limit)
+    return against_bound(blank_verdict(case, CONFIDENCE), case.requirement, np.array(values), lambda: found)
+
+
+@pytest.mark.parametrize(
+    ("bound", "limit", "outcome"), [(98.5, 32, "inconclusive"), (98.5, 8, "passed"), (95.0, 32, "passed")]
+)
+def test_a_ramp_towards_the_bound_is_watched_to_the_limit_of_rounds(bound: float, limit: int, outcome: str) -> None:
+    verdict = judged(RAMP, bound, limit)
+    assert verdict.outcome == outcome
+    if outcome == "inconclusive":
+        assert verdict.is_open
+        assert verdict.reason == (
+            "not final after 8 of 32 rounds: a trend within the noise or one odd round may still lead past the bound"
+        )
+
+
+def test_a_ramp_upwards_is_not_failed_before_it_ends() -> None:
+    rising = [200.0 - value for value in RAMP]
+    assert judged(rising, 102.0, 32).outcome == "inconclusive"
+    assert judged(rising, 105.0, 32).outcome == "failed"
+
+
+@pytest.mark.parametrize("bound", [80.0, 100.0, 125.0])
+def test_rounds_that_hang_together_too_much_decide_nothing(bound: float) -> None:
+    verdict = judged(WAVES, bound, 32)
+    assert verdict.outcome == "inconclusive"
+    assert verdict.correlation == pytest.approx(0.95, abs=0.05)
+    assert verdict.reason in {
+        f"successive rounds correlate by {share}, more than the 0.5 that the interval allows for"
+        for share in ("0.9", "1.0")
+    }
+
+
+def test_the_correlation_is_kept_whatever_the_outcome() -> None:
+    mixed = [100.0, 101.0, 99.5, 100.2, 99.8, 100.6, 99.3, 100.4]
+    verdict = judged(mixed, 50.0, 32)
+    assert verdict.outcome == "passed"
+    assert verdict.correlation is not None
+    assert verdict.correlation < 0
