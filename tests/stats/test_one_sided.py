@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from pytest_ddpscale.stats.one_sided import largest_log_evidence
-from pytest_ddpscale.stats.sequential import EProcess, FloatArray
+from pytest_ddpscale.stats.one_sided import _least_ratios, largest_log_evidence
+from pytest_ddpscale.stats.sequential import EFFECT_SCALE, EProcess, FloatArray
 
 FEWEST = 8
 
@@ -25,16 +25,30 @@ def after_all_rounds(values: FloatArray, direction: float = 1.0) -> float:
     return largest_log_evidence(values, 0.0, direction, len(values))
 
 
-@pytest.mark.parametrize("correlation", [-0.5, 0.0, 0.5, 0.95])
-@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
-def test_it_is_the_least_over_all_means_on_the_good_side(correlation: float, scale: float) -> None:
-    distances = np.concatenate([[0.0], np.geomspace(1e-3, 1e5, 600)])
-    for values in scale * (noise(np.random.default_rng(1), 6, 9, correlation) - 1.0):
-        process = EProcess(values.tolist())
-        direction = 1.0 if process.centre < 0 else -1.0
-        least = min(process.log_evidence(direction * scale * distance) for distance in distances)
-        assert after_all_rounds(values, direction) == pytest.approx(max(0.0, least), abs=0.05)
-        assert after_all_rounds(values, direction) <= max(0.0, least) + 1e-9
+# Their mean is just below 0; less what correlates it is above, so that evidence falls before it grows.
+WITH_A_DIP = np.array([1.4, 0.0, 0.2, -1.5, -1.8, -0.4, -0.1, 0.8, 1.3])
+
+
+def least_evidence(values: FloatArray) -> float:
+    """After all rounds, of all means from 0 up, also where it is no evidence at all."""
+    rounds = len(values)
+    return rounds / 2 * math.log(_least_ratios(values)[-1]) - 0.5 * math.log1p(rounds * EFFECT_SCALE**2)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *(noise(np.random.default_rng(1), 3, 9, 0.5) - 1.0),
+        *(1e-3 * noise(np.random.default_rng(2), 3, 9, 0.5) - 1.0),  # far, where evidence tends to a limit
+        WITH_A_DIP,
+    ],
+)
+def test_it_is_the_least_over_all_means_on_the_good_side(values: FloatArray) -> None:
+    process = EProcess(values.tolist())
+    least = min(process.log_evidence(mean) for mean in (0.0, *np.geomspace(1e-3, 1e7, 2000).tolist()))
+    assert process.centre < 0
+    assert least_evidence(values) == pytest.approx(least, abs=2e-4)
+    assert after_all_rounds(values) == max(0.0, least_evidence(values))
 
 
 def test_it_is_that_against_the_bound_itself_where_the_values_are_near_and_below() -> None:
