@@ -14,7 +14,7 @@ from tests.plugin.site import REQUIREMENTS, ROUNDS, Site, assert_no_crash, outpu
 VERDICT_KEYS = {
     "id", "metric", "workload", "world_size", "severity", "bound", "outcome", "value", "interval", "confidence",
     "rounds", "reason", "provisional", "source", "notes", "culprits", "unit", "margin", "flags", "placement",
-    "compared", "waiver",
+    "compared", "precision", "waiver",
 }  # fmt: skip
 VIEWS = {"verdicts.json", "report.md", "junit.xml", "pytest-report.json", "plots"}
 ALL = len(REQUIREMENTS)
@@ -42,7 +42,7 @@ def test_verdicts_json_is_the_record_of_truth(site: Site, judged: Path) -> None:
         "schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts",
         "allows_unmeasured", "simulated", "blockers", "extends", "lowered", "altered",
     }  # fmt: skip
-    assert (record["schema_version"], record["sku"], record["outcome"]) == (3, "tested-gpu", "rejected")
+    assert (record["schema_version"], record["sku"], record["outcome"]) == (4, "tested-gpu", "rejected")
     assert record["notes"] == ["judged from measured, nothing was measured"]
     assert len(record["verdicts"]) == ALL
     for verdict in record["verdicts"]:
