@@ -31,7 +31,7 @@ WRONG_DATA: Literal["wrong-data"] = "wrong-data"
 THIS_LAUNCH_ONLY: Literal["this-launch-only"] = "this-launch-only"
 PARTLY_KNOWN: Literal["partly-known"] = "partly-known"
 _OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, "generation_ratio")
-VERDICTS_SCHEMA_VERSION: Literal[5] = 5
+VERDICTS_SCHEMA_VERSION: Literal[4] = 4
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ class Judgement:
     altered: tuple[str, ...] = ()
     uniform_loss: UniformLoss | None = None
     family_confidence: float | None = None
-    schema_version: Literal[5] = VERDICTS_SCHEMA_VERSION
+    schema_version: Literal[4] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)

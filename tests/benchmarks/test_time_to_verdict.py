@@ -56,5 +56,5 @@ def test_the_table_compares_with_what_is_expected(run: list[object], capsys: pyt
     script.show(script.summary([run]))
     said = capsys.readouterr().out
     assert "weak/resnet152-fp16" in said
-    assert "expected: at most 15 min" in said
+    assert "expected of decisions: at most 14 min" in said
     assert "4.4 h" in said

@@ -43,7 +43,7 @@ def test_verdicts_json_is_the_record_of_truth(site: Site, judged: Path) -> None:
         "allows_unmeasured", "simulated", "blockers", "extends", "lowered", "altered",
         "uniform_loss", "family_confidence",
     }  # fmt: skip
-    assert (record["schema_version"], record["sku"], record["outcome"]) == (5, "tested-gpu", "rejected")
+    assert (record["schema_version"], record["sku"], record["outcome"]) == (4, "tested-gpu", "rejected")
     assert record["notes"] == ["judged from measured, nothing was measured"]
     assert len(record["verdicts"]) == ALL
     for verdict in record["verdicts"]:
