@@ -123,8 +123,8 @@ def chi_square(tables: IntArray) -> NDArray[np.float64]:
     """Pearson's statistic of each table of counts, (tables, places, outcomes); empty outcomes add nothing."""
     rows, columns = tables.sum(axis=2, keepdims=True), tables.sum(axis=1, keepdims=True)
     expected = rows * columns / np.maximum(1, tables.sum(axis=(1, 2), keepdims=True))
-    parts: NDArray[np.float64] = (tables - expected) ** 2 / np.where(expected > 0, expected, 1.0)
-    return parts.sum(axis=(1, 2))
+    parts = (tables - expected) ** 2 / np.where(expected > 0, expected, 1.0)
+    return np.asarray(parts.sum(axis=(1, 2)))
 
 
 def permuted(counts: IntArray, chance: np.random.Generator) -> IntArray:

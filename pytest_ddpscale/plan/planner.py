@@ -98,8 +98,7 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
     ranks_per_node = empty.ranks_per_node if takes_all else None
     if layout is not None:
         ranks_per_node = layout.ranks_per_node
-    # A rank that nothing larger trains would count as trained, while its slowness is averaged away.
-    turns = min(ranks_per_node or asked, asked)
+    turns = _turns(arms, asked, ranks_per_node or asked)
     in_order = sorted(arms.items(), key=lambda item: _compared(item[1]), reverse=True)
     studies = tuple(_study(scaling, workload, wanted, pace, turns) for (scaling, workload), wanted in in_order)
     return replace(
@@ -144,6 +143,16 @@ def _largest(arms: Wanted) -> int:
     return max((arm.world_size for wanted in arms.values() for arm in wanted), default=1)
 
 
+def _turns(arms: Wanted, asked: int, ranks_per_node: int) -> int:
+    """How many ranks of a node take turns: those that something trains together, in whole groups of smaller arms.
+
+    A rank that nothing larger trains would count as trained, while its slowness is averaged away.
+    """
+    most, sizes = min(asked, ranks_per_node), {arm.world_size for wanted in arms.values() for arm in wanted}
+    dealt = [size for size in sizes if size < most and ranks_per_node % size == 0]
+    return next((turns for turns in range(most, 1, -1) if not any(turns % size for size in dealt)), 1)
+
+
 def _compared(arms: Iterable[Arm]) -> int:
     """How many ranks are compared with each other."""
     return max((arm.world_size for arm in arms if arm.kind == "each"), default=0)
@@ -168,7 +177,7 @@ def _add_each(arms: Wanted, layout: Layout | None) -> None:
 
 def _study(scaling: Scaling, workload: Workload, arms: Iterable[Arm], pace: Pace, turns: int) -> Study:
     inorder = tuple(sorted(arms, key=lambda arm: (arm.world_size, arm.kind, arm.placement)))
-    taken = turns if any(arm.world_size == 1 for arm in inorder) else 1
+    taken = turns if any(arm.world_size < turns for arm in inorder) else 1
     return Study(scaling, workload, inorder, _rounds(inorder, pace), pace.block_s, pace.warmup_s, taken)
 
 

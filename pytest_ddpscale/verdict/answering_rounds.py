@@ -53,7 +53,7 @@ def rounds_of(question: Question, study: Study, evidence: Evidence) -> MeasuredA
         is_planned = arm.world_size <= layout.world_size  # else no rank can have measured it
         if layout.nodes == 1 or not is_planned:
             return None
-        return range(layout.ranks_per_node) if arm.world_size == 1 else layout.groups(arm)[0]
+        return range(layout.ranks_per_node) if layout.takes_turns(arm) else layout.groups(arm)[0]
 
     def rounds(arm: Arm) -> ArmRounds:
         return arm_rounds(evidence.columns, study.id, arm, ranks(arm))
