@@ -9,7 +9,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Arm, DeviceType, Placement, Plan, Scaling, Study
+from pytest_ddpscale.plan.study import Arm, DeviceType, OneGpu, Placement, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 
 # Fewer rounds never decide: their spread says too little about the spread, and on a node of eight GPUs not every one
@@ -25,7 +25,7 @@ class Pace:
         rounds: times every arm is timed at most; a study ends sooner once all its requirements are decided.
         block_s: seconds a timed block aims at.
         warmup_s: untimed seconds before the first round of a study.
-        uncompared_rounds: the limit, if it is lower, of probes and of studies without the arm ``alone``: no ratio of
+        uncompared_rounds: the limit, if it is lower, of probes and of studies without an arm of one rank: no ratio of
             two arms has the noise of both there, and a nightly check has five minutes.
     """
 
@@ -45,19 +45,31 @@ PROBE_BLOCKS_S: dict[DeviceType, float] = {"cuda": 0.4, "cpu": 0.1}
 
 @dataclass(frozen=True)
 class Question:
-    """What one requirement wants to know: a metric of the training of a workload among so many ranks."""
+    """What one requirement wants to know: a metric of the training of a workload among so many ranks.
+
+    `one_gpu` says how one GPU is trained, if one is that the metric does not decide that of.
+    """
 
     metric: Metric
     workload: Workload
     world_size: int
     placement: Placement = "packed"
+    one_gpu: OneGpu = "alone"
+
+    @property
+    def measured(self) -> Arm:
+        """The arm in question. Raises as `measured_arm`."""
+        return measured_arm(self.metric, self.workload, self.world_size, self.placement, self.one_gpu)
+
+    @property
+    def baseline(self) -> Arm | None:
+        """What it is compared with, if it is. Raises as `measured_arm`."""
+        return baseline_arm(self.metric, self.workload, self.world_size, self.placement, self.one_gpu)
 
     @property
     def arms(self) -> list[Arm]:
         """Every arm that it needs, baseline first. Raises as `measured_arm`."""
-        asked = self.metric, self.workload, self.world_size, self.placement
-        baseline = baseline_arm(*asked)
-        return [*([baseline] if baseline else []), measured_arm(*asked)]
+        return [*([self.baseline] if self.baseline else []), self.measured]
 
 
 Wanted = dict[tuple[Scaling, Workload], set[Arm]]
@@ -182,4 +194,4 @@ def _study(scaling: Scaling, workload: Workload, arms: Iterable[Arm], pace: Pace
 
 
 def _rounds(arms: Iterable[Arm], pace: Pace) -> int:
-    return pace.rounds if any(arm.kind == "alone" for arm in arms) else min(pace.rounds, pace.uncompared_rounds)
+    return pace.rounds if any(arm.world_size == 1 for arm in arms) else min(pace.rounds, pace.uncompared_rounds)

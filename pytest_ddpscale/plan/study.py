@@ -14,6 +14,8 @@ from pytest_ddpscale.plan.workload import Workload
 
 Scaling = Literal["weak", "strong"]
 ArmKind = Literal["alone", "each", "no_sync", "ddp"]
+# How one GPU is trained that many are compared with: without DDP, or wrapped in it as the many are.
+OneGpu = Literal["alone", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
 Placement = Literal["packed", "spread"]
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pytest_ddpscale.plan.metric import Unit
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.plan.study import Placement
+from pytest_ddpscale.plan.study import OneGpu, Placement
 from pytest_ddpscale.results.coverage import Coverage
 from pytest_ddpscale.results.run_directory import read_file
 from pytest_ddpscale.results.run_json import ThresholdsUsed
@@ -91,6 +91,8 @@ class Verdict:
         notes: what the reader should know, such as ``host-bound``.
         flags: what code has to know.
         compared: both sides of a ratio; None of what is none, or was not measured.
+        one_gpu: how the one GPU was trained that it is of, or relative to: without DDP (``alone``) or under it; None of
+            what times no single GPU, or both ways.
         waiver: by which it does not reject, though it failed; None of all others.
         unit: of value, interval and bound: the metric's.
         margin: distance of the value from the bound, relative to the bound: positive on the good side.
@@ -116,6 +118,7 @@ class Verdict:
     placement: Placement = "packed"
     compared: GenerationComparison | None = None
     waiver: Waiver | None = None
+    one_gpu: OneGpu | None = None
     unit: Unit = field(init=False, default="x")
     margin: float | None = field(init=False, default=None)
 

@@ -48,7 +48,8 @@ def test_no_place_comes_first_more_often_than_another() -> None:
 
 def test_it_is_the_turn_of_the_same_local_rank_on_every_node() -> None:
     layout = Layout(2, 8)
-    assert layout.groups(ALONE, 3) == ((3,), (11,))
+    for one in (ALONE, Arm("ddp", 1, 4)):
+        assert layout.groups(one, 3) == ((3,), (11,))
     assert layout.groups(DDP, 3) == layout.groups(DDP)
 
 

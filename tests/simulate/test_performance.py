@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from pytest_ddpscale.plan.study import Arm, ArmKind, Study
 from pytest_ddpscale.simulate.performance import (
     BUCKET_BYTES,
-    DDP_OVERHEAD,
     FIRST_BUCKET_BYTES,
     _buckets,
     expected_maximum,
 )
+from pytest_ddpscale.simulate.sound_machine import DDP_OVERHEAD
 from tests.builders.clusters import RESNET, a100, quiet, weak_study
 
 PERFORMANCE = quiet(a100())
