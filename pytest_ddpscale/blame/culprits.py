@@ -66,11 +66,8 @@ class RankComparison:
         hosts = {straggler.host for straggler in stragglers}
         return [node for node in slow_nodes(self.stragglers, self.peers.rounds) if node.host in hosts]
 
-    def among(self, verdict: Verdict, measured: ArmRounds) -> list[Straggler]:
+    def among(self, measured: ArmRounds) -> list[Straggler]:
         """Those that took part in what was judged."""
-        if self.evidence.plan.nodes == 1:
-            ranks = self.study.turns if verdict.world_size == 1 else verdict.world_size
-            return [s for s in self.stragglers if s.rank < ranks]
         # A rank's number is another one after a node was lost; its place stays.
         places = set(measured.ranks.places)
         return [s for s in self.stragglers if (s.host, s.local_rank) in places]
@@ -151,7 +148,7 @@ def stragglers_of(rounds: ArmRounds, device_type: DeviceType) -> list[Straggler]
 
 
 def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, measured: ArmRounds) -> Verdict:
-    definition, found = METRICS[verdict.metric], compared.among(verdict, measured)
+    definition, found = METRICS[verdict.metric], compared.among(measured)
     if not found:
         is_open = definition.compares_ranks and len(compared.peers.rounds) >= MINIMUM_ROUNDS
         none = "; no rank is the slow one in enough rounds to be named" if is_open else ""

@@ -61,7 +61,7 @@ def _asked(case: AnyCase) -> tuple[str, str, int, str] | None:
         return (requirement.metric, requirement.subject, case.world_size, "probe")
     if requirement.definition is not THROUGHPUT_PER_GPU or requirement.placement != "packed":
         return None
-    return (requirement.metric, case.workload.name, case.world_size, "alone" if case.world_size == 1 else "ddp")
+    return (requirement.metric, case.workload.name, case.world_size, case.question.measured.kind)
 
 
 def _thing(value: KeyValue) -> _Thing:

@@ -115,10 +115,11 @@ def _row(one: CalibratedRequirement, source: str) -> dict[str, Any]:
         subject: requirement.subject,
         "placement": requirement.placement,
         "versus": requirement.versus,
+        "baseline": requirement.one_gpu,
         "published": source,
         "margin": f"{one.margin_pct:g} %",
         # A provisional line only warns because nobody has measured; that is over. Others warn for reasons of their own.
         "severity": "warn" if requirement.severity == "warn" and not requirement.provisional else None,
     }
-    usual = {"placement": "packed", "versus": None, "severity": None}
+    usual = {"placement": "packed", "versus": None, "baseline": "alone", "severity": None}
     return {key: value for key, value in row.items() if key not in usual or value != usual[key]}

@@ -77,8 +77,9 @@ def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray
 def rows_that_differ(rows: ArmRounds, seeded: Mapping[int, str]) -> BoolArray:
     """Where ranks do not all have the same results, or one has none: the only rounds that name anybody."""
     own, parameters = _seeded_of(rows, seeded)[rows.measured.rank_of_cell], rows.measured.checksum
-    is_alike = (parameters == parameters[:, :1]) & (own == own[:, :1]) & rows.present
-    return np.asarray(~is_alike.all(axis=1))
+    first = rows.present.argmax(axis=1)[:, np.newaxis] if parameters.size else np.zeros((len(rows), 0), np.int64)
+    is_alike = (parameters == np.take_along_axis(parameters, first, 1)) & (own == np.take_along_axis(own, first, 1))
+    return np.asarray(~(is_alike | ~rows.present).all(axis=1))
 
 
 def disagreeing_ranks(measured_ddp: ArmRounds, seeded: Mapping[int, str]) -> list[Disagreement]:
@@ -114,8 +115,14 @@ def disagreeing_ranks(measured_ddp: ArmRounds, seeded: Mapping[int, str]) -> lis
             int(ranks.numbers[i]), str(ranks.hosts[i]), int(ranks.local_ranks[i]), str(ranks.devices[i]),
             int(latest.sum()), int(different[i]), len(rounds), bool(odd_seeded[i]), bool(is_open[i]),
         )
-        for i in np.flatnonzero(latest & ((different > 0) | odd_seeded))
+        for i in np.flatnonzero(_still_there(present) & ((different > 0) | odd_seeded))
     ]  # fmt: skip
+
+
+def _still_there(present: BoolArray) -> BoolArray:
+    """Ranks of the latest round; of groups of one size, which take turns, those of any round."""
+    sizes = present.sum(axis=1)
+    return np.asarray(present.any(axis=0) if (sizes == sizes[0]).all() else present[-1])
 
 
 def ranks_unlike_most(results: Mapping[int, Hashable]) -> set[int]:

@@ -193,9 +193,8 @@ def arm_rounds(columns: Columns, study_id: str, arm: Arm, ranks: Collection[int]
         columns: what was measured.
         study_id: which of it counts.
         arm: likewise.
-        ranks: the group; what other groups of the arm measured is passed over. None for ranks 0 … k-1 that are the
-            only ones: a further rank makes a round unusable. Of an arm of one rank, those that take turns; None for
-            any: a round has one of them.
+        ranks: the group; what other groups of the arm measured is passed over. None for one group of neighbours in
+            each round, as take turns on a node: a further rank makes a round unusable.
     """
     key = ("arm_rounds", study_id, arm, None if ranks is None else tuple(ranks))
     if key not in columns.kept:
@@ -210,27 +209,40 @@ def _arm_rounds(columns: Columns, study_id: str, arm: Arm, ranks: Collection[int
         return NO_ROUNDS
     if ranks is not None:
         measured = measured.of(slice(None), np.isin(measured.ranks.numbers, np.fromiter(ranks, np.int64)))
-    return _complete(measured, arm, range(arm.world_size) if ranks is None else ranks)
+    is_of_neighbours = ranks is None or len(ranks) != arm.world_size
+    return _complete(measured, arm, _is_one_group(measured, arm) if is_of_neighbours else _is_whole(measured, arm))
 
 
-def _complete(measured: ArmColumns, arm: Arm, expected: Collection[int]) -> ArmRounds:
-    """The complete rounds of a group of ranks, of which nobody else is among the columns unless it is in the way."""
-    taking_part = measured.present.sum(axis=1)
-    if arm.world_size == 1:
-        is_complete = taking_part == 1
-    else:
-        of_group = np.isin(measured.ranks.numbers, np.fromiter(expected, np.int64))
-        size = len(expected)
-        is_complete = (taking_part == size) & (measured.present[:, of_group].sum(axis=1) == size)
-    is_complete &= measured.batch_size == arm.batch_size
+def _complete(measured: ArmColumns, arm: Arm, is_complete: BoolArray) -> ArmRounds:
+    """Rounds that a group of ranks trained as a whole, with the batch of the arm."""
+    is_complete = is_complete & (measured.batch_size == arm.batch_size)
     found = measured if is_complete.all() else measured.of(is_complete)
     there = np.any(found.present, axis=0)
     return ArmRounds(found if there.all() else found.of(slice(None), there))
 
 
+def _is_whole(measured: ArmColumns, arm: Arm) -> BoolArray:
+    """Of each round, whether as many ranks took part as the arm has."""
+    return np.asarray(measured.present.sum(axis=1) == arm.world_size)
+
+
+def _is_one_group(measured: ArmColumns, arm: Arm) -> BoolArray:
+    """Of each round, whether as many neighbours took part as the arm has; which ones were due is validated."""
+    present, size = measured.present, arm.world_size
+    if not present.shape[1]:
+        return np.zeros(len(present), np.bool_)
+    numbers, first = measured.ranks.numbers, present.argmax(axis=1)
+    last = present.shape[1] - 1 - present[:, ::-1].argmax(axis=1)
+    return np.asarray(_is_whole(measured, arm) & (numbers[last] - numbers[first] == size - 1))
+
+
 def hosts_of(columns: Columns, study_id: str) -> list[str]:
     """Names of all hosts that took part in a study, in alphabetical order."""
-    return list(_kept_first_ranks(columns, study_id))
+    key = ("hosts", study_id)
+    if key not in columns.kept:
+        columns.kept[key] = sorted({host for arm in columns.of_study(study_id) for host in arm.ranks.by_host})
+    found: list[str] = columns.kept[key]
+    return found
 
 
 def node_rounds(columns: Columns, study_id: str, arm: Arm, host: str) -> ArmRounds:
@@ -246,9 +258,8 @@ def _node_rounds(columns: Columns, study_id: str, arm: Arm, host: str) -> ArmRou
     at = _columns_by_host(columns, study_id, arm).get(host)
     if at is None:
         return NO_ROUNDS
-    first = _kept_first_ranks(columns, study_id)[host]
     measured = columns.arms[study_id, arm.name].of(slice(None), as_slice(at))
-    return _complete(measured, arm, range(first, first + arm.world_size))
+    return _complete(measured, arm, _is_one_group(measured, arm))
 
 
 class RowsOfNodes(NamedTuple):
@@ -289,45 +300,16 @@ def _rows(columns: Columns, study_id: str, arm: Arm, hosts: tuple[str, ...]) -> 
     if key not in columns.kept:
         by_host = _columns_by_host(columns, study_id, arm)
         rows = columns.arms[study_id, arm.name].side_by_side(np.stack([by_host[host] for host in hosts]))
-        is_complete = (rows.present.sum(axis=1) == arm.world_size) & (rows.batch_size == arm.batch_size)
+        is_complete = _is_whole(rows, arm) & (rows.batch_size == arm.batch_size)
         columns.kept[key] = ArmRounds(rows if is_complete.all() else rows.of(is_complete))
     found: ArmRounds = columns.kept[key]
     return found
 
 
 def _columns_by_host(columns: Columns, study_id: str, arm: Arm) -> dict[str, IntArray]:
-    """Columns of those ranks of each host that an arm is about: its first ones, or all where they take turns."""
-    key = ("columns_by_host", study_id, arm)
-    if key not in columns.kept:
-        measured, first = columns.arms.get((study_id, arm.name)), _kept_first_ranks(columns, study_id)
-        found = {}
-        who = NOBODY if measured is None else measured.ranks
-        for host, at in who.by_host.items():
-            numbers = who.numbers[at] - first[host]
-            found[host] = at if arm.world_size == 1 else at[(numbers >= 0) & (numbers < arm.world_size)]
-        columns.kept[key] = {host: at for host, at in found.items() if len(at)}
-    kept: dict[str, IntArray] = columns.kept[key]
-    return kept
-
-
-def _kept_first_ranks(columns: Columns, study_id: str) -> dict[str, int]:
-    key = ("first_ranks", study_id)
-    if key not in columns.kept:
-        columns.kept[key] = _first_ranks(columns, study_id)
-    found: dict[str, int] = columns.kept[key]
-    return found
-
-
-def _first_ranks(columns: Columns, study_id: str) -> dict[str, int]:
-    """Number of the first rank of every host that took part in a study, by its name in alphabetical order."""
-    found: dict[str, int] = {}
-    for arm in columns.of_study(study_id):
-        ranks = arm.ranks
-        firsts = ranks.numbers - ranks.local_ranks
-        for host, at in ranks.by_host.items():
-            first = int(firsts[at].min())
-            found[host] = min(found.get(host, first), first)
-    return dict(sorted(found.items()))
+    """Columns of the ranks of each host that trained an arm."""
+    measured = columns.arms.get((study_id, arm.name))
+    return {} if measured is None else dict(measured.ranks.by_host)
 
 
 def on_hosts(rounds: ArmRounds, hosts: Collection[str]) -> ArmRounds:

@@ -53,12 +53,20 @@ class Layout:
         """Whether what the arms tell is told by each of several nodes, and has to be good on all of them."""
         return self.nodes > 1 and all(self.fits_node(arm) for arm in arms)
 
+    def takes_turns(self, arm: Arm) -> bool:
+        """Whether the ranks of a node, dealt to groups of that size, train it one group after the other.
+
+        Else the same ranks would be in every arm, and others in the largest one only: a slow one among those would
+        be asked about less often. Ranks that are held against each other all work at the same time.
+        """
+        return arm.kind != "each" and self.fits_node(arm) and self.ranks_per_node % arm.world_size == 0
+
     def groups(self, arm: Arm, turn: int = 0) -> tuple[tuple[int, ...], ...]:
         """The groups of ranks that train an arm at the same time.
 
         A packed arm that fits a node has a group on every node; a larger one fills node after node. The ranks of a
-        ``spread`` arm are dealt to the nodes in turn. Rank 0 is the first of the first group, but in arms of one rank,
-        which the local rank `turn` of each node trains.
+        ``spread`` arm are dealt to the nodes in turn. Rank 0 is the first of the first group, but in arms whose groups
+        take turns (`takes_turns`): there the group of the local rank `turn` of each node trains.
 
         Raises:
             ValueError: there are fewer ranks than the arm needs.
@@ -66,7 +74,7 @@ class Layout:
         if arm.world_size > self.world_size:
             raise ValueError(f"{arm.name} needs {arm.world_size} ranks; {self.nodes} nodes have {self.world_size}")
         if self.fits_node(arm):
-            first_of_node = turn if arm.world_size == 1 else 0
+            first_of_node = turn - turn % arm.world_size if self.takes_turns(arm) else 0
             firsts = (node * self.ranks_per_node + first_of_node for node in range(self.nodes))
             return tuple(tuple(range(first, first + arm.world_size)) for first in firsts)
         if arm.placement == "packed":

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import ProbeKind
-from pytest_ddpscale.plan.study import Arm, ArmKind, Placement, Scaling
+from pytest_ddpscale.plan.study import Arm, ArmKind, OneGpu, Placement, Scaling
 from pytest_ddpscale.plan.workload import Workload
 
 Unit = Literal["img/s", "fraction", "x", "GiB", "ms", "TFLOPS", "GB/s", "img/J"]
@@ -128,8 +128,10 @@ class Metric:
         scaling: the kind of study that measures it.
         minimum_world_size: smallest world size for which it means anything.
         maximum_world_size: largest one; None without a limit.
-        measured: the kind of arm that gives its value; ``ddp`` of one rank is ``alone`` unless that is the baseline.
-        baseline: the kind of arm it is compared with, in the same round; None if it stands for itself.
+        measured: the kind of arm that gives its value; ``ddp`` of one rank is ``alone`` unless that is the baseline,
+            or the source of the bound trained one GPU under DDP (`times_one_gpu`).
+        baseline: the kind of arm it is compared with, in the same round; None if it stands for itself. ``alone`` of
+            many ranks is ``ddp@1`` if the source of the bound measured that.
         takes_versus: whether the requirement names a reference SKU.
         takes_peak: whether the SKU has to say its peak in the workload's precision.
         upper_bound: whether its bound is ``at_most`` (True) or ``at_least`` (False).
@@ -214,6 +216,18 @@ class Metric:
         """Whether its rounds scatter, so that a bound may be missed by chance: not what is counted, or equal or not."""
         return self.subject in ("workload", "probe") and self.only_bound is None
 
+    def times_one_gpu(self, *, is_of_one: bool) -> bool:
+        """Whether one GPU is timed for it that may be alone or under DDP, as the source of the bound has it.
+
+        DDP's own cost on one GPU is the difference of the two.
+
+        Args:
+            is_of_one: whether the requirement is about one rank.
+        """
+        if self.subject != "workload" or self.measured != "ddp":
+            return False
+        return is_of_one if self.baseline is None else self.baseline == "alone" and not is_of_one
+
     def range_at(self, world_size: int) -> tuple[float, float]:
         """The least and the greatest value that any machine could have: a bound beyond them judges nothing."""
         return self._at(world_size, self.plausible or _PLAUSIBLE[self.unit])
@@ -230,23 +244,36 @@ class Metric:
         return ends[0], ends[1] * (world_size if self.grows_with_ranks else 1)
 
 
-def measured_arm(metric: Metric, workload: Workload, world_size: int, placement: Placement = "packed") -> Arm:
+def measured_arm(
+    metric: Metric, workload: Workload, world_size: int, placement: Placement = "packed", one_gpu: OneGpu = "alone"
+) -> Arm:
     """The arm whose blocks give this metric's value.
+
+    Args:
+        metric: which.
+        workload: what is trained.
+        world_size: ranks that train together.
+        placement: of them.
+        one_gpu: how one GPU is trained, where the metric leaves that to the source of the bound.
 
     Raises:
         ValueError: strong scaling without a global batch, or one that the ranks cannot share evenly.
     """
     batch_size = _batch_size_per_gpu(metric.scaling, workload, world_size)
-    is_alone = world_size == 1 and metric.measured == "ddp" and metric.baseline is None
-    return Arm("alone", 1, batch_size) if is_alone else Arm(metric.measured, world_size, batch_size, placement)
+    if world_size == 1 and metric.times_one_gpu(is_of_one=True):
+        return Arm(one_gpu, 1, batch_size)
+    return Arm(metric.measured, world_size, batch_size, placement)
 
 
-def baseline_arm(metric: Metric, workload: Workload, world_size: int, placement: Placement = "packed") -> Arm | None:
-    """The arm that the measured one is compared with; None if it stands for itself. Raises as `measured_arm`."""
+def baseline_arm(
+    metric: Metric, workload: Workload, world_size: int, placement: Placement = "packed", one_gpu: OneGpu = "alone"
+) -> Arm | None:
+    """The arm that the measured one is compared with; None if it stands for itself. As `measured_arm`."""
     if metric.baseline is None:
         return None
     if metric.baseline == "alone":
-        return Arm("alone", 1, _batch_size_per_gpu(metric.scaling, workload, 1))
+        kind: OneGpu = one_gpu if metric.times_one_gpu(is_of_one=world_size == 1) else "alone"
+        return Arm(kind, 1, _batch_size_per_gpu(metric.scaling, workload, 1))
     return Arm(metric.baseline, world_size, _batch_size_per_gpu(metric.scaling, workload, world_size), placement)
 
 

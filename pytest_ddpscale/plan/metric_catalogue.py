@@ -35,14 +35,14 @@ _ALL = (
     Metric(
         "throughput_per_gpu", "img/s", "Throughput per GPU",
         "Images each GPU trains per second: efficiency alone would pass if every GPU were equally slow.",
-        "t(ddp@k), or t(alone) for world size 1",
+        "t(ddp@k); for world size 1 t(alone), or t(ddp@1) with `baseline: ddp`",
         samples=lambda measured: measured.arm.img_per_s_per_gpu,
         slowed_by_one_rank=True,
     ),
     Metric(
         "weak_scaling_efficiency", "fraction", "Weak-scaling efficiency",
         "Throughput per GPU among many, relative to one GPU alone, at a fixed per-GPU batch.",
-        "t(ddp@k) ÷ t(alone) of a typical rank, per-GPU batch fixed",
+        "t(ddp@k) ÷ t(alone), or t(ddp@1) with `baseline: ddp`, of a typical rank, per-GPU batch fixed",
         samples=_efficiency,
         minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, plausible=_EFFICIENCY,
         credible=(-math.inf, MOST_EFFICIENCY), possible=_RATIO_TO_ALONE,
@@ -50,7 +50,7 @@ _ALL = (
     Metric(
         "strong_scaling_speedup", "x", "Strong-scaling speed-up",
         "How many times faster the same global batch is trained by many GPUs than by one.",
-        "k · t(ddp@k) ÷ t(alone) of a typical rank, global batch fixed",
+        "k · t(ddp@k) ÷ t(alone), or t(ddp@1) with `baseline: ddp`, of a typical rank, global batch fixed",
         samples=lambda measured: measured.world_size * _efficiency(measured),
         scaling="strong", minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, grows_with_ranks=True,
         plausible=_EFFICIENCY, credible=(-math.inf, MOST_EFFICIENCY), possible=_RATIO_TO_ALONE,

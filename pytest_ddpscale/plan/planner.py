@@ -9,7 +9,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Arm, DeviceType, Placement, Plan, Scaling, Study
+from pytest_ddpscale.plan.study import Arm, DeviceType, OneGpu, Placement, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 
 # Fewer rounds never decide: their spread says too little about the spread, and on a node of eight GPUs not every one
@@ -25,7 +25,7 @@ class Pace:
         rounds: times every arm is timed at most; a study ends sooner once all its requirements are decided.
         block_s: seconds a timed block aims at.
         warmup_s: untimed seconds before the first round of a study.
-        uncompared_rounds: the limit, if it is lower, of probes and of studies without the arm ``alone``: no ratio of
+        uncompared_rounds: the limit, if it is lower, of probes and of studies without an arm of one rank: no ratio of
             two arms has the noise of both there, and a nightly check has five minutes.
         launches: of new processes that measure every study, one after the other.
         launch_rounds: of every study in each of several launches, no more and no fewer: the interval is that of the
@@ -50,19 +50,31 @@ PROBE_BLOCKS_S: dict[DeviceType, float] = {"cuda": 0.4, "cpu": 0.1}
 
 @dataclass(frozen=True)
 class Question:
-    """What one requirement wants to know: a metric of the training of a workload among so many ranks."""
+    """What one requirement wants to know: a metric of the training of a workload among so many ranks.
+
+    `one_gpu` says how one GPU is trained, if one is that the metric does not decide that of.
+    """
 
     metric: Metric
     workload: Workload
     world_size: int
     placement: Placement = "packed"
+    one_gpu: OneGpu = "alone"
+
+    @property
+    def measured(self) -> Arm:
+        """The arm in question. Raises as `measured_arm`."""
+        return measured_arm(self.metric, self.workload, self.world_size, self.placement, self.one_gpu)
+
+    @property
+    def baseline(self) -> Arm | None:
+        """What it is compared with, if it is. Raises as `measured_arm`."""
+        return baseline_arm(self.metric, self.workload, self.world_size, self.placement, self.one_gpu)
 
     @property
     def arms(self) -> list[Arm]:
         """Every arm that it needs, baseline first. Raises as `measured_arm`."""
-        asked = self.metric, self.workload, self.world_size, self.placement
-        baseline = baseline_arm(*asked)
-        return [*([baseline] if baseline else []), measured_arm(*asked)]
+        return [*([self.baseline] if self.baseline else []), self.measured]
 
 
 Wanted = dict[tuple[Scaling, Workload], set[Arm]]
@@ -103,8 +115,7 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
     ranks_per_node = empty.ranks_per_node if takes_all else None
     if layout is not None:
         ranks_per_node = layout.ranks_per_node
-    # A rank that nothing larger trains would count as trained, while its slowness is averaged away.
-    turns = min(ranks_per_node or asked, asked)
+    turns = _turns(arms, asked, ranks_per_node or asked)
     # Whoever asks for narrow intervals gives the rounds that they take.
     study_pace = pace if empty.precision is None else replace(pace, uncompared_rounds=pace.rounds)
     in_order = sorted(arms.items(), key=lambda item: _compared(item[1]), reverse=True)
@@ -153,6 +164,16 @@ def _largest(arms: Wanted) -> int:
     return max((arm.world_size for wanted in arms.values() for arm in wanted), default=1)
 
 
+def _turns(arms: Wanted, asked: int, ranks_per_node: int) -> int:
+    """How many ranks of a node take turns: those that something trains together, in whole groups of smaller arms.
+
+    A rank that nothing larger trains would count as trained, while its slowness is averaged away.
+    """
+    most, sizes = min(asked, ranks_per_node), {arm.world_size for wanted in arms.values() for arm in wanted}
+    dealt = [size for size in sizes if size < most and ranks_per_node % size == 0]
+    return next((turns for turns in range(most, 1, -1) if not any(turns % size for size in dealt)), 1)
+
+
 def _compared(arms: Iterable[Arm]) -> int:
     """How many ranks are compared with each other."""
     return max((arm.world_size for arm in arms if arm.kind == "each"), default=0)
@@ -177,10 +198,10 @@ def _add_each(arms: Wanted, layout: Layout | None) -> None:
 
 def _study(scaling: Scaling, workload: Workload, arms: Iterable[Arm], pace: Pace, turns: int) -> Study:
     inorder = tuple(sorted(arms, key=lambda arm: (arm.world_size, arm.kind, arm.placement)))
-    taken = turns if any(arm.world_size == 1 for arm in inorder) else 1
+    taken = turns if any(arm.world_size < turns for arm in inorder) else 1
     rounds = pace.launch_rounds if pace.launches > 1 else _rounds(inorder, pace)
     return Study(scaling, workload, inorder, rounds, pace.block_s, pace.warmup_s, taken)
 
 
 def _rounds(arms: Iterable[Arm], pace: Pace) -> int:
-    return pace.rounds if any(arm.kind == "alone" for arm in arms) else min(pace.rounds, pace.uncompared_rounds)
+    return pace.rounds if any(arm.world_size == 1 for arm in arms) else min(pace.rounds, pace.uncompared_rounds)

@@ -14,6 +14,8 @@ from pytest_ddpscale.plan.workload import Workload
 
 Scaling = Literal["weak", "strong"]
 ArmKind = Literal["alone", "each", "no_sync", "ddp"]
+# How one GPU is trained that many are compared with: without DDP, or wrapped in it as the many are.
+OneGpu = Literal["alone", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
 Placement = Literal["packed", "spread"]
 
@@ -64,7 +66,7 @@ class Study:
         rounds: how often every arm is timed, at most.
         block_s: length one timed block aims at, in seconds.
         warmup_s: untimed training before the first round, in seconds.
-        turns: how many ranks of each node take turns, round by round, at the arms of one rank: as many as a
+        turns: how many ranks of each node take turns, round by round, at the arms of fewer ranks: as many as a
             requirement trains at once.
         launch: in which of the plan's launches it is measured, from 1.
         id: ``weak/resnet152-fp16``, of a later launch ``weak/resnet152-fp16/launch-2``: unique in a plan.
@@ -91,7 +93,8 @@ class Study:
         return max((max(arm.world_size, self.turns) for arm in self.arms), default=0)
 
     def turn(self, seed: int, number: int) -> int:
-        """Local rank, the same on every node, that trains the arms of one rank in round `number` of a plan.
+        """Local rank, the same on every node, whose turn it is in round `number` of a plan: arms of fewer ranks than a
+        node has are trained by the group that it is in (`Layout.groups`).
 
         All ranks of a node in turn, so that none of them is the yardstick, in a random order that is drawn anew
         whenever every rank has had its turn. By digests: the judge finds the same order with any version of Python.

@@ -34,7 +34,7 @@ TOOL = "willgpaik/pytorch-ddp-scaling-benchmark"
 UNKNOWN_HOST = "imported"
 _NOTES = (
     "single samples: intervals come from the step-time standard deviation",
-    "the arm alone is DistributedDataParallel with one rank: the source times no bare model",
+    "one GPU was wrapped in DistributedDataParallel too (ddp@1): the source times no bare model (alone)",
     "every step was followed by a synchronize, and throughput is batch over mean step time",
     "host names and GPU UUIDs are unknown: the source records none",
 )
@@ -123,7 +123,7 @@ class PaikResult(Struct, frozen=True, kw_only=True):
     @property
     def arm(self) -> Arm:
         """How it was trained."""
-        return Arm("alone" if self.world_size == 1 else "ddp", self.world_size, self.batch_size_per_gpu)
+        return Arm("ddp", self.world_size, self.batch_size_per_gpu)
 
 
 _DECODER = Decoder(PaikResult)

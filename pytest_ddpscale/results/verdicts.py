@@ -9,7 +9,7 @@ from typing import Literal
 
 from pytest_ddpscale.plan.metric import Unit
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
-from pytest_ddpscale.plan.study import Placement
+from pytest_ddpscale.plan.study import OneGpu, Placement
 from pytest_ddpscale.results.coverage import Coverage
 from pytest_ddpscale.results.run_directory import read_file
 from pytest_ddpscale.results.run_json import ThresholdsUsed
@@ -97,6 +97,8 @@ class Verdict:
         flags: what code has to know.
         compared: both sides of a ratio; None of what is none, or was not measured.
         precision: how wide half of the interval may be, relative to the value; None where nobody asked for that.
+        one_gpu: how the one GPU was trained that it is of, or relative to: without DDP (``alone``) or under it; None of
+            what times no single GPU, or both ways.
         waiver: by which it does not reject, though it failed; None of all others.
         published: the value that the bound comes from, in `unit`; None if nobody published one.
         p_value: of a failure by rounds: how likely values as bad as these are at most, at any of all rounds, if the
@@ -132,6 +134,7 @@ class Verdict:
     published: float | None = None
     p_value: float | None = None
     correlation: float | None = None
+    one_gpu: OneGpu | None = None
     unit: Unit = field(init=False, default="x")
     margin: float | None = field(init=False, default=None)
 

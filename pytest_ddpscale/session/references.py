@@ -11,7 +11,6 @@ from statistics import median
 from pytest_ddpscale.errors import BadInput, ThresholdsError
 from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
-from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import RunRecord
@@ -54,10 +53,10 @@ def _with_reference(case: Case) -> Case:
         raise _refused(case, str(error)) from None
     if record.is_simulated(evidence.columns.devices):
         raise _refused(case, "no machine was measured: it was simulated")
-    asked = Question(THROUGHPUT_PER_GPU, _comparable(case, evidence), case.world_size, case.requirement.placement)
+    asked = replace(case.question, metric=THROUGHPUT_PER_GPU, workload=_comparable(case, evidence))
     values = [one.value for one in samples_of(asked, evidence)]
     if not values:
-        raise _refused(case, f"it has no throughput of {case.workload.name} at world size {case.world_size}")
+        raise _refused(case, f"it has no throughput of {case.workload.name} in {asked.measured.name}")
     source = f"{record.sku}, median of {len(values)} rounds measured {record.started_at[:10]}, {path}"
     return replace(case, reference_img_per_s=median(values), reference_source=source)
 

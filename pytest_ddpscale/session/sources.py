@@ -207,7 +207,10 @@ class EvidenceSource(ABC):
             raise OptionError("run.samples", f"found workload {workload!r}", f"one of {', '.join(workloads)}")
         if self.machine.devices is not None and world_size > self.machine.devices:
             raise OptionError("run.samples", f"found world size {world_size}", f"at most {self.machine.devices}")
-        return Question(TRAINING_METRICS[metric], workloads[workload], world_size)
+        asked = Question(TRAINING_METRICS[metric], workloads[workload], world_size)
+        with_ddp = replace(asked, one_gpu="ddp")
+        required = [case.question for case in training_cases(self.cases)]
+        return with_ddp if with_ddp in required and asked not in required else asked
 
     @property
     def expected_img_per_s(self) -> dict[str, float]:

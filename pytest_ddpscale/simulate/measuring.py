@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S, STARTUP_S
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import ProbeStudy
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Placement, Plan, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Plan, Study
 from pytest_ddpscale.results.records import Block, RoundEnd, SeededSteps, StudyStart, WorkloadFlops, joined_checksums
 from pytest_ddpscale.results.strict_json import column
 from pytest_ddpscale.simulate.faults import Faults, Moment
@@ -77,8 +77,7 @@ class SimulatedRun:
         yield RoundEnd(study=study.id, round=number, arms=tuple(arm.name for arm in timed))
 
     def _block(self, study: Study, arm: Arm, when: Moment) -> Block | None:
-        turn = study.turn(self.plan.seed, when.round) if arm.world_size == 1 else 0
-        groups = _groups(self.plan.layout, arm.world_size, arm.placement, turn)
+        groups = _groups(self.plan.layout, arm, study.turn(self.plan.seed, when.round))
         sound, faults, is_ddp = self._step_time(study, arm), self.faults, arm.kind == "ddp"
         own_s, common = sound.computation_s * faults.drift(when), faults.common_slowdown(when)
         steps = max(FEWEST_STEPS_PER_BLOCK, math.ceil(study.block_s / own_s))
@@ -196,7 +195,7 @@ def gang_number(study: Study) -> int:
     return GANG + study.launch - 1
 
 
-@lru_cache(maxsize=32)  # of a cluster's some twenty, which every round has again
-def _groups(layout: Layout, world_size: int, placement: Placement, turn: int) -> IntArray:
+@lru_cache(maxsize=128)  # of a study's some five arms, each at eight turns, which come again
+def _groups(layout: Layout, arm: Arm, turn: int) -> IntArray:
     """The ranks that train together, a row for each group."""
-    return np.array(layout.groups(Arm("ddp", world_size, 1, placement), turn))
+    return np.array(layout.groups(arm, turn))

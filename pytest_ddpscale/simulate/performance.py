@@ -17,7 +17,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.allreduce import Topology, all_reduce_s
 from pytest_ddpscale.simulate.models import model_of
 from pytest_ddpscale.simulate.round_noise import RoundNoise
-from pytest_ddpscale.simulate.sound_machine import Expectation
+from pytest_ddpscale.simulate.sound_machine import DDP_OVERHEAD, Expectation
 from pytest_ddpscale.simulate.spread import ALIKE, NodeSpread
 
 # The backward pass costs two forward passes, and its communication can hide behind it.
@@ -25,8 +25,6 @@ BACKWARD_SHARE = 2 / 3
 # DistributedDataParallel's defaults: gradients travel in buckets, the first one small.
 FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
-# Copying gradients into buckets and out of them, which ddp@1 and no_sync pay as well.
-DDP_OVERHEAD = 0.002
 FloatArray = NDArray[np.float64]
 
 

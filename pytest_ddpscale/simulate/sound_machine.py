@@ -27,6 +27,8 @@ from pytest_ddpscale.thresholds.model import Requirement, Thresholds
 # A bound that nobody measured is taken to lie as far from what a sound machine does as the published ones: 5 %.
 MARGIN = 0.05
 _UTILIZATION = 0.985
+# Copying gradients into buckets and out of them, which ddp@1 and no_sync pay as well.
+DDP_OVERHEAD = 0.002
 _EFFICIENCIES = (WEAK_SCALING_EFFICIENCY, STRONG_SCALING_EFFICIENCY)
 
 
@@ -36,7 +38,7 @@ class Expectation:
 
     Attributes:
         img_per_s: of one GPU alone.
-        efficiency: published ones, by scaling and world size.
+        efficiency: published ones, by scaling and world size, relative to that.
         utilization: of the least busy GPU, by world size.
         memory_at: bytes that a rank holds at most, and at which per-GPU batch.
         power_w: that a GPU takes while it trains, whether it computes or waits; None if nobody said.
@@ -101,9 +103,17 @@ def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> E
 def _img_per_s(lines: Sequence[Requirement], thresholds: Thresholds) -> float | None:
     throughput = [line for line in lines if line.definition is THROUGHPUT_PER_GPU]
     if throughput:
-        return expected_value(min(throughput, key=_ranks))
+        smallest = min(throughput, key=_ranks)
+        return expected_value(smallest) * _alone_to_one_gpu(smallest)
     ratios = [line for line in lines if line.versus is not None and not line.missing and not line.versus_run]
-    return expected_value(ratios[0]) * thresholds.reference_throughput(ratios[0])[0] if ratios else None
+    if not ratios:
+        return None
+    return expected_value(ratios[0]) * thresholds.reference_throughput(ratios[0])[0] * _alone_to_one_gpu(ratios[0])
+
+
+def _alone_to_one_gpu(line: Requirement) -> float:
+    """Speed of one GPU alone over that of the one that a line is of, or relative to."""
+    return 1 + DDP_OVERHEAD if line.one_gpu == "ddp" else 1.0
 
 
 def expected_value(line: Requirement) -> float:
@@ -114,9 +124,12 @@ def expected_value(line: Requirement) -> float:
 
 
 def _published(lines: Sequence[Requirement], metric: Metric) -> dict[int, float]:
-    found = ((line.world_size, line.source.measured) for line in lines if line.definition is metric)
     # A line that says in words how many, such as `all`, does not say of how many ranks its figure is.
-    return {size: measured for size, measured in found if isinstance(size, int) and measured is not None}
+    return {
+        line.world_size: line.source.measured / _alone_to_one_gpu(line)
+        for line in lines
+        if line.definition is metric and isinstance(line.world_size, int) and line.source.measured is not None
+    }
 
 
 def _ranks(line: Requirement) -> int:

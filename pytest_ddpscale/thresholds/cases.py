@@ -55,7 +55,8 @@ class Case:
     def question(self) -> Question:
         """What has to be measured to judge it."""
         requirement = self.requirement
-        return Question(requirement.definition, self.workload, self.world_size, requirement.placement)
+        asked = requirement.definition, self.workload, self.world_size, requirement.placement
+        return Question(*asked, requirement.one_gpu)
 
 
 @dataclass(frozen=True)

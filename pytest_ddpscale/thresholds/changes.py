@@ -11,7 +11,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, extended_file, files_below
 from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku
 
-Kind = Literal["raised", "lowered", "added", "removed", "severity", "standing"]
+Kind = Literal["raised", "lowered", "added", "removed", "severity", "standing", "baseline"]
 # Of a SKU, what is no requirement and changes how it is found, measured or judged.
 _OTHER_PARTS = ("aliases", "detect", "peak", "node", "beyond_node")
 _COUNTED: dict[Kind, tuple[str, str]] = {
@@ -21,6 +21,7 @@ _COUNTED: dict[Kind, tuple[str, str]] = {
     "removed": ("requirement removed", "requirements removed"),
     "severity": ("severity changed", "severities changed"),
     "standing": ("published or provisional now", "published or provisional now"),
+    "baseline": ("one-GPU baseline changed", "one-GPU baselines changed"),
 }
 
 
@@ -50,6 +51,8 @@ class BoundChange:
             found.append("severity")
         if self.was.provisional != self.now.provisional:
             found.append("standing")
+        if self.was.one_gpu != self.now.one_gpu:
+            found.append("baseline")
         return tuple(found)
 
     @property
@@ -58,6 +61,9 @@ class BoundChange:
         if self.was is None:
             return False
         if self.now is None or (self.was.severity, self.now.severity) == ("fail", "warn"):
+            return True
+        is_ratio = self.was.definition.baseline is not None
+        if is_ratio and (self.was.one_gpu, self.now.one_gpu) == ("alone", "ddp"):  # DDP's own cost counts no longer
             return True
         higher = self.now.bound > self.was.bound
         return self.now.bound != self.was.bound and higher == self.was.definition.upper_bound
@@ -102,7 +108,8 @@ def bound_text(one: Requirement | None) -> str:
     sign = "≤" if one.definition.upper_bound else "≥"
     bound = "has to pass" if one.check else f"{sign} {one.bound:g}"
     provisional = ", provisional" if one.provisional and not one.check else ""
-    return f"{bound}{provisional}{', only warns' if one.severity == 'warn' else ''}"
+    one_gpu = ", of ddp@1" if one.one_gpu == "ddp" else ""
+    return f"{bound}{one_gpu}{provisional}{', only warns' if one.severity == 'warn' else ''}"
 
 
 def changes_of(file: ThresholdsFile, sku: str) -> tuple[BoundChange, ...]:

@@ -261,7 +261,9 @@ def _values(row: Row, metric: str, size: WorldSize, told: float | Mapping[str, f
 
 def _requirement(row: Row, value: _Value, source: Source, placed: Placed) -> Requirement:
     versus, versus_run = _reference(row, placed)
-    kind = "workload" if row.of else "probe" if row.probe else METRICS[value.metric].subject
+    definition = METRICS[value.metric]
+    kind = "workload" if row.of else "probe" if row.probe else definition.subject
+    times_one_gpu = definition.times_one_gpu(is_of_one=value.world_size == 1)
     return Requirement(
         value.metric,
         _bound(row, value, source),
@@ -275,6 +277,7 @@ def _requirement(row: Row, value: _Value, source: Source, placed: Placed) -> Req
         provisional=row.provisional is not None,
         where=placed.layer.where(placed.at),
         versus_run=versus_run,
+        one_gpu=row.baseline if times_one_gpu else "alone",
     )
 
 

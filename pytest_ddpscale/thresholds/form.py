@@ -15,7 +15,7 @@ from pytest_ddpscale.plan.layout import WorldSize
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.plan.study import MOST_RANKS, Placement
+from pytest_ddpscale.plan.study import MOST_RANKS, OneGpu, Placement
 from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
 from pytest_ddpscale.plan.workload import MemoryFormat, Precision
 from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak, Strict, Text
@@ -160,6 +160,11 @@ class Row(Strict):
     versus: str | None = Field(
         None, description="Reference of a generation_ratio: a SKU, or `run:DIR`, relative to this file."
     )
+    baseline: OneGpu = Field(
+        "alone",
+        description="How one GPU was trained that the values are of, or relative to: `alone`, without DDP, or `ddp`, "
+        "wrapped in DDP as many are, which is then measured too (`ddp@1`).",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -184,9 +189,16 @@ class Row(Strict):
             )
         if self.published is None and (self.margin is not None or self.bound is not None):
             raise ValueError("only what is `published` has a `margin` or `bound`; without, the values are the bounds")
+        if self.baseline == "ddp" and not self._times_one_gpu:
+            raise ValueError("`baseline: ddp` says how one GPU was trained; none of these values needs one")
         if self.bound is not None:
             self._check_stated_bound()
         return self
+
+    @property
+    def _times_one_gpu(self) -> bool:
+        sizes = [(METRICS[metric], size) for metric, by_size in self.metrics.items() for size in by_size]
+        return any(metric.times_one_gpu(is_of_one=size == 1) for metric, size in sizes)
 
     def _check_stated_bound(self) -> None:
         if self.margin is not None or self.because is None:

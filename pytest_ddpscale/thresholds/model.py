@@ -11,7 +11,7 @@ from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.study import Placement
+from pytest_ddpscale.plan.study import OneGpu, Placement
 from pytest_ddpscale.plan.workload import Precision, Workload
 from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak
 from pytest_ddpscale.thresholds.waiver import Waiver
@@ -60,6 +60,7 @@ class Requirement:
         where: ``file:line`` of it.
         missing: why it cannot be measured, whatever the machine; empty if it can.
         waiver: of its failure; None without one.
+        one_gpu: how the source trained the one GPU that the value is of, or relative to; ``alone`` of all others.
 
     Raises:
         ValueError: it says nothing about its metric, or judges nothing.
@@ -80,6 +81,7 @@ class Requirement:
     missing: str = ""
     versus_run: str = ""
     waiver: Waiver | None = None
+    one_gpu: OneGpu = "alone"
 
     def __post_init__(self) -> None:
         self._check_subject()
@@ -156,6 +158,19 @@ class Requirement:
     def definition(self) -> Metric:
         """The metric's entry in the catalogue."""
         return METRICS[self.metric]
+
+    @property
+    def times_one_gpu(self) -> bool:
+        """Whether one GPU is timed for it that the source may have trained alone or under DDP."""
+        return self.definition.times_one_gpu(is_of_one=self.world_size == 1)
+
+    @property
+    def one_gpu_text(self) -> str:
+        """``relative to ddp@1, one GPU under DDP``; empty if no such GPU is timed."""
+        if not self.times_one_gpu:
+            return ""
+        one = "ddp@1, one GPU under DDP" if self.one_gpu == "ddp" else "one GPU without DDP"
+        return one if self.world_size == 1 else f"relative to {one}"
 
     @property
     def subject(self) -> str:

@@ -159,6 +159,8 @@ def ranks_text(requirement: Requirement) -> str:
 def subject_text(requirement: Requirement) -> str:
     """What it is about, and what it is compared with."""
     versus = f" vs {requirement.versus}" if requirement.versus else ""
+    if requirement.one_gpu == "ddp":
+        versus += ", ddp@1" if requirement.world_size == 1 else " vs ddp@1"
     return f"{requirement.subject or 'each node'}{versus}"
 
 
@@ -173,9 +175,8 @@ def source_text(requirement: Requirement) -> str:
     source = requirement.source
     if requirement.check:
         return NODE_CHECKS[requirement.check].meaning
-    if requirement.provisional:
-        return _one_line(f"provisional: {source.reasoning}")
-    return _one_line("; ".join(part for part in (source.reference, source.reasoning) if part))
+    told = (f"provisional: {source.reasoning}",) if requirement.provisional else (source.reference, source.reasoning)
+    return _one_line("; ".join(part for part in (*told, requirement.one_gpu_text) if part))
 
 
 def _one_line(text: str) -> str:
@@ -237,6 +238,7 @@ def _requirement_json(one: Requirement) -> dict[str, Any]:
         "world_size": one.world_size,
         "placement": one.placement,
         "versus": one.versus,
+        "one_gpu": one.one_gpu if one.times_one_gpu else None,
         "published": one.source.measured,
         "margin_pct": one.source.margin_pct,
         "bound": one.bound,

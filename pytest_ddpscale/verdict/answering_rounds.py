@@ -12,7 +12,7 @@ from pytest_ddpscale.metrics.per_place import PerPlace, of_nodes
 from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds, arm_rounds, node_rounds, on_hosts, rows_of_nodes
 from pytest_ddpscale.metrics.samples import MeasuredArms
 from pytest_ddpscale.metrics.slowness import Slowness, slowness_of, slowness_within_hosts
-from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
+from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Arm, Study
@@ -57,12 +57,12 @@ def rounds_of(question: Question, study: Study, evidence: Evidence) -> MeasuredA
         is_planned = arm.world_size <= layout.world_size  # else no rank can have measured it
         if layout.nodes == 1 or not is_planned:
             return None
-        return range(layout.ranks_per_node) if arm.world_size == 1 else layout.groups(arm)[0]
+        return range(layout.ranks_per_node) if layout.takes_turns(arm) else layout.groups(arm)[0]
 
     def rounds(arm: Arm) -> ArmRounds:
         return arm_rounds(evidence.columns, study.id, arm, ranks(arm))
 
-    measured, baseline = _arms(question)
+    measured, baseline = question.measured, question.baseline
     compared = rounds(baseline) if baseline else NO_ROUNDS
     found = _of_arms(question, study, evidence, rounds(measured), compared)
     if not _ranks_take_turns(question):
@@ -90,7 +90,7 @@ class RowsByNode(NamedTuple):
 
 def rows_by_node(question: Question, study: Study, evidence: Evidence) -> list[RowsByNode]:
     """The complete rounds that answer a question, of every node that took part in the study; its arms fit a node."""
-    arms = [arm for arm in _arms(question) if arm]
+    arms = [arm for arm in (question.measured, question.baseline) if arm]
     slowness = _within_hosts(question, study, evidence)
     found = []
     for hosts, (measured, *compared) in rows_of_nodes(evidence.columns, study.id, arms):
@@ -101,7 +101,7 @@ def rows_by_node(question: Question, study: Study, evidence: Evidence) -> list[R
 
 def node_of(question: Question, study: Study, evidence: Evidence, host: str) -> MeasuredArms:
     """The same of one host by itself."""
-    measured, baseline = _arms(question)
+    measured, baseline = question.measured, question.baseline
     compared = node_rounds(evidence.columns, study.id, baseline, host) if baseline else NO_ROUNDS
     found = _of_arms(question, study, evidence, node_rounds(evidence.columns, study.id, measured, host), compared)
     return replace(found, slowness=_within_hosts(question, study, evidence))
@@ -114,12 +114,6 @@ def _within_hosts(question: Question, study: Study, evidence: Evidence) -> Slown
     key = ("slowness", study.id)
     found: Slowness = evidence.once(key, lambda: slowness_within_hosts(peers_of(study, evidence).rounds))
     return found
-
-
-def _arms(question: Question) -> tuple[Arm, Arm | None]:
-    """The arm in question and its baseline, if the metric has one."""
-    asked = question.metric, question.workload, question.world_size, question.placement
-    return measured_arm(*asked), baseline_arm(*asked)
 
 
 def _of_arms(

@@ -11,7 +11,7 @@ from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.results.column_record import FloatArray
 from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase
-from pytest_ddpscale.thresholds.model import Requirement, Source
+from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.verdict.estimating import Found
 from pytest_ddpscale.verdict.finality import why_correlated, why_not_decided
 from pytest_ddpscale.verdict.p_value import p_value_of
@@ -36,9 +36,10 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
         outcome="not_measured",
         confidence=confidence,
         provisional=requirement.provisional,
-        source=_source_text(requirement.source),
+        source=_source_text(requirement),
         placement=requirement.placement,
         published=requirement.source.measured,
+        one_gpu=requirement.one_gpu if requirement.times_one_gpu else None,
     )
 
 
@@ -97,8 +98,10 @@ def _are_possible(values: FloatArray, definition: Metric) -> bool:
     return definition.baseline is not None or bool(values.min() >= 0)
 
 
-def _source_text(source: Source) -> str:
+def _source_text(requirement: Requirement) -> str:
+    source = requirement.source
     measured = f"measured {source.measured:g}" if source.measured is not None else ""
     margin = f"margin {source.margin_pct:g} %" if source.margin_pct is not None else ""
-    parts = [part for part in (measured, margin, source.reference, source.reasoning) if part]
+    told = measured, margin, source.reference, source.reasoning, requirement.one_gpu_text
+    parts = [part for part in told if part]
     return "; ".join(parts)

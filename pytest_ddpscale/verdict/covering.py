@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pytest_ddpscale.blame.link_faults import node_pair_results
 from pytest_ddpscale.evidence.columns import RankColumns
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.plan.metric import measured_arm
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.results.coverage import (
@@ -133,8 +132,7 @@ def _block(case: AnyCase, evidence: Evidence) -> _Block | None:
         return (PROBES, f"{case.probe.name}@{case.probe.world_size}") if case.probe else None
     question = case.question
     study = matching_study(evidence.plan, question)
-    arm = measured_arm(question.metric, question.workload, question.world_size, question.placement)
-    return (study.id, arm.name) if study else None
+    return (study.id, question.measured.name) if study else None
 
 
 def _node(

@@ -258,6 +258,6 @@ def _rounds_due(question: Question, study: Study, evidence: Evidence) -> int:
 def _why_no_samples(question: Question, study: Study, rounds: MeasuredArms) -> str:
     if not rounds.measured:
         return f"no complete round of {question.world_size} ranks in {study.id}"
-    if question.metric.baseline and not rounds.compared:
-        return f"{study.id} has no complete round of the arm {question.metric.baseline} to compare with"
+    if question.baseline and not rounds.compared:
+        return f"{study.id} has no complete round of the arm {question.baseline.name} to compare with"
     return f"{question.metric.name} could not be read on every rank"

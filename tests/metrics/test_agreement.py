@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.metrics.agreement import agreeing_share, disagreeing_ranks
+from pytest_ddpscale.metrics.agreement import agreeing_share, disagreeing_ranks, rows_that_differ
 from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import rounds_of
@@ -129,3 +130,24 @@ def test_only_those_who_are_still_there_are_named() -> None:
     """Of several nodes one may be lost: what is left of the others is compared as before."""
     rounds = rounds_of([*ranks_of(0, "aaab"), *ranks_of(1, "aba")])
     assert [(one.rank, one.ranks) for one in disagreeing_ranks(rounds, seeded("ssss"))] == [(1, 3)]
+
+
+class TestGroupsThatTakeTurns:
+    turns = ("aa", ""), ("", "bb")  # who has which parameters, of ranks 0 and 1, and of 2 and 3
+
+    def rounds(self, *turns: tuple[str, str]) -> ArmRounds:
+        found = []
+        for number, (first, second) in enumerate(turns):
+            found += ranks_of(number, first) or [replace(one, rank=one.rank + 2) for one in ranks_of(number, second)]
+        return rounds_of(found)
+
+    def test_each_group_agrees_in_itself(self) -> None:
+        rounds = self.rounds(*self.turns)
+        assert not rows_that_differ(rounds, seeded("ssss")).any()
+        assert agreeing_share(rounds, seeded("ssss")).tolist() == [1.0, 1.0]
+        assert disagreeing_ranks(rounds, seeded("ssss")) == []
+
+    def test_a_disagreement_counts_whoever_had_the_last_turn(self) -> None:
+        rounds = self.rounds(("", "bc"), *self.turns[:1])
+        assert rows_that_differ(rounds, seeded("ssss")).tolist() == [True, False]
+        assert [one.rank for one in disagreeing_ranks(rounds, seeded("ssss"))] == [2, 3]

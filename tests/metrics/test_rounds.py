@@ -63,6 +63,12 @@ def test_a_round_of_ranks_that_take_turns_has_one_of_them() -> None:
     assert measured.peak_memory_gib.tolist() == pytest.approx([math.nan] * 3, nan_ok=True)
 
 
+def test_a_round_of_groups_that_take_turns_has_one_of_them() -> None:
+    groups = {0: (0, 1, 2), 1: (3, 4, 5), 2: (2, 3, 4, 5), 3: (0, 2, 3)}
+    blocks = [block(rank, number) for number, ranks in groups.items() for rank in ranks]
+    assert complete(blocks) == {0: [0, 1, 2], 1: [3, 4, 5]}
+
+
 def test_images_per_joule_are_those_of_the_gpu_that_got_fewest() -> None:
     measured = rounds_of([block(rank, energy_j=energy_j) for rank, energy_j in enumerate((40.0, 50.0, 20.0))])
     assert measured.images_per_joule.tolist() == pytest.approx([8 * 10 / 50.0])
@@ -191,8 +197,8 @@ class TestGroupsOnSeveralNodes:
         }
         assert len(of_rows) == 4 * 3 - len(missing)
 
-    def test_a_rank_beyond_the_arm_is_passed_over(self) -> None:
-        assert self.groups([on_node(0, rank) for rank in range(4)]) == [{0: [0, 1, 2]}]
+    def test_a_rank_beyond_the_arm_makes_a_round_unusable(self) -> None:
+        assert self.groups([on_node(0, rank) for rank in range(4)]) == [{}]
 
     def test_ranks_of_a_larger_arm_are_one_group(self) -> None:
         large = Arm("ddp", 6, 8)

@@ -47,6 +47,23 @@ def test_arms_of_a_metric(metric: str, world_size: int, arms: list[Arm]) -> None
     assert measured_arm(METRICS[metric], WORKLOAD, world_size) == arms[-1]
 
 
+@pytest.mark.parametrize(
+    ("metric", "world_size", "arms"),
+    [
+        ("throughput_per_gpu", 1, [Arm("ddp", 1, 8)]),
+        ("throughput_per_gpu", 4, [Arm("ddp", 4, 8)]),
+        ("generation_ratio", 1, [Arm("ddp", 1, 8)]),
+        ("weak_scaling_efficiency", 4, [Arm("ddp", 1, 8), Arm("ddp", 4, 8)]),
+        ("strong_scaling_efficiency", 16, [Arm("ddp", 1, 16), Arm("ddp", 16, 1)]),
+        ("ddp_overhead", 1, [Arm("alone", 1, 8), Arm("ddp", 1, 8)]),
+        ("exposed_communication", 4, [Arm("no_sync", 4, 8), Arm("ddp", 4, 8)]),
+        ("rank_uniformity", 4, [Arm("each", 4, 8)]),
+    ],
+)
+def test_arms_of_a_metric_whose_source_wrapped_one_gpu_in_ddp(metric: str, world_size: int, arms: list[Arm]) -> None:
+    assert Question(METRICS[metric], WORKLOAD, world_size, one_gpu="ddp").arms == arms
+
+
 @pytest.mark.parametrize("world_size", [3, 5, 32])
 def test_a_global_batch_that_ranks_cannot_share_evenly_is_refused(world_size: int) -> None:
     with pytest.raises(ValueError, match=f"^global_batch_size 16 of r cannot be shared evenly by {world_size} ranks$"):

@@ -48,7 +48,8 @@ def test_no_place_comes_first_more_often_than_another() -> None:
 
 def test_it_is_the_turn_of_the_same_local_rank_on_every_node() -> None:
     layout = Layout(2, 8)
-    assert layout.groups(ALONE, 3) == ((3,), (11,))
+    for one in (ALONE, Arm("ddp", 1, 4)):
+        assert layout.groups(one, 3) == ((3,), (11,))
     assert layout.groups(DDP, 3) == layout.groups(DDP)
 
 
@@ -72,3 +73,26 @@ def test_ranks_that_train_nothing_larger_take_no_turns(sizes: tuple[int, ...], t
     questions = [Question(METRICS["throughput_per_gpu"], WORKLOAD, size) for size in sizes]
     plan = build_plan(Plan("a100", "cuda", (), nodes=nodes, ranks_per_node=8, survey=True), questions, PACES["cuda"])
     assert plan.studies[0].turns == turns
+
+
+def test_smaller_groups_of_a_node_take_turns_as_their_ranks_do() -> None:
+    pairs, layout = Arm("ddp", 2, 4), Layout(2, 8)
+    assert layout.groups(pairs, 5) == ((4, 5), (12, 13))
+    assert [layout.groups(Arm("no_sync", 4, 4), number)[0][0] for number in range(8)] == [0, 0, 0, 0, 4, 4, 4, 4]
+    study = Study("weak", WORKLOAD, (pairs, DDP), 8, 1.0, 1.0, turns=8)
+    assert study.ranks([pairs], Layout(1, 8)) == tuple(range(8))
+
+
+@pytest.mark.parametrize("arm", [Arm("each", 2, 4), Arm("ddp", 3, 4), Arm("ddp", 2, 4, "spread"), Arm("ddp", 16, 4)])
+def test_what_a_node_cannot_be_dealt_to_takes_no_turns(arm: Arm) -> None:
+    layout = Layout(2, 8)
+    assert layout.groups(arm, 5) == layout.groups(arm)
+
+
+@pytest.mark.parametrize(("sizes", "turns"), [((2, 5), 4), ((2, 4, 6), 4), ((3, 5), 5), ((2, 4, 8), 8)])
+def test_no_group_that_takes_its_turn_has_a_rank_that_nothing_larger_trains(sizes: tuple[int, ...], turns: int) -> None:
+    questions = [Question(METRICS["throughput_per_gpu"], WORKLOAD, size) for size in sizes]
+    plan = build_plan(Plan("a100", "cuda", (), ranks_per_node=8, survey=True), questions, PACES["cuda"])
+    (study,) = plan.studies
+    assert study.turns == turns
+    assert study.ranks(study.arms, plan.layout) == tuple(range(max(sizes)))

@@ -113,9 +113,9 @@ def test_plan_has_one_study_per_scaling_and_workload(a100: RunDirectory) -> None
     assert study_ids(a100) == {f"{scaling}/{name}" for scaling in ("weak", "strong") for name in workloads}
     weak, strong = study_of(a100, "weak/vit-b-16-fp16"), study_of(a100, "strong/vit-b-16-fp16")
     assert [(arm.name, arm.batch_size) for arm in weak.arms] == [
-        ("alone", 1024), ("ddp@2", 1024), ("ddp@4", 1024), ("ddp@8", 1024)
+        ("ddp@1", 1024), ("ddp@2", 1024), ("ddp@4", 1024), ("ddp@8", 1024)
     ]  # fmt: skip
-    assert [(arm.name, arm.batch_size) for arm in strong.arms] == [("alone", 512), ("ddp@8", 64)]
+    assert [(arm.name, arm.batch_size) for arm in strong.arms] == [("ddp@1", 512), ("ddp@8", 64)]
     assert (weak.workload.batch_size, weak.workload.global_batch_size) == (1024, None)
     assert (strong.workload.batch_size, strong.workload.global_batch_size) == (512, 512)
     assert weak.workload.memory_format == "contiguous"
@@ -157,7 +157,7 @@ def test_subdirectories_are_searched(tmp_path: Path) -> None:
     write(tmp_path / "results", published())
     write(tmp_path / "results" / "more", published(TWO_GPUS))
     run = import_paik(tmp_path / "results", tmp_path / "run", None, thresholds())
-    assert [arm.name for arm in study_of(run, "weak/resnet152-fp16").arms] == ["alone", "ddp@2"]
+    assert [arm.name for arm in study_of(run, "weak/resnet152-fp16").arms] == ["ddp@1", "ddp@2"]
 
 
 def test_several_nodes_get_hosts_of_their_own(tmp_path: Path) -> None:

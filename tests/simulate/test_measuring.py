@@ -62,7 +62,7 @@ def test_every_arm_round_and_rank_of_the_plan_is_there_once() -> None:
         for study in plan.studies
         for arm in study.arms
         for number in range(FEWEST_ROUNDS)
-        for rank in ([study.turn(0, number)] if arm.world_size == 1 else range(arm.world_size))
+        for rank in plan.layout.ranks([arm], study.turn(0, number))
     }
     assert {(r.study, r.arm, r.round, r.rank, r.batch_size) for r in found} == expected
     assert len(found) == len(expected)

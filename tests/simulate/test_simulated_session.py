@@ -39,7 +39,7 @@ def test_arms_that_nothing_open_needs_are_left_out() -> None:
     assert all(arms == rounds[0] for arms in rounds[:FEWEST_ROUNDS])
     assert all(set(later) <= set(earlier) for earlier, later in itertools.pairwise(rounds))
     assert len(rounds) > FEWEST_ROUNDS
-    assert [arm.name for arm in rounds[-1]] == ["alone", "ddp@8"]
+    assert [arm.name for arm in rounds[-1]] == ["alone", "ddp@4"]
 
 
 def test_a_study_goes_on_until_values_are_as_precise_as_was_asked() -> None:

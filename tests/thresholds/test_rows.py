@@ -38,6 +38,13 @@ def test_a_row_is_a_requirement_for_each_metric_world_size_and_name_at_its_line(
     assert {one.source.reference for one in found} == {"a paper"}
 
 
+def test_a_row_says_how_its_source_trained_one_gpu(load: Load) -> None:
+    text = with_row("throughput_per_gpu: {1: 100, 8: 80}, of: r, published: paper, baseline: ddp")
+    assert [(one.world_size, one.one_gpu) for one in rows(text, load)] == [(1, "ddp"), (8, "alone")]
+    (without,) = rows(with_row("throughput_per_gpu: {1: 100}, of: r, published: paper"), load)
+    assert without.one_gpu == "alone"
+
+
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
@@ -175,6 +182,9 @@ PROBE = "busbw_gbps: {8: 100}, probe: all-reduce-1mib"
         ("busbw_gbps: {8: {all-reduce-1mib: 1}}, probe: all-gather-1mib, provisional: few", "has a value for each nam"),
         ("busbw_gbps: {1000001: 1}, probe: all-reduce-1mib, provisional: few", "expected a whole number from 1 to 100"),
         (f"{PROBE}, provisional: few, severity: info", "severity is 'info'; expected 'fail' or 'warn'"),
+        ("throughput_per_gpu: {8: 9}, of: r, published: paper, baseline: ddp", "none of these values needs one"),
+        ("ddp_overhead: 0.1, of: r, provisional: few, baseline: ddp", "none of these values needs one"),
+        ("throughput_per_gpu: {1: 9}, of: r, provisional: few, baseline: ddp@1", "expected 'alone' or 'ddp'"),
         ("throughput_per_gpu: {2: 9}, of: r, provisional: few, placement: anyhow", "expected 'packed' or 'spread'"),
         ("weak_scaling_efficiency: {4: 0.9, 8: 0.9}, of: r, published: paper, margin: 5 %",
          "weak_scaling_efficiency of r at world size 8 is required twice: 0.95 and 0.855"),

@@ -72,7 +72,7 @@ def test_json_has_it_all(tmp_path: Path) -> None:
     expected = {
         "unit": "fraction", "published": 0.98, "margin_pct": 0.5, "bound": 0.9751, "bound_is": "at_least",
         "severity": "fail", "provisional": False, "source": "measured here", "file": str(file.path), "line": 7,
-        "changed": ["raised"], "weaker": False, "probe": None, "check": None,
+        "changed": ["raised", "baseline"], "weaker": False, "probe": None, "check": None,
     }  # fmt: skip
     assert weak.items() >= expected.items()
     assert weak["was"]["bound"] == pytest.approx(0.9745 * 0.985, abs=1e-5)
