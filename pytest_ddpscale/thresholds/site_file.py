@@ -100,7 +100,8 @@ def site_row(one: Requirement) -> str:
     margin = one.source.margin_pct or _USUAL_MARGIN_PCT
     sign = 1 if one.definition.upper_bound else -1
     value = float(f"{one.bound / (1 + sign * margin / 100):.{_DIGITS}g}")
-    return f"{{{one.metric}: {{{one.world_size}: {value:g}}}{_about(one)}, published: site, margin: {margin:g} %}}"
+    about = _about(one) + (", baseline: ddp" if one.one_gpu == "ddp" else "")
+    return f"{{{one.metric}: {{{one.world_size}: {value:g}}}{about}, published: site, margin: {margin:g} %}}"
 
 
 def site_example(sku: str, one: Requirement) -> list[str]:

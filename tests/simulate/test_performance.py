@@ -19,7 +19,8 @@ from tests.builders.clusters import RESNET, a100, quiet, weak_study
 
 PERFORMANCE = quiet(a100())
 WORKLOAD = weak_study(Arm("alone", 1, 512)).workload
-ALONE_S = 512 / 1189.5
+DDP_1_S = 512 / 1189.5  # published under DDP
+ALONE_S = DDP_1_S / (1 + DDP_OVERHEAD)
 
 
 def computation_s(kind: ArmKind, world_size: int, batch_size: int = 512) -> float:
@@ -32,7 +33,7 @@ def exposed_s(world_size: int, computation_s: float, link_share: float = 1.0) ->
     return float(PERFORMANCE.exposed_s(WORKLOAD, world_size, nodes, np.array(computation_s), link_share))
 
 
-def test_a_gpu_alone_is_as_fast_as_published() -> None:
+def test_a_gpu_alone_is_a_little_faster_than_published_under_ddp() -> None:
     assert computation_s("alone", 1) == pytest.approx(ALONE_S)
     assert computation_s("each", 8) == pytest.approx(ALONE_S)
 
@@ -46,7 +47,7 @@ def test_ddp_costs_a_little_even_alone(kind: ArmKind) -> None:
 def test_weak_scaling_is_as_published(world_size: int, published: float) -> None:
     slowest_s = computation_s("ddp", world_size)
     step_s = slowest_s + exposed_s(world_size, slowest_s)
-    assert ALONE_S / step_s == pytest.approx(published, abs=1e-4)
+    assert DDP_1_S / step_s == pytest.approx(published, abs=1e-4)
 
 
 def test_beyond_what_is_published_communication_still_costs() -> None:
@@ -104,11 +105,11 @@ def test_on_cpu_nothing_waits_for_a_host() -> None:
 
     cpu = Performance("cpu", PERFORMANCE.topology, PERFORMANCE.expectations, PERFORMANCE.noise)
     arm = Arm("alone", 1, 1)
-    assert cpu.step_time(weak_study(arm), arm).computation_s == pytest.approx(1 / 1189.5)
+    assert cpu.step_time(weak_study(arm), arm).computation_s == pytest.approx(ALONE_S / 512)
 
 
 def test_all_parameters_are_kept_as_json() -> None:
     kept = a100().performance.parameters
-    assert kept["img_per_s"] == {RESNET: 1189.5}
+    assert kept["img_per_s"] == {RESNET: 512 / ALONE_S}
     assert kept["noise"]["round_sd"] == 0.003
     assert kept["topology"]["inside"]["bytes_per_s"] == pytest.approx(240e9)

@@ -24,9 +24,12 @@ def by_metric(change: SkuChange) -> dict[str, BoundChange]:
 
 
 def test_each_kind_of_change_is_counted(change: SkuChange) -> None:
-    assert str(change) == (f"{A100}: 2 bounds raised, 1 requirement added, 1 requirement removed, 1 severity changed")
+    assert str(change) == (
+        f"{A100}: 2 bounds raised, 1 requirement added, 1 requirement removed, 1 severity changed, "
+        "1 one-GPU baseline changed"
+    )
     assert {metric: one.kinds for metric, one in by_metric(change).items()} == {
-        "weak_scaling_efficiency": ("raised",),
+        "weak_scaling_efficiency": ("raised", "baseline"),
         "peak_memory_gib": ("raised",),
         "throughput_per_gpu": ("added",),
         "strong_scaling_efficiency": ("removed",),

@@ -403,6 +403,13 @@ def test_it_is_short_enough_to_read_and_has_no_anchors() -> None:
     assert not [event for event in yaml.parse(TEXT) if getattr(event, "anchor", None)]
 
 
+def test_what_one_gpu_is_is_said_where_its_source_wrapped_it_in_ddp() -> None:
+    found = [one for sku in SKUS.values() for one in sku.requirements if one.times_one_gpu]
+    wrapped = {one.source.reference or "" for one in found if one.one_gpu == "ddp"}
+    assert {reference.partition("@")[0] for reference in wrapped} == {"willgpaik/pytorch-ddp-scaling-benchmark"}
+    assert not [one for one in found if one.source.reference in wrapped and one.one_gpu == "alone"]
+
+
 def test_every_name_is_used_and_none_means_two_things() -> None:
     document = yaml.safe_load(TEXT)
     sheets = [part for sku in document["skus"].values() for part in (sku.get("peak"), sku.get("node")) if part]
