@@ -55,5 +55,7 @@ def stdevs_of_others(values: FloatArray) -> FloatArray:
 
 def slowest_to_peers(measured: ArmRounds) -> FloatArray:
     """Of each round, mean step time of the slowest rank over the median of all others'; at least two ranks."""
+    if not len(measured):
+        return np.zeros(0)
     ratios: FloatArray = np.nanmax(measured.mean_step_s / medians_of_others(measured.mean_step_s), axis=1)
     return ratios
