@@ -2,6 +2,7 @@
 
     python benchmarks/straggler_roc.py --json straggler_roc.json
     python benchmarks/straggler_roc.py --runs 20 --ranks 8
+    python benchmarks/straggler_roc.py --runs 60 --bounds
 
 Ranks train by themselves; the rules of `blame/stragglers.py` and `blame/two_groups.py` for GPUs name some. First table:
 one rank is slower than the others by a gap, which differ by a spread that stays (standard deviation from GPU to GPU),
@@ -11,6 +12,10 @@ table: other faults among GPUs with 1 % of noise that are alike but for it, by n
 all slow ranks are named, and in which anybody else is. Third table: nobody is slow; share of runs in which anybody is
 named, or noted.
 
+With `--bounds` another table instead: of nodes of 8 GPUs with a spread, of which one may be slow, what becomes of
+rank_uniformity with each of some bounds, judged every second round from the eighth to the 32nd: share of runs in which
+it passes, fails and stays undecided.
+
 Of more than 8 ranks there are fewer runs.
 """
 
@@ -19,6 +24,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,15 +33,19 @@ from reporting import argument_parser, keep, positive_int, table
 from pytest_ddpscale.blame.culprits import stragglers_of
 from pytest_ddpscale.blame.stragglers import find_watched
 from pytest_ddpscale.evidence.columns import RankColumns
+from pytest_ddpscale.metrics.peers import slowest_to_peers
 from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds
+from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.results.column_record import FloatArray
 from pytest_ddpscale.simulate.round_noise import RoundNoise
+from pytest_ddpscale.verdict.estimating import estimate_of
 
 RANKS = (2, 4, 8, 64, 512)
 GAPS = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.10)
 NOISES = (0.003, 0.01)
 SPREADS = (0.0, 0.005, 0.015)
 ROUNDS = (8, 16, 32)
+CONFIDENCE = 0.95
 PER_HOST = 8
 # Takes the rounds; gives the relative slowness of a slow rank in each of them.
 Shape = Callable[[int, np.random.Generator], FloatArray]
@@ -103,7 +113,7 @@ def measure(
     ranks: int, rounds: int, noise: RoundNoise, spread: float, slow: Collection[int], shape: Shape, runs: int
 ) -> Share:
     """Simulate and judge some runs."""
-    runs = runs if ranks <= PER_HOST else max(20, runs * PER_HOST // ranks)
+    runs = runs if ranks <= PER_HOST else max(10, runs * PER_HOST // ranks)
     counts = np.zeros(4)
     for seed in range(runs):
         chance = np.random.default_rng([seed, ranks, rounds])
@@ -173,6 +183,47 @@ HEALTHY: tuple[tuple[str, RoundNoise, float], ...] = (
 )
 
 
+BOUNDS = (1.03, 1.04, 1.05, 1.06, 1.08)
+
+
+def judged_uniformity(noise: float, spread: float, gap: float, runs: int) -> list[str]:
+    """Of each of `BOUNDS`, runs that pass, fail and stay undecided, in per cent."""
+    counts = np.zeros((len(BOUNDS), 3))
+    for seed in range(runs):
+        chance = np.random.default_rng([seed, PER_HOST])
+        logs = RoundNoise(noise).series(chance, ROUNDS[-1], PER_HOST)
+        logs += spread * chance.standard_normal((PER_HOST, 1))
+        logs[0] += np.log1p(gap)
+        samples = [Sample(value) for value in slowest_to_peers(rounds_of(logs)).tolist()]
+        for row, bound in enumerate(BOUNDS):
+            counts[row, _decision(samples, bound)] += 1
+    return ["/".join(f"{share:.0f}" for share in row) for row in (100 * counts / runs).tolist()]
+
+
+def _decision(samples: Sequence[Sample], bound: float) -> int:
+    """0 if it passes, 1 if it fails, 2 if it stays undecided."""
+    for rounds in range(ROUNDS[0], len(samples) + 1, 2):
+        low, high = _interval(tuple(samples[:rounds]))
+        if high <= bound or low > bound:
+            return int(low > bound)
+    return 2
+
+
+@cache
+def _interval(samples: tuple[Sample, ...]) -> tuple[float, float]:
+    estimate = estimate_of(samples, "factors", CONFIDENCE).estimate
+    return estimate.interval if estimate else (0.0, np.inf)
+
+
+def show_bounds(runs: int) -> None:
+    """Print the table of `--bounds`."""
+    rows = []
+    for noise, spread, gap in ((n, s, g) for n in NOISES for s in (0.0, 0.005, 0.01, 0.015, 0.02) for g in (0.0, 0.05)):
+        told = f"noise {noise:.1%}, spread {spread:.1%}, {f'one {gap:.0%} slow' if gap else 'all alike'}"
+        rows.append((told, *judged_uniformity(noise, spread, gap, runs)))
+    print(table(("passed/failed/undecided", *map(str, BOUNDS)), rows))
+
+
 def show(one_slow: Sequence[OneSlowRank], others: dict[str, list[Share]], healthy: dict[str, list[Share]]) -> None:
     """Print the tables."""
     gaps = [f"{gap:.0%}" for gap in GAPS]
@@ -194,9 +245,13 @@ def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--runs", type=positive_int, default=100, help="runs for each cell (%(default)s)")
     parser.add_argument("--ranks", type=positive_int, nargs="+", default=RANKS, help="how many (%(default)s)")
+    parser.add_argument("--bounds", action="store_true", help="judge rank_uniformity with some bounds instead")
     arguments = parser.parse_args()
     if min(arguments.ranks) < 2:
         raise SystemExit(f"--ranks {min(arguments.ranks)}: a rank needs a peer to compare with; expected at least 2")
+    if arguments.bounds:
+        show_bounds(arguments.runs)
+        return 0
     one_slow = one_slow_rank(arguments.ranks, arguments.runs)
     others = {
         name: [measure(ranks, rounds, RoundNoise(0.01), 0.0, slow, shape, arguments.runs) for rounds in ROUNDS]

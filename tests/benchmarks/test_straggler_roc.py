@@ -23,3 +23,8 @@ def test_nobody_is_counted_where_nobody_is_slow() -> None:
 def test_who_is_slow_unexpectedly_is_counted_as_a_false_name() -> None:
     differing = straggler_roc.measure(8, 16, NOISE, 0.2, [], straggler_roc.always(0.0), 5)
     assert differing.false > 0
+
+
+def test_a_gpu_between_two_bounds_fails_one_and_passes_the_other() -> None:
+    told = dict(zip(straggler_roc.BOUNDS, straggler_roc.judged_uniformity(0.003, 0.0, 0.05, runs=2), strict=True))
+    assert (told[1.04], told[1.06]) == ("0/100/0", "100/0/0")
