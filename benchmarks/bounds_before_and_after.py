@@ -32,7 +32,8 @@ def main() -> None:
     print(
         f"{len(before)} requirements before, {len(after)} now: {len(before.keys() - after.keys())} gone, "
         f"{len(after.keys() - before.keys())} new, {len(moved)} bounds moved. A bound that moved was rounded when it "
-        "was written down; now it is the published value less its margin.\n"
+        "was written down; now it is the published value less its margin. Only rank_uniformity was tightened: "
+        "[stragglers.md](stragglers.md).\n"
     )
     print("## Moved\n\n| SKU | Requirement | Before | Now | By |\n| --- | --- | ---: | ---: | ---: |")
     for key, old, new in moved:

@@ -210,8 +210,8 @@ DEFECTS = (
         "blame",
         "a rank is among the peers that it is compared with",
         "metrics/peers.py",
-        "        return median_without(self._ordered_s, times_s)",
-        "        return np.full(len(times_s), np.median(self._ordered_s))",
+        "    medians = (kept((others - 1) // 2) + kept(others // 2)) / 2",
+        "    medians = np.broadcast_to(np.nanmedian(values, axis=1, keepdims=True), values.shape)",
         ("metrics", "blame", "verdict"),
     ),
     Defect(
@@ -219,8 +219,8 @@ DEFECTS = (
         "blame",
         "a slow rank of the second node is named by its number on that node",
         "blame/stragglers.py",
-        "rank=int(measured.ranks.numbers[i]),",
-        "rank=int(measured.ranks.local_ranks[i]),",
+        "rank=int(ranks.numbers[column]),",
+        "rank=int(ranks.local_ranks[column]),",
         ("blame", "verdict"),
     ),
     Defect(

@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"plan", "results", "evidence"},
     "stats": set(),
     "checks": {"plan", "results", "evidence"},
-    "blame": {"plan", "results", "thresholds", "metrics", "evidence"},
+    "blame": {"plan", "results", "thresholds", "metrics", "stats", "evidence"},
     "verdict": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "checks", "blame"},
     "history": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "verdict"},
     "calibrate": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "verdict", "history"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from pytest_ddpscale.blame.link_faults import listed
+from pytest_ddpscale.blame.held_down import with_held_down
+from pytest_ddpscale.blame.rank_averages import usual_logs
 from pytest_ddpscale.blame.slow_links import with_slow_links
 from pytest_ddpscale.blame.stragglers import (
     MINIMUM_RELATIVE_GAP,
@@ -17,9 +19,10 @@ from pytest_ddpscale.blame.stragglers import (
     SlowNode,
     Straggler,
     find_stragglers,
+    find_watched,
     slow_nodes,
 )
-from pytest_ddpscale.blame.two_groups import find_slow_group
+from pytest_ddpscale.blame.two_groups import find_slow_group, in_ranks
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds, all_groups
 from pytest_ddpscale.plan.metric_catalogue import METRICS
@@ -27,6 +30,7 @@ from pytest_ddpscale.plan.study import DeviceType, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.util.listing import first_few
 
 # Ranks on one CPU share its caches, its power and its neighbours; GPUs share little.
 _MINIMUM_GAPS: dict[DeviceType, float] = {"cuda": MINIMUM_RELATIVE_GAP, "cpu": 0.10}
@@ -54,9 +58,31 @@ class RankComparison:
     def stragglers(self) -> list[Straggler]:
         """Those of them that are slow, slowest first."""
         rounds, device_type = self.peers.rounds, self.evidence.plan.device_type
-        key = ("stragglers", self.study.id)
-        found: list[Straggler] = self.evidence.once(key, lambda: stragglers_of(rounds, device_type))
+        telemetry, key = self.evidence.telemetry, ("stragglers", self.study.id)
+        found: list[Straggler] = self.evidence.once(
+            key, lambda: with_held_down(stragglers_of(rounds, device_type), rounds, telemetry)
+        )
         return found
+
+    @property
+    def watched(self) -> list[Straggler]:
+        """Others of them that stand out by too little to be named, slowest first."""
+        rounds, gap = self.peers.rounds, self.minimum_relative_gap
+        key = ("watched", self.study.id)
+        found: list[Straggler] = self.evidence.once(key, lambda: find_watched(rounds, self.stragglers, gap))
+        return found
+
+    @property
+    def spread(self) -> float:
+        """Step time of the slowest of them over that of the fastest, by averages over rounds; 1 without any."""
+        times_s = self.peers.rounds.mean_step_s
+        usual = usual_logs(times_s) if times_s.size else np.zeros(1)
+        return math.exp(float(np.nanmax(usual) - np.nanmin(usual)))
+
+    @property
+    def minimum_relative_gap(self) -> float:
+        """By how much one has to be slower than its peers."""
+        return _MINIMUM_GAPS[self.evidence.plan.device_type]
 
     def slow_nodes_of(self, stragglers: Sequence[Straggler]) -> list[SlowNode]:
         """Nodes of these stragglers of which all ranks are slow, slowest first."""
@@ -66,11 +92,11 @@ class RankComparison:
         hosts = {straggler.host for straggler in stragglers}
         return [node for node in slow_nodes(self.stragglers, self.peers.rounds) if node.host in hosts]
 
-    def among(self, measured: ArmRounds) -> list[Straggler]:
+    def among(self, found: Sequence[Straggler], measured: ArmRounds) -> list[Straggler]:
         """Those that took part in what was judged."""
         # A rank's number is another one after a node was lost; its place stays.
         places = set(measured.ranks.places)
-        return [s for s in self.stragglers if (s.host, s.local_rank) in places]
+        return [s for s in found if (s.host, s.local_rank) in places]
 
 
 def with_culprits(
@@ -148,11 +174,13 @@ def stragglers_of(rounds: ArmRounds, device_type: DeviceType) -> list[Straggler]
 
 
 def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, measured: ArmRounds) -> Verdict:
-    definition, found = METRICS[verdict.metric], compared.among(measured)
+    definition, found = METRICS[verdict.metric], compared.among(compared.stragglers, measured)
     if not found:
         is_open = definition.compares_ranks and len(compared.peers.rounds) >= MINIMUM_ROUNDS
         none = "; no rank is the slow one in enough rounds to be named" if is_open else ""
-        return replace(verdict, reason=f"{verdict.reason}{none}")
+        watched = compared.among(compared.watched, measured) if is_open else []
+        notes = (*verdict.notes, watched_note(watched)) if watched else verdict.notes
+        return replace(verdict, reason=f"{verdict.reason}{none}", notes=notes)
     nodes = compared.slow_nodes_of(found)
     blame = Blame(verdict, case, compared, tuple(found))
     whole = {node.host for node in nodes}
@@ -164,9 +192,10 @@ def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, mea
     more = f" and {len(named) - 1} more" if len(named) > 1 else ""
     seen = f"{who}{more}, slow without communication too ({first.evidence})"
     if others := found[0].others:
-        slower = listed(sorted(whole)) if whole else listed([who for _, who in named])
+        all_in_nodes = whole == {straggler.host for straggler in found}
+        slower = first_few(sorted(whole)) if all_in_nodes else in_ranks([straggler.rank for straggler in found])
         ratio = statistics.median(straggler.ratio for straggler in found)
-        seen = f"two groups: {slower} at {ratio:.2f}× the time of {others} without communication too"
+        seen = f"two groups of ranks: {others} and {slower}, {ratio:.2f}× apart without communication too"
     if definition.compares_ranks and not others:
         reason = f"{verdict.reason}; slow: {who}{more}"
     elif verdict.world_size == 1 or not blame.is_explained:
@@ -270,8 +299,23 @@ def _with_note_on_computation(verdict: Verdict, compared: RankComparison) -> Ver
     is_efficiency = definition.scaling == "weak" and definition.baseline == "alone"
     if not is_efficiency or compared.stragglers or len(compared.peers.rounds) < MINIMUM_ROUNDS:
         return verdict
-    note = "no rank is slow without communication: what is lost is lost in communication, or by all ranks alike"
+    if compared.watched:
+        note = watched_note(compared.watched)
+    elif (spread := compared.spread) > 1 + compared.minimum_relative_gap:
+        note = (
+            f"without communication ranks differ by up to {spread:.2f}×, and none stands out from all others: what is "
+            "lost is lost by the slower ones, or in communication"
+        )
+    else:
+        note = "no rank is slow without communication: what is lost is lost in communication, or by all ranks alike"
     return replace(verdict, notes=(*verdict.notes, note))
+
+
+def watched_note(watched: Sequence[Straggler]) -> str:
+    """What is said of ranks that are somewhat slow: nobody is drained for that, and somebody should look at them."""
+    few = [f"rank {one.rank} on {one.host}, {one.measured}" for one in watched]
+    verb = "is" if len(watched) == 1 else "are"
+    return f"look at {first_few(few, separator='; ')}: {verb} slower without communication, by too little to be named"
 
 
 def _with_least_busy(verdict: Verdict, measured: ArmRounds) -> Verdict:

@@ -2,22 +2,24 @@
 
 Told from arms without communication: under DDP all ranks take the step of the slowest. The rule compares each
 rank, round by round, with the median of all *other* ranks. Left out of its own yardstick, a slow rank cannot
-widen it, and half of the ranks may be slow and are still caught: k/2 fast ones are then a majority among the
-k - 1 others. It is over the line in a round if it is slower than that median by
+move it, and half of the ranks may be slow and are still caught: k/2 fast ones are then a majority among the
+k - 1 others. What counts is the average of these ratios over the rounds (`rank_averages`: the median, so that a
+rank has to be slow in half of the rounds and no hiccup accuses anybody). A rank is named if
 
-- a minimum relative gap, because GPUs of one node differ and nobody is to be drained for 2 %, and
-- `mad_factor` robust standard deviations of the others, so that on a noisy machine the line moves away
-  (median absolute deviation times 1.4826: Leys et al., Journal of Experimental Social Psychology 49, 2013),
+- its average is a minimum relative gap above 1, because GPUs of one node differ and nobody is to be drained for 2 %,
+- the lower limit of that average is above 1, for all ranks together with the confidence of `rank_averages`, and
+- its average stands out from those of the others by four robust standard deviations of theirs, more among many ranks,
+  so that nobody is named for how much GPUs ordinarily differ, or noise makes them differ
+  (median absolute deviation times 1.4826: Leys et al., Journal of Experimental Social Psychology 49, 2013).
 
-and it is named if it is over the line in enough of the rounds, so that one hiccup accuses nobody.
+More rounds make averages sharper, so that they find more and accuse fewer. A rank that is so only in the last half of
+the rounds is named too, for it may be getting slower. From 0.6 of the gap on a rank is watched: worth a note, no drain.
 
 Caught: any number of slow ranks up to half of an even number of ranks, and up to (k - 1)/2 of an odd number
 from 5 up; one of three. Not caught: more than that, for what most ranks do is the norm here (absolute
-bounds such as ``throughput_per_gpu`` see it), and a rank that is slow in fewer rounds than the rule asks for.
-Of two ranks the slower one is found, but with a single peer nobody can say whether the other is unusually
-fast: such a finding is marked, and wants a comparison with what the SKU should do. With exactly half of the
-ranks slow, the fast half's whole range is what the robust deviation sees, so that the slowness has to stand
-out from it by `mad_factor`.
+bounds such as ``throughput_per_gpu`` see it, and `two_groups` if they are a group), and a rank that is slow in fewer
+rounds. Of two ranks the slower one is found, but with a single peer nobody can say whether the other is unusually
+fast: such a finding is marked, and wants a comparison with what the SKU should do.
 """
 
 from __future__ import annotations
@@ -30,14 +32,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_ddpscale.metrics.peers import Peers
+from pytest_ddpscale.blame.rank_averages import averages_of, median_over_rounds, relative_logs
+from pytest_ddpscale.metrics.peers import medians_of_others, stdevs_of_others
 from pytest_ddpscale.metrics.rounds import ArmRounds
 from pytest_ddpscale.results.column_record import BoolArray, FloatArray
 
 MINIMUM_RELATIVE_GAP = 0.05
-MAD_FACTOR = 4.0
 MINIMUM_ROUNDS = 5
-MINIMUM_SHARE = 0.75
+WATCHED_SHARE = 0.6  # of the minimum relative gap
+_MAD_FACTOR = 4.0
+_FALSE_NAMES = 0.005  # of runs of many ranks that differ as normal numbers do
+_LOOKS = 2  # at all rounds, and at their last half
+_MOSTLY = 0.9  # of the rounds: what is so in so many is so, as far as words go
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,12 @@ class Straggler:
         local_rank: rank on its host.
         device: GPU UUID, or ``cpu``.
         ratio: median over all rounds of its step time over the median of its peers'.
-        rounds_slow: in how many rounds it was over the line.
+        interval: of that ratio, for all ranks together at 95 %.
+        ratio_when_slow: the same over those rounds in which it was slow.
+        slow_rounds: numbers of these: in which the ratio was over the middle of 1 and the line.
         rounds: how many there were.
+        is_late: it was slow from some round on, and not before.
+        is_held_down: when it was slow it was held down by heat, power supply or board, and else it was not.
         peers: how many ranks it was compared with.
         ambiguous: it may be the others that are unusual: there is but one peer, or they are no majority.
         others: who they are, where the ranks fall into two groups; empty where this rank stands out from all.
@@ -62,19 +72,40 @@ class Straggler:
     local_rank: int
     device: str
     ratio: float
-    rounds_slow: int
+    interval: tuple[float, float]
+    ratio_when_slow: float
+    slow_rounds: tuple[int, ...]
     rounds: int
     peers: int
     ambiguous: bool
+    is_late: bool = False
+    is_held_down: bool = False
     others: str = ""
 
     @property
     def evidence(self) -> str:
         """What was seen: ``1.31× the median of 15 peers in 9 of 9 rounds``."""
-        whom = "the time of its only peer" if self.peers == 1 else f"the median of {self.peers} peers"
-        if self.others:
-            whom += f" ({self.others})"
-        return f"{self.ratio:.2f}× {whom} in {self.rounds_slow} of {self.rounds} rounds"
+        whom = self._whom + (f" ({self.others})" if self.others else "")
+        slow = len(self.slow_rounds)
+        when = f"the last {slow} of {self.rounds} rounds" if self.is_late else f"{slow} of {self.rounds} rounds"
+        share = "" if self.is_late or self.is_slow_throughout else f" ({slow / self.rounds:.0%})"
+        why = ", in which heat, power supply or board held it down" if self.is_held_down else ""
+        return f"{self.ratio_when_slow:.2f}× {whom} in {when}{share}{why}"
+
+    @property
+    def measured(self) -> str:
+        """How slow it is on average: ``1.04× (1.03 … 1.05×) the median of 7 peers``."""
+        low, high = self.interval
+        return f"{self.ratio:.2f}× ({low:.2f} … {high:.2f}×) {self._whom}"
+
+    @property
+    def _whom(self) -> str:
+        return "the time of its only peer" if self.peers == 1 else f"the median of {self.peers} peers"
+
+    @property
+    def is_slow_throughout(self) -> bool:
+        """Whether it was slow in nearly all rounds."""
+        return len(self.slow_rounds) >= rounds_needed(_MOSTLY, self.rounds)
 
 
 @dataclass(frozen=True)
@@ -107,44 +138,100 @@ class SlowNode:
         return self.stragglers[0].ambiguous
 
 
-def find_stragglers(
-    measured: ArmRounds,
-    minimum_relative_gap: float = MINIMUM_RELATIVE_GAP,
-    mad_factor: float = MAD_FACTOR,
-    minimum_rounds: int = MINIMUM_ROUNDS,
-    minimum_share: float = MINIMUM_SHARE,
-) -> list[Straggler]:
+def find_stragglers(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_RELATIVE_GAP) -> list[Straggler]:
     """Ranks that are slower than their peers, slowest first, by the rule of this module.
 
     Args:
         measured: rounds of an arm in which every rank computes by itself, ``each@k`` or ``no_sync@k``.
         minimum_relative_gap: how much slower than the median of its peers a rank has to be, as a fraction.
-        mad_factor: the same in robust standard deviations of the peers.
-        minimum_rounds: fewer rounds accuse nobody.
-        minimum_share: share of its rounds in which a rank has to be over the line, rounded up.
     """
-    ratio, is_slow = _against_peers(measured, minimum_relative_gap, mad_factor)
-    compared = ~np.isnan(ratio)
-    rounds, slow = compared.sum(axis=0), is_slow.sum(axis=0)
-    needed = [rounds_needed(minimum_share, count) for count in range(len(measured) + 1)]
-    named = np.flatnonzero((rounds >= max(minimum_rounds, 1)) & (slow >= np.array(needed)[rounds]))
-    found = []
-    for i in named.tolist():
-        last = np.flatnonzero(compared[:, i])[-1]
-        peers = int(measured.present[last].sum()) - 1
-        straggler = Straggler(
-            rank=int(measured.ranks.numbers[i]),
-            host=str(measured.ranks.hosts[i]),
-            local_rank=int(measured.ranks.local_ranks[i]),
-            device=str(measured.ranks.devices[i]),
-            ratio=float(np.nanmedian(ratio[:, i])),
-            rounds_slow=int(slow[i]),
-            rounds=int(rounds[i]),
-            peers=peers,
-            ambiguous=peers == 1,
-        )
-        found.append(straggler)
+    has_peers = measured.present.sum(axis=1, keepdims=True) >= 2
+    enough = np.flatnonzero((measured.present & has_peers).sum(axis=0) >= MINIMUM_ROUNDS)
+    if len(enough) < 2:
+        return []
+    times_s = measured.mean_step_s[:, enough]
+    logs = np.log(times_s / medians_of_others(times_s))
+    relative, line = relative_logs(times_s), math.log1p(minimum_relative_gap)
+    averages = averages_of(logs, _LOOKS)
+    named = _stand_out(logs, relative, line)
+    last = slice(len(logs) // 2, None)
+    if len(logs) >= 2 * MINIMUM_ROUNDS and (~np.isnan(logs[last])).sum(axis=0).min() >= MINIMUM_ROUNDS:
+        named |= _stand_out(logs[last], relative[last], line) & _got_slower(logs, line)
+    found = [_straggler(measured, int(enough[i]), logs[:, i], averages.reach[i], line) for i in np.flatnonzero(named)]
     return sorted(found, key=lambda straggler: (-straggler.ratio, straggler.rank))
+
+
+def find_watched(
+    measured: ArmRounds, named: Iterable[Straggler], minimum_relative_gap: float = MINIMUM_RELATIVE_GAP
+) -> list[Straggler]:
+    """Ranks that stand out by the same rule and are not named, for it is by less than the gap, slowest first.
+
+    Args:
+        measured: as in `find_stragglers`.
+        named: ranks that are.
+        minimum_relative_gap: for them; most of it is asked of others.
+    """
+    numbers = {straggler.rank for straggler in named}
+    found = find_stragglers(measured, WATCHED_SHARE * minimum_relative_gap)
+    return [straggler for straggler in found if straggler.rank not in numbers]
+
+
+def _stand_out(logs: FloatArray, relative: FloatArray, line: float) -> BoolArray:
+    """Of each rank, whether it is slow by the rule of this module in these rounds, (ranks,).
+
+    Args:
+        logs: logarithms of times over those of peers, (rounds, ranks).
+        relative: of times over those of the typical rank, which are the same yardstick for all, (rounds, ranks).
+        line: logarithm of the least ratio.
+    """
+    averages, ranks = averages_of(logs, _LOOKS), logs.shape[1]
+    usual = median_over_rounds(relative)
+    excess = usual - medians_of_others(usual[np.newaxis])[0]
+    is_far = excess > _spread_factor(ranks) * stdevs_of_others(usual)
+    stands_out: BoolArray = (averages.value >= line) & (averages.value > averages.reach) & is_far
+    return stands_out
+
+
+def _got_slower(logs: FloatArray, line: float) -> BoolArray:
+    """Of each rank, whether it was slower in the last half of the rounds than in the first by half the line, (ranks,).
+
+    Else ordinary differences of ranks would have two chances to look large.
+    """
+    first, last = logs[: len(logs) // 2], logs[len(logs) // 2 :]
+    is_slower: BoolArray = median_over_rounds(last) - median_over_rounds(first) >= line / 2
+    return is_slower
+
+
+def _spread_factor(ranks: int) -> float:
+    """How many standard deviations of the others a rank has to stand out by."""
+    return max(_MAD_FACTOR, statistics.NormalDist().inv_cdf(1 - _FALSE_NAMES / ranks))
+
+
+def _straggler(measured: ArmRounds, column: int, logs: FloatArray, reach: float, line: float) -> Straggler:
+    there = np.flatnonzero(~np.isnan(logs))
+    is_slow, value = logs[there] > line / 2, float(np.median(logs[there]))
+    ranks, peers = measured.ranks, int(measured.present[there[-1]].sum()) - 1
+    return Straggler(
+        rank=int(ranks.numbers[column]),
+        host=str(ranks.hosts[column]),
+        local_rank=int(ranks.local_ranks[column]),
+        device=str(ranks.devices[column]),
+        ratio=math.exp(value),
+        interval=(math.exp(value - reach), math.exp(value + reach)),
+        ratio_when_slow=float(np.exp(np.median(logs[there][is_slow]))),
+        slow_rounds=tuple(measured.numbers[there[is_slow]].tolist()),
+        rounds=len(there),
+        peers=peers,
+        ambiguous=peers == 1,
+        is_late=_is_late(is_slow),
+    )
+
+
+def _is_late(is_slow: BoolArray) -> bool:
+    """Whether a rank was slow in most rounds from some round on, and in hardly any before."""
+    slow = int(is_slow.sum())
+    before, after = is_slow[: len(is_slow) - slow], is_slow[len(is_slow) - slow :]
+    return bool(slow < rounds_needed(_MOSTLY, len(is_slow)) and (~before).mean() >= _MOSTLY and after.mean() >= _MOSTLY)
 
 
 def slow_nodes(stragglers: Iterable[Straggler], measured: ArmRounds) -> list[SlowNode]:
@@ -163,23 +250,6 @@ def slow_nodes(stragglers: Iterable[Straggler], measured: ArmRounds) -> list[Slo
         return []
     nodes = [SlowNode(host, tuple(slow[host])) for host in wholly if len(slow[host]) >= 2]
     return sorted(nodes, key=lambda node: (-node.ratio, node.host))
-
-
-def _against_peers(measured: ArmRounds, minimum_relative_gap: float, mad_factor: float) -> tuple[FloatArray, BoolArray]:
-    """Step time of each rank over the median of its peers, NaN without any, and whether that is over the line."""
-    ratio = np.full(measured.present.shape, np.nan)
-    is_slow = np.zeros(measured.present.shape, np.bool_)
-    for row, there in enumerate(measured.present):
-        if there.sum() < 2:
-            continue
-        times_s = measured.mean_step_s[row, there]
-        peers = Peers(times_s)
-        median_s = peers.median_s(times_s)
-        excess_s = times_s - median_s
-        ratio[row, there] = times_s / median_s
-        is_slow[row, there] = excess_s >= minimum_relative_gap * median_s
-        is_slow[row, there] &= excess_s > mad_factor * peers.stdev_s(times_s)
-    return ratio, is_slow
 
 
 def rounds_needed(share: float, rounds: int) -> int:

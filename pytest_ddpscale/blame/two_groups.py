@@ -1,32 +1,36 @@
 """Ranks that fall into two groups, one of them slower, where the rule for single stragglers has no norm.
 
 With half of the ranks slow, the deviation of all others from their median spans both groups and swallows the gap
-between them. So the ranks are put in the order of their step times over all rounds and parted where the largest gap
-is. They are two groups if
+between them. So the ranks are put in the order of their averages over all rounds and parted where the largest gap is.
+They are two groups if
 
 - each has at least two ranks and a quarter of all,
-- the fastest rank of the slow one takes longer than the slowest of the fast one by the minimum relative gap, in the
-  median over the rounds, and
-- in nine tenths of the rounds nine tenths of the slow ones take longer than nine tenths of the fast ones.
+- the medians of the groups are apart by the minimum relative gap, with the confidence of `rank_averages`, and
+- the slowest of the fast ones and the fastest of the slow ones are apart by most of that gap, and by half of what the
+  medians are: an even spread has no such place.
 
-Noise alone that differs from round to round does not part the same ranks again and again. Where at least half of the
+Noise alone that differs from round to round does not part the same ranks on average. Where at least half of the
 ranks are slow nobody can say from this which group is as it should be: `Straggler.ambiguous`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from pytest_ddpscale.blame.link_faults import listed
-from pytest_ddpscale.blame.stragglers import MINIMUM_RELATIVE_GAP, MINIMUM_ROUNDS, Straggler, rounds_needed
+from pytest_ddpscale.blame.rank_averages import RankAverages, averages_of, relative_logs
+from pytest_ddpscale.blame.stragglers import MINIMUM_RELATIVE_GAP, MINIMUM_ROUNDS, Straggler
 from pytest_ddpscale.evidence.columns import RankColumns
 from pytest_ddpscale.metrics.rounds import ArmRounds
 from pytest_ddpscale.results.column_record import FloatArray, IntArray
+from pytest_ddpscale.util.listing import first_few
 
+_MOST_SHOWN = 8  # hosts or ranks of a group that are written out
 _LEAST_SHARE = 0.25  # of all ranks, in each group
-_APART = 0.9  # of the ranks of a group that are apart from as many of the other one in a round, and of the rounds
+# Between the nearest ranks of the groups: of the minimum relative gap, and of the distance of their medians.
+_LEAST_GAP, _LEAST_SHARE_OF_DISTANCE = 0.8, 0.5
 
 
 def find_slow_group(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_RELATIVE_GAP) -> list[Straggler]:
@@ -40,59 +44,73 @@ def find_slow_group(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_R
     least = max(2, math.ceil(_LEAST_SHARE * len(enough)))
     if len(enough) < 2 * least:
         return []
-    usual = np.full(len(measured.ranks), np.nan)
-    usual[enough] = np.nanmedian(_relative_times(measured)[:, enough], axis=0)
-    order = enough[np.argsort(usual[enough], kind="stable")]
-    ordered = usual[order]
-    split = least + int(np.argmax(ordered[least : len(order) - least + 1] / ordered[least - 1 : len(order) - least]))
+    logs = relative_logs(measured.mean_step_s[:, enough])
+    averages = averages_of(logs)
+    order = np.argsort(averages.value, kind="stable")
+    gaps = np.diff(averages.value[order])
+    split = least + int(np.argmax(gaps[least - 1 : len(order) - least]))
     fast, slow = order[:split], order[split:]
-    if usual[slow[0]] < (1 + minimum_relative_gap) * usual[fast[-1]]:
+    if not _are_apart(averages, fast, slow, math.log1p(minimum_relative_gap)):
         return []
-    apart = _rounds_apart(measured, fast, slow)
-    if sum(apart) < rounds_needed(_APART, len(apart)):
-        return []
-    norm, others, ranks = np.median(usual[fast]), _in_words(fast, slow, measured.ranks), measured.ranks
-    return [
-        Straggler(
-            rank=int(ranks.numbers[i]),
-            host=str(ranks.hosts[i]),
-            local_rank=int(ranks.local_ranks[i]),
-            device=str(ranks.devices[i]),
-            ratio=float(usual[i] / norm),
-            rounds_slow=sum(apart),
-            rounds=len(apart),
+    return _stragglers(measured, enough, logs, averages, fast, slow)
+
+
+def _are_apart(averages: RankAverages, fast: IntArray, slow: IntArray, line: float) -> bool:
+    """Whether two groups, each from its fastest to its slowest rank, are far enough apart."""
+    distance = np.median(averages.value[slow]) - np.median(averages.value[fast])
+    reach = math.sqrt(2) * np.median(averages.reach)  # of the difference of two ranks, more than that of medians
+    gap = averages.value[slow[0]] - averages.value[fast[-1]]
+    least = max(_LEAST_GAP * line, _LEAST_SHARE_OF_DISTANCE * distance)
+    return bool(distance >= line and distance > reach and gap >= least)
+
+
+def _stragglers(
+    measured: ArmRounds, columns: IntArray, logs: FloatArray, averages: RankAverages, fast: IntArray, slow: IntArray
+) -> list[Straggler]:
+    """The slow ones as they are named, slowest first.
+
+    Args:
+        measured: all ranks.
+        columns: of the ranks in question.
+        logs: of these, (rounds, ranks).
+        averages: of these.
+        fast: which of these are the fast ones.
+        slow: which are not, from the fastest to the slowest.
+    """
+    norm = float(np.median(averages.value[fast]))
+    line = (norm + np.median(averages.value[slow])) / 2
+    others, ranks = _in_words(columns[fast], columns[slow], measured.ranks), measured.ranks
+    found = []
+    for i in reversed(slow.tolist()):
+        column, there = columns[i], ~np.isnan(logs[:, i])
+        is_slow = logs[there, i] > line
+        value, reach = averages.value[i] - norm, averages.reach[i]
+        straggler = Straggler(
+            rank=int(ranks.numbers[column]),
+            host=str(ranks.hosts[column]),
+            local_rank=int(ranks.local_ranks[column]),
+            device=str(ranks.devices[column]),
+            ratio=math.exp(value),
+            interval=(math.exp(value - reach), math.exp(value + reach)),
+            ratio_when_slow=float(np.exp(np.median(logs[there, i][is_slow]) - norm)),
+            slow_rounds=tuple(measured.numbers[there][is_slow].tolist()),
+            rounds=int(there.sum()),
             peers=len(fast),
-            ambiguous=2 * len(slow) >= len(order),
+            ambiguous=2 * len(slow) >= len(columns),
             others=others,
         )
-        for i in reversed(slow.tolist())
-    ]
-
-
-def _relative_times(measured: ArmRounds) -> FloatArray:
-    """Step times relative to the median of the round, (rounds, ranks): what slows all down parts nobody."""
-    return measured.mean_step_s / np.nanmedian(measured.mean_step_s, axis=1, keepdims=True)
-
-
-def _rounds_apart(measured: ArmRounds, fast: IntArray, slow: IntArray) -> list[bool]:
-    """Of each round that both groups took part in, whether most of both are apart in it."""
-    found = []
-    for times_s, there in zip(measured.mean_step_s, measured.present, strict=True):
-        of_fast, of_slow = np.sort(times_s[fast[there[fast]]]), np.sort(times_s[slow[there[slow]]])[::-1]
-        if len(of_fast) and len(of_slow):
-            found.append(bool(_at(of_fast) < _at(of_slow)))
+        found.append(straggler)
     return found
 
 
-def _at(ordered: FloatArray) -> float:
-    """What nine tenths do not go beyond."""
-    return float(ordered[math.ceil(_APART * len(ordered)) - 1])
-
-
 def _in_words(fast: IntArray, slow: IntArray, ranks: RankColumns) -> str:
-    """``n0 and n1``; numbers of ranks where both groups are on one host."""
+    """``n0, n1``; numbers of ranks where both groups are on one host."""
     hosts = sorted(set(ranks.hosts[fast].tolist()))
-    is_by_host = not set(hosts) & set(ranks.hosts[slow].tolist())
-    names = hosts if is_by_host else [f"{number}" for number in sorted(ranks.numbers[fast].tolist())]
-    words = listed(names)
-    return words if is_by_host else f"rank{'s' if len(names) > 1 else ''} {words}"
+    if not set(hosts) & set(ranks.hosts[slow].tolist()):
+        return first_few(hosts, _MOST_SHOWN)
+    return in_ranks(ranks.numbers[fast].tolist())
+
+
+def in_ranks(numbers: Sequence[int]) -> str:
+    """``ranks 0, 2``."""
+    return "ranks " + first_few([f"{number}" for number in sorted(numbers)], _MOST_SHOWN)

@@ -1,60 +1,61 @@
-"""Ranks against all the others, in one round."""
+"""Ranks against all the others."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from pytest_ddpscale.metrics.rounds import ArmRounds
-from pytest_ddpscale.results.column_record import FloatArray
+from pytest_ddpscale.results.column_record import FloatArray, IntArray
 
 # Makes the median absolute deviation of normal noise its standard deviation: 1 / Φ⁻¹(3/4).
 MAD_TO_STDEV = 1.4826
+# By how much that is too little with 2, 3 … 9 values (Croux and Rousseeuw, COMPSTAT 1992); n / (n - 0.8) beyond.
+_FEW_VALUES = (1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107)
 
 
-class Peers:
-    """The step times of one round, of which each rank is compared with those of all others.
+def medians_of_others(values: FloatArray) -> FloatArray:
+    """Of each row and each of its values the median of all others, (rows, ranks).
 
-    Sorted once, so that a round of n ranks takes n log n: simulated clusters have 100,000.
+    Left out of its own yardstick, a slow rank cannot move it. Each row is sorted once, so that n ranks take n log n.
 
     Args:
-        times_s: of all ranks that took part, at least two, (ranks,).
+        values: NaN where there is none, (rows, ranks).
+
+    Returns:
+        NaN where there is no value, or no other one.
     """
+    ordered = np.sort(values, axis=1)
+    places = np.argsort(np.argsort(values, axis=1), axis=1)
+    others = (~np.isnan(values)).sum(axis=1, keepdims=True) - 1
 
-    def __init__(self, times_s: FloatArray) -> None:
-        if len(times_s) < 2:
-            raise ValueError(f"{len(times_s)} rank has no peers; expected at least 2 ranks")
-        self._ordered_s = np.sort(times_s)
+    def kept(i: IntArray) -> FloatArray:
+        """The i-th of what is left when the value at each place is taken away."""
+        before, after = (np.take_along_axis(ordered, np.clip(i + k, 0, values.shape[1] - 1), axis=1) for k in (0, 1))
+        return np.where(i < places, before, after)
 
-    def median_s(self, times_s: FloatArray) -> FloatArray:
-        """Median step time, in seconds, of all ranks but one that took that time, for each of `times_s`."""
-        return median_without(self._ordered_s, times_s)
+    medians = (kept((others - 1) // 2) + kept(others // 2)) / 2
+    return np.where(np.isnan(values) | (others < 1), np.nan, medians)
 
-    def stdev_s(self, times_s: FloatArray) -> FloatArray:
-        """Robust standard deviation, from the median absolute deviation, of all ranks but one that took that time."""
-        medians_s = self.median_s(times_s)
-        found = np.empty(len(times_s))
-        for median_s in np.unique(medians_s):  # all ranks share two or three medians of their peers
-            sharing = medians_s == median_s
-            deviations_s = np.sort(np.abs(self._ordered_s - median_s))
-            found[sharing] = median_without(deviations_s, np.abs(times_s[sharing] - median_s))
-        return MAD_TO_STDEV * found
+
+def stdevs_of_others(values: FloatArray) -> FloatArray:
+    """For each value the robust standard deviation, from the median absolute deviation, of all others, (ranks,).
+
+    Args:
+        values: at least two, none of them NaN; one other value deviates by nothing.
+    """
+    others = len(values) - 1
+    correction = _FEW_VALUES[max(0, others - 2)] if others < 10 else others / (others - 0.8)
+    medians = medians_of_others(values[np.newaxis])[0]
+    found = np.empty(len(values))
+    for median in np.unique(medians):  # all ranks share two or three medians of their peers
+        sharing = medians == median
+        found[sharing] = medians_of_others(np.abs(values - median)[np.newaxis])[0][sharing]
+    return MAD_TO_STDEV * correction * found
 
 
 def slowest_to_peers(measured: ArmRounds) -> FloatArray:
     """Of each round, mean step time of the slowest rank over the median of all others'; at least two ranks."""
-    found = np.empty(len(measured))
-    for row, there in enumerate(measured.present):
-        times_s = measured.mean_step_s[row, there]
-        found[row] = times_s.max() / Peers(times_s).median_s(times_s.max(keepdims=True))[0]
-    return found
-
-
-def median_without(ordered: FloatArray, left_out: FloatArray) -> FloatArray:
-    """Median of a sorted array of two or more without one occurrence of a value, for each of these of its values."""
-    place = np.searchsorted(ordered, left_out)
-    count = len(ordered) - 1
-
-    def kept(i: int) -> FloatArray:
-        return ordered[np.where(i < place, i, i + 1)]
-
-    return kept(count // 2) if count % 2 else (kept(count // 2 - 1) + kept(count // 2)) / 2
+    if not len(measured):
+        return np.zeros(0)
+    ratios: FloatArray = np.nanmax(measured.mean_step_s / medians_of_others(measured.mean_step_s), axis=1)
+    return ratios

@@ -293,8 +293,9 @@ class EvidenceSource(ABC):
         """What a reader has to know of how this was measured."""
         record, records = self.measured_run.read_run(), self.measured_run.read_records()
         from pytest_ddpscale.verdict.device_notes import device_notes
+        from pytest_ddpscale.verdict.rank_notes import rank_notes
 
-        of_devices = device_notes(self.evidence) if self.evidence else ()
+        of_devices = (*rank_notes(self.evidence), *device_notes(self.evidence)) if self.evidence else ()
         left_out = [f"{host} was left out: {why}" for host, why in record.left_out.items()]
         of_run = (*left_out, *binding_notes(records), *record.resumption_notes())
         of_lock = (self._lock.note,) if self._lock and self._lock.note else ()

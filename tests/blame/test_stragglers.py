@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.blame.stragglers import Straggler, find_stragglers, slow_nodes
+from pytest_ddpscale.blame.stragglers import Straggler, find_stragglers, find_watched, slow_nodes
 from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds
 from tests.builders import rounds as builders
 from tests.builders.measurements import Measurement
@@ -80,7 +79,6 @@ def test_on_a_noisy_machine_the_line_moves_away() -> None:
     loud = rounds_of(*[[1.00, 1.06, 1.09, 0.92, 0.95, 1.2]] * ROUNDS)
     assert ranks(find_stragglers(quiet)) == [5]
     assert find_stragglers(loud) == []
-    assert ranks(find_stragglers(loud, mad_factor=2)) == [5]
 
 
 @pytest.mark.parametrize("world_size", [3, 4, 5, 8, 16])
@@ -123,26 +121,92 @@ def test_what_most_ranks_do_is_the_norm_and_accuses_nobody(factors: list[float])
     assert find_stragglers(noisy(factors, 0.001, seed=5)) == []
 
 
-@pytest.mark.parametrize(("rounds_slow", "named"), [(0, False), (1, False), (6, False), (7, True), (9, True)])
-def test_one_hiccup_accuses_nobody(rounds_slow: int, named: bool) -> None:
+@pytest.mark.parametrize(("rounds_slow", "named"), [(0, False), (1, False), (4, False), (5, True), (9, True)])
+def test_who_is_slow_in_less_than_half_of_the_rounds_is_not_named(rounds_slow: int, named: bool) -> None:
     rows = [[0.1] * 7 + [0.2 if number < rounds_slow else 0.1] for number in range(ROUNDS)]
     found = find_stragglers(rounds_of(*rows))
     assert ranks(found) == ([7] if named else [])
-    if named:
-        assert found[0].evidence.endswith(f"in {rounds_slow} of 9 rounds")
+    assert [one.slow_rounds for one in found] == ([tuple(range(rounds_slow))] if named else [])
 
 
-def test_a_share_of_the_rounds_is_rounded_up_and_not_by_floating_point() -> None:
-    rows = [[0.1] * 7 + [0.2 if number < 7 else 0.1] for number in range(10)]
-    assert ranks(find_stragglers(rounds_of(*rows), minimum_share=0.7)) == [7]
-    assert find_stragglers(rounds_of(*rows), minimum_share=0.71) == []
+def slow_in(slow_rounds: Sequence[int], rounds: int, ratio: float = 1.1) -> ArmRounds:
+    """Eight ranks of which rank 3 is slower in these rounds, with the noise of a GPU."""
+    source = random.Random(6)
+    rows = [[0.1 * (1 + source.gauss(0, GPU_NOISE)) for _ in range(8)] for _ in range(rounds)]
+    for number in slow_rounds:
+        rows[number][3] *= ratio
+    return rounds_of(*rows)
+
+
+class TestWhenItIsSlow:
+    def test_is_told_of_a_rank_that_became_slow(self) -> None:
+        (found,) = find_stragglers(slow_in(range(12, 24), 24))
+        assert found.evidence == "1.10× the median of 7 peers in the last 12 of 24 rounds"
+
+    def test_is_told_with_the_share_of_one_that_is_slow_again_and_again(self) -> None:
+        (found,) = find_stragglers(slow_in([number for number in range(20) if number % 5 < 3], 20))
+        assert found.evidence == "1.10× the median of 7 peers in 12 of 20 rounds (60%)"
+
+    def test_is_no_word_worth_if_it_is_slow_throughout(self) -> None:
+        (found,) = find_stragglers(slow_in(range(16), 16))
+        assert found.evidence == "1.10× the median of 7 peers in 16 of 16 rounds"
+
+    def test_may_be_more_and_more(self) -> None:
+        rows = [[0.1 * (1 + 0.001 * ((rank * number) % 3)) for rank in range(8)] for number in range(16)]
+        for number, row in enumerate(rows):
+            row[3] *= 1 + 0.1 * number / 15
+        (found,) = find_stragglers(rounds_of(*rows))
+        assert (found.rank, found.is_late) == (3, True)
+        assert found.ratio == pytest.approx(1.05, abs=0.005), "over all rounds"
+        assert found.ratio_when_slow > 1.06
+
+    def test_does_not_count_if_it_was_slower_before(self) -> None:
+        """A rank that recovers accuses nobody of what is to come; half of the rounds are not more than half."""
+        assert find_stragglers(slow_in(range(11), 24)) == []
+
+
+def named_in(runs: int, factors: Sequence[float], noise: float, rounds: int, spread: float = 0.0) -> list[list[int]]:
+    """Ranks that are named in each run, in order; ranks differ by a spread that stays."""
+    source, found = random.Random(11), []
+    for seed in range(runs):
+        differing = [factor * (1 + source.gauss(0, spread)) for factor in factors]
+        found.append(sorted(ranks(find_stragglers(noisy(differing, noise, seed, rounds)))))
+    return found
+
+
+def test_six_per_cent_are_found_in_the_noise_of_one_and_more_rounds_find_more() -> None:
+    few, many = (named_in(60, [1, 1, 1, 1.06, 1, 1, 1, 1], 0.01, rounds).count([3]) for rounds in (8, 24))
+    assert few >= 54
+    assert many == 60
+
+
+def test_gpus_that_differ_as_gpus_do_are_hardly_ever_named() -> None:
+    """1.5 % from GPU to GPU: one of eight lies 5 % above the others' median in 2 % of nodes."""
+    named = [found for found in named_in(300, [1.0] * 8, GPU_NOISE, 8, spread=0.015) if found]
+    assert len(named) <= 5
+
+
+def watched_in(measured: ArmRounds) -> list[Straggler]:
+    return find_watched(measured, find_stragglers(measured))
+
+
+class TestWatched:
+    @pytest.mark.parametrize(("slower_by", "watched"), [(0.025, False), (0.035, True), (0.045, True), (0.06, False)])
+    def test_are_those_that_stand_out_by_less_than_the_gap(self, slower_by: float, watched: bool) -> None:
+        assert bool(watched_in(slow_in(range(16), 16, 1 + slower_by))) == watched
+
+    def test_are_told_with_ratio_and_interval(self) -> None:
+        (found,) = watched_in(slow_in(range(16), 16, 1.04))
+        assert found.measured == "1.04× (1.03 … 1.04×) the median of 7 peers"
+
+    def test_are_not_those_that_ordinarily_differ(self) -> None:
+        assert watched_in(noisy([1 + 0.015 * rank for rank in range(4)], GPU_NOISE, seed=1)) == []
 
 
 def test_few_rounds_accuse_nobody() -> None:
     row = [0.1] * 7 + [0.2]
     assert find_stragglers(rounds_of(*[row] * 4)) == []
     assert ranks(find_stragglers(rounds_of(*[row] * 5))) == [7]
-    assert ranks(find_stragglers(rounds_of(*[row] * 4), minimum_rounds=4)) == [7]
     assert find_stragglers(NO_ROUNDS) == []
 
 
@@ -175,9 +239,9 @@ def test_who_is_named_does_not_depend_on_the_numbers_of_the_ranks(
 def test_who_is_named_does_not_depend_on_the_order_of_the_rounds(
     factors: list[float], seed: int, shuffler: random.Random
 ) -> None:
-    measured = noisy(factors, 0.01, seed)
+    measured = noisy(factors, GPU_NOISE, seed)
     shuffled = measured.of(np.array(shuffler.sample(range(ROUNDS), ROUNDS)))
-    assert find_stragglers(shuffled) == find_stragglers(measured)
+    assert ranks(find_stragglers(shuffled)) == ranks(find_stragglers(measured))
 
 
 @given(FACTORS, st.integers(0, 999), st.floats(0.01, 100))
@@ -254,20 +318,16 @@ class TestSlowNodes:
         """There is nobody left whom they are slower than."""
         measured = rounds_of(*[[0.1] * 8] * ROUNDS, per_host=4)
         everybody = [
-            Straggler(rank, f"node{rank // 4}", rank % 4, f"GPU-{rank}", 1.5, 9, 9, 7, ambiguous=False)
+            Straggler(
+                rank, f"node{rank // 4}", rank % 4, f"GPU-{rank}", 1.5, (1.4, 1.6), 1.5, tuple(range(9)), 9, 7,
+                ambiguous=False,
+            )
             for rank in range(8)
-        ]
+        ]  # fmt: skip
         assert slow_nodes(everybody, measured) == []
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [partial(find_stragglers, minimum_relative_gap=0.10), partial(find_stragglers, mad_factor=6.0)],
-    ids=["wider gap", "wider line"],
-)
 @given(FACTORS, st.integers(0, 999))
-def test_a_stricter_rule_names_nobody_else(
-    rule: Callable[[ArmRounds], list[Straggler]], factors: list[float], seed: int
-) -> None:
+def test_a_wider_gap_names_nobody_else(factors: list[float], seed: int) -> None:
     measured = noisy(factors, 0.01, seed)
-    assert set(ranks(rule(measured))) <= set(ranks(find_stragglers(measured)))
+    assert set(ranks(find_stragglers(measured, 0.10))) <= set(ranks(find_stragglers(measured)))

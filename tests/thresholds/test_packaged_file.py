@@ -27,6 +27,8 @@ TEXT = (ROOT / "thresholds.yaml").read_text(encoding="utf-8")
 MOST_LINES, LONGEST_LINE = 900, 110
 # Of a bound, since the margin and not the bound is written.
 MOST_ROUNDING = 0.006
+# It was 1.08, which a GPU that is 5 % slow passes: docs/evidence/stragglers.md.
+TIGHTENED_UNIFORMITY = 1.04
 FILE = packaged_thresholds()
 SKUS = FILE.thresholds.skus
 GPUS = {name: sku for name, sku in SKUS.items() if sku.detect.device == "cuda"}
@@ -432,7 +434,7 @@ def rows_of(document: Any) -> list[dict[str, Any]]:
 
 
 def test_every_bound_of_the_first_form_is_there_as_it_was() -> None:
-    """Rounding may have moved it a little, and rows may have been added."""
+    """Rounding may have moved it a little, rows may have been added, and one is stricter for all GPUs."""
     now = {bound_key(name, one): one for name, sku in SKUS.items() for one in sku.requirements}
     with (ROOT / "tests" / "data" / "first_form_bounds.csv").open(encoding="utf-8", newline="") as file:
         before = list(csv.DictReader(file))
@@ -442,7 +444,9 @@ def test_every_bound_of_the_first_form_is_there_as_it_was() -> None:
         one = now.get(key)
         assert one is not None, key
         assert one.provisional == (row["provisional"] == "1"), key
-        assert one.bound == pytest.approx(float(row["bound"]), rel=MOST_ROUNDING), key
+        is_tightened = one.metric == "rank_uniformity" and row["sku"] in GPUS
+        was = TIGHTENED_UNIFORMITY if is_tightened else float(row["bound"])
+        assert one.bound == pytest.approx(was, rel=MOST_ROUNDING), key
         published = float(row["published"]) if row["published"] else None
         assert one.source.measured == (None if one.metric == "replica_agreement" else published), key
 

@@ -154,7 +154,7 @@ class TestHalfOfTheNodes:
         verdict = judge_all(case, self.slow_half, network=0.8)
         assert verdict.outcome == "failed"
         assert named(verdict) == [("node", "n3", False), ("node", "n2", False)]
-        assert "two groups: n2 and n3 at 1.12× the time of n0 and n1 without communication too" in verdict.reason
+        assert "two groups of ranks: n0, n1 and n2, n3, 1.12× apart without communication too" in verdict.reason
         assert "either of the two groups may be the odd one" in verdict.culprits[0].evidence
         assert not any(note.startswith("no rank is slow") for note in verdict.notes)
 
