@@ -23,6 +23,7 @@ NAMES = (
         "fidelity",
         "hostile_inputs",
         "judging",
+        "launches",
         "plugin_load",
     ),
     *("sampler_overhead", "stragglers", "time_to_verdict", "wrong_verdicts"),
