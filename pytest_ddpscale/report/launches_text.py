@@ -40,7 +40,8 @@ def launches_sentence(verdicts: Sequence[Verdict]) -> str:
 
 
 def launch_sd_text(verdict: Verdict) -> str:
-    """``standard deviation of 3 launches 1.2 %``; empty of a single launch."""
+    """``standard deviation of 3 launches 1.2 %``, or of earlier ones; empty where nothing is known of it."""
     if verdict.launch_sd is None:
         return ""
-    return f"standard deviation of {verdict.launches} launches {number_text(verdict.launch_sd, 'fraction')}"
+    which = "earlier" if verdict.launches == 1 else verdict.launches
+    return f"standard deviation of {which} launches {number_text(verdict.launch_sd, 'fraction')}"

@@ -29,10 +29,10 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
     where = f" in {plan.nodes} nodes" if plan.nodes > 1 else ""
     once = plan.of_launch(1).studies
     studies = "1 study" if len(once) == 1 else f"{len(once)} studies"
-    if plan.probes is not None:
-        studies += f" and {count_text(len(plan.probes.probes), 'probe')}"
     if plan.launches > 1:
         studies += f" in {plan.launches} launches"
+    if plan.probes is not None:
+        studies += f" and {count_text(len(plan.probes.probes), 'probe')}"
     head = (
         f"ddpscale plan for {plan.sku}: {count_text(requirements, 'requirement')}, {studies}, "
         f"about {whole.seconds / 60:.1f} min on {count_text(plan.world_size, device)}{where} = "

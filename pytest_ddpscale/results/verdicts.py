@@ -89,7 +89,8 @@ class Verdict:
         confidence: of the interval, 0 … 1.
         rounds: how many stand behind it, in all launches.
         launches: of new processes that measured it; the interval of several is that of their means.
-        launch_sd: relative standard deviation between them; None of one launch, or where it is unknown.
+        launch_sd: relative standard deviation between them; of one launch that between earlier runs, if the history
+            knows it; else None.
         reason: one sentence: why this outcome.
         provisional: the bound has no published source.
         source: where the bound comes from, for the reader.

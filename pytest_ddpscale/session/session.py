@@ -10,8 +10,10 @@ from typing import TypeGuard
 from pytest_ddpscale.blame.slow_links import slow_links
 from pytest_ddpscale.errors import HistoryError
 from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.database import history_file_of
 from pytest_ddpscale.history.judging import judge_regression
+from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
 from pytest_ddpscale.results.coverage import Coverage
 from pytest_ddpscale.results.gangs import why_not_one_machine
 from pytest_ddpscale.results.notices import Listener
@@ -157,7 +159,10 @@ class AcceptanceSession:
 
     def _verdict_so_far(self, case: AnyCase, evidence: Evidence, why: str) -> Verdict:
         why_not = self.source.why_not(case) or (why if _compares_with_earlier_runs(case) else None)
-        return self._judged_without_data(case, why_not) if why_not else self._judged(case, evidence)
+        if why_not:
+            return self._judged_without_data(case, why_not)
+        # Without the history: what was of a run's nodes is settled when it is over.
+        return with_waiver(judge(case, evidence, self.subject.settings.confidence), case, evidence, today())
 
     def _verdict(self, case: AnyCase, listener: Listener) -> Verdict:
         if self.source.why_not(case) is None:
@@ -176,14 +181,33 @@ class AcceptanceSession:
     def _judged_by_bound(self, case: AnyCase, evidence: Evidence) -> Verdict:
         confidence = self.subject.settings.confidence
         if not _compares_with_earlier_runs(case):
-            return judge(case, evidence, confidence)
+            return self._with_earlier_launches(judge(case, evidence, confidence), case, evidence)
         try:
-            baseline = baseline_of(self.source.measured_run, self.history_file, self.sku, evidence)
+            baseline = self._baseline(evidence)
         except HistoryError as error:
             return replace(blank_verdict(case, confidence), outcome="inconclusive", reason=str(error))
+        return judge_regression(case, evidence, baseline, confidence)
+
+    def _with_earlier_launches(self, verdict: Verdict, case: AnyCase, evidence: Evidence) -> Verdict:
+        """The interval of a single launch with what the history knows of launches, if it knows anything."""
+        if not (isinstance(case, Case) and may_be_widened(verdict, case)):
+            return verdict
+        try:
+            baseline = self._baseline(evidence)
+        except HistoryError as error:
+            return replace(verdict, notes=(*verdict.notes, f"nothing is known of earlier launches: {error}"))
+        return with_launch_deviation(verdict, case, evidence, baseline) if baseline is not None else verdict
+
+    def _baseline(self, evidence: Evidence) -> Baseline | None:
+        """What the nodes reached before, kept beside the verdicts. Raises HistoryError."""
+
+        def find_out() -> Baseline | None:
+            return baseline_of(self.source.measured_run, self.history_file, self.sku, evidence)
+
+        baseline: Baseline | None = evidence.once("baseline", find_out)
         if baseline is not None:
             self.source.keep_baseline(baseline)
-        return judge_regression(case, evidence, baseline, confidence)
+        return baseline
 
     def _judged_without_data(self, case: AnyCase, reason: str) -> Verdict:
         nothing = self.subject.evidence_of_nothing()

@@ -239,6 +239,9 @@ def _judge_rounds(
     verdict = against_bound(asked.blank, case.requirement, samples.values, lambda: estimates.at(place, confidence))
     verdict = with_missing_rounds(verdict, asked.rounds_due)
     verdict = with_plausibility(verdict, evidence.plan)
+    if isinstance(estimates, LaunchEstimates) and verdict.outcome in ("passed", "failed"):
+        here = estimates.of_this_launch(place, confidence).value
+        verdict = replace(with_plausibility(replace(verdict, value=here), evidence.plan), value=verdict.value)
     verdict = with_host_bound(verdict, case, evidence.plan, rounds.measured)
     if case.question.metric.reads_utilization:
         arm = rounds.measured.measured

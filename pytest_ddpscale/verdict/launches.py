@@ -47,6 +47,10 @@ class LaunchEstimates(Estimates[P]):
         found = [self._of_launch(launch, place, confidence) for launch in self._launches]
         return over_launches(found, self._scale, confidence)
 
+    def of_this_launch(self, place: P, confidence: float) -> Found:
+        """What the launch that is looked at says by itself."""
+        return super().at(place, confidence)
+
     def clear_passes(
         self, requirement: Requirement, credible: tuple[float, float], fewest_rounds: int, confidence: float
     ) -> dict[P, Clear]:

@@ -24,6 +24,7 @@ NAMES = (
         "fidelity",
         "hostile_inputs",
         "judging",
+        "launches",
         "plugin_load",
     ),
     *("sampler_overhead", "straggler_roc", "stragglers", "time_to_verdict", "width", "wrong_verdicts"),

@@ -160,6 +160,22 @@ class TestOneLaunch:
         verdict = judge(case, evidence_of_plan(plan, found), CONFIDENCE)
         assert not verdict.passed
 
+    def test_that_is_implausible_is_open_though_the_mean_is_not(self) -> None:
+        case = make_case("weak_scaling_efficiency", 0.5, 2)
+        plan = plan_of(case)
+        later, first = plan.studies[1].id, plan.studies[0].id
+
+        def speed(study: str) -> Callable[[Arm, int, int], float]:
+            ddp = {later: 125.0, first: 95.0}.get(study, 96.0)
+            return lambda arm, number, rank: (ddp if arm.kind == "ddp" else 100.0) * (1 + 0.001 * (number % 3 - 1))
+
+        found = [one for study in plan.studies for one in measure(study, FEWEST_ROUNDS, speed(study.id))]
+        verdict = judge(case, evidence_of_plan(plan, found), CONFIDENCE)
+        assert verdict.outcome == "inconclusive"
+        assert verdict.reason.startswith("launch 2 of 3: implausible: 1.2")
+        assert verdict.value is not None
+        assert verdict.value < 1.1
+
     def test_in_which_results_differ_is_a_failure_whatever_else_is_missing(self) -> None:
         case = make_case("replica_agreement", 1.0, 2)
         plan = plan_of(case)

@@ -1,0 +1,94 @@
+"""The interval of a single launch, with how far launches differ as far as a site's history knows it.
+
+Every earlier run of the same places was a launch. Their values stray by what rounds do, which is little where there are
+many, and by what launches do. Only throughput is kept from run to run: of ratios nothing is known.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.history.baseline import Baseline
+from pytest_ddpscale.history.key_values import KeyValueSeries, key_values_of
+from pytest_ddpscale.history.prediction import LEAST_SPREAD, Reference
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
+from pytest_ddpscale.results.verdicts import THIS_LAUNCH_ONLY, WRONG_DATA, Verdict
+from pytest_ddpscale.stats.intervals import t_quantile
+from pytest_ddpscale.thresholds.cases import AnyCase, Case
+
+
+class LaunchDeviation(NamedTuple):
+    """Relative standard deviation of values of earlier runs, and how many there were."""
+
+    sd: float
+    runs: int
+
+    def reach(self, confidence: float) -> float:
+        """Half the interval of a single launch's logarithm: t · s, with the history's degrees of freedom."""
+        return t_quantile(0.5 + confidence / 2, self.runs - 1) * self.sd
+
+
+def may_be_widened(verdict: Verdict, case: AnyCase) -> bool:
+    """Whether a verdict has the interval of a single launch of something that histories keep."""
+    is_throughput = isinstance(case, Case) and case.requirement.definition is THROUGHPUT_PER_GPU
+    return is_throughput and verdict.launches == 1 and verdict.interval is not None
+
+
+def with_launch_deviation(verdict: Verdict, case: Case, evidence: Evidence, baseline: Baseline) -> Verdict:
+    """The verdict with both deviations in its interval, as independent errors of a logarithm have them.
+
+    A bound that then lies inside leaves it open, and no further round changes that.
+
+    Args:
+        verdict: as `may_be_widened` says.
+        case: the requirement.
+        evidence: what was measured.
+        baseline: what the same places reached before.
+    """
+    deviation = _deviation(case, evidence, dict(baseline.past))
+    if deviation is None or verdict.value is None or verdict.interval is None:
+        return verdict
+    reach = deviation.reach(verdict.confidence)
+    low, high = verdict.interval
+    interval = (
+        verdict.value * _farther(low / verdict.value, -reach),
+        verdict.value * _farther(high / verdict.value, reach),
+    )
+    note = f"with the deviation between {deviation.runs} earlier launches ({deviation.sd:.1%})"
+    widened = replace(
+        verdict, interval=interval, launch_sd=deviation.sd, notes=(*verdict.notes, f"interval {note}"),
+        flags=tuple(flag for flag in verdict.flags if flag != THIS_LAUNCH_ONLY),
+    )  # fmt: skip
+    is_decided = verdict.outcome in ("passed", "failed") and WRONG_DATA not in verdict.flags
+    if not is_decided or not interval[0] < verdict.bound_value <= interval[1]:
+        return widened
+    reason = f"the bound lies inside the interval {note}; --ddp-launches=3 measures several"
+    return replace(widened, outcome="inconclusive", reason=reason)
+
+
+def _farther(ratio: float, reach: float) -> float:
+    """An end of an interval relative to its value, farther away to the side of `reach`: by the sum of squares."""
+    return math.exp(math.copysign(math.hypot(math.log(ratio), reach), reach))
+
+
+def _deviation(case: Case, evidence: Evidence, past: Mapping[KeyValueSeries, Reference]) -> LaunchDeviation | None:
+    """Of the host whose values strayed most; None unless enough is known of each host."""
+    arm = "alone" if case.world_size == 1 else "ddp"
+    by_host: dict[str, list[Reference | None]] = {}
+    for value in key_values_of(evidence):
+        is_meant = value.metric == THROUGHPUT_PER_GPU.name and value.subject == case.workload.name
+        if is_meant and value.arm == arm and value.world_size == case.world_size:
+            by_host.setdefault(value.host, []).append(past.get(value.series))
+    of_hosts = []
+    for references in by_host.values():
+        known = [one for one in references if one is not None and one.is_enough]
+        if not known:
+            return None
+        sd = math.sqrt(statistics.fmean(max(one.log_sd, LEAST_SPREAD) ** 2 for one in known))
+        of_hosts.append(LaunchDeviation(sd, min(one.number for one in known)))
+    return max(of_hosts, default=None)
