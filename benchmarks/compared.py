@@ -141,7 +141,7 @@ def errors_table(cells: Sequence[Cell]) -> str:
     for procedure, own in by_procedure(cells).items():
         of = {(cell.kind, cell.size): cell for cell in own}
         sound = of["", 0.0]
-        undecided = _per_cent(1 - sound.accepted - sound.rejected)
+        undecided = _per_cent(max(0.0, 1 - sound.accepted - sound.rejected))  # no -0 % of rounding
         passes = (_per_cent(of[fault].accepted) for fault in WRONG_PASSES)
         found = (_found(smallest_found(own, kind), kind) for kind in SIZES)
         rows.append((procedure, _per_cent(sound.rejected), undecided, f"{sound.minutes:.1f}", *passes, *found))
