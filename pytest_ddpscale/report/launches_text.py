@@ -36,7 +36,8 @@ def launches_sentence(verdicts: Sequence[Verdict]) -> str:
     if not spreads:
         return said
     least, most = (number_text(end, "fraction") for end in (min(spreads), max(spreads)))
-    return f"{said}, which differ by a standard deviation of {least} … {most}"
+    ends = least if least == most else f"{least} … {most}"
+    return f"{said}, which differ by a standard deviation of {ends}"
 
 
 def launch_sd_text(verdict: Verdict) -> str:

@@ -57,13 +57,15 @@ class TestRefused:
         self.assert_refused_untouched(site, f"ERROR: measured/{name}: ", "Restore it from a copy, or measure again.")
 
     @pytest.mark.parametrize(
-        ("name", "version", "what_next"),
-        [("run.json", 1, "measure, import or simulate again"), ("plan.json", 4, "upgrade")],
+        ("name", "version", "expected", "what_next"),
+        [("run.json", 1, 2, "measure, import or simulate again"), ("plan.json", 4, 3, "upgrade")],
     )
-    def test_another_schema(self, site: Site, name: str, version: int, what_next: str) -> None:
+    def test_another_schema(self, site: Site, name: str, version: int, expected: int, what_next: str) -> None:
         run = site.measured()
         edit_json(run.path / name, schema_version=version)
-        self.assert_refused_untouched(site, f"measured/{name}: has schema_version {version}; expected 2", what_next)
+        self.assert_refused_untouched(
+            site, f"measured/{name}: has schema_version {version}; expected {expected}", what_next
+        )
 
     def test_a_measurement_with_an_impossible_value(self, site: Site) -> None:
         run = site.measured()

@@ -46,6 +46,7 @@ def test_a_doubtful_interval_is_marked_beside_it() -> None:
 def test_several_launches_are_told_with_how_far_they_differ() -> None:
     said = launches_sentence([SEVERAL, replace(RATIO, launches=3, launch_sd=0.004)])
     assert said == "values of training are means of 3 launches, which differ by a standard deviation of 0.4 % … 1.2 %"
+    assert launches_sentence([SEVERAL]).endswith("a standard deviation of 1.2 %")
     rendered = report(SEVERAL)
     assert "| 24 in 3 launches |" in rendered
     assert "standard deviation of 3 launches 1.2 %" in rendered
