@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_ddpscale.plan.metric import Unit
-from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
+from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.study import OneGpu, Placement
 from pytest_ddpscale.results.coverage import Coverage
 from pytest_ddpscale.results.run_directory import read_file
@@ -30,7 +30,7 @@ Flag = Literal[
 WRONG_DATA: Literal["wrong-data"] = "wrong-data"
 THIS_LAUNCH_ONLY: Literal["this-launch-only"] = "this-launch-only"
 PARTLY_KNOWN: Literal["partly-known"] = "partly-known"
-_OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, "generation_ratio")
+_OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, GENERATION_RATIO.name)
 VERDICTS_SCHEMA_VERSION: Literal[4] = 4
 
 
