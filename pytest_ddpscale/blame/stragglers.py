@@ -42,7 +42,6 @@ MINIMUM_ROUNDS = 5
 WATCHED_SHARE = 0.6  # of the minimum relative gap
 _MAD_FACTOR = 4.0
 _FALSE_NAMES = 0.005  # of runs of many ranks that differ as normal numbers do
-_LOOKS = 2  # at all rounds, and at their last half
 _MOSTLY = 0.9  # of the rounds: what is so in so many is so, as far as words go
 
 
@@ -152,11 +151,13 @@ def find_stragglers(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_R
     times_s = measured.mean_step_s[:, enough]
     logs = np.log(times_s / medians_of_others(times_s))
     relative, line = relative_logs(times_s), math.log1p(minimum_relative_gap)
-    averages = averages_of(logs, _LOOKS)
-    named = _stand_out(logs, relative, line)
     last = slice(len(logs) // 2, None)
-    if len(logs) >= 2 * MINIMUM_ROUNDS and (~np.isnan(logs[last])).sum(axis=0).min() >= MINIMUM_ROUNDS:
-        named |= _stand_out(logs[last], relative[last], line) & _got_slower(logs, line)
+    has_halves = len(logs) >= 2 * MINIMUM_ROUNDS and (~np.isnan(logs[last])).sum(axis=0).min() >= MINIMUM_ROUNDS
+    looks = 2 if has_halves else 1
+    averages = averages_of(logs, looks)
+    named = _stand_out(logs, relative, line, looks)
+    if has_halves:
+        named |= _stand_out(logs[last], relative[last], line, looks) & _got_slower(logs, line)
     found = [_straggler(measured, int(enough[i]), logs[:, i], averages.reach[i], line) for i in np.flatnonzero(named)]
     return sorted(found, key=lambda straggler: (-straggler.ratio, straggler.rank))
 
@@ -176,15 +177,16 @@ def find_watched(
     return [straggler for straggler in found if straggler.rank not in numbers]
 
 
-def _stand_out(logs: FloatArray, relative: FloatArray, line: float) -> BoolArray:
+def _stand_out(logs: FloatArray, relative: FloatArray, line: float, looks: int) -> BoolArray:
     """Of each rank, whether it is slow by the rule of this module in these rounds, (ranks,).
 
     Args:
         logs: logarithms of times over those of peers, (rounds, ranks).
         relative: of times over those of the typical rank, which are the same yardstick for all, (rounds, ranks).
         line: logarithm of the least ratio.
+        looks: at how many windows of rounds.
     """
-    averages, ranks = averages_of(logs, _LOOKS), logs.shape[1]
+    averages, ranks = averages_of(logs, looks), logs.shape[1]
     usual = median_over_rounds(relative)
     excess = usual - medians_of_others(usual[np.newaxis])[0]
     is_far = excess > _spread_factor(ranks) * stdevs_of_others(usual)

@@ -24,7 +24,7 @@ pytestmark = [
 def test_a_rank_that_sleeps_a_fifth_of_each_step_is_named() -> None:
     """Other faults, and none, for which nobody may be named, are tried many times by benchmarks/stragglers.py."""
     # While it runs, nothing else does.
-    pace = replace(stragglers.PACE, rounds=6, block_s=0.3)
+    pace = replace(stragglers.PACE, rounds=8, block_s=0.3)
     workload = replace(stragglers.WORKLOAD, batch_size=4)
     outcome = stragglers.one_run(stragglers.FAULTS[1], slow_rank=1, pace=pace, workload=workload)
     assert outcome.named == (1,), outcome
