@@ -11,8 +11,9 @@ from pytest_ddpscale.verdict.estimating import Found
 def why_correlated(found: Found, bound: float) -> str:
     """The reason where rounds are more alike than the interval allows for, and the bound is near; else empty.
 
-    A mean of AR(1) noise varies by sqrt((1 + ρ) / (1 - ρ)) more than one of independent noise. The interval is stretched
-    by what that is more at the correlation found than at the largest allowed for: a bound beyond that is not in doubt.
+    A mean of AR(1) noise varies by sqrt((1 + ρ) / (1 - ρ)) more than one of independent noise. The interval is
+    stretched by what that is more at the correlation found than at the largest allowed for: a bound beyond that is
+    not in doubt.
     """
     if not found.exceeds or found.correlation is None or found.estimate is None:
         return ""
