@@ -42,6 +42,7 @@ from pytest_ddpscale.stats.outlook import are_final
 from pytest_ddpscale.stats.sequential import EProcesses
 from pytest_ddpscale.stats.steadiness import find_drifts, fit_lines
 from pytest_ddpscale.verdict.estimating import NEGLIGIBLE_DRIFT, estimate_of
+from pytest_ddpscale.verdict.finality import why_correlated
 
 CONFIDENCE = 0.95
 NAIVE_ALPHA_PER_LOOK = 0.008
@@ -102,7 +103,11 @@ def verdicts(logs: FloatArray, limit: int) -> FloatArray:
     for side in (-1, 1):
         rows = np.flatnonzero(decided == side)
         decided[rows[~are_final(logs[rows], limit, 0.0, side, CONFIDENCE, 1.0)]] = 0
-    return np.where(exceed, 0.0, decided)
+    for row in np.flatnonzero(exceed & (decided != 0)):
+        found = estimate_of([Sample(math.exp(value)) for value in logs[row]], "factors", CONFIDENCE, limit)
+        if why_correlated(found, 1.0):
+            decided[row] = 0
+    return decided
 
 
 def interval_alone(logs: FloatArray, _: int) -> FloatArray:

@@ -72,7 +72,9 @@ def against_bound(
     good, bad = (high <= bound, low > bound) if upper else (low >= bound, high < bound)
     outcome: VerdictOutcome = "passed" if good else "failed" if bad else "inconclusive"
     reason = _REASONS[outcome]
-    forbidding = why_not_decided(found, bound, 1 if good != upper else -1) if good or bad else why_correlated(found)
+    forbidding = (
+        why_not_decided(found, bound, 1 if good != upper else -1) if good or bad else why_correlated(found, bound)
+    )
     if forbidding:
         outcome, reason = "inconclusive", forbidding
     return replace(

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import math
+
 from pytest_ddpscale.stats.correlation import MOST_CORRELATION
 from pytest_ddpscale.verdict.estimating import Found
 
 
-def why_correlated(found: Found) -> str:
-    """The reason where rounds are more alike than the interval allows for; else empty."""
-    if not found.exceeds or found.correlation is None:
+def why_correlated(found: Found, bound: float) -> str:
+    """The reason where rounds are more alike than the interval allows for, and the bound is near; else empty.
+
+    A mean of AR(1) noise varies by sqrt((1 + ρ) / (1 - ρ)) more than one of independent noise. The interval is
+    stretched by what that is more at the correlation found than at the largest allowed for: a bound beyond that is
+    not in doubt.
+    """
+    if not found.exceeds or found.correlation is None or found.estimate is None:
+        return ""
+    stretch = _inflation(found.correlation) / _inflation(MOST_CORRELATION)
+    value, (low, high) = found.value, found.estimate.interval
+    if not value - stretch * (value - low) <= bound <= value + stretch * (high - value):
         return ""
     return (
         f"successive rounds correlate by {found.correlation:.1f}, "
         f"more than the {MOST_CORRELATION:g} that the interval allows for"
     )
+
+
+def _inflation(correlation: float) -> float:
+    return math.sqrt((1 + correlation) / (1 - correlation))
 
 
 def why_not_decided(found: Found, bound: float, side: int) -> str:
@@ -24,7 +39,7 @@ def why_not_decided(found: Found, bound: float, side: int) -> str:
         bound: in the metric's unit.
         side: 1 if the interval lies above the bound, -1 below.
     """
-    correlated = why_correlated(found)
+    correlated = why_correlated(found, bound)
     if correlated or found.outlook is None or found.outlook.leave(bound, side).all():
         return correlated
     rounds, limit = found.outlook.series.shape[1], found.outlook.limit

@@ -231,3 +231,13 @@ def test_value_and_bound_of_a_verdict_with_an_infinite_interval_do_not_crash() -
     verdict: Verdict = replace(PASSED, outcome="inconclusive", interval=(-math.inf, math.inf))
     assert text.value_text(verdict) == "97.4 (−∞ … ∞) %"
     assert text.limits_text(verdict) == "−∞ … ∞ %"
+
+
+@pytest.mark.parametrize(
+    ("correlation", "expected"),
+    [(None, "12 rounds"), (0.24, "12 rounds, correlation 0.2"), (-0.01, "12 rounds, correlation 0.0")],
+)
+def test_what_stands_behind_an_interval_are_rounds_and_their_correlation(
+    correlation: float | None, expected: str
+) -> None:
+    assert text.basis_text(replace(PASSED, rounds=12, correlation=correlation)) == expected

@@ -42,7 +42,7 @@ def test_a_ramp_upwards_is_not_failed_before_it_ends() -> None:
     assert judged(rising, 105.0, 32).outcome == "failed"
 
 
-@pytest.mark.parametrize("bound", [80.0, 100.0, 125.0])
+@pytest.mark.parametrize("bound", [93.0, 100.0, 107.0])
 def test_rounds_that_hang_together_too_much_decide_nothing(bound: float) -> None:
     verdict = judged(WAVES, bound, 32)
     assert verdict.outcome == "inconclusive"
@@ -51,6 +51,11 @@ def test_rounds_that_hang_together_too_much_decide_nothing(bound: float) -> None
         f"successive rounds correlate by {share}, more than the 0.5 that the interval allows for"
         for share in ("0.9", "1.0")
     }
+
+
+def test_a_bound_far_beyond_what_correlation_may_do_is_decided() -> None:
+    assert judged(WAVES, 60.0, 32).outcome == "passed"
+    assert judged(WAVES, 160.0, 32).outcome == "failed"
 
 
 def test_the_correlation_is_kept_whatever_the_outcome() -> None:
