@@ -192,8 +192,8 @@ DEFECTS = (
         "judge",
         "a round in which a rank is missing counts",
         "metrics/rounds.py",
-        "is_complete = (taking_part == size) &",
-        "is_complete = (taking_part > 0) |",
+        "return np.asarray(measured.present.sum(axis=1) == arm.world_size)",
+        "return np.asarray(measured.present.sum(axis=1) > 0)",
         ("metrics", "verdict", "evidence"),
     ),
     Defect(

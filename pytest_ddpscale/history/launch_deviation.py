@@ -78,7 +78,7 @@ def _farther(ratio: float, reach: float) -> float:
 
 def _deviation(case: Case, evidence: Evidence, past: Mapping[KeyValueSeries, Reference]) -> LaunchDeviation | None:
     """Of the host whose values strayed most; None unless enough is known of each host."""
-    arm = "alone" if case.world_size == 1 else "ddp"
+    arm = case.question.measured.kind
     by_host: dict[str, list[Reference | None]] = {}
     for value in key_values_of(evidence):
         is_meant = value.metric == THROUGHPUT_PER_GPU.name and value.subject == case.workload.name

@@ -77,7 +77,7 @@ def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray
 def rows_that_differ(rows: ArmRounds, seeded: Mapping[int, str]) -> BoolArray:
     """Where ranks do not all have the same results, or one has none: the only rounds that name anybody."""
     own, parameters = _seeded_of(rows, seeded)[rows.measured.rank_of_cell], rows.measured.checksum
-    first = rows.present.argmax(axis=1)[:, np.newaxis] if parameters.size else np.zeros((len(rows), 0), np.int64)
+    first = rows.present.argmax(axis=1)[:, np.newaxis] if parameters.shape[1] else np.zeros((len(rows), 0), np.int64)
     is_alike = (parameters == np.take_along_axis(parameters, first, 1)) & (own == np.take_along_axis(own, first, 1))
     return np.asarray(~(is_alike | ~rows.present).all(axis=1))
 

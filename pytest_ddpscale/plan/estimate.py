@@ -55,10 +55,10 @@ def study_seconds(study: Study, img_per_s: Mapping[str, float] = UNKNOWN, rounds
 def precise_rounds(study: Study, device_type: DeviceType, precision: float) -> int:
     """Rounds after which half of a usual interval is that share of its value, whatever the limit.
 
-    At the usual noise of such a device, of both arms where one is compared with a rank alone. Beyond the table the
+    At the usual noise of such a device, of both arms where one is compared with one GPU. Beyond the table the
     width falls with the root of the rounds, and in truth a little faster.
     """
-    is_ratio = any(arm.kind == "alone" for arm in study.arms) and len(study.arms) > 1
+    is_ratio = any(arm.world_size == 1 for arm in study.arms) and len(study.arms) > 1
     half_width_sd = precision / (ROUND_SD[device_type] * (math.sqrt(2) if is_ratio else 1.0))
     for rounds, reached in HALF_WIDTHS_SD.items():
         if reached <= half_width_sd:

@@ -12,6 +12,7 @@ from pytest_ddpscale.calibrate.trusted_runs import TrustedRun, read_trusted_run
 from pytest_ddpscale.errors import HistoryError
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.study import OneGpu
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, cases_for
 from tests.builders.clusters import thresholds
 from tests.builders.judged import WORKLOAD
@@ -20,13 +21,16 @@ from tests.builders.nights import SKU, judged_run
 NAME = "throughput_per_gpu[tried-2gpu]"
 
 
-def case(world_size: int = 2) -> AnyCase:
-    """On the throughput of the nights' workload under DDP."""
+def case(world_size: int = 2, one_gpu: OneGpu = "alone") -> AnyCase:
+    """On the throughput of the nights' workload, of several GPUs under DDP."""
     some = next(
         one for one in cases_for(thresholds(), "a100-sxm4-80gb", Layout(1, 8))
         if isinstance(one, Case) and one.requirement.metric == "throughput_per_gpu"
     )  # fmt: skip
-    return replace(some, workload=WORKLOAD, world_size=world_size, name=f"tried-{world_size}gpu")
+    requirement = replace(some.requirement, world_size=world_size, one_gpu=one_gpu)
+    return replace(
+        some, requirement=requirement, workload=WORKLOAD, world_size=world_size, name=f"tried-{world_size}gpu"
+    )
 
 
 @pytest.fixture
@@ -60,6 +64,11 @@ def test_gpus_alone_count_with_their_mean(site: tuple[Path, TrustedRun]) -> None
     history, run = site
     found = past_values(history, SKU, [run], [case(world_size=1)])["throughput_per_gpu[tried-1gpu]"]
     assert found["n1"] == pytest.approx([100.0, 101.0, 102.0, 103.0])
+
+
+def test_one_gpu_under_ddp_does_not_have_the_past_of_one_alone(site: tuple[Path, TrustedRun]) -> None:
+    history, run = site
+    assert past_values(history, SKU, [run], [case(world_size=1, one_gpu="ddp")]) == {}
 
 
 def test_a_simulated_run_finds_no_machines_past(site: tuple[Path, TrustedRun]) -> None:

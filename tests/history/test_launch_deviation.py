@@ -15,10 +15,11 @@ from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.key_values import key_values_of
 from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
 from pytest_ddpscale.history.prediction import reference_of
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.results.verdicts import THIS_LAUNCH_ONLY, WRONG_DATA, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.judge import judge
-from tests.builders.judged import CONFIDENCE, make_case
+from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
 from tests.builders.nights import GPUS, SKU, at, judged_run, stable
 
 RESTLESS = (80.0, 120.0, 90.0, 110.0, 100.0, 100.0)
@@ -64,6 +65,14 @@ def test_a_bound_that_another_launch_might_miss_is_open(evidence: Evidence) -> N
 def test_wrong_data_fail_whatever_the_interval(evidence: Evidence) -> None:
     verdict = widened(evidence, NARROW, RESTLESS, outcome="failed", flags=(WRONG_DATA,))
     assert verdict.outcome == "failed"
+
+
+@pytest.mark.parametrize("one_gpu", ["alone", "ddp"])
+def test_one_gpu_has_the_past_of_how_it_was_trained(one_gpu: str) -> None:
+    case = make_case("throughput_per_gpu", 40.0, world_size=1, one_gpu=one_gpu)
+    measured = make_evidence(case, make_measurements(case, [100.0] * FEWEST_ROUNDS))
+    assert {one.arm for one in key_values_of(measured)} == {one_gpu}
+    assert widened(measured, case, RESTLESS).launch_sd is not None
 
 
 def test_few_earlier_runs_say_nothing(evidence: Evidence) -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +39,14 @@ def share_of(parameters: Sequence[str | None], steps: Sequence[str]) -> float:
 
 def seeded(checksums: Sequence[str]) -> dict[int, str]:
     return dict(enumerate(checksums))
+
+
+def test_ranks_without_a_complete_round_differ_in_none() -> None:
+    none = measured("aaaa").of(np.zeros(0, np.int64))
+    assert none.measured.checksum.shape == (0, 4)
+    assert len(rows_that_differ(none, seeded("ssss"))) == 0
+    assert len(agreeing_share(none, seeded("ssss"))) == 0
+    assert disagreeing_ranks(none, seeded("ssss")) == []
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,10 @@ class TestPrecision:
         assert precise_rounds(one_arm, "cuda", precision) < precise_rounds(self.LONG, "cuda", precision)
         assert precise_rounds(self.LONG, "cuda", precision) < precise_rounds(self.LONG, "cpu", precision)
 
+    def test_takes_as_many_of_a_ratio_to_one_gpu_under_ddp_as_to_one_alone(self) -> None:
+        under_ddp = replace(self.LONG, arms=(Arm("ddp", 1, 8), *self.LONG.arms[1:]))
+        assert precise_rounds(under_ddp, "cuda", 0.005) == precise_rounds(self.LONG, "cuda", 0.005)
+
     def test_adds_rounds_of_the_arms_that_tell_speed(self) -> None:
         study = replace(self.LONG, arms=(*self.LONG.arms, Arm("each", 4, 8)))
         plan = Plan("a100", "cuda", (study,), precision=0.007)

@@ -42,7 +42,7 @@ def test_an_impossible_bound_rejects_for_exactly_that_requirement(site: Site) ->
     line = site.thresholds.read_text(encoding="utf-8").splitlines().index(f"      - {impossible}") + 1
     assert "FAIL  weak_scaling_efficiency[resnet152-fp16-8gpu]" in output
     assert re.search(r"value +97\.[45]", output)
-    assert re.search(rf"limits +at most 97\.6 %  \(95% confidence, {ROUNDS} rounds\)", output)
+    assert re.search(rf"limits +at most 97\.6 %  \(95% confidence, {ROUNDS} rounds, correlation -?0\.\d\)", output)
     assert re.search(rf"bound +≥ 110.* %  \(severity fail, {re.escape(str(site.thresholds))}:{line}\)", output)
     verdicts = {verdict["id"]: verdict["outcome"] for verdict in site.verdicts()["verdicts"]}
     assert [name for name, outcome in verdicts.items() if outcome != "passed"] == [

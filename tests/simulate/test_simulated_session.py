@@ -35,11 +35,13 @@ def test_a_study_ends_once_all_is_decided_and_never_before_the_fewest_rounds() -
 
 
 def test_arms_that_nothing_open_needs_are_left_out() -> None:
-    rounds = decided("slow-gpu:5:1.015")["weak"].rounds
+    """Eight GPUs miss their bounds clearly; smaller groups, of which few have the slow GPU, differ by rounds."""
+    rounds = decided("slow-gpu:5:1.2")["weak"].rounds
     assert all(arms == rounds[0] for arms in rounds[:FEWEST_ROUNDS])
     assert all(set(later) <= set(earlier) for earlier, later in itertools.pairwise(rounds))
     assert len(rounds) > FEWEST_ROUNDS
-    assert [arm.name for arm in rounds[-1]] == ["alone", "ddp@4"]
+    assert "ddp@8" in {arm.name for arm in rounds[0]}
+    assert [arm.name for arm in rounds[-1]] == ["ddp@1", "ddp@2", "ddp@4"]
 
 
 def test_a_study_goes_on_until_values_are_as_precise_as_was_asked() -> None:

@@ -179,7 +179,7 @@ class TestTooLittle:
         assert judge_changed(metric, lose).rounds == 2
         verdict = judge_changed(metric, lambda one: None if one.arm == baseline.name else one)
         assert verdict.outcome == "not_measured"
-        assert verdict.reason.endswith(f"has no complete round of the arm {baseline.kind} to compare with")
+        assert verdict.reason.endswith(f"has no complete round of the arm {baseline.name} to compare with")
 
     @pytest.mark.parametrize("metric", [*READINGS, "step_time_p95", "step_time_cv", "replica_agreement"])
     def test_what_one_rank_could_not_read_is_not_measured(self, metric: str) -> None:

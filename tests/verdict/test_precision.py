@@ -124,10 +124,10 @@ def test_costs_and_extremes_are_not_asked(metric: str) -> None:
 
 def test_a_decision_that_further_rounds_take_back_is_none() -> None:
     """All rounds count: what later ones say is not hidden by what the first eight did."""
-    case = make_case("throughput_per_gpu", 95.0)
+    case = make_case("throughput_per_gpu", 90.0)
 
     def pace(arm: Arm, number: int, rank: int) -> float:
-        swing = 0.01 if number < FEWEST_ROUNDS else 0.12
+        swing = 0.01 if number < FEWEST_ROUNDS else 0.2
         return ALONE_IMG_PER_S * (1 + (swing if number % 2 else -swing))
 
     plan = asked([case], 0.005)
