@@ -68,10 +68,10 @@ _THROUGHPUT = _Quantity(
     "throughput", "throughput per {device}", "throughput per {device} (img/s)", 1.0, (THROUGHPUT_PER_GPU,)
 )
 _EFFICIENCY = _Quantity(
-    "efficiency", "efficiency against one {device} alone", "scaling efficiency (%)", 100.0,
+    "efficiency", "efficiency against one {device}", "scaling efficiency (%)", 100.0,
     (WEAK_SCALING_EFFICIENCY, STRONG_SCALING_EFFICIENCY),
 )  # fmt: skip
-_SPEEDUP = _Quantity("speedup", "speed-up over one {device} alone", "speed-up (×)", 1.0, (STRONG_SCALING_SPEEDUP,))
+_SPEEDUP = _Quantity("speedup", "speed-up over one {device}", "speed-up (×)", 1.0, (STRONG_SCALING_SPEEDUP,))
 _PLOTS: tuple[tuple[Scaling, _Quantity], ...] = (
     ("weak", _THROUGHPUT),
     ("weak", _EFFICIENCY),
@@ -241,7 +241,7 @@ def _draw_reference(axes: Axes, quantity: _Quantity, curves: Sequence[_Curve], d
     references = [curve for curve in curves if curve.points[0].world_size == 1 and len(curve.points) > 1]
     for curve in references:
         axes.axhline(curve.points[0].center, zorder=1, **(style | {"color": curve.colour}))
-    return [(Line2D([], [], **style), f"ideal: as one {device} alone")] if references else []
+    return [(Line2D([], [], **style), f"ideal: as one {device}")] if references else []
 
 
 def _set_world_sizes(axes: Axes, world_sizes: set[int], device: str) -> None:

@@ -32,7 +32,7 @@ class Point:
 
 @dataclass(frozen=True)
 class PlottedSeries:
-    """One study's complete rounds, by world size; 1 is the arm alone."""
+    """One study's complete rounds, by world size; 1 is one rank alone, or under DDP where it was measured only so."""
 
     scaling: Scaling
     workload: str
@@ -55,9 +55,10 @@ def throughput_series(columns: Columns, plan: Plan) -> list[PlottedSeries]:
     found = []
     for study in plan.of_launch(1).studies:
         packed = [arm for arm in study.arms if arm.placement == "packed"]
-        arms = [arm for arm in packed if arm.kind == "alone" or (arm.kind == "ddp" and arm.world_size > 1)]
-        rounds = {arm.world_size: _first_group(columns, study.id, arm, plan) for arm in arms}
-        measured = {world_size: by_number for world_size, by_number in rounds.items() if by_number}
+        # Of one rank alone and the same under DDP the former is shown.
+        arms = sorted((arm for arm in packed if arm.kind in ("alone", "ddp")), key=lambda arm: arm.kind, reverse=True)
+        rounds = [(arm.world_size, _first_group(columns, study.id, arm, plan)) for arm in arms]
+        measured = {world_size: by_number for world_size, by_number in rounds if by_number}
         if measured:
             found.append(PlottedSeries(study.scaling, study.workload.name, measured))
     return found

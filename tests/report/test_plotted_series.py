@@ -40,6 +40,18 @@ def test_efficiency_pairs_the_arms_of_one_round() -> None:
     assert series.points(STRONG_SCALING_SPEEDUP)[0].center == pytest.approx(1.6)
 
 
+@pytest.mark.parametrize(("one_gpu", "efficiency"), [(("ddp@1",), 0.8), (("ddp@1", "alone"), 0.6)])
+def test_one_gpu_is_the_one_under_ddp_where_none_was_measured_alone(
+    one_gpu: tuple[str, ...], efficiency: float
+) -> None:
+    arms = tuple(Arm("alone" if name == "alone" else "ddp", 1, 512) for name in one_gpu)
+    study = replace(WEAK, arms=(*arms, Arm("ddp", 2, 512)))
+    blocks = [_block(name, 0, 0, 3.0 if name == "alone" else 4.0) for name in one_gpu]
+    blocks += [_block("ddp@2", 0, rank, 5.0) for rank in (0, 1)]
+    (series,) = throughput_series(columns_of(blocks), make_plan(study))
+    assert series.points(WEAK_SCALING_EFFICIENCY)[0].center == pytest.approx(efficiency)
+
+
 def test_error_bars_are_one_geometric_standard_deviation() -> None:
     seconds = (4.0, 4.4, 4.1)
     (series,) = throughput_series(
