@@ -28,7 +28,6 @@ UNFIT = (MEASURE, LEAVE_OUT, "stop")
 MOST_NODES = 100_000
 MOST_PER_NODE = 4_096
 MOST_ROUNDS = 10_000
-MOST_LAUNCHES = 10
 LONGEST_S = 30 * 86_400.0
 LONGEST_BLOCK_S = 600.0
 SHORTEST_BLOCK_S = 0.01
@@ -145,6 +144,8 @@ def number_of_rounds(text: str) -> int:
 
 def number_of_launches(text: str) -> int:
     """Launches of a plan's studies: one, or as many as make an interval."""
+    from pytest_ddpscale.plan.study import MOST_LAUNCHES  # here, as every pytest session loads this module
+
     launches = count_up_to(MOST_LAUNCHES)(text)
     if launches == 2:
         raise ValueError(f"1, or 3 to {MOST_LAUNCHES}: the means of two launches give ± 9 standard deviations")

@@ -7,7 +7,7 @@ with the line; the first one is the refusal.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -125,7 +125,8 @@ def refuse_contradictions(run: RunDirectory, recorded: Recorded) -> None:
         RunDirectoryError: the message has the line.
     """
     everywhere = (_said_twice, _unplanned, _impossible_steps, _copied_rounds, _arms_that_come_back, _left_out)
-    measured = (_other_devices, _shared_gpus, _other_places, _other_hosts, _out_of_turn, _other_ranks, _no_steps)
+    gangs = (_other_devices, _shared_gpus, _shared_launches, _other_places, _other_hosts)
+    measured = (*gangs, _out_of_turn, _other_ranks, _no_steps)
     checks: tuple[_Check, ...] = everywhere if recorded.is_imported else (*everywhere, *measured)
     for check in checks:
         for line, found, expected, remedy in check(recorded):
@@ -240,14 +241,28 @@ def _impossible_steps(recorded: Recorded) -> Iterator[Contradiction]:
 
 
 def _copied_rounds(recorded: Recorded) -> Iterator[Contradiction]:
-    """No two rounds take the same time to the last digit, on any rank, step by step."""
+    """No two rounds take the same time to the last digit, on any rank, step by step, in whatever launch."""
+    studies = {study.id: replace(study, launch=1).id for study in recorded.plan.studies}
     seen: dict[tuple[object, ...], int] = {}
     for line, block in recorded.blocks:
         if not block.step_s:
             continue
-        first = seen.setdefault((block.study, block.arm, block.step_s), line)
+        first = seen.setdefault((studies[block.study], block.arm, block.step_s), line)
         if first != line:
             yield Contradiction(line, f"has the step times of line {first}, of another round, to the last digit")
+
+
+def _shared_launches(recorded: Recorded) -> Iterator[Contradiction]:
+    """Each launch has processes of its own: what one gang measured is one launch, however it is called."""
+    launches: dict[int, int] = {}
+    for line, one in recorded.numbered:
+        if recorded.is_simulated or not isinstance(one, OfRanks):
+            continue
+        launch = recorded.plan.launch_of(one.study)
+        first = launches.setdefault(one.gang, launch)
+        if first != launch:
+            found = f"has {one.study}, of launch {launch}, measured by gang {one.gang}, which measured launch {first}"
+            yield Contradiction(line, found)
 
 
 def _arms_that_come_back(recorded: Recorded) -> Iterator[Contradiction]:

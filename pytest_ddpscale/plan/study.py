@@ -25,6 +25,7 @@ PLAN_SCHEMA_VERSION: Literal[3] = 3
 STEPS_BEFORE_TIMING = 1
 FEWEST_STEPS_PER_BLOCK = 3
 WIDEST_PRECISION = 0.5
+MOST_LAUNCHES = 10
 MOST_RANKS = 10**6  # of a gang: more than any machine has, and few enough to be listed
 
 
@@ -160,6 +161,8 @@ class Plan:
             raise ValueError(f"a plan asks for a precision of {self.precision}; expected 0 to {WIDEST_PRECISION}")
         if self.layout.world_size > MOST_RANKS:
             raise ValueError(f"a plan is for {self.layout.world_size} ranks; expected at most {MOST_RANKS}")
+        if not 1 <= self.launches <= MOST_LAUNCHES:
+            raise ValueError(f"a plan is for {self.launches!r} launches; expected 1 to {MOST_LAUNCHES}")
         latest = max((study.launch for study in self.studies), default=1)
         if latest > self.launches:
             raise ValueError(f"a plan for {self.launches!r} launches has a study in launch {latest}")

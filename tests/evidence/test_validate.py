@@ -28,6 +28,7 @@ from pytest_ddpscale.results.records import (
     step_bytes,
 )
 from pytest_ddpscale.thresholds.loading import load_thresholds
+from tests.builders.records import blocks_of
 from tests.evidence.sound_run import (
     ARMS,
     FEWER,
@@ -45,8 +46,11 @@ from tests.evidence.sound_run import (
     refusal,
     without,
 )
+from tests.verdict.nodes import measure_nodes
 
 LAST_ARM = ARMS[-1]
+
+TWO_LAUNCHES = replace(PLAN, studies=(STUDY, replace(STUDY, launch=2)), launches=2)
 
 
 def is_ddp(block: Block) -> bool:
@@ -159,6 +163,24 @@ class TestSteps:
 
     def test_of_measured_runs_are_no_single_samples(self, tmp_path: Path) -> None:
         assert "is the single sample of an imported result" in refusal(tmp_path, changed(Block, single_sample=True))
+
+
+class TestLaunches:
+    """Launches that are copies of one another agree as no machine does: their interval would be a point."""
+
+    def test_are_not_the_same_to_the_last_digit(self, tmp_path: Path) -> None:
+        found = refusal(tmp_path, lambda records: _with_launch(records, gang=1), plan=TWO_LAUNCHES)
+        assert "of another round, to the last digit" in found
+
+    def test_are_measured_by_gangs_of_their_own(self, tmp_path: Path) -> None:
+        change = lambda records: _with_launch(records, gang=0, slower=1.001)  # noqa: E731
+        found = "has weak/r/launch-2, of launch 2, measured by gang 0, which measured launch 1"
+        assert found in refusal(tmp_path, change, plan=TWO_LAUNCHES)
+
+    def test_of_other_processes_and_times_are_evidence(self, tmp_path: Path) -> None:
+        evidence = read(tmp_path, lambda records: _with_launch(records, gang=1, slower=1.001), plan=TWO_LAUNCHES)
+        assert evidence.errors == {}
+        assert len(evidence.launches) == 2
 
 
 class TestRounds:
@@ -333,6 +355,17 @@ def _without_rank(one: Any, rank: int) -> Any:
     if isinstance(one, ProbeBlock) and one.peers is not None:
         columns["peers"] = tuple(one.each("peers")[keep])
     return altered(one, **columns)
+
+
+def _with_launch(records: Records, gang: int, slower: float = 1.0) -> Records:
+    """The same again as a second launch, measured by a gang of that number; as fast to the last digit if not slower."""
+    again_id = TWO_LAUNCHES.studies[1].id
+    blocks = blocks_of(measure_nodes(TWO_LAUNCHES.of_launch(2), rounds=ROUNDS), gang)
+    who = [altered(records[0], gang=gang)] if gang else []
+    ends = [RoundEnd(study=again_id, round=number, arms=tuple(ARMS)) for number in range(ROUNDS)]
+    seeded = [altered(one, study=again_id, gang=gang) for one in records if isinstance(one, SeededSteps)]
+    slowed = [altered(one, step_s=step_bytes([slower * s for s in np.frombuffer(one.step_s, "<f4")])) for one in blocks]
+    return [*records, *who, *seeded, *slowed, *ends, StudyEnd(study=again_id, reason="decided")]
 
 
 def _small(arms: Sequence[Arm]) -> list[Arm]:

@@ -73,6 +73,13 @@ def test_a_study_in_a_launch_that_nobody_asked_for_is_refused() -> None:
         launched(1, 2, 3, asked=2)
 
 
+@pytest.mark.parametrize("launches", [0, -3, 11, 10**6])
+def test_a_plan_for_more_launches_than_anybody_can_ask_for_is_refused(launches: int) -> None:
+    """A judge would look for each of them."""
+    with pytest.raises(ValueError, match=f"a plan is for {launches} launches; expected 1 to 10"):
+        launched(asked=launches)
+
+
 def test_an_empty_plan_needs_no_ranks() -> None:
     assert Plan("cpu", "cpu", ()).world_size == 0
 
