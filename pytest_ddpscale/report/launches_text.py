@@ -32,17 +32,19 @@ def launches_sentence(verdicts: Sequence[Verdict]) -> str:
     if count == 1:
         return _UNKNOWN
     said = f"values of training are means of {count} launches"
-    spreads = [one.launch_sd for one in trained if one.launch_sd is not None]
+    # Of what is near nothing, such as the cost of DDP on one GPU, a share of the value says little.
+    rates = [one for one in trained if METRICS[one.metric].takes_precision]
+    spreads = [one.launch_sd for one in rates if one.launch_sd is not None]
     if not spreads:
         return said
     least, most = (number_text(end, "fraction") for end in (min(spreads), max(spreads)))
     ends = least if least == most else f"{least} … {most}"
-    return f"{said}, which differ by a standard deviation of {ends}"
+    return f"{said}; rates and efficiencies differ between them by a standard deviation of {ends}"
 
 
 def launch_sd_text(verdict: Verdict) -> str:
-    """``standard deviation of 3 launches 1.2 %``, or of earlier ones; empty where nothing is known of it."""
+    """``standard deviation of 3 launches 1.2 % of the value``, or of earlier ones; empty where nothing is known of it."""
     if verdict.launch_sd is None:
         return ""
     which = "earlier" if verdict.launches == 1 else verdict.launches
-    return f"standard deviation of {which} launches {number_text(verdict.launch_sd, 'fraction')}"
+    return f"standard deviation of {which} launches {number_text(verdict.launch_sd, 'fraction')} of the value"

@@ -45,11 +45,21 @@ def test_a_doubtful_interval_is_marked_beside_it() -> None:
 
 def test_several_launches_are_told_with_how_far_they_differ() -> None:
     said = launches_sentence([SEVERAL, replace(RATIO, launches=3, launch_sd=0.004)])
-    assert said == "values of training are means of 3 launches, which differ by a standard deviation of 0.4 % … 1.2 %"
+    assert said == (
+        "values of training are means of 3 launches; "
+        "rates and efficiencies differ between them by a standard deviation of 0.4 % … 1.2 %"
+    )
     assert launches_sentence([SEVERAL]).endswith("a standard deviation of 1.2 %")
     rendered = report(SEVERAL)
     assert "| 24 in 3 launches |" in rendered
-    assert "standard deviation of 3 launches 1.2 %" in rendered
+    assert "standard deviation of 3 launches 1.2 % of the value" in rendered
+
+
+def test_what_is_near_nothing_is_left_out_of_how_far_launches_differ() -> None:
+    """0.2 and 0.6 % of a step are a cost that differs by half of itself, and no launches that differ by 50 %."""
+    overhead = replace(SEVERAL, id="ddp_overhead[r-1gpu]", metric="ddp_overhead", value=0.004, launch_sd=0.5)
+    assert launches_sentence([SEVERAL, overhead]).endswith("a standard deviation of 1.2 %")
+    assert launches_sentence([overhead]) == "values of training are means of 3 launches"
 
 
 def test_nothing_is_said_where_nothing_was_trained() -> None:
