@@ -34,6 +34,7 @@ from pytest_ddpscale.util.listing import first_few
 
 # Ranks on one CPU share its caches, its power and its neighbours; GPUs share little.
 _MINIMUM_GAPS: dict[DeviceType, float] = {"cuda": MINIMUM_RELATIVE_GAP, "cpu": 0.10}
+_LOST_ELSEWHERE = "what is lost is lost in communication, or by all ranks alike"
 _EXPLAINS_NOTHING = "does not explain it"  # said of slowness that is too little for what was missed
 
 
@@ -78,6 +79,13 @@ class RankComparison:
         times_s = self.peers.rounds.mean_step_s
         usual = usual_logs(times_s) if times_s.size else np.zeros(1)
         return math.exp(float(np.nanmax(usual) - np.nanmin(usual)))
+
+    @property
+    def unknown(self) -> list[int]:
+        """Numbers of ranks that were compared with others in too few rounds to tell whether they are slow."""
+        rounds = self.peers.rounds
+        numbers: list[int] = rounds.ranks.numbers[rounds.present.sum(axis=0) < MINIMUM_ROUNDS].tolist()
+        return numbers
 
     @property
     def minimum_relative_gap(self) -> float:
@@ -127,12 +135,17 @@ class ComparedRanks:
     """Ranks that computed by themselves at the same time.
 
     Attributes:
-        workload: what they trained; None if there are no such rounds.
+        study: in which; None if there are no such rounds.
         rounds: complete ones.
     """
 
-    workload: Workload | None
+    study: Study | None
     rounds: ArmRounds
+
+    @property
+    def workload(self) -> Workload | None:
+        """What they trained; None if there are no such rounds."""
+        return self.study.workload if self.study else None
 
     def img_per_s(self, straggler: Straggler) -> float:
         """Median throughput of a rank."""
@@ -163,7 +176,7 @@ def peers_of(study: Study, evidence: Evidence) -> ComparedRanks:
     if not arms:
         return ComparedRanks(None, NO_ROUNDS)
     best, largest = max(arms, key=lambda pair: (pair[0] == study, pair[1].world_size))
-    return ComparedRanks(best.workload, all_groups(evidence.columns, best.id, largest, evidence.plan.layout))
+    return ComparedRanks(best, all_groups(evidence.columns, best.id, largest, evidence.plan.layout))
 
 
 def stragglers_of(rounds: ArmRounds, device_type: DeviceType) -> list[Straggler]:
@@ -177,7 +190,7 @@ def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, mea
     definition, found = METRICS[verdict.metric], compared.among(compared.stragglers, measured)
     if not found:
         is_open = definition.compares_ranks and len(compared.peers.rounds) >= MINIMUM_ROUNDS
-        none = "; no rank is the slow one in enough rounds to be named" if is_open else ""
+        none = "; no rank stands out clearly enough to be named" if is_open else ""
         watched = compared.among(compared.watched, measured) if is_open else []
         notes = (*verdict.notes, watched_note(watched)) if watched else verdict.notes
         return replace(verdict, reason=f"{verdict.reason}{none}", notes=notes)
@@ -303,11 +316,16 @@ def _with_note_on_computation(verdict: Verdict, compared: RankComparison) -> Ver
         note = watched_note(compared.watched)
     elif (spread := compared.spread) > 1 + compared.minimum_relative_gap:
         note = (
-            f"without communication ranks differ by up to {spread:.2f}×, and none stands out from all others: what is "
-            "lost is lost by the slower ones, or in communication"
+            f"without communication ranks differ by up to {spread:.2f}×, and none stands out clearly enough to be "
+            "named: what is lost is lost by the slower ones, or in communication"
         )
+    elif compared.unknown:
+        note = f"too few rounds without communication to tell whether any is slow of {in_ranks(compared.unknown)}"
+    elif (where := compared.peers.study) and where != compared.study:
+        in_any_launch = replace(where, launch=1).id
+        note = f"no rank was slow without communication in {in_any_launch}: unless that has changed, {_LOST_ELSEWHERE}"
     else:
-        note = "no rank is slow without communication: what is lost is lost in communication, or by all ranks alike"
+        note = f"no rank is slow without communication: {_LOST_ELSEWHERE}"
     return replace(verdict, notes=(*verdict.notes, note))
 
 

@@ -43,7 +43,7 @@ def launches_sentence(verdicts: Sequence[Verdict]) -> str:
 
 
 def launch_sd_text(verdict: Verdict) -> str:
-    """``standard deviation of 3 launches 1.2 % of the value``, or of earlier ones; empty where nothing is known of it."""
+    """``standard deviation of 3 launches 1.2 % of the value``, or of earlier ones; empty where that is unknown."""
     if verdict.launch_sd is None:
         return ""
     which = "earlier" if verdict.launches == 1 else verdict.launches

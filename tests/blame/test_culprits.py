@@ -26,6 +26,7 @@ from tests.builders.judged import (
     measure,
     plan_of,
 )
+from tests.verdict.nodes import measure_nodes, plan_of_nodes
 
 ROUNDS = FEWEST_ROUNDS + 1
 NOBODY_SLOW = "no rank is slow without communication: what is lost is lost in communication, or by all ranks alike"
@@ -213,12 +214,31 @@ class TestNobodySlow:
         assert verdict.notes == (NOBODY_SLOW,)
         assert verdict.reason == "the whole interval misses the bound"
 
+    def test_is_told_with_the_study_if_that_was_another(self) -> None:
+        """A rank may have become slow since."""
+        case = make_case("weak_scaling_efficiency", 1.1, world_size=4)
+        elsewhere = make_case("rank_uniformity", 1.1, world_size=4, workload=replace(case.workload, name="other"))
+        (note,) = judge_slowed(slow(1.0), case, [elsewhere]).notes
+        assert note == (
+            "no rank was slow without communication in weak/other: unless that has changed, "
+            "what is lost is lost in communication, or by all ranks alike"
+        )
+
+    def test_is_not_said_of_ranks_that_were_hardly_compared(self) -> None:
+        case = make_case("weak_scaling_efficiency", 1.1, world_size=2)
+        plan = plan_of_nodes([case], nodes=2, ranks_per_node=2)
+        missing = [one for one in measure_nodes(plan) if one.arm == "each@2" and one.host == "n0" and one.round > 2]
+        kept = [one for one in measure_nodes(plan) if one not in missing]
+        notes = judge(case, evidence_of_plan(plan, kept), CONFIDENCE).notes
+        assert "too few rounds without communication to tell whether any is slow of ranks 0, 1" in notes
+        assert not any("no rank" in note for note in notes)
+
     def test_is_not_said_where_most_are(self) -> None:
         verdict = judge_slowed(slow(1.3, 1, 2, 3), make_case("weak_scaling_efficiency", 1.1, world_size=4))
         assert verdict.culprits == ()
         assert verdict.notes == (
-            "without communication ranks differ by up to 1.30×, and none stands out from all others: what is lost is "
-            "lost by the slower ones, or in communication",
+            "without communication ranks differ by up to 1.30×, and none stands out clearly enough to be named: "
+            "what is lost is lost by the slower ones, or in communication",
         )
 
     @pytest.mark.parametrize("metric", ["weak_scaling_efficiency", "rank_uniformity"])
@@ -242,7 +262,7 @@ class TestNobodySlow:
             lambda number, rank: 1.3 if number % 4 == rank else 1.0, make_case("rank_uniformity", 1.1, world_size=4)
         )
         assert (verdict.outcome, verdict.culprits) == ("failed", ())
-        assert verdict.reason.endswith("; no rank is the slow one in enough rounds to be named")
+        assert verdict.reason.endswith("; no rank stands out clearly enough to be named")
 
     def test_is_not_said_where_nobody_looked(self) -> None:
         verdict = judge_values("weak_scaling_efficiency", 1.0, [0.9] * ROUNDS)
