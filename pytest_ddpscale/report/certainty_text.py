@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
@@ -11,6 +12,8 @@ from pytest_ddpscale.results.verdicts import Judgement, UniformLoss, Verdict
 # Relative to the level, 1 - confidence: failures of a requirement whose bound is exactly reached, where successive
 # rounds correlate by 0.5, the most that is allowed for; 0.014 where they are independent (benchmarks/family.py).
 _WRONG_FAILURES = 0.18
+# The same of several launches: one side of Student's t, which holds for their number alone.
+_WRONG_FAILURES_OF_LAUNCHES = 0.5
 # A p value below this is a matter of the noise's model, not of chance.
 _LEAST_CHANCE = 1e-9
 
@@ -18,7 +21,7 @@ _LEAST_CHANCE = 1e-9
 def certainty_lines(judgement: Judgement) -> Iterator[str]:
     """Sentences for the report; none of a run that trained and probed nothing."""
     measured = [one for one in judgement.verdicts if one.interval is not None]
-    members = sum(one.may_reject_by_chance for one in judgement.verdicts)
+    members = [one for one in judgement.verdicts if one.may_reject_by_chance]
     if measured and members:
         level = min(one.confidence for one in measured)
         yield (
@@ -32,20 +35,25 @@ def certainty_lines(judgement: Judgement) -> Iterator[str]:
         yield loss
 
 
-def _rejected_by_mistake(judgement: Judgement, members: int, level: float) -> str:
-    counted = text.count_text(members, "requirement")
+def _rejected_by_mistake(judgement: Judgement, members: Sequence[Verdict], level: float) -> str:
+    counted = text.count_text(len(members), "requirement")
     if judgement.family_confidence is not None:
         return (
             f"Rejected by mistake: a machine that keeps all bounds is rejected in at most "
             f"{_percent(1 - judgement.family_confidence)} of runs. {counted} can reject by chance; a failure counts "
             "only if it is too clear to be chance among so many (--ddp-family-confidence)."
         )
-    together = _WRONG_FAILURES * (1 - level)
-    apart = 1 - (1 - together) ** members
+    has_launches = any(one.launches > 1 for one in members)
+    shares = [_WRONG_FAILURES_OF_LAUNCHES if one.launches > 1 else _WRONG_FAILURES for one in members]
+    together = max(shares) * (1 - level)
+    apart = 1 - math.prod(1 - share * (1 - level) for share in shares)
+    how = "simulated, with noise that lasts for several rounds"
+    if has_launches:
+        how = "if launches differ as normal numbers do"
     return (
         f"Rejected by mistake: {counted} can reject by chance. A machine exactly on all their bounds would be rejected "
         f"in {_percent(together)} of runs if all err together, and in {_percent(apart)} if each errs by itself "
-        "(simulated, with noise that lasts for several rounds). A margin makes that rare; "
+        f"({how}). A margin makes that rare; "
         "--ddp-family-confidence=0.95 keeps it below 5 %."
     )
 

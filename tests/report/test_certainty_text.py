@@ -57,6 +57,14 @@ def test_levels_and_what_they_mean_for_all_requirements_are_told() -> None:
     assert "in 0.9 % of runs if all err together, and in 53.21 % if each errs by itself" in rejected
 
 
+def test_means_of_launches_fail_by_chance_more_often() -> None:
+    """Student's t over them has 2.5 % on each side; a confidence sequence has far less."""
+    several = tuple(replace(PASSED, id=str(number), launches=3) for number in range(30))
+    (_, rejected, _) = certainty_lines(replace(ACCEPTED, verdicts=(*several, replace(PASSED, id="probe"))))
+    assert "in 2.5 % of runs if all err together, and in 53.63 % if each errs by itself" in rejected
+    assert "(if launches differ as normal numbers do)" in rejected
+
+
 def test_with_the_option_the_promise_is_told() -> None:
     rejected = list(certainty_lines(replace(ACCEPTED, family_confidence=0.99)))[1]
     assert "a machine that keeps all bounds is rejected in at most 1 % of runs. 1 requirement can reject" in rejected
