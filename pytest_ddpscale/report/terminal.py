@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.report import text
@@ -62,7 +62,8 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     if about_launches:
         lines += [(line, "") for line in _wrapped(about_launches, columns, "", "  ")]
     lines += [(line, "") for said in _limits_legend(judgement.verdicts) for line in _wrapped(said, columns, "", "  ")]
-    for note in (*_shared_notes(judgement.verdicts), *judgement.notes):
+    shared = [f"{note} ({count} requirements)" for note, count in _shared_notes(judgement.verdicts).items()]
+    for note in (*shared, *judgement.notes):
         lines += [(line, "") for line in _wrapped(f"note: {text.one_line(note)}", columns, "", "  ")]
     lines += [(line, "") for line in _wrapped(uniform_loss_text(judgement), columns, "", "  ")]
     for said in (*_lowered(judgement), *_waived(judgement)):
@@ -171,13 +172,13 @@ def _joined(name: str, cells: Sequence[str], widths: Sequence[int], name_width: 
     return _GAP.join(parts).rstrip()
 
 
-def _shared_notes(verdicts: Sequence[Verdict]) -> list[str]:
-    """Notes of several requirements: said once below the table, not under every row."""
+def _shared_notes(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    """Notes of several requirements, and of how many: said once below the table, not under every row."""
     counts = Counter(note for verdict in verdicts for note in verdict.notes)
-    return [note for note, count in counts.items() if count > 1]
+    return {note: count for note, count in counts.items() if count > 1}
 
 
-def _explanation(verdict: Verdict, columns: int, shared: Sequence[str]) -> Iterator[Line]:
+def _explanation(verdict: Verdict, columns: int, shared: Collection[str]) -> Iterator[Line]:
     if not verdict.passed:
         if text.check_text(verdict):
             yield from _indented(text.check_text(verdict), columns)

@@ -127,6 +127,13 @@ def test_notes_of_the_run_are_shown() -> None:
     assert "note: torch 2.12.0+cu130, but" in _text(JUDGEMENT, 80)
 
 
+def test_notes_of_several_requirements_are_shown_once_with_how_many() -> None:
+    noted = [replace(PASSED, id=name, notes=("power unknown",)) for name in ("one", "two")]
+    lines = _text(judgement_with(*noted), 80)
+    assert lines.count("power unknown") == 1
+    assert "note: power unknown (2 requirements)" in lines
+
+
 def test_no_verdicts_leave_the_outcome_alone() -> None:
     empty = Judgement("cpu", "incomplete", "nothing was selected", ())
     assert table_lines(empty, 80) == [("INCOMPLETE: nothing was selected", "undecided")]
