@@ -51,7 +51,9 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
         rows.append(
             (plan.pairs.id, PAIRS_ROUND_S * rounds, f"at least {count_text(rounds, 'round')} of pairs of nodes")
         )
-    if plan.precision is not None and plan.studies and plan.launches == 1:
+    if plan.precision is not None and plan.studies and plan.launches > 1:
+        rows.append((_precision_text(plan.precision), 0.0, "of it: launches have a fixed number of rounds"))
+    elif plan.precision is not None and plan.studies:
         without = estimate(replace(plan, precision=None), isolate=isolate, img_per_s=img_per_s)
         noise = f"at the usual noise of {100 * ROUND_SD[plan.device_type]:.3g} % a round"
         more_s = whole.seconds - without.seconds

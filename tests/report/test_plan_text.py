@@ -107,6 +107,13 @@ def test_the_rounds_that_a_precision_takes_are_said(precision: float, said: str)
     assert f"min  at most 32 rounds ({said}) of alone (batch 512)" in plan_lines(plan, 5, isolate=False)[1]
 
 
+def test_a_precision_asks_for_no_more_rounds_of_launches() -> None:
+    plan = replace(PLAN, precision=0.005, studies=(WEAK,), launches=3)
+    last = plan_lines(plan, 5, isolate=False)[-1]
+    assert last.split(maxsplit=2)[2].endswith("0.0 min  of it: launches have a fixed number of rounds")
+    assert last.strip().startswith("± 0.5 %")
+
+
 def test_the_time_that_a_precision_takes_is_said() -> None:
     plan = replace(PLAN, precision=0.007, studies=(replace(WEAK, rounds=32),))
     more_s = estimate(plan).seconds - estimate(replace(plan, precision=None)).seconds
