@@ -332,8 +332,8 @@ def _with_note_on_computation(verdict: Verdict, compared: RankComparison) -> Ver
 def watched_note(watched: Sequence[Straggler]) -> str:
     """What is said of ranks that are somewhat slow: nobody is drained for that, and somebody should look at them."""
     few = [f"rank {one.rank} on {one.host}, {one.measured}" for one in watched]
-    verb = "is" if len(watched) == 1 else "are"
-    return f"look at {first_few(few, separator='; ')}: {verb} slower without communication, by too little to be named"
+    what = f"{'it is' if len(watched) == 1 else 'they are'} slower without communication, by too little to be named"
+    return f"look at {first_few(few, separator='; ')}: {what}"
 
 
 def _with_least_busy(verdict: Verdict, measured: ArmRounds) -> Verdict:

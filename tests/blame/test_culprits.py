@@ -247,7 +247,7 @@ class TestNobodySlow:
         verdict = judge_slowed(slow(1.04, 3), case)
         assert (verdict.outcome, verdict.culprits) == ("failed", ())
         assert verdict.notes == (
-            "look at rank 3 on node1, 1.04× (1.04 … 1.04×) the median of 3 peers: is slower without communication, "
+            "look at rank 3 on node1, 1.04× (1.04 … 1.04×) the median of 3 peers: it is slower without communication, "
             "by too little to be named",
         )
 

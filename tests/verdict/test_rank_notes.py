@@ -24,8 +24,8 @@ def notes(slowness: Callable[[int, int], float], rounds: int = ROUNDS) -> list[s
 
 def test_a_rank_that_is_four_per_cent_slow_is_to_be_looked_at() -> None:
     assert notes(lambda number, rank: 1.04 if rank == 3 else 1.0) == [
-        "look at rank 3 on node1, 1.04× (1.04 … 1.04×) the median of 3 peers: is slower without communication, by too "
-        "little to be named"
+        "look at rank 3 on node1, 1.04× (1.04 … 1.04×) the median of 3 peers: it is slower without communication, "
+        "by too little to be named"
     ]
 
 
