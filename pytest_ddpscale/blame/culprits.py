@@ -338,8 +338,8 @@ def watched_note(watched: Sequence[Straggler]) -> str:
 
 def _with_least_busy(verdict: Verdict, measured: ArmRounds) -> Verdict:
     idle = [column for column in measured.least_busy.tolist() if column >= 0]
-    most_often, ranks = statistics.mode(idle), measured.ranks
+    most_often = statistics.mode(idle)
     evidence = f"least busy of {verdict.world_size} in {idle.count(most_often)} of {len(idle)} rounds"
-    place = str(ranks.hosts[most_often]), int(ranks.local_ranks[most_often]), str(ranks.devices[most_often])
-    culprit = Culprit("gpu", *place, evidence)
+    _, host, local_rank, device = measured.ranks.who(most_often)
+    culprit = Culprit("gpu", host, local_rank, device, evidence)
     return replace(verdict, culprits=(culprit,))

@@ -212,12 +212,9 @@ def _spread_factor(ranks: int) -> float:
 def _straggler(measured: ArmRounds, column: int, logs: FloatArray, reach: float, line: float) -> Straggler:
     there = np.flatnonzero(~np.isnan(logs))
     is_slow, value = logs[there] > line / 2, float(np.median(logs[there]))
-    ranks, peers = measured.ranks, int(measured.present[there[-1]].sum()) - 1
+    peers = int(measured.present[there[-1]].sum()) - 1
     return Straggler(
-        rank=int(ranks.numbers[column]),
-        host=str(ranks.hosts[column]),
-        local_rank=int(ranks.local_ranks[column]),
-        device=str(ranks.devices[column]),
+        *measured.ranks.who(column),
         ratio=math.exp(value),
         interval=(math.exp(value - reach), math.exp(value + reach)),
         ratio_when_slow=float(np.exp(np.median(logs[there][is_slow]))),

@@ -79,17 +79,14 @@ def _stragglers(
     """
     norm = float(np.median(averages.value[fast]))
     line = (norm + np.median(averages.value[slow])) / 2
-    others, ranks = _in_words(columns[fast], columns[slow], measured.ranks), measured.ranks
+    others = _in_words(columns[fast], columns[slow], measured.ranks)
     found = []
     for i in reversed(slow.tolist()):
         column, there = columns[i], ~np.isnan(logs[:, i])
         is_slow = logs[there, i] > line
         value, reach = averages.value[i] - norm, averages.reach[i]
         straggler = Straggler(
-            rank=int(ranks.numbers[column]),
-            host=str(ranks.hosts[column]),
-            local_rank=int(ranks.local_ranks[column]),
-            device=str(ranks.devices[column]),
+            *measured.ranks.who(column),
             ratio=math.exp(value),
             interval=(math.exp(value - reach), math.exp(value + reach)),
             ratio_when_slow=float(np.exp(np.median(logs[there, i][is_slow]) - norm)),

@@ -53,6 +53,11 @@ class RankColumns:
         """Some of them."""
         return RankColumns(self.numbers[columns], self.hosts[columns], self.local_ranks[columns], self.devices[columns])
 
+    def who(self, column: int) -> tuple[int, str, int, str]:
+        """One of them: number, host, local rank, device."""
+        place = str(self.hosts[column]), int(self.local_ranks[column]), str(self.devices[column])
+        return int(self.numbers[column]), *place
+
     @cached_property
     def by_host(self) -> Mapping[str, IntArray]:
         """Columns of each host, by its name."""
