@@ -218,9 +218,9 @@ DEFECTS = (
         "wrong-rank",
         "blame",
         "a slow rank of the second node is named by its number on that node",
-        "blame/stragglers.py",
-        "rank=int(ranks.numbers[column]),",
-        "rank=int(ranks.local_ranks[column]),",
+        "evidence/columns.py",
+        "return int(self.numbers[column]), *place",
+        "return int(self.local_ranks[column]), *place",
         ("blame", "verdict"),
     ),
     Defect(
