@@ -237,8 +237,8 @@ DEFECTS = (
         "blame",
         "of two ranks that disagree one is certain to be wrong",
         "blame/replicas.py",
-        "is_certain=not o.ambiguous)",
-        "is_certain=True)",
+        "is_certain=not o.ambiguous, computed_wrong=True)",
+        "is_certain=True, computed_wrong=True)",
         ("blame", "verdict"),
     ),
     Defect(

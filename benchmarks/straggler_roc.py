@@ -2,6 +2,7 @@
 
     python benchmarks/straggler_roc.py --json straggler_roc.json
     python benchmarks/straggler_roc.py --runs 20 --ranks 8
+    python benchmarks/straggler_roc.py --runs 300 --ranks 4 8 16 --healthy
     python benchmarks/straggler_roc.py --runs 60 --bounds
 
 Ranks train by themselves; the rules of `blame/stragglers.py` and `blame/two_groups.py` for GPUs name some. First table:
@@ -10,7 +11,7 @@ with noise in each round. A cell is the share of runs in per cent in which that 
 noted; the last column, of all these runs and of those without a slow rank, in which anybody else is named. Second
 table: other faults among GPUs with 1 % of noise that are alike but for it, by number of rounds: share of runs in which
 all slow ranks are named, and in which anybody else is. Third table: nobody is slow; share of runs in which anybody is
-named, or noted.
+named, or noted; with `--healthy` this table only.
 
 With `--bounds` another table instead: of nodes of 8 GPUs with a spread, of which one may be slow, what becomes of
 rank_uniformity with each of some bounds, judged every second round from the eighth to the 32nd: share of runs in which
@@ -167,6 +168,7 @@ SCENARIOS: tuple[tuple[str, int, Sequence[int], Shape], ...] = (
     ("a ramp to 20 %", 8, (3,), ramp(0.20)),
     ("10 % in the last half", 8, (3,), late(0.10)),
     ("10 % in 60 % of rounds", 8, (3,), at_times(0.10)),
+    ("20 % in half of rounds", 8, (3,), at_times(0.20, 0.5)),
     ("100 % in a quarter", 8, (3,), at_times(1.0, 0.25)),
 )
 HEALTHY: tuple[tuple[str, RoundNoise, float], ...] = (
@@ -226,6 +228,14 @@ def show_bounds(runs: int) -> None:
 
 def show(one_slow: Sequence[OneSlowRank], others: dict[str, list[Share]], healthy: dict[str, list[Share]]) -> None:
     """Print the tables."""
+    by_rounds = [f"{rounds} rounds" for rounds in ROUNDS]
+    if one_slow:
+        _show_faults(one_slow, others, by_rounds)
+    told_healthy = [(name, *(f"{one.false:.1f}/{one.false_notes:.1f}" for one in row)) for name, row in healthy.items()]
+    print(table(("nobody slow: named/noted", *by_rounds), told_healthy))
+
+
+def _show_faults(one_slow: Sequence[OneSlowRank], others: dict[str, list[Share]], by_rounds: Sequence[str]) -> None:
     gaps = [f"{gap:.0%}" for gap in GAPS]
     rows = []
     for row in one_slow:
@@ -233,11 +243,8 @@ def show(one_slow: Sequence[OneSlowRank], others: dict[str, list[Share]], health
         setting = f"{row.ranks} ranks, noise {row.noise:.1%}, spread {row.spread:.1%}, {row.rounds} rounds"
         rows.append((setting, *cells, f"{row.false:.1f}"))
     print(table(("one slow rank: named/noted", *gaps, "false"), rows))
-    by_rounds = [f"{rounds} rounds" for rounds in ROUNDS]
     told_others = [(name, *(f"{one.named:.0f}/{one.false:.1f}" for one in row)) for name, row in others.items()]
-    print("\n" + table(("other faults: named/false", *by_rounds), told_others))
-    told_healthy = [(name, *(f"{one.false:.1f}/{one.false_notes:.1f}" for one in row)) for name, row in healthy.items()]
-    print("\n" + table(("nobody slow: named/noted", *by_rounds), told_healthy))
+    print("\n" + table(("other faults: named/false", *by_rounds), told_others) + "\n")
 
 
 def main() -> int:
@@ -246,16 +253,17 @@ def main() -> int:
     parser.add_argument("--runs", type=positive_int, default=100, help="runs for each cell (%(default)s)")
     parser.add_argument("--ranks", type=positive_int, nargs="+", default=RANKS, help="how many (%(default)s)")
     parser.add_argument("--bounds", action="store_true", help="judge rank_uniformity with some bounds instead")
+    parser.add_argument("--healthy", action="store_true", help="the third table only")
     arguments = parser.parse_args()
     if min(arguments.ranks) < 2:
         raise SystemExit(f"--ranks {min(arguments.ranks)}: a rank needs a peer to compare with; expected at least 2")
     if arguments.bounds:
         show_bounds(arguments.runs)
         return 0
-    one_slow = one_slow_rank(arguments.ranks, arguments.runs)
+    one_slow = [] if arguments.healthy else one_slow_rank(arguments.ranks, arguments.runs)
     others = {
         name: [measure(ranks, rounds, RoundNoise(0.01), 0.0, slow, shape, arguments.runs) for rounds in ROUNDS]
-        for name, ranks, slow, shape in SCENARIOS
+        for name, ranks, slow, shape in (() if arguments.healthy else SCENARIOS)
     }
     healthy = {
         f"{ranks} ranks, {name}": [

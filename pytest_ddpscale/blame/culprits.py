@@ -24,7 +24,7 @@ from pytest_ddpscale.blame.stragglers import (
 )
 from pytest_ddpscale.blame.two_groups import find_slow_group, in_ranks
 from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds, all_groups
+from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds, all_groups, one_after_another
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import DeviceType, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -57,13 +57,19 @@ class RankComparison:
 
     @cached_property
     def stragglers(self) -> list[Straggler]:
-        """Those of them that are slow, slowest first."""
-        rounds, device_type = self.peers.rounds, self.evidence.plan.device_type
-        telemetry, key = self.evidence.telemetry, ("stragglers", self.study.id)
-        found: list[Straggler] = self.evidence.once(
-            key, lambda: with_held_down(stragglers_of(rounds, device_type), rounds, telemetry)
-        )
+        """Those of them that are slow, slowest first; if no launch shows any, in the rounds of all launches."""
+        found: list[Straggler] = self.evidence.once(("stragglers", self.study.id), self._find_stragglers)
         return found
+
+    def _find_stragglers(self) -> list[Straggler]:
+        rounds, device_type = self.peers.rounds, self.evidence.plan.device_type
+        found = with_held_down(stragglers_of(rounds, device_type), rounds, self.evidence.telemetry)
+        if found or self.evidence.plan.launches == 1:
+            return found
+        launches = self.peers.of_launches(self.evidence)
+        if any(stragglers_of(launch, device_type) for launch in launches):
+            return []
+        return stragglers_of(one_after_another(launches), device_type)
 
     @property
     def watched(self) -> list[Straggler]:
@@ -141,6 +147,14 @@ class ComparedRanks:
 
     study: Study | None
     rounds: ArmRounds
+
+    def of_launches(self, evidence: Evidence) -> list[ArmRounds]:
+        """The same of each launch of the plan; none if there are no such rounds."""
+        if self.study is None:
+            return []
+        arm = max((arm for arm in self.study.arms if arm.kind == "each"), key=lambda arm: arm.world_size)
+        studies = [replace(self.study, launch=number).id for number in range(1, evidence.plan.launches + 1)]
+        return [all_groups(evidence.columns, study, arm, evidence.plan.layout) for study in studies]
 
     @property
     def workload(self) -> Workload | None:
@@ -257,7 +271,11 @@ class Blame:
         evidence = _evidence_on(straggler, self.case, peers)
         if not (peers.misses_floor(straggler, self.case) or self._explains(straggler.ratio)):
             certain, evidence = False, f"{evidence}; {_EXPLAINS_NOTHING}"
-        return Culprit("gpu", straggler.host, straggler.local_rank, straggler.device, evidence, is_certain=certain)
+        return Culprit(
+            "gpu", straggler.host, straggler.local_rank, straggler.device, evidence, is_certain=certain,
+            slowdown=straggler.ratio_when_slow, peers=straggler.peers,
+            slow_rounds=len(straggler.slow_rounds), rounds=straggler.rounds,
+        )  # fmt: skip
 
     def of_node(self, node: SlowNode) -> Culprit:
         """A whole node of them."""
@@ -270,7 +288,8 @@ class Blame:
             evidence += f"; either of the two {'nodes' if is_of_two else 'groups'} may be the odd one"
         if not below and not explains:
             evidence += f"; {_EXPLAINS_NOTHING}"
-        return Culprit("node", node.host, None, None, evidence, is_certain=below or (explains and not ambiguous))
+        certain = below or (explains and not ambiguous)
+        return Culprit("node", node.host, None, None, evidence, is_certain=certain, slowdown=node.ratio)
 
     @property
     def _slowest(self) -> float:

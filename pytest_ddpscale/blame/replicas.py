@@ -25,7 +25,8 @@ def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdic
     if not odd:
         return verdict
     culprits = tuple(
-        Culprit("gpu", o.host, o.local_rank, o.device, o.evidence, is_certain=not o.ambiguous) for o in odd
+        Culprit("gpu", o.host, o.local_rank, o.device, o.evidence, is_certain=not o.ambiguous, computed_wrong=True)
+        for o in odd
     )
     names = ", ".join(f"rank {o.rank} on {o.host}" for o in odd[:3]) + (" and others" if len(odd) > 3 else "")
     if METRICS[verdict.metric].compares_results:

@@ -8,12 +8,15 @@ rank has to be slow in half of the rounds and no hiccup accuses anybody). A rank
 
 - its average is a minimum relative gap above 1, because GPUs of one node differ and nobody is to be drained for 2 %,
 - the lower limit of that average is above 1, for all ranks together with the confidence of `rank_averages`, and
-- its average stands out from those of the others by four robust standard deviations of theirs, more among many ranks,
-  so that nobody is named for how much GPUs ordinarily differ, or noise makes them differ
+- its average stands out from those of the others by four robust standard deviations of theirs, more among few or many
+  ranks, or of the root mean square of that and 0.3 of the gap where they differ by less, so that nobody is named for
+  how much GPUs ordinarily differ, or noise makes them differ
   (median absolute deviation times 1.4826: Leys et al., Journal of Experimental Social Psychology 49, 2013).
 
 More rounds make averages sharper, so that they find more and accuse fewer. A rank that is so only in the last half of
-the rounds is named too, for it may be getting slower. From 0.6 of the gap on a rank is watched: worth a note, no drain.
+the rounds is named too, for it may be getting slower; and so is one that is slower by twice the gap in half of the
+rounds or more, where its peers hardly ever are: its average lies between and measures nothing. From 0.6 of the gap on
+a rank is watched: worth a note, no drain.
 
 Caught: any number of slow ranks up to half of an even number of ranks, and up to (k - 1)/2 of an odd number
 from 5 up; one of three. Not caught: more than that, for what most ranks do is the norm here (absolute
@@ -40,8 +43,14 @@ from pytest_ddpscale.results.column_record import BoolArray, FloatArray
 MINIMUM_RELATIVE_GAP = 0.05
 MINIMUM_ROUNDS = 5
 WATCHED_SHARE = 0.6  # of the minimum relative gap
-_MAD_FACTOR = 4.0
+# Robust standard deviations to stand out by, of 5 ranks or more and of fewer; and what GPUs ordinarily differ by, in
+# gaps: peers that happen to be alike tell little. By simulation less than 0.8 % of runs name anybody where GPUs differ
+# by 1.5 % (benchmarks/straggler_roc.py).
+_MAD_FACTOR, _FEW, _FACTOR_OF_FEW = 4.0, 4, 4.75
+_USUAL_SPREAD = 0.3
 _FALSE_NAMES = 0.005  # of runs of many ranks that differ as normal numbers do
+_FAR = 2.0  # lines: that a rank slow at times is slower by then
+_CHANCE = 0.005  # of runs in which noise alone may name anybody for being slow at times
 _MOSTLY = 0.9  # of the rounds: what is so in so many is so, as far as words go
 
 
@@ -158,6 +167,7 @@ def find_stragglers(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_R
     named = _stand_out(logs, relative, line, looks)
     if has_halves:
         named |= _stand_out(logs[last], relative[last], line, looks) & _got_slower(logs, line)
+    named |= _are_slow_at_times(logs, line)
     found = [_straggler(measured, int(enough[i]), logs[:, i], averages.reach[i], line) for i in np.flatnonzero(named)]
     return sorted(found, key=lambda straggler: (-straggler.ratio, straggler.rank))
 
@@ -189,9 +199,29 @@ def _stand_out(logs: FloatArray, relative: FloatArray, line: float, looks: int) 
     averages, ranks = averages_of(logs, looks), logs.shape[1]
     usual = median_over_rounds(relative)
     excess = usual - medians_of_others(usual[np.newaxis])[0]
-    is_far = excess > _spread_factor(ranks) * stdevs_of_others(usual)
+    seen = stdevs_of_others(usual)
+    spread = np.maximum(seen, np.sqrt((seen**2 + (_USUAL_SPREAD * line) ** 2) / 2))
+    is_far = excess > _spread_factor(ranks) * spread
     stands_out: BoolArray = (averages.value >= line) & (averages.value > averages.reach) & is_far
     return stands_out
+
+
+def _are_slow_at_times(logs: FloatArray, line: float) -> BoolArray:
+    """Of each rank, whether it is far over the line in half of the rounds or more, though not in all, (ranks,).
+
+    Chance is the share of rounds in which its peers are, one added: a binomial test of each rank, Bonferroni over all.
+    """
+    is_slow = logs > line
+    rounds, times, ranks = (~np.isnan(logs)).sum(axis=0), is_slow.sum(axis=0), logs.shape[1]
+    by_chance = (1 + times.sum() - times) / (1 + rounds.sum() - rounds)
+    found = np.zeros(ranks, np.bool_)
+    is_at_times = (2 * times >= rounds) & (times >= MINIMUM_ROUNDS) & (times < _MOSTLY * rounds)
+    for i in np.flatnonzero(is_at_times):
+        n, p = int(rounds[i]), float(by_chance[i])
+        tail = math.fsum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(int(times[i]), n + 1))
+        is_far = np.median(logs[is_slow[:, i], i]) >= _FAR * line
+        found[i] = is_far and tail <= _CHANCE / ranks
+    return found
 
 
 def _got_slower(logs: FloatArray, line: float) -> BoolArray:
@@ -206,6 +236,8 @@ def _got_slower(logs: FloatArray, line: float) -> BoolArray:
 
 def _spread_factor(ranks: int) -> float:
     """How many standard deviations of the others a rank has to stand out by."""
+    if ranks <= _FEW:
+        return _FACTOR_OF_FEW
     return max(_MAD_FACTOR, statistics.NormalDist().inv_cdf(1 - _FALSE_NAMES / ranks))
 
 

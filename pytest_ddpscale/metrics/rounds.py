@@ -286,7 +286,7 @@ def rows_of_nodes(columns: Columns, study_id: str, arms: Sequence[Arm]) -> list[
 def _rows_of_nodes(columns: Columns, study_id: str, arms: Sequence[Arm]) -> list[RowsOfNodes]:
     by_host = [_columns_by_host(columns, study_id, arm) for arm in arms]
     alike: dict[tuple[int, ...], list[str]] = {}
-    for host in hosts_of(columns, study_id):
+    for host in sorted(by_host[0], key=lambda host: int(by_host[0][host][0])):  # as ranks lie: rows need no copies then
         if all(host in theirs for theirs in by_host):
             alike.setdefault(tuple(len(theirs[host]) for theirs in by_host), []).append(host)
     return [
@@ -360,6 +360,23 @@ def together(groups: Iterable[ArmRounds]) -> ArmRounds:
         return ArmRounds(found[0]) if found else NO_ROUNDS
     found.sort(key=lambda group: int(group.ranks.numbers[0]))
     return ArmRounds(_side_by_side(found, np.unique(np.concatenate([group.numbers for group in found]))))
+
+
+def one_after_another(launches: Iterable[ArmRounds]) -> ArmRounds:
+    """Rounds of several launches as if the first had gone on, numbered anew: of those with the same ranks as it."""
+    found = [launch.measured for launch in launches if len(launch)]
+    same = [one for one in found if one.ranks.is_same(found[0].ranks)]
+    if len(same) < 2:
+        return ArmRounds(same[0]) if same else NO_ROUNDS
+    most = max(one.step_s.shape[2] for one in same)
+    padded = [
+        np.pad(one.step_s, ((0, 0), (0, 0), (0, most - one.step_s.shape[2])), constant_values=np.nan) for one in same
+    ]
+    cells: dict[str, Any] = {
+        name: np.concatenate([getattr(one, name) for one in same]) for name in (*OF_A_ROUND, *OF_A_CELL)
+    }
+    cells |= {"step_s": np.concatenate(padded), "numbers": np.arange(sum(len(one.numbers) for one in same))}
+    return ArmRounds(replace(same[0], **cells))
 
 
 def _side_by_side(groups: Sequence[ArmColumns], numbers: IntArray) -> ArmColumns:

@@ -33,13 +33,13 @@ def percentile(values: Sequence[float] | StepArray, percent: float) -> float:
     return float(np.percentile(np.asarray(values, np.float64), percent))
 
 
-def step_time_percentiles_ms(measured: ArmRounds) -> dict[int, float]:
-    """p50, p75, p90, p95 and p99 of an arm's step time over the raw steps of all ranks and rounds.
+def step_time_percentiles_ms(*measured: ArmRounds) -> dict[int, float]:
+    """p50, p75, p90, p95 and p99 of an arm's step time over the raw steps of all ranks and rounds, of all launches.
 
     Returns:
         Milliseconds by per cent; empty if no round kept its raw steps.
     """
-    steps_s = np.concatenate([np.zeros(0, np.float32), *_raw_steps_s(measured)])
+    steps_s = np.concatenate([np.zeros(0, np.float32), *(steps for one in measured for steps in _raw_steps_s(one))])
     if not len(steps_s):
         return {}
     found = np.percentile(steps_s.astype(np.float64), PERCENTS)

@@ -63,8 +63,11 @@ class TestOneSlowRank:
         verdict = judge_slowed(slow(1.3, 3))
         assert verdict.outcome == "failed"
         assert verdict.culprits == (
-            Culprit("gpu", "node1", 1, "GPU-3", f"1.30× the median of 3 peers in {ROUNDS} of {ROUNDS} rounds"),
-        )
+            Culprit(
+                "gpu", "node1", 1, "GPU-3", f"1.30× the median of 3 peers in {ROUNDS} of {ROUNDS} rounds",
+                slowdown=pytest.approx(1.3), peers=3, slow_rounds=ROUNDS, rounds=ROUNDS,  # type: ignore[arg-type]
+            ),
+        )  # fmt: skip
 
     def test_is_the_reason_because_all_ranks_wait_for_it(self) -> None:
         assert judge_slowed(slow(1.3, 3)).reason == (
@@ -182,7 +185,7 @@ class TestSeveralSlowRanks:
                 "node", "node1", None, None,
                 "all 2 ranks slow, 1.30× the median of their peers (node0); "
                 "either of the two groups may be the odd one",
-                is_certain=False,
+                is_certain=False, slowdown=pytest.approx(1.3),  # type: ignore[arg-type]
             ),
         )  # fmt: skip
         assert "two groups of ranks: node0 and node1, 1.30× apart without communication too" in verdict.reason
@@ -290,7 +293,11 @@ class TestWorldOfTwo:
         verdict = self.judge_pair(floor_img_per_s)
         assert verdict.outcome == "failed"
         evidence = f"1.25× the time of its only peer in {ROUNDS} of {ROUNDS} rounds; {compared}"
-        assert verdict.culprits == (Culprit("gpu", "node0", 1, "GPU-1", evidence, is_certain=is_certain),)
+        slow = Culprit(
+            "gpu", "node0", 1, "GPU-1", evidence, is_certain=is_certain,
+            slowdown=pytest.approx(1.25), peers=1, slow_rounds=ROUNDS, rounds=ROUNDS,  # type: ignore[arg-type]
+        )  # fmt: skip
+        assert verdict.culprits == (slow,)
         assert compared in verdict.reason
 
     def test_compares_the_slower_one_whichever_it_is(self) -> None:

@@ -109,14 +109,21 @@ class TestAgreement:
         verdict = verdict_on(METRIC, run_of_four({2: range(ROUNDS)}))
         assert (verdict.outcome, verdict.reason) == ("failed", "rank 2 on node1: results unlike the others'")
         assert verdict.culprits == (
-            Culprit("gpu", "node1", 0, "GPU-2", f"parameters unlike most of 4 ranks in {ROUNDS} of {ROUNDS} rounds"),
+            Culprit(
+                "gpu",
+                "node1",
+                0,
+                "GPU-2",
+                f"parameters unlike most of 4 ranks in {ROUNDS} of {ROUNDS} rounds",
+                computed_wrong=True,
+            ),
         )
         assert verdict.value == 0.75
 
     def test_fails_for_a_seeded_step_that_differs_and_names_the_rank(self) -> None:
         verdict = verdict_on(METRIC, run_of_four(odd_seeded=[3]))
         assert (verdict.outcome, verdict.reason) == ("failed", "rank 3 on node1: results unlike the others'")
-        assert verdict.culprits == (Culprit("gpu", "node1", 1, "GPU-3", UNLIKE_MOST),)
+        assert verdict.culprits == (Culprit("gpu", "node1", 1, "GPU-3", UNLIKE_MOST, computed_wrong=True),)
 
     def test_fails_for_a_single_round_because_nothing_about_it_is_random(self) -> None:
         verdict = verdict_on(METRIC, run_of_four({1: [4]}))

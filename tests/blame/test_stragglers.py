@@ -81,6 +81,46 @@ def test_on_a_noisy_machine_the_line_moves_away() -> None:
     assert find_stragglers(loud) == []
 
 
+def test_three_peers_hardly_tell_how_much_gpus_differ() -> None:
+    differing = [1.0, 1.005, 1.01, 1.064]
+    assert find_stragglers(rounds_of(*[differing] * ROUNDS)) == []
+    assert ranks(find_stragglers(rounds_of(*[[*differing[:3], 1.08]] * ROUNDS))) == [3]
+    assert ranks(find_stragglers(rounds_of(*[differing[:3] * 2 + [1.064]] * ROUNDS))) == [6]
+
+
+def test_peers_that_happen_to_be_alike_tell_little() -> None:
+    """They lie within 1.07 % as they are; four times that is less than the gap."""
+    assert find_stragglers(rounds_of(*[[1.0, 1.006, 1.012] * 2 + [1.0575]] * ROUNDS)) == []
+    assert ranks(find_stragglers(rounds_of(*[[1.0, 1.006, 1.012] * 2 + [1.06]] * ROUNDS))) == [6]
+
+
+class TestSlowInHalfOfTheRounds:
+    def found(self, ratio: float, slow: int, rounds: int = 16, noise: float = GPU_NOISE) -> list[Straggler]:
+        """Of eight ranks the third is slower by so much in so many rounds, spread over all."""
+        source = random.Random(1)
+        rows = [[0.1 * (1 + source.gauss(0, noise)) for _ in range(8)] for _ in range(rounds)]
+        for number in range(slow):
+            rows[number * rounds // slow][2] *= ratio
+        return find_stragglers(rounds_of(*rows))
+
+    def test_is_named_though_its_average_lies_between(self) -> None:
+        (found,) = self.found(1.2, 8)
+        assert (found.rank, len(found.slow_rounds), found.is_late) == (2, 8, False)
+        assert found.evidence == "1.20× the median of 7 peers in 8 of 16 rounds (50%)"
+
+    @pytest.mark.parametrize(
+        ("ratio", "slow", "rounds"), [(1.2, 7, 16), (1.08, 8, 16), (1.2, 4, 8)], ids=["fewer", "by less", "too few"]
+    )
+    def test_is_not_named(self, ratio: float, slow: int, rounds: int) -> None:
+        assert self.found(ratio, slow, rounds) == []
+
+    def test_is_not_named_where_others_often_are_too(self) -> None:
+        odd = [1.25, 1.0, 1.0, 1.0]
+        rows = [[odd[(number + shift) % 4] for shift in (0, 1, 2, 3, 0, 1, 2)] for number in range(16)]
+        rows = [[*row, 1.2 if number % 2 else 1.0] for number, row in enumerate(rows)]
+        assert find_stragglers(rounds_of(*rows)) == []
+
+
 @pytest.mark.parametrize("world_size", [3, 4, 5, 8, 16])
 def test_a_slow_rank_is_found_among_few_and_many(world_size: int) -> None:
     for slow in range(world_size):
