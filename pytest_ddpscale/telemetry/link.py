@@ -53,7 +53,7 @@ class Sampler:
         self._owes_answer = False
         self._rest = b""
         self._process: subprocess.Popen[bytes] | None = None
-        command = [sys.executable, "-m", "pytest_ddpscale.telemetry", ",".join(uuids), str(poll_s)]
+        command = [sys.executable, "-m", "pytest_ddpscale.telemetry", ",".join(uuids), str(poll_s), str(os.getpid())]
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment
