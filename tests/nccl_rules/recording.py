@@ -73,7 +73,9 @@ class RecordedGroup(dist.ProcessGroup):
     """
 
     def __init__(self, log: Log, gloo: Any, id: str, ranks: list[int], timeout: timedelta) -> None:
-        super().__init__(gloo.rank(), gloo.size())
+        # Typed by its other constructor alone, from torch 2.14 on.
+        init: Any = super().__init__
+        init(gloo.rank(), gloo.size())
         self._log, self._gloo, self.id, self.ranks = log, gloo, id, ranks
         log.write("create", self, timeout_s=timeout.total_seconds())
 

@@ -11,6 +11,10 @@ from pytest_ddpscale.plan.probe import ProbeKind
 from pytest_ddpscale.worker.probes.known_values import KnownValues
 from pytest_ddpscale.worker.probes.work import CannotProbeError
 
+# Called so from torch 2.14 on, where the older names warn.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 FP32_BYTES = 4
 # Messages held at once: one's own and what comes of it; gloo's reduce-scatter all-reduces a copy.
 MESSAGES_HELD = 4
@@ -82,13 +86,13 @@ def open_collective(kind: ProbeKind, message_bytes: int, group: dist.ProcessGrou
         known = KnownValues(device, per_rank)
         return Exchange(
             member, known, share, whole,
-            lambda: dist.all_gather_into_tensor(whole, share, group=group),
+            lambda: _all_gather(whole, share, group=group),
             lambda: all(known.is_message(part, number) for number, part in enumerate(whole.split(per_rank))),
         )  # fmt: skip
     known = KnownValues(device, len(whole))
     return Exchange(
         member, known, whole, share,
-        lambda: dist.reduce_scatter_tensor(share, whole, group=group),
+        lambda: _reduce_scatter(share, whole, group=group),
         lambda: known.is_sum(share, size, begin=member * per_rank),
     )  # fmt: skip
 
