@@ -10,6 +10,7 @@ from pytest_ddpscale.checks import gpus, host, memory_errors, software, throttli
 from pytest_ddpscale.checks import nccl_transport as transport
 from pytest_ddpscale.checks.finding import CheckResult, Finding, NodeEvidence, concluded
 from pytest_ddpscale.checks.from_survey import each_gpu, each_node
+from pytest_ddpscale.checks.topology import topology
 from pytest_ddpscale.checks.under_load import each_working_gpu
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 
@@ -21,6 +22,7 @@ _FIND: dict[str, Callable[[NodeEvidence], dict[str, Finding]]] = {
     "throttling": partial(each_gpu, throttling.throttling),
     "pcie": partial(each_gpu, links.pcie),
     "nvlink": partial(each_node, links.nvlink),
+    "topology": topology,
     "versions": software.versions,
     "kernels": partial(each_node, software.kernels),
     "bf16": software.bf16,

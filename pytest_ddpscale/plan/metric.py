@@ -197,6 +197,11 @@ class Metric:
         return self.takes_versus or self.takes_peak
 
     @property
+    def compared_scale(self) -> Scale:
+        """How values of two runs are compared: by a ratio, but of shares, which may be near nothing."""
+        return "differences" if self.scale == "differences" and self.unit == "fraction" else "factors"
+
+    @property
     def compares_ranks(self) -> bool:
         """Whether it holds ranks, each computing by itself, against each other."""
         return self.measured == "each"

@@ -73,6 +73,7 @@ _ALL = (
     NodeCheck("throttling", "Throttling", "nothing holds the clocks of its GPUs down"),
     NodeCheck("pcie", "PCIe", "each GPU has the PCIe generation and width that it should"),
     NodeCheck("nvlink", "NVLink", "all NVLinks are up"),
+    NodeCheck("topology", "Topology", "its GPUs and network cards are connected as those of the other nodes"),
     NodeCheck("versions", "Versions", "driver, CUDA, NCCL and torch are those of the other nodes", on_cpu=True),
     NodeCheck("kernels", "Kernels", "torch was built with kernels for its GPUs"),
     NodeCheck("bf16", "bf16", "its GPUs compute bf16 themselves, if it is asked of them"),

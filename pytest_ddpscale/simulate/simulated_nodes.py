@@ -64,7 +64,15 @@ def surveys(expectation: NodeExpectation, faults: Faults) -> Iterator[Survey]:
             free_bytes=dict.fromkeys(("run_directory", "shared_memory", "temporary"), _PLENTY_BYTES),
             infiniband=tuple(InfiniBandPort(f"mlx5_{i}", 1, "4: ACTIVE", "InfiniBand") for i in range(per_node)),
             clock=ClockSkew(-0.01, 0.01),
+            topology=_topology(per_node) if has_gpus else "",
         )
+
+
+def _topology(gpus: int) -> str:
+    """As ``nvidia-smi topo -m`` prints it, of GPUs that are all alike."""
+    names = [f"GPU{i}" for i in range(gpus)]
+    rows = ["\t".join([one, *(" X" if one == other else "SYS" for other in names)]) for one in names]
+    return "\n".join(["\t" + "\t".join(names), *rows])
 
 
 def _gpu(rank: int, name: str, expected: NodeExpectation, faults: Faults) -> SurveyedGpu:

@@ -25,6 +25,26 @@ VERSIONS: dict[str, str | None] = {
     "python": "3.11.9", "pytest_ddpscale": "0.1.0", "kernel": "6.8.0-60-generic",
 }  # fmt: skip
 NOT_SUPPORTED = "Not Supported"
+# Of a DGX A100, with four of its GPUs and two of its cards.
+TOPOLOGY = """\
+\tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
+GPU0\t X \tNV12\tNV12\tNV12\tPXB\tSYS\t48-63,176-191\t3\t\tN/A
+GPU1\tNV12\t X \tNV12\tNV12\tPXB\tSYS\t48-63,176-191\t3\t\tN/A
+GPU2\tNV12\tNV12\t X \tNV12\tSYS\tPXB\t16-31,144-159\t1\t\tN/A
+GPU3\tNV12\tNV12\tNV12\t X \tSYS\tPXB\t16-31,144-159\t1\t\tN/A
+NIC0\tPXB\tPXB\tSYS\tSYS\t X \tSYS
+NIC1\tSYS\tSYS\tPXB\tPXB\tSYS\t X
+
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+
+NIC Legend:
+
+  NIC0: mlx5_0
+  NIC1: mlx5_1
+"""
 
 
 def gpu(index: int = 0, host: str = "n1", **changes: Any) -> SurveyedGpu:
@@ -51,6 +71,7 @@ def survey(host: str = "n1", **changes: Any) -> Survey:
         arch_list=("sm_75", "sm_80", "sm_86", "sm_90", "compute_90"),
         free_bytes={"run_directory": 500 * GIB, "shared_memory": 250 * GIB, "temporary": 90 * GIB},
         infiniband=(InfiniBandPort("mlx5_0", 1, "ACTIVE", "InfiniBand"),), clock=ClockSkew(-0.01, 0.02),
+        topology=TOPOLOGY,
     )  # fmt: skip
     return replace(healthy, **changes)
 

@@ -14,8 +14,9 @@ from pytest_ddpscale.util.packaged import packaged
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pytest_ddpscale"
-# Keys of records and parameters that are called as a metric is, and mean something else.
+# Keys of records, parameters and units that are called as a metric is, and mean something else.
 NAMESAKES = {
+    ("report/prometheus.py", "images_per_joule"),
     ("results/pair_record.py", "busbw_gbps"),
     ("simulate/performance.py", "ddp_overhead"),
 }

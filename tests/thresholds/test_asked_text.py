@@ -97,7 +97,7 @@ def test_markdown_has_whole_sources_and_the_line_of_each_row(sku: str) -> None:
 
 def test_the_list_has_names_aliases_and_counts() -> None:
     text = "\n".join(listed_lines(thresholds()))
-    assert re.search(r"\nb200 +b200-sxm-180gb +\d+ +\d+ +16 +NVIDIA", text)
+    assert re.search(r"\nb200 +b200-sxm-180gb +\d+ +\d+ +17 +NVIDIA", text)
     assert sum(line.startswith("| ") for line in listed_markdown(thresholds())) == 2 + len(SKUS)
 
 

@@ -104,8 +104,8 @@ def test_a_probe_knows_the_peak_of_what_it_measures(peak: str, probe: str, expec
          "weak_scaling_efficiency needs `of: NAME`"),
         ("busbw_gbps: {8: 100}, probe: all-reduce-32mib, published: paper", "node_check: {8: 1}", "key 'node_check'"),
         ("busbw_gbps: {8: 100}, probe: all-reduce-32mib, published: paper", "check: ram, severity: fail",
-         "there is no check 'ram'; expected some of gpus, processes, mig, ecc, throttling, pcie, nvlink, versions, "
-         "kernels, bf16, disk, clock, transport, ecc_under_load, throttling_under_load, pcie_under_load"),
+         "there is no check 'ram'; expected some of gpus, processes, mig, ecc, throttling, pcie, nvlink, topology, "
+         "versions, kernels, bf16, disk, clock, transport, ecc_under_load, throttling_under_load, pcie_under_load"),
         ("busbw_gbps: {8: 100}, probe: all-reduce-32mib, published: paper", "check: ecc, throughput_per_gpu: {1: 5}, "
          "severity: fail", "unknown key skus.new.requirements[2].throughput_per_gpu"),
         ("busbw_gbps: {8: 100}, probe: all-reduce-32mib, published: paper",

@@ -23,7 +23,7 @@ MEASURED = {name: sku for name, sku in FILE.thresholds.skus.items() if sku.detec
 GPUS = {name: sku for name, sku in MEASURED.items() if sku.detect.device == "cuda"}
 PROBES = [(name, r) for name, sku in GPUS.items() for r in sku.requirements if r.probe]
 WITH_NVSWITCH = ("a100-sxm4-80gb", "a100-sxm4-40gb", "h100", "h200", "b200")
-ALWAYS_WARN = {"clock", "pcie_under_load"}
+ALWAYS_WARN = {"clock", "pcie_under_load", "topology"}
 MINUTES_5 = 300.0
 MOST_PROBES = 12
 PUBLISHERS = (
