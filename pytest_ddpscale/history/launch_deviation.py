@@ -17,6 +17,7 @@ from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.key_values import KeyValueSeries, key_values_of
 from pytest_ddpscale.history.prediction import LEAST_SPREAD, Reference
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
+from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.results.verdicts import THIS_LAUNCH_ONLY, WRONG_DATA, Verdict
 from pytest_ddpscale.stats.intervals import t_quantile
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
@@ -50,7 +51,7 @@ def with_launch_deviation(verdict: Verdict, case: Case, evidence: Evidence, base
         evidence: what was measured.
         baseline: what the same places reached before.
     """
-    deviation = _deviation(case, evidence, dict(baseline.past))
+    deviation = launch_deviation_of(case.question, evidence, dict(baseline.past))
     if deviation is None or verdict.value is None or verdict.interval is None:
         return verdict
     reach = deviation.reach(verdict.confidence)
@@ -76,13 +77,24 @@ def _farther(ratio: float, reach: float) -> float:
     return math.exp(math.copysign(math.hypot(math.log(ratio), reach), reach))
 
 
-def _deviation(case: Case, evidence: Evidence, past: Mapping[KeyValueSeries, Reference]) -> LaunchDeviation | None:
-    """Of the host whose values strayed most; None unless enough is known of each host."""
-    arm = case.question.measured.kind
+def launch_deviation_of(
+    question: Question, evidence: Evidence, past: Mapping[KeyValueSeries, Reference]
+) -> LaunchDeviation | None:
+    """Of the throughput that a question asks for, on the host whose values strayed most.
+
+    Args:
+        question: which arm of which workload.
+        evidence: what was measured.
+        past: what the same places reached before.
+
+    Returns:
+        None unless enough is known of each host.
+    """
+    arm = question.measured.kind
     by_host: dict[str, list[Reference | None]] = {}
     for value in key_values_of(evidence):
-        is_meant = value.metric == THROUGHPUT_PER_GPU.name and value.subject == case.workload.name
-        if is_meant and value.arm == arm and value.world_size == case.world_size:
+        is_meant = value.metric == THROUGHPUT_PER_GPU.name and value.subject == question.workload.name
+        if is_meant and value.arm == arm and value.world_size == question.world_size:
             by_host.setdefault(value.host, []).append(past.get(value.series))
     of_hosts = []
     for references in by_host.values():

@@ -58,7 +58,7 @@ def record_run(
         )
     evidence = evidence or read_evidence(run)
     versions = versions_by_host(record, records, evidence)
-    sku = f"simulated {judgement.sku}" if record.is_simulated(evidence.columns.devices) else judgement.sku
+    sku = history_sku(judgement.sku, is_simulated=record.is_simulated(evidence.columns.devices))
     started_at = started_at_of(record)
     row = (
         _identity(judgement.sku, started_at, record, records), str(run.path.absolute()), sku, started_at,
@@ -68,6 +68,11 @@ def record_run(
     fallen = _fallen(history_file, sku, started_at, values)
     with writing(history_file) as connection:
         return _write(connection, row, versions, judgement.verdicts, values, fallen)
+
+
+def history_sku(sku: str, *, is_simulated: bool) -> str:
+    """Under which SKU a run is kept."""
+    return f"simulated {sku}" if is_simulated else sku
 
 
 def started_at_of(record: RunRecord) -> str:

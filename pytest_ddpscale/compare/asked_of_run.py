@@ -1,0 +1,98 @@
+"""What a requirement asks of one run, and the per-round values that answer it: those that verdicts are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_ddpscale.compare.compared_run import ComparedRun
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.metrics.probes import places
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.per_round import PerRound
+from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.verdict.answering_rounds import rounds_of, rows_by_node, values_of_nodes
+from pytest_ddpscale.verdict.answering_study import matching_study
+
+# Per-round values by host; several of one host are of its GPUs, or pairs of them.
+ByHost = Mapping[str, Sequence[PerRound]]
+# What nodes do together is of one place.
+TOGETHER = ""
+# A ratio of two runs does not hang on the numbers of the thresholds file, which are the same for both.
+_NUMBER = 1.0
+
+
+@dataclass(frozen=True)
+class AskedOfRun:
+    """A question to a run, or a probe of it.
+
+    Attributes:
+        why_not: why nothing answers it; empty if something may.
+    """
+
+    run: ComparedRun
+    question: Question | None = None
+    probe: Probe | None = None
+    why_not: str = ""
+
+    @property
+    def workload(self) -> Workload | None:
+        """What is trained; None of a probe."""
+        return self.question.workload if self.question else None
+
+    def launches(self) -> list[ByHost]:
+        """Values of each launch; of probes, which are measured once, of the first."""
+        evidence = self.run.evidence
+        if self.probe is not None:
+            return [_of_probe(self.probe, evidence)]
+        if self.question is None:
+            return []
+        return [_of_launch(self.question, launch) for launch in evidence.launches]
+
+
+def asked_of(run: ComparedRun, verdict: Verdict) -> AskedOfRun:
+    """What one of its verdicts is about."""
+    if verdict.outcome in ("not_measured", "error"):
+        return AskedOfRun(run, why_not=f"{verdict.outcome.replace('_', ' ')}: {verdict.reason}")
+    metric = METRICS[verdict.metric]
+    if metric.subject == "probe":
+        return AskedOfRun(run, probe=Probe(verdict.workload, verdict.world_size))
+    studies = run.evidence.plan.studies
+    named = [one for one in studies if one.scaling == metric.scaling and one.workload.name == verdict.workload]
+    if not named:
+        return AskedOfRun(run, why_not=f"{metric.scaling} scaling of {verdict.workload} was not measured")
+    one_gpu = verdict.one_gpu or "alone"
+    question = Question(metric, named[0].workload, verdict.world_size, verdict.placement, one_gpu)
+    return AskedOfRun(run, question)
+
+
+def _of_launch(question: Question, evidence: Evidence) -> ByHost:
+    study = matching_study(evidence.plan, question)
+    if study is None or study.id in evidence.errors or study.id in evidence.interrupted:
+        return {}
+    layout = evidence.plan.layout
+    if layout.judged_by_node(question.arms):
+        rows = rows_by_node(question, study, evidence)
+        return {host: [values] for host, values in values_of_nodes(question.metric, rows, _NUMBER, _NUMBER).items()}
+    return _of_one_group(question, study, evidence)
+
+
+def _of_one_group(question: Question, study: Study, evidence: Evidence) -> ByHost:
+    rounds = replace(rounds_of(question, study, evidence), reference=_NUMBER, peak=_NUMBER)
+    values = question.metric.samples_of(rounds)
+    hosts = list(rounds.measured.ranks.by_host)
+    fits = len(hosts) == 1 and all(map(evidence.plan.layout.fits_node, question.arms))
+    return {hosts[0] if fits else TOGETHER: [values]} if len(values) else {}
+
+
+def _of_probe(probe: Probe, evidence: Evidence) -> ByHost:
+    found: dict[str, list[PerRound]] = {}
+    measured = evidence.probes.get((probe.name, probe.world_size))
+    for place, values in places(measured, probe, evidence.plan.layout).items():
+        is_of_one_node = place.kind != "gang" and place.peer_host in (None, place.host)
+        found.setdefault(place.host if is_of_one_node else TOGETHER, []).append(values)
+    return found

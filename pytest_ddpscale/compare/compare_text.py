@@ -1,0 +1,212 @@
+"""A comparison of two runs, for people and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pytest_ddpscale.compare.compared_run import ComparedRun
+from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns
+from pytest_ddpscale.compare.step_percentiles import PERCENTS_COMPARED, StepPercentiles
+from pytest_ddpscale.report import text
+from pytest_ddpscale.results.strict_json import strict_json
+
+_HEADERS = {
+    "same SKU": ("REQUIREMENT", "A", "B", "B ÷ A", "INTERVAL", "RESULT"),
+    "generations": ("WORKLOAD", "A img/s/GPU", "B img/s/GPU", "RATIO", "INTERVAL", "RESULT"),
+}
+
+
+def compared_lines(found: ComparedRuns, fail_below: float | None) -> Iterator[str]:
+    """Who was compared, in what their configurations differ, each requirement, step times, and what it comes to.
+
+    Args:
+        found: the comparison.
+        fail_below: share by which nothing may be worse; None where nobody asked.
+    """
+    for letter, run in (("A", found.a), ("B", found.b)):
+        yield f"{letter}  {text.one_line(run.path)}: {_run_text(run)}"
+    yield ""
+    yield from _configuration(found)
+    yield ""
+    yield from _requirements(found)
+    yield from _steps(found.steps)
+    yield from _conclusion(found, fail_below)
+
+
+def compared_json(found: ComparedRuns, fail_below: float | None) -> str:
+    """One JSON object; shares and ratios are numbers, not per cent."""
+    said: dict[str, Any] = {
+        "schema_version": 1,
+        "kind": found.kind,
+        "confidence": found.confidence,
+        "a": _run_json(found.a),
+        "b": _run_json(found.b),
+        "configuration": [asdict(one) for one in found.configuration],
+        "requirements": [_requirement_json(one) for one in found.requirements],
+        "only_a": found.only_a,
+        "only_b": found.only_b,
+        "steps": [
+            one._asdict() | {"percentiles": [percentile._asdict() for percentile in one.percentiles]}
+            for one in found.steps
+        ],
+        "fail_below": fail_below,
+        "worse": [one.id for one in found.worse_by(fail_below)] if fail_below is not None else [],
+    }
+    return strict_json(said)
+
+
+def _run_text(run: ComparedRun) -> str:
+    what = (
+        text.outcome_word(run.judgement.outcome),
+        text.one_line(run.record.sku),
+        run.record.began.strftime("%Y-%m-%d %H:%M UTC"),
+        "SIMULATED: no machine was measured" if run.is_simulated else "",
+        "imported" if run.record.is_imported else "",
+    )
+    return ", ".join(filter(None, what))
+
+
+def _run_json(run: ComparedRun) -> dict[str, Any]:
+    return {
+        "path": run.path, "sku": run.record.sku, "outcome": run.judgement.outcome, "started_at": run.record.started_at,
+        "simulated": run.is_simulated, "imported": run.record.is_imported, "hosts": run.hosts,
+        "measurements_sha256": run.digest,
+    }  # fmt: skip
+
+
+def _requirement_json(one: ComparedRequirement) -> dict[str, Any]:
+    said = asdict(one)
+    for name in ("a", "b", "change"):
+        value = getattr(one, name)
+        said[name] = value._asdict() if value is not None else None
+    return said
+
+
+def _configuration(found: ComparedRuns) -> Iterator[str]:
+    if not found.configuration:
+        yield "Configuration: no difference in what both runs say."
+        return
+    yield "Configuration differs:"
+    yield from table_lines_of([("", "A", "B"), *((one.name, one.a, one.b) for one in found.configuration)], indent="  ")
+
+
+def _requirements(found: ComparedRuns) -> Iterator[str]:
+    """What is worse first, then what is better, then what shows nothing."""
+    told = [one for one in found.requirements if one.change]
+    if found.kind == "same SKU":
+        told.sort(key=_most_telling_first)
+    yield from table_lines_of([_HEADERS[found.kind], *map(_row, told)])
+    yield ""
+    for one in found.requirements:
+        if one.change is None:
+            yield f"not compared: {text.one_line(one.id)}: {text.one_line(one.why_not)}"
+    for letter, ids in (("A", found.only_a), ("B", found.only_b)):
+        if ids:
+            yield f"only in {letter}: {text.one_line(', '.join(ids))}"
+    yield from _provisos(found, told)
+
+
+def _most_telling_first(one: ComparedRequirement) -> tuple[bool, bool, float]:
+    size = abs(one.change.size) if one.change else 0.0
+    return not one.is_worse, one.difference == "no difference shown", -size
+
+
+def _row(one: ComparedRequirement) -> tuple[str, ...]:
+    values = (text.ABSENT if value is None else text.number_text(value, one.unit) for value in _values(one))
+    return (one.id, *values, *_change_texts(one), one.difference)
+
+
+def _values(one: ComparedRequirement) -> tuple[float | None, float | None]:
+    return one.value_a, one.value_b
+
+
+def _change_texts(one: ComparedRequirement) -> tuple[str, str]:
+    """``0.909×`` and ``0.905 … 0.914``; of shares ``+1.2`` points."""
+    assert one.change is not None  # the caller left out what has none
+    size, low, high = one.change
+    if one.is_ratio:
+        return f"{1 + size:.3f}×", f"{_floor(1 + low):.3f} … {_ceil(1 + high):.3f}"
+    return f"{_points(size)} points", f"{_points(_floor(low))} … {_points(_ceil(high))}"
+
+
+def _points(share: float) -> str:
+    shown = f"{100 * share:+.1f}".replace("-", "−")
+    return "0.0" if not shown.strip("+−0.") else shown
+
+
+def _floor(number: float) -> float:
+    return math.floor(1000 * number) / 1000
+
+
+def _ceil(number: float) -> float:
+    return math.ceil(1000 * number) / 1000
+
+
+def _provisos(found: ComparedRuns, told: Sequence[ComparedRequirement]) -> Iterator[str]:
+    count = text.count_text(len(told), "interval")
+    share = 1 - found.confidence
+    yield (
+        f"{count}, each by itself at {found.confidence:.0%}: noise of rounds alone shows a difference in at most "
+        f"{share:.0%} of requirements."
+    )
+    if not all(one.knows_launches for one in told):
+        yield (
+            "Of these two launches only: how much launches differ is not part of all intervals (--ddp-launches=3, or 5 "
+            "earlier runs in the history)."
+        )
+    if any(one.of == "mean" for one in told) and found.kind == "same SKU":
+        yield "The runs have no node in common: what each node reaches by itself is compared by the mean of all nodes."
+    most = max((one.nodes for one in told if one.of == "worst"), default=1)
+    if most > 1:
+        yield f"Of what each node reaches by itself the worst of the {most} nodes of both runs is compared."
+    if found.a.is_simulated != found.b.is_simulated:
+        yield "One of the runs was simulated: the difference says nothing about a machine."
+
+
+def _steps(steps: Sequence[StepPercentiles]) -> Iterator[str]:
+    if not steps:
+        return
+    yield ""
+    yield "Step time in B, images/s per GPU, and the difference from A (+ is faster); raw steps of all ranks pooled:"
+    header = ("", *(cell for percent in PERCENTS_COMPARED for cell in (f"p{percent} sec/iter", "ex/sec", "diff")))
+    yield from table_lines_of([header, *map(_steps_row, steps)], indent="  ")
+
+
+def _steps_row(one: StepPercentiles) -> tuple[str, ...]:
+    how = f"{one.scaling} {one.workload} {one.arm}"
+    cells = [
+        (f"{p.b_s_per_iter:.4f}", f"{p.b_examples_per_s:.1f}", f"{100 * p.difference:+.1f} %".replace("-", "−"))
+        for p in one.percentiles
+    ]
+    return (how, *(cell for of_percentile in cells for cell in of_percentile))
+
+
+def _conclusion(found: ComparedRuns, fail_below: float | None) -> Iterator[str]:
+    yield ""
+    told = [one for one in found.requirements if one.change]
+    worse = [one for one in told if one.is_worse]
+    better = [one for one in told if one.difference != "no difference shown" and not one.is_worse]
+    same = len(told) - len(worse) - len(better)
+    yield f"Of {len(told)} requirements {len(worse)} are worse in B, {len(better)} better, {same} show no difference."
+    if fail_below is None:
+        return
+    failed = found.worse_by(fail_below)
+    limit = f"{100 * fail_below:g} %"
+    if failed:
+        names = ", ".join(text.one_line(one.id) for one in failed)
+        yield f"FAIL: worse by more than {limit} in {text.count_text(len(failed), 'requirement')}: {names}"
+    else:
+        left_out = len(found.requirements) - len(told)
+        unknown = f"; {text.count_text(left_out, 'requirement')} not compared" if left_out else ""
+        yield f"No requirement is shown to be worse by more than {limit}{unknown}."
+
+
+def table_lines_of(rows: Sequence[Sequence[str]], indent: str = "") -> Iterator[str]:
+    """Columns that are as wide as their widest cell; the first to the left, numbers to the right."""
+    rows = [[text.one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

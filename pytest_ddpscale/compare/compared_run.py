@@ -1,0 +1,67 @@
+"""A run directory, read to be held against another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
+from pytest_ddpscale.history.baseline import BASELINE_SCHEMA_VERSION, Baseline
+from pytest_ddpscale.history.key_values import KeyValueSeries
+from pytest_ddpscale.history.prediction import Reference
+from pytest_ddpscale.history.recording import versions_by_host
+from pytest_ddpscale.results.run_directory import RunDirectory, read_file
+from pytest_ddpscale.results.run_json import RunRecord
+from pytest_ddpscale.results.verdicts import Judgement
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """What a run measured, and how it was judged.
+
+    Attributes:
+        path: of its directory, as it was given.
+        versions: of the software, by host.
+        digest: of its measurements.
+        past: what the same places reached before, as far as that was known when the run was judged.
+    """
+
+    path: str
+    record: RunRecord
+    evidence: Evidence
+    judgement: Judgement
+    versions: Mapping[str, Mapping[str, str]]
+    digest: str
+    past: Mapping[KeyValueSeries, Reference] = field(default_factory=dict)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether no machine was measured."""
+        return self.judgement.simulated or self.record.is_simulated(self.evidence.columns.devices)
+
+    @property
+    def hosts(self) -> list[str]:
+        """Names of the nodes that took part, in order."""
+        return sorted({*self.evidence.columns.hosts, *self.evidence.hosts})
+
+
+def read_compared_run(path: Path, judgement_of: Callable[[RunDirectory], Judgement]) -> ComparedRun:
+    """A run with its verdicts.
+
+    Args:
+        path: of its directory.
+        judgement_of: finds the verdicts, also of a run that nobody judged.
+
+    Raises:
+        BadInput: it is no run directory, contradicts itself, or cannot be judged.
+    """
+    run = RunDirectory.open(path)
+    record, records, evidence = run.read_run(), run.read_records(), read_evidence(run)
+    past: Mapping[KeyValueSeries, Reference] = {}
+    if run.baseline_json.exists():
+        past = dict(read_file(run.baseline_json, Baseline, BASELINE_SCHEMA_VERSION).past)
+    return ComparedRun(
+        str(path), record, evidence, judgement_of(run), versions_by_host(record, records, evidence),
+        run.measurements_sha256(), past,
+    )  # fmt: skip

@@ -1,0 +1,245 @@
+"""Two runs, requirement by requirement; of different SKUs workload by workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from pytest_ddpscale.compare.asked_of_run import TOGETHER, AskedOfRun, asked_of
+from pytest_ddpscale.compare.compared_run import ComparedRun
+from pytest_ddpscale.compare.configuration import ConfigurationDifference, configuration_differences
+from pytest_ddpscale.compare.estimated_values import Estimated, Of, estimated, shared_hosts
+from pytest_ddpscale.compare.step_percentiles import StepPercentiles, step_percentiles
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.metric import Metric, Unit
+from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
+from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.plan.workload import COMPARABLE_FIELDS, incomparable_fields
+from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.stats.value_change import ComparedValue, ValueChange, change_between
+
+Difference = Literal["faster", "slower", "more", "less", "no difference shown", "not compared"]
+
+
+@dataclass(frozen=True)
+class ComparedRequirement:
+    """One requirement in both runs.
+
+    Attributes:
+        id: ``metric[workload-8gpu]``.
+        workload: its name, or the probe's.
+        a: value of the first run, in `unit`, with its interval; None of what has none.
+        b: of the second.
+        value_a: also where there is no interval; None where nothing was measured.
+        value_b: likewise.
+        change: from the first to the second; None of what was not compared.
+        is_ratio: whether the change is relative to the first run, and not a difference of two shares.
+        difference: what that comes to.
+        is_worse: whether the second run is shown to be worse.
+        nodes: of how many nodes the values are.
+        of: the worst of the nodes that both runs have, or the mean of all where they have other nodes.
+        knows_launches: whether both intervals hold how far launches differ.
+        why_not: why it was not compared; empty if it was.
+    """
+
+    id: str
+    metric: str
+    workload: str
+    world_size: int
+    unit: Unit
+    a: ComparedValue | None = None
+    b: ComparedValue | None = None
+    value_a: float | None = None
+    value_b: float | None = None
+    rounds_a: int = 0
+    rounds_b: int = 0
+    change: ValueChange | None = None
+    is_ratio: bool = True
+    difference: Difference = "not compared"
+    is_worse: bool = False
+    nodes: int = 1
+    of: Of = "worst"
+    knows_launches: bool = False
+    why_not: str = ""
+
+    def is_worse_by(self, share: float) -> bool:
+        """Whether the near end of the interval is worse by more than that: of the first run's value, or in points."""
+        if not self.is_worse or self.change is None:
+            return False
+        near = self.change.low if METRICS[self.metric].upper_bound else -self.change.high
+        return near > share
+
+
+@dataclass(frozen=True)
+class ComparedRuns:
+    """All that two runs have in common, and what they have not.
+
+    Attributes:
+        kind: ``generations`` of two SKUs, of which only throughput is compared, each with its own batch.
+        confidence: of each interval, 0 … 1.
+        configuration: in what they differ besides what was measured.
+        requirements: in the order of the first run.
+        only_a: ids of requirements that only the first run was judged by.
+        only_b: likewise.
+        steps: percentiles of the step time of both.
+    """
+
+    a: ComparedRun
+    b: ComparedRun
+    kind: Literal["same SKU", "generations"]
+    confidence: float
+    configuration: tuple[ConfigurationDifference, ...]
+    requirements: tuple[ComparedRequirement, ...]
+    only_a: tuple[str, ...] = ()
+    only_b: tuple[str, ...] = ()
+    steps: tuple[StepPercentiles, ...] = ()
+
+    def worse_by(self, share: float) -> list[ComparedRequirement]:
+        """Requirements that the second run is shown to be worse in by more than that."""
+        return [one for one in self.requirements if one.is_worse_by(share)]
+
+
+def compare_runs(a: ComparedRun, b: ComparedRun, confidence: float) -> ComparedRuns:
+    """The second run beside the first.
+
+    Raises:
+        OptionError: they hold the same measurements, or have no requirement in common.
+    """
+    if a.digest == b.digest:
+        raise OptionError("RUN_DIR", f"{b.path} has the same measurements as {a.path}", "two runs")
+    is_same_sku = a.record.sku == b.record.sku
+    pairs = list(_of_requirements(a, b) if is_same_sku else _of_generations(a, b))
+    found = tuple(_compared(pair, confidence) for pair in pairs)
+    if not any(one.change for one in found):
+        raise OptionError("RUN_DIR", f"{a.path} and {b.path} cannot be compared: {_why_nothing(found)}", "two runs "
+                          "that measured the same")  # fmt: skip
+    asked_a, asked_b = (_requirements(run) if is_same_sku else {} for run in (a, b))
+    return ComparedRuns(
+        a, b, "same SKU" if is_same_sku else "generations", confidence, configuration_differences(a, b), found,
+        tuple(one for one in asked_a if one not in asked_b), tuple(one for one in asked_b if one not in asked_a),
+        step_percentiles(a, b),
+    )  # fmt: skip
+
+
+def _why_nothing(found: tuple[ComparedRequirement, ...]) -> str:
+    return f"{found[0].id}: {found[0].why_not}" if found else "no requirement is common to both"
+
+
+class _AskedOfBoth(NamedTuple):
+    """One requirement, as asked of both runs."""
+
+    id: str
+    metric: Metric
+    workload: str
+    world_size: int
+    a: AskedOfRun
+    b: AskedOfRun
+    values: tuple[float | None, float | None]
+    why_not: str = ""
+
+
+def _requirements(run: ComparedRun) -> dict[str, Verdict]:
+    """Verdicts on what was measured round by round, by the id of their requirement."""
+    return {one.id: one for one in run.judgement.verdicts if METRICS[one.metric].subject in ("workload", "probe")}
+
+
+def _of_requirements(a: ComparedRun, b: ComparedRun) -> Iterator[_AskedOfBoth]:
+    others = _requirements(b)
+    for identity, verdict in _requirements(a).items():
+        other = others.get(identity)
+        if other is not None:
+            asked = asked_of(a, verdict), asked_of(b, other)
+            why_not = _why_other_work(verdict, other, *asked)
+            yield _AskedOfBoth(
+                identity, METRICS[verdict.metric], verdict.workload, verdict.world_size, *asked,
+                (verdict.value, other.value), why_not,
+            )  # fmt: skip
+
+
+def _why_other_work(a: Verdict, b: Verdict, asked_a: AskedOfRun, asked_b: AskedOfRun) -> str:
+    """Why two requirements of one name are about different things; empty if they are not."""
+    if a.world_size != b.world_size:
+        return f"{a.world_size} ranks in A, {b.world_size} in B"
+    for one, run in ((asked_a, "A"), (asked_b, "B")):
+        if one.why_not:
+            return f"{run}: {one.why_not}"
+    if a.one_gpu != b.one_gpu:
+        return f"one GPU {a.one_gpu} in A, {b.one_gpu} in B"
+    if asked_a.workload is None or asked_b.workload is None:
+        return ""
+    fields = incomparable_fields(asked_a.workload, asked_b.workload)
+    values = [f"{one} {getattr(asked_a.workload, one)} in A, {getattr(asked_b.workload, one)} in B" for one in fields]
+    return "; ".join(values)
+
+
+def _of_generations(a: ComparedRun, b: ComparedRun) -> Iterator[_AskedOfBoth]:
+    """Throughput per GPU of comparable workloads at equal world sizes, each with its own largest batch."""
+    others = _by_work(b)
+    for work, study in _by_work(a).items():
+        other = others.get(work)
+        if other is None:
+            continue
+        for size in sorted(_world_sizes(study) & _world_sizes(other)):
+            asked = [
+                AskedOfRun(run, Question(THROUGHPUT_PER_GPU, of.workload, size, one_gpu=_one_gpu(of)))
+                for run, of in ((a, study), (b, other))
+            ]
+            name = f"{THROUGHPUT_PER_GPU.name}[{study.workload.name}-{size}gpu]"
+            yield _AskedOfBoth(name, THROUGHPUT_PER_GPU, study.workload.name, size, asked[0], asked[1], (None, None))
+
+
+def _by_work(run: ComparedRun) -> dict[tuple[object, ...], Study]:
+    """Weak-scaling studies by what one rank trains; of several batches the one with the largest."""
+    studies = [one for one in run.evidence.plan.studies if one.scaling == "weak" and one.launch == 1]
+    ordered = sorted(studies, key=lambda one: one.workload.batch_size)
+    return {tuple(getattr(one.workload, name) for name in COMPARABLE_FIELDS): one for one in ordered}
+
+
+def _world_sizes(study: Study) -> set[int]:
+    trained = {arm.world_size for arm in study.arms if arm.kind == "ddp" and arm.placement == "packed"}
+    return trained | {1 for arm in study.arms if arm.kind == "alone"}
+
+
+def _one_gpu(study: Study) -> Literal["alone", "ddp"]:
+    return "alone" if any(arm.kind == "alone" for arm in study.arms) else "ddp"
+
+
+def _compared(asked: _AskedOfBoth, confidence: float) -> ComparedRequirement:
+    metric, scale = asked.metric, asked.metric.compared_scale
+    is_ratio = scale == "factors"
+    blank = ComparedRequirement(
+        asked.id, metric.name, asked.workload, asked.world_size, metric.unit, value_a=asked.values[0],
+        value_b=asked.values[1], is_ratio=is_ratio, why_not=asked.why_not,
+    )  # fmt: skip
+    if asked.why_not:
+        return blank
+    launches = asked.a.launches(), asked.b.launches()
+    hosts = shared_hosts(*launches)
+    a = estimated(asked.a, launches[0], hosts, metric, scale, confidence)
+    b = estimated(asked.b, launches[1], hosts, metric, scale, confidence)
+    change = change_between(a.limits, b.limits, by_factors=is_ratio) if a.limits and b.limits else None
+    difference: Difference = "not compared" if change is None else _difference(change, metric)
+    return replace(
+        blank, a=a.limits, b=b.limits, value_a=_told(a, asked.values[0]), value_b=_told(b, asked.values[1]),
+        rounds_a=a.rounds, rounds_b=b.rounds, change=change, difference=difference,
+        is_worse=change is not None and change.is_shown and (change.size > 0) == metric.upper_bound,
+        nodes=len([host for host in hosts if host != TOGETHER]) or 1, of="worst" if hosts else "mean",
+        knows_launches=a.knows_launches and b.knows_launches,
+        why_not="; ".join(f"{run}: {one.why_not}" for one, run in ((a, "A"), (b, "B")) if one.why_not),
+    )  # fmt: skip
+
+
+def _told(one: Estimated, of_verdict: float | None) -> float | None:
+    """The value that people know: that of the verdict, which has the thresholds file's numbers in it."""
+    return one.value if of_verdict is None else of_verdict
+
+
+def _difference(change: ValueChange, metric: Metric) -> Difference:
+    """Rates and ratios are fast or slow, costs and shares are more or less."""
+    if not change.is_shown:
+        return "no difference shown"
+    if metric.scale == "differences" or metric.unit == "img/J":
+        return "more" if change.size > 0 else "less"
+    return "slower" if (change.size > 0) == metric.upper_bound else "faster"

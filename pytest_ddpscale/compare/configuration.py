@@ -1,0 +1,103 @@
+"""In what two runs differ besides what they measured: what may explain a difference before any GPU does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pytest_ddpscale.compare.compared_run import ComparedRun
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.util.listing import first_few
+
+# The first ones change how fast GPUs train; the others are told after them.
+_SOFTWARE = ("driver", "cuda_driver", "cuda", "torch", "nccl", "kernel", "python", "pytest_ddpscale")
+_BATCH = {"weak": "batch_size", "strong": "global_batch_size"}  # that scaling keeps
+_OF_WORKLOAD = ("compile", "cudnn_benchmark", "num_classes")
+_OF_STUDY = ("rounds", "block_s", "warmup_s")
+_UNKNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class ConfigurationDifference:
+    """One thing that is not alike, in words."""
+
+    name: str
+    a: str
+    b: str
+
+
+def configuration_differences(a: ComparedRun, b: ComparedRun) -> tuple[ConfigurationDifference, ...]:
+    """All that is known to differ; what either run does not say is not compared."""
+    others = [pair for pair in _pairs(a, b) if pair[1] != pair[2] and _UNKNOWN not in pair]
+    return tuple(ConfigurationDifference(name, of_a, of_b) for name, of_a, of_b in others)
+
+
+def _pairs(a: ComparedRun, b: ComparedRun) -> Iterator[tuple[str, str, str]]:
+    yield "SKU", a.record.sku, b.record.sku
+    yield "measured", _how_measured(a), _how_measured(b)
+    yield "nodes", _nodes(a), _nodes(b)
+    yield "GPUs per node", str(a.evidence.plan.layout.ranks_per_node), str(b.evidence.plan.layout.ranks_per_node)
+    for name in _SOFTWARE:
+        yield name, _version(a, name), _version(b, name)
+    yield from _topology(a, b)
+    yield "launches", str(a.evidence.plan.launches), str(b.evidence.plan.launches)
+    yield "precision", _precision(a), _precision(b)
+    yield from _of_studies(a, b)
+    for name in sorted({*a.record.environment, *b.record.environment}):
+        yield name, a.record.environment.get(name, "not set"), b.record.environment.get(name, "not set")
+
+
+def _how_measured(run: ComparedRun) -> str:
+    if run.is_simulated:
+        return "SIMULATED: no machine was measured"
+    if run.record.is_imported:
+        return f"imported from {run.record.source}: one sample each"
+    return "by pytest-ddpscale"
+
+
+def _nodes(run: ComparedRun) -> str:
+    hosts = run.hosts
+    return f"{len(hosts) or run.evidence.plan.nodes}: {first_few(hosts)}" if hosts else str(run.evidence.plan.nodes)
+
+
+def _version(run: ComparedRun, name: str) -> str:
+    """``580.1``, or how many hosts have which."""
+    said = Counter(versions[name] for versions in run.versions.values() if name in versions)
+    if len(said) < 2:
+        return next(iter(said), run.record.versions.get(name, _UNKNOWN))
+    return ", ".join(f"{version} on {count}" for version, count in sorted(said.items()))
+
+
+def _topology(a: ComparedRun, b: ComparedRun) -> Iterator[tuple[str, str, str]]:
+    """Of nodes that both surveyed: what ``nvidia-smi topo -m`` prints is alike or not."""
+    texts = [{host: one.topology for host, one in run.evidence.surveys.items() if one.topology} for run in (a, b)]
+    others = [host for host in sorted(set(texts[0]) & set(texts[1])) if texts[0][host] != texts[1][host]]
+    if others:
+        yield "topology", f"nvidia-smi topo -m of {first_few(others)}", "prints something else there"
+
+
+def _precision(run: ComparedRun) -> str:
+    precision = run.evidence.plan.precision
+    return "not asked" if precision is None else f"{precision:.3g}"
+
+
+def _of_studies(a: ComparedRun, b: ComparedRun) -> Iterator[tuple[str, str, str]]:
+    """Batches and the like of studies of one name; once where all studies differ alike."""
+    theirs, ours = _studies(b), _studies(a)
+    found: dict[tuple[str, str, str], list[str]] = {}
+    shared = [name for name in ours if name in theirs]
+    for name in shared:
+        one, other = ours[name], theirs[name]
+        fields = (_BATCH[one.scaling], *_OF_WORKLOAD)
+        values = [(field, getattr(one.workload, field), getattr(other.workload, field)) for field in fields]
+        values += [(field, getattr(one, field), getattr(other, field)) for field in _OF_STUDY]
+        for field, of_a, of_b in values:
+            found.setdefault((field, str(of_a), str(of_b)), []).append(name)
+    for (field, of_a, of_b), names in found.items():
+        if of_a != of_b:
+            yield field if len(names) == len(shared) else f"{field} of {first_few(names, 1)}", of_a, of_b
+
+
+def _studies(run: ComparedRun) -> Mapping[str, Study]:
+    return {study.id: study for study in run.evidence.plan.studies}

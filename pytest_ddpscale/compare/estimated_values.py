@@ -1,0 +1,114 @@
+"""The value of each of two runs with its interval: of the same nodes where both have some."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from pytest_ddpscale.compare.asked_of_run import TOGETHER, AskedOfRun, ByHost
+from pytest_ddpscale.history.launch_deviation import launch_deviation_of
+from pytest_ddpscale.plan.metric import Metric, Scale
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
+from pytest_ddpscale.plan.per_round import PerRound, Sample
+from pytest_ddpscale.stats.value_change import ComparedValue
+from pytest_ddpscale.verdict.estimating import Found, estimate_of
+from pytest_ddpscale.verdict.finality import stretched_interval
+from pytest_ddpscale.verdict.launches import over_launches
+
+# Of several nodes: the worst of each round, or, where the runs had other nodes, their mean: the worst of many is worse
+# than the worst of few.
+Of = Literal["worst", "mean"]
+_LEAST_SHARE = 1e-6  # of a value that errs by factors: so near to nothing a limit may come
+
+
+class Estimated(NamedTuple):
+    """What a run says of a value.
+
+    Attributes:
+        limits: value and interval; None where there is none.
+        rounds: in all launches.
+        launches: that were measured.
+        knows_launches: whether the interval holds how far launches differ.
+        why_not: why there is no interval; empty if there is one.
+        value: in the metric's unit, also without an interval; None of nothing.
+    """
+
+    limits: ComparedValue | None
+    rounds: int = 0
+    launches: int = 1
+    knows_launches: bool = False
+    why_not: str = ""
+    value: float | None = None
+
+
+def shared_hosts(a: Sequence[ByHost], b: Sequence[ByHost]) -> list[str]:
+    """Nodes of which both runs have values in each launch."""
+    everywhere = [set(launch) for launch in (*a, *b)]
+    return sorted(set.intersection(*everywhere)) if everywhere else []
+
+
+def estimated(
+    asked: AskedOfRun, launches: Sequence[ByHost], hosts: Sequence[str], metric: Metric, scale: Scale, confidence: float
+) -> Estimated:
+    """What one run says.
+
+    Args:
+        asked: of it.
+        launches: its per-round values.
+        hosts: nodes that count: the worst of them; if none is named the mean of all.
+        metric: of the values.
+        scale: how they err.
+        confidence: of the interval, 0 … 1.
+    """
+    series = [_one_series(launch, hosts, metric, scale) for launch in launches]
+    rounds = sum(map(len, series))
+    if not series or not all(series):
+        return Estimated(None, rounds, len(series), why_not=asked.why_not or "no complete round")
+    if not all(math.isfinite(one.value) and (one.value > 0 or scale != "factors") for of in series for one in of):
+        return Estimated(None, rounds, len(series), why_not="an impossible value was measured")
+    of_launches = [estimate_of(samples, scale, confidence) for samples in series]
+    found = over_launches(of_launches, scale, confidence) if len(series) > 1 else of_launches[0]
+    if found.estimate is None:
+        return Estimated(None, rounds, len(series), why_not=found.too_few, value=found.value)
+    low, high = stretched_interval(found, found.estimate)
+    limits = ComparedValue(found.value, max(low, _LEAST_SHARE * found.value) if scale == "factors" else low, high)
+    if len(series) > 1:
+        return Estimated(limits, rounds, len(series), knows_launches=True, value=found.value)
+    return _with_earlier_launches(asked, Estimated(limits, rounds, value=found.value), found, metric, confidence)
+
+
+def _with_earlier_launches(
+    asked: AskedOfRun, single: Estimated, found: Found, metric: Metric, confidence: float
+) -> Estimated:
+    """With the deviation between earlier runs of the same places, as verdicts have it, where the run knows it."""
+    question, limits = asked.question, single.limits
+    if question is None or limits is None or metric is not THROUGHPUT_PER_GPU or asked.run.record.is_imported:
+        return single
+    deviation = launch_deviation_of(question, asked.run.evidence, asked.run.past)
+    if deviation is None:
+        return single
+    reach = deviation.reach(confidence)
+    down, up = (math.hypot(math.log(end / found.value), reach) for end in (limits.low, limits.high))
+    wider = ComparedValue(found.value, found.value * math.exp(-down), found.value * math.exp(up))
+    return single._replace(limits=wider, knows_launches=True)
+
+
+def _one_series(launch: ByHost, hosts: Sequence[str], metric: Metric, scale: Scale) -> list[Sample]:
+    """One value a round, as far as all places have rounds."""
+    chosen = [values for host in hosts or launch for values in launch.get(host, ())]
+    if len(chosen) == 1:
+        return list(chosen[0])
+    if not chosen:
+        return []
+    fewest = min(map(len, chosen))
+    table = np.stack([values.values[:fewest] for values in chosen])
+    if hosts or set(launch) == {TOGETHER}:
+        values = table.max(axis=0) if metric.upper_bound else table.min(axis=0)
+    elif scale == "factors" and (table > 0).all():
+        values = np.exp(np.log(table).mean(axis=0))
+    else:
+        values = table.mean(axis=0)
+    return list(PerRound(np.arange(fewest), values))

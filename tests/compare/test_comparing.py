@@ -1,0 +1,166 @@
+"""Two simulated runs of one machine, and of machines that differ by what is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.compare.compared_run import ComparedRun
+from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns, compare_runs
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.evidence.columns import columns_of
+from pytest_ddpscale.evidence.evidence import evidence_of
+from pytest_ddpscale.history.key_values import key_values_of
+from pytest_ddpscale.history.prediction import reference_of
+from pytest_ddpscale.results.records import Block, gangs_by_number
+from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.simulate.faults import parse_faults
+from pytest_ddpscale.simulate.measuring import SimulatedRun
+from pytest_ddpscale.simulate.writing import records
+from pytest_ddpscale.thresholds.cases import training_cases
+from pytest_ddpscale.verdict.judge import judge
+from tests.builders.clusters import a100
+from tests.builders.json_types import run_record
+
+CONFIDENCE = 0.95
+
+
+@cache
+def run(seed: int, *faults: str, gpus: int = 8, rounds: int = 16, launches: int = 1) -> ComparedRun:
+    """A simulated run of A100s, judged."""
+    cluster = a100(gpus)
+    plan = cluster.plan(rounds, short_blocks=True, launches=launches)
+    simulated = SimulatedRun(plan, cluster.performance, parse_faults(faults, plan.layout), seed)
+    found = list(records(simulated, cluster))
+    blocks = (one for one in found if isinstance(one, Block))
+    evidence = evidence_of(plan, columns_of(blocks, gangs_by_number(found).values()), found)
+    verdicts = tuple(judge(case, evidence, CONFIDENCE) for case in training_cases(cluster.cases))
+    record = run_record(sku=cluster.sku, status="simulated", simulated=True)
+    judgement = Judgement(cluster.sku, "incomplete", "simulated", verdicts, simulated=True)
+    return ComparedRun(f"run-{seed}", record, evidence, judgement, {}, f"{seed} {faults} {gpus} {rounds} {launches}")
+
+
+def compared(a: ComparedRun, b: ComparedRun) -> ComparedRuns:
+    return compare_runs(a, b, CONFIDENCE)
+
+
+def of(found: ComparedRuns, metric: str, world_size: int) -> ComparedRequirement:
+    return next(one for one in found.requirements if (one.metric, one.world_size) == (metric, world_size))
+
+
+def test_two_runs_of_one_machine_show_no_difference() -> None:
+    found = compared(run(1), run(2))
+    assert found.requirements
+    assert {one.difference for one in found.requirements} == {"no difference shown"}
+    assert found.configuration == ()
+
+
+def test_a_slow_rank_makes_slower_what_waits_for_it_and_not_one_gpu() -> None:
+    found = compared(run(1), run(3, "slow-gpu:3:1.1"))
+    throughput = of(found, "throughput_per_gpu", 8)
+    assert throughput.difference == "slower"
+    assert throughput.change is not None
+    assert throughput.change.low < 1 / 1.1 - 1 + 0.005 < throughput.change.high + 0.01
+    assert of(found, "rank_uniformity", 8).difference == "slower"
+    assert of(found, "throughput_per_gpu", 1).difference == "no difference shown"
+
+
+def test_the_other_way_round_it_is_faster() -> None:
+    throughput = of(compared(run(3, "slow-gpu:3:1.1"), run(1)), "throughput_per_gpu", 8)
+    assert (throughput.difference, throughput.is_worse) == ("faster", False)
+
+
+def test_only_what_is_surely_worse_by_more_than_a_share_is_told() -> None:
+    found = compared(run(1), run(3, "slow-gpu:3:1.1"))
+    names = {one.id for one in found.worse_by(0.05)}
+    assert of(found, "throughput_per_gpu", 8).id in names
+    assert of(found, "rank_uniformity", 8).id in names
+    assert found.worse_by(0.2) == []
+    assert compared(run(3, "slow-gpu:3:1.1"), run(1)).worse_by(0.0) == []
+
+
+def test_several_launches_are_compared_by_their_means() -> None:
+    found = compared(run(1, launches=3, rounds=8), run(2, launches=3, rounds=8))
+    throughput = of(found, "throughput_per_gpu", 8)
+    assert throughput.knows_launches
+    assert throughput.rounds_a == 24
+
+
+def with_past(one: ComparedRun, sd: float) -> ComparedRun:
+    """The same, of places whose earlier launches differed that much."""
+    values = [math.exp(sd * step) for step in (-1.0, 1.0, -1.0, 1.0, 0.0)]
+    reference = reference_of(values)
+    assert reference is not None
+    return replace(one, past={value.series: reference for value in key_values_of(one.evidence)})
+
+
+def test_what_launches_are_known_to_differ_by_is_part_of_the_interval_of_throughput() -> None:
+    slower = run(3, "slow-gpu:3:1.1")
+    found = compared(with_past(run(1), 0.1), with_past(slower, 0.1))
+    throughput, uniformity = of(found, "throughput_per_gpu", 8), of(found, "rank_uniformity", 8)
+    assert (throughput.difference, throughput.knows_launches) == ("no difference shown", True)
+    assert (uniformity.difference, uniformity.knows_launches) == ("slower", False)
+    assert of(compared(with_past(run(1), 0.001), with_past(slower, 0.001)), "throughput_per_gpu", 8).is_worse
+
+
+def test_too_few_rounds_are_not_compared() -> None:
+    with pytest.raises(OptionError, match=r"cannot be compared: .*A: 1 rounds; expected at least 8"):
+        compared(run(1, rounds=1), run(2, rounds=1))
+
+
+def test_one_run_is_not_compared_with_itself() -> None:
+    with pytest.raises(OptionError, match="the same measurements"):
+        compared(run(1), run(1))
+
+
+def test_a_node_of_a_larger_run_is_compared_by_itself() -> None:
+    found = compared(run(1, gpus=16), run(2, gpus=8))
+    shared = of(found, "throughput_per_gpu", 8)
+    assert shared.difference == "no difference shown"
+    assert (shared.nodes, shared.of) == (1, "worst")
+    assert {one.id for one in found.requirements} <= {one.id for one in run(2).judgement.verdicts}
+    assert "nodes" in {one.name for one in found.configuration}
+
+
+def test_the_worst_of_the_nodes_that_both_runs_have_is_compared() -> None:
+    found = compared(run(1, gpus=16), run(2, "slow-gpu:11:1.1", gpus=16))
+    shared = of(found, "throughput_per_gpu", 8)
+    assert (shared.nodes, shared.difference) == (2, "slower")
+
+
+def other(base: ComparedRun, **changes: Any) -> ComparedRun:
+    """The same run of another workload."""
+    plan = base.evidence.plan
+    studies = tuple(replace(one, workload=replace(one.workload, **changes)) for one in plan.studies)
+    return replace(base, evidence=replace(base.evidence, plan=replace(plan, studies=studies)))
+
+
+def test_another_batch_is_a_difference_in_configuration() -> None:
+    batches = {one.name: (one.a, one.b) for one in compared(run(1), other(run(2), compile=True)).configuration}
+    assert batches == {"compile": ("False", "True")}
+
+
+def test_another_image_size_is_other_work() -> None:
+    with pytest.raises(OptionError, match="image_size 224 in A, 32 in B"):
+        compared(run(1), other(run(2), image_size=32))
+
+
+def test_other_skus_are_compared_by_throughput() -> None:
+    older = replace(run(2), record=run_record(sku="v100", status="simulated", simulated=True))
+    found = compared(run(1), older)
+    assert found.kind == "generations"
+    assert {one.metric for one in found.requirements} == {"throughput_per_gpu"}
+    assert {one.world_size for one in found.requirements} >= {1, 8}
+
+
+def test_steps_are_compared_percentile_by_percentile() -> None:
+    steps = {one.arm: one for one in compared(run(1), run(3, "slow-gpu:3:1.1")).steps if one.scaling == "weak"}
+    together = steps["ddp@8"]
+    assert [one.per_cent for one in together.percentiles] == [50, 75, 90, 95]
+    assert all(-0.11 < one.difference < -0.08 for one in together.percentiles)
+    median = together.percentiles[0]
+    assert median.b_examples_per_s == pytest.approx(together.batch_size / median.b_s_per_iter)
