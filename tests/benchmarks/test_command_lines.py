@@ -25,6 +25,7 @@ NAMES = (
         "hostile_inputs",
         "judging",
         "launches",
+        "live_page",
         "plugin_load",
     ),
     *("sampler_overhead", "straggler_roc", "stragglers", "time_to_verdict", "width", "wrong_verdicts"),

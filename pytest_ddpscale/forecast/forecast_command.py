@@ -1,0 +1,190 @@
+"""`ddpscale forecast` and `ddpscale scaling`. Every command loads this: what they do loads what it needs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.settings import read_value, world_sizes
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.forecast.measured_sizes import ScalingSeries
+    from pytest_ddpscale.forecast.scaling_facts import ScalingFact, SweetSpots, TrainingJob
+    from pytest_ddpscale.forecast.scaling_model import Forecast
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_forecast(commands: Commands) -> None:
+    """`ddpscale forecast`."""
+    command = _add(commands, "forecast", _forecast, "say what GPU counts that were not measured would reach")
+    command.add_argument("--gpus", required=True, metavar="64,512", help="numbers of GPUs")
+
+
+def add_scaling(commands: Commands) -> None:
+    """`ddpscale scaling`."""
+    command = _add(commands, "scaling", _scaling, "speed-up, time, cost and the sweet spot of measured GPU counts")
+    add = command.add_argument
+    add("--images", type=float, default=1.28e6, metavar="N", help="to train; default: one epoch of ImageNet, 1.28e6")
+    add("--fixed-s", type=float, default=0.0, metavar="S", help="seconds that no GPU shortens; default: 0")
+    add("--deadline", type=float, metavar="S", help="in which they have to be trained, in seconds")
+    add("--gpu-hour-price", type=float, metavar="PRICE", help="of one GPU for an hour")
+    add("--kwh-price", type=float, metavar="PRICE", help="of the GPUs' energy, where it was measured")
+
+
+def _add(commands: Commands, name: str, run: Callable[[argparse.Namespace], None], says: str) -> Any:
+    command = commands.add_parser(name, help=says)
+    command.add_argument("directory", type=Path, metavar="RUN_DIR")
+    command.add_argument("--format", choices=("text", "json"), default="text", help="default: %(default)s")
+    command.set_defaults(run=run)
+    return command
+
+
+def _series(directory: Path) -> list[ScalingSeries]:
+    """Raises BadInput."""
+    from pytest_ddpscale.evidence.evidence import read_evidence
+    from pytest_ddpscale.forecast.measured_sizes import scaling_series
+    from pytest_ddpscale.results.run_directory import RunDirectory
+
+    found = scaling_series(read_evidence(RunDirectory.open(directory)))
+    if not found:
+        raise OptionError("RUN_DIR", f"{directory} has no complete round of training", "a run that trained something")
+    return found
+
+
+def _forecast(arguments: argparse.Namespace) -> None:
+    """Print the forecasts. Raises BadInput where there is none at all."""
+    from dataclasses import asdict
+
+    from pytest_ddpscale.results.strict_json import strict_json
+
+    asked = read_value("--gpus", arguments.gpus, world_sizes)
+    found = [(one, *_forecasts(one, asked)) for one in _series(arguments.directory)]
+    if not any(forecasts for _, forecasts, _ in found):
+        raise next(refusal for *_, refusal in found if refusal is not None)
+    if arguments.format == "json":
+        print(strict_json([
+            {**asdict(one), "forecasts": [asdict(f) for f in forecasts], "refused": refusal and str(refusal)}
+            for one, forecasts, refusal in found
+        ]))  # fmt: skip
+        return
+    for one, forecasts, refusal in found:
+        for line in _forecast_lines(one, forecasts, refusal):
+            print(line)
+
+
+def _forecasts(series: ScalingSeries, asked: Sequence[int]) -> tuple[list[Forecast], OptionError | None]:
+    """Of each size, ascending, up to the first that is refused, as all larger ones would be; and why that is."""
+    from pytest_ddpscale.forecast.scaling_model import ScalingModel
+
+    forecasts: list[Forecast] = []
+    try:
+        model = ScalingModel(series)
+        for gpus in asked:
+            forecasts.append(model.forecast(gpus))  # noqa: PERF401 - those before a refusal stay
+    except OptionError as refusal:
+        return forecasts, refusal
+    return forecasts, None
+
+
+def _forecast_lines(series: ScalingSeries, forecasts: Sequence[Forecast], refusal: OptionError | None) -> list[str]:
+    of = "one GPU" if series.has_one_gpu else f"{series.sizes[0].gpus} GPUs, the fewest measured"
+    largest = series.sizes[-1].gpus
+    sizes = ", ".join(str(one.gpus) for one in series.sizes)
+    lines = [f"{series.scaling}/{series.workload}: measured at {sizes} {_gpus(largest)}; efficiency relative to {of}"]
+    rows = [("GPUs", "img/s", "95 % interval", "efficiency", "95 % interval", "")]
+    for one in forecasts:
+        rates = "" if one.interval is None else "{:.0f} to {:.0f}".format(*one.interval)
+        shares = "" if one.efficiency_interval is None else "{:.1%} to {:.1%}".format(*one.efficiency_interval)
+        rows.append(
+            (str(one.gpus), f"{one.img_per_s:.0f}", rates, f"{one.efficiency:.1%}", shares, _reach(one, largest))
+        )
+    if forecasts:
+        lines += _table(rows)
+    return lines if refusal is None else [*lines, f"  no forecast: {refusal}"]
+
+
+def _reach(forecast: Forecast, largest: int) -> str:
+    if forecast.interval is None:
+        return "measured"
+    if forecast.gpus <= largest:
+        return "interpolated"
+    return f"{forecast.times_largest:g}x the largest measured"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell, the head among them."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
+
+
+def _gpus(number: int) -> str:
+    return "GPU" if number == 1 else "GPUs"
+
+
+def _scaling(arguments: argparse.Namespace) -> None:
+    """Print what was measured. Raises BadInput."""
+    from dataclasses import asdict
+
+    from pytest_ddpscale.forecast.scaling_facts import TrainingJob, scaling_facts, sweet_spots
+    from pytest_ddpscale.results.strict_json import strict_json
+
+    for option in ("images", "fixed_s", "deadline", "gpu_hour_price", "kwh_price"):
+        _refuse_nonsense(option, getattr(arguments, option))
+    job = TrainingJob(arguments.images, arguments.fixed_s, arguments.gpu_hour_price, arguments.kwh_price)
+    found = []
+    for one in _series(arguments.directory):
+        facts = scaling_facts(one.sizes, job)
+        found.append((one, facts, sweet_spots(facts, arguments.deadline)))
+    if arguments.format == "json":
+        print(strict_json([
+            {"study": f"{one.scaling}/{one.workload}", "job": asdict(job), "sizes": [asdict(fact) for fact in facts],
+             "sweet_spots": asdict(spots)} for one, facts, spots in found
+        ]))  # fmt: skip
+        return
+    for one, facts, spots in found:
+        for line in _scaling_lines(one, facts, spots, job):
+            print(line)
+        if arguments.deadline is not None and spots.deadline is None:
+            print(f"  deadline of {arguments.deadline:g} s: met by no number of GPUs that was measured")
+
+
+def _refuse_nonsense(option: str, number: float | None) -> None:
+    if number is not None and not (math.isfinite(number) and number >= 0):
+        raise OptionError(f"--{option.replace('_', '-')}", f"found {number:g}", "a number from 0 up")
+
+
+def _scaling_lines(
+    series: ScalingSeries, facts: Sequence[ScalingFact], spots: SweetSpots, job: TrainingJob
+) -> list[str]:
+    lines = [f"{series.scaling}/{series.workload}: {job.images:.4g} images and {job.fixed_s:g} s fixed"]
+    if not series.has_one_gpu:
+        lines.append(f"  one GPU was not measured: relative to {series.sizes[0].gpus} GPUs")
+    heads = ("GPUs", "img/s", "speed-up", "efficiency", "serial", "gain", "time", "saved", "GPU cost", "energy cost")
+    rows = [heads]
+    rows += [
+        (
+            str(one.gpus), f"{one.img_per_s:.0f}", f"{one.speedup:.2f}x", f"{one.efficiency:.1%}",
+            _share(one.serial_share), _share(one.gain), f"{one.train_s:.0f} s", _share(one.saved_share),
+            _price(one.gpu_cost), _price(one.energy_cost),
+        ) for one in facts
+    ]  # fmt: skip
+    lines += _table(rows)
+    named = (("deadline", spots.deadline), ("efficiency of 90 %", spots.efficiency), ("GPU-hours", spots.gpu_cost),
+             ("energy", spots.energy_cost))  # fmt: skip
+    lines += [f"  sweet spot for {aim}: {gpus} {_gpus(gpus)}" for aim, gpus in named if gpus is not None]
+    if (last := spots.saturation) is not None:
+        lines.append(f"  saturated at {last} {_gpus(last)}: the next size saves less than 10 % of the time")
+    return lines
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _price(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,124 @@
+"""Throughput at each world size that a run trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.metrics.rounds import ArmRounds, group_rounds
+from pytest_ddpscale.plan.study import Arm, Scaling
+from pytest_ddpscale.stats.correlation import lag_one_correlations
+
+FEWEST_ROUNDS = 4  # that tell an error, and how much successive rounds are alike
+
+
+@dataclass(frozen=True)
+class MeasuredSize:
+    """One world size.
+
+    Attributes:
+        gpus: ranks that trained together.
+        img_per_s: of all of them together, geometric mean over the rounds of the slowest rank's pace.
+        energy_j_per_image: mean of the GPUs; None if any rank's is unknown.
+        error: relative standard error of `img_per_s` by the rounds, of `round_errors`; None where these are too few
+            to tell it, as of an imported sample.
+    """
+
+    gpus: int
+    img_per_s: float
+    energy_j_per_image: float | None = None
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class ScalingSeries:
+    """One study: its sizes, ascending, and how many GPUs a node has."""
+
+    scaling: Scaling
+    workload: str
+    gpus_per_node: int
+    sizes: tuple[MeasuredSize, ...]
+
+    @property
+    def has_one_gpu(self) -> bool:
+        """Whether one GPU was measured, so that efficiency is relative to it and not to the smallest size."""
+        return bool(self.sizes) and self.sizes[0].gpus == 1
+
+
+def scaling_series(evidence: Evidence) -> list[ScalingSeries]:
+    """A series for each study of the first launch of which a round was measured, in the plan's order.
+
+    One rank is the arm ``alone``, or ``ddp@1`` where there is no such. Of what each of several nodes measured by itself
+    the mean over all nodes counts: one slow node is no property of a size.
+    """
+    found = []
+    for study in evidence.plan.of_launch(1).studies:
+        by_size: dict[int, MeasuredSize] = {}
+        rounds: dict[int, dict[int, float]] = {}
+        arms = [arm for arm in study.arms if arm.kind in ("alone", "ddp") and arm.placement == "packed"]
+        for arm in sorted(arms, key=lambda arm: arm.kind):
+            groups = [one for one in group_rounds(evidence.columns, study.id, arm, evidence.plan.layout) if len(one)]
+            if groups and arm.world_size not in by_size:
+                rounds[arm.world_size] = _of_rounds(groups)
+                by_size[arm.world_size] = _measured(arm, groups)
+        if by_size:
+            errors = round_errors(rounds)
+            sizes = tuple(replace(by_size[gpus], error=errors[gpus]) for gpus in sorted(by_size))
+            per_node = evidence.plan.layout.ranks_per_node
+            found.append(ScalingSeries(study.scaling, study.workload.name, per_node, sizes))
+    return found
+
+
+def round_errors(rounds: Mapping[int, Mapping[int, float]]) -> dict[int, float | None]:
+    """Standard error of each size's mean, so that those of two sizes together are the error of their ratio.
+
+    What all sizes share in a round cancels in ratios, so each round's mean over the sizes is taken off first; with k
+    sizes that leaves (k - 1) / k of the variance. Successive rounds that are alike tell less: the error is larger by
+    sqrt((1 + r) / (1 - r)) with their mean lag-one correlation r, where that is above 0.
+
+    Args:
+        rounds: logarithm of the throughput by size and number of the round.
+
+    Returns:
+        None of each size where fewer than `FEWEST_ROUNDS` rounds have all sizes, or there is one size alone.
+    """
+    common = sorted(set.intersection(*(set(of_size) for of_size in rounds.values()))) if rounds else []
+    if len(rounds) < 2 or len(common) < FEWEST_ROUNDS:
+        return dict.fromkeys(rounds)
+    logs = np.array([[of_size[number] for number in common] for of_size in rounds.values()])
+    own = logs - logs.mean(axis=0)
+    known = [one for one in lag_one_correlations(own).tolist() if math.isfinite(one)]
+    alike = max(0.0, math.fsum(known) / len(known)) if known else 0.0
+    deviations = own.std(axis=1, ddof=1) * math.sqrt(len(rounds) / (len(rounds) - 1) * (1 + alike) / (1 - alike))
+    return {
+        gpus: deviation / math.sqrt(len(of_size))
+        for (gpus, of_size), deviation in zip(rounds.items(), deviations.tolist(), strict=True)
+    }
+
+
+def _of_rounds(groups: Sequence[ArmRounds]) -> dict[int, float]:
+    """Logarithm of the throughput in each round, mean over the groups that have it."""
+    by_round: dict[int, list[float]] = {}
+    for one in groups:
+        for number, rate in zip(one.numbers.tolist(), one.img_per_s_per_gpu.tolist(), strict=True):
+            by_round.setdefault(number, []).append(math.log(rate))
+    return {number: math.fsum(logs) / len(logs) for number, logs in by_round.items()}
+
+
+def _measured(arm: Arm, groups: Sequence[ArmRounds]) -> MeasuredSize:
+    logs = [math.log(value) for one in groups for value in one.img_per_s_per_gpu.tolist()]
+    return MeasuredSize(arm.world_size, arm.world_size * math.exp(math.fsum(logs) / len(logs)), _energy(groups))
+
+
+def _energy(groups: Sequence[ArmRounds]) -> float | None:
+    """Joules over images of all blocks together."""
+    energy, images = 0.0, 0.0
+    for one in groups:
+        cells = one.present
+        energy += float(one.measured.energy_j[cells].sum())
+        images += float((one.measured.batch_size[:, None] * one.measured.steps)[cells].sum())
+    return energy / images if math.isfinite(energy) and energy > 0 else None

@@ -1,0 +1,120 @@
+"""What a scaling study is worth: speed-up, Amdahl's share, time, cost, and how many GPUs to take."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_ddpscale.forecast.measured_sizes import MeasuredSize
+
+SATURATED_GAIN = 0.1  # a doubling that shortens the time by less saves little
+GOOD_EFFICIENCY = 0.9
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What is to be trained: images, seconds that no GPU shortens, and prices; None where nobody said one."""
+
+    images: float
+    fixed_s: float = 0.0
+    gpu_hour_price: float | None = None
+    kwh_price: float | None = None
+
+
+@dataclass(frozen=True)
+class ScalingFact:
+    """One size.
+
+    Attributes:
+        gpus: its ranks.
+        img_per_s: of all together.
+        speedup: over the smallest size, times the GPUs of that.
+        efficiency: `speedup` over `gpus`.
+        serial_share: Amdahl's serial fraction as Karp and Flatt (1990) take it from the speed-up; None of one GPU.
+        gain: of throughput over the next smaller size, per doubling: 0.69 is 69 %; None of the smallest.
+        train_s: fixed seconds and images over throughput.
+        saved_share: of the next smaller size's `train_s`; None of the smallest.
+        gpu_cost: GPU-hours times their price; None without a price.
+        energy_cost: kWh of the GPUs times their price; None without a price or a measured energy.
+    """
+
+    gpus: int
+    img_per_s: float
+    speedup: float
+    efficiency: float
+    serial_share: float | None
+    gain: float | None
+    train_s: float
+    saved_share: float | None
+    gpu_cost: float | None
+    energy_cost: float | None
+
+
+def scaling_facts(sizes: Sequence[MeasuredSize], job: TrainingJob) -> list[ScalingFact]:
+    """One for each size, which are ascending."""
+    found: list[ScalingFact] = []
+    for size in sizes:
+        per_gpu = sizes[0].img_per_s / sizes[0].gpus
+        speedup = size.img_per_s / per_gpu
+        train_s = job.fixed_s + job.images / size.img_per_s
+        before = found[-1] if found else None
+        kwh = None if size.energy_j_per_image is None else size.energy_j_per_image * job.images / 3.6e6
+        found.append(
+            ScalingFact(
+                size.gpus,
+                size.img_per_s,
+                speedup,
+                speedup / size.gpus,
+                (1 / speedup - 1 / size.gpus) / (1 - 1 / size.gpus) if size.gpus > 1 else None,
+                None if before is None else _per_doubling(before, size),
+                train_s,
+                None if before is None or not before.train_s else 1 - train_s / before.train_s,
+                None if job.gpu_hour_price is None else size.gpus * train_s / 3600 * job.gpu_hour_price,
+                None if job.kwh_price is None or kwh is None else kwh * job.kwh_price,
+            )
+        )
+    return found
+
+
+def _per_doubling(before: ScalingFact, size: MeasuredSize) -> float:
+    """Gain of throughput, as if sizes grew by two: the same factor for each doubling between them."""
+    doublings = math.log2(size.gpus / before.gpus)
+    return math.exp(math.log(size.img_per_s / before.img_per_s) / doublings) - 1
+
+
+@dataclass(frozen=True)
+class SweetSpots:
+    """How many GPUs to take for each aim; None where no size serves it, or nobody gave what it takes to say.
+
+    Attributes:
+        deadline: fewest that train within the deadline.
+        efficiency: most that are at least `GOOD_EFFICIENCY` efficient.
+        gpu_cost: cheapest by GPU-hours.
+        energy_cost: cheapest by energy.
+        saturation: fewest beyond which the next size saves less than `SATURATED_GAIN` of the time.
+    """
+
+    deadline: int | None
+    efficiency: int | None
+    gpu_cost: int | None
+    energy_cost: int | None
+    saturation: int | None
+
+
+def sweet_spots(facts: Sequence[ScalingFact], deadline_s: float | None) -> SweetSpots:
+    """Of the sizes that were measured."""
+    in_time = [one.gpus for one in facts if deadline_s is not None and one.train_s <= deadline_s]
+    efficient = [one.gpus for one in facts if one.efficiency >= GOOD_EFFICIENCY]
+    by_gpu = [(one.gpu_cost, one.gpus) for one in facts if one.gpu_cost is not None]
+    by_kwh = [(one.energy_cost, one.gpus) for one in facts if one.energy_cost is not None]
+    pairs = itertools.pairwise(facts)
+    flat = [one.gpus for one, after in pairs if (after.saved_share or 0.0) < SATURATED_GAIN]
+    return SweetSpots(
+        min(in_time, default=None),
+        max(efficient, default=None),
+        min(by_gpu)[1] if by_gpu else None,
+        min(by_kwh)[1] if by_kwh else None,
+        min(flat, default=None),
+    )

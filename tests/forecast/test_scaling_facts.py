@@ -1,0 +1,39 @@
+"""Speed-up, gain, time, cost and sweet spots, as published tables have them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_ddpscale.forecast.measured_sizes import MeasuredSize
+from pytest_ddpscale.forecast.scaling_facts import ScalingFact, TrainingJob, scaling_facts, sweet_spots
+
+MICRO = {1: 240.0, 2: 464.0, 4: 892.0, 8: 1668.0, 16: 3075.0, 32: 5205.0}
+
+
+def facts_of(job: TrainingJob) -> list[ScalingFact]:
+    return scaling_facts([MeasuredSize(gpus, rate, 3.6) for gpus, rate in MICRO.items()], job)
+
+
+def test_gains_and_efficiencies_are_those_of_the_published_tables() -> None:
+    facts = facts_of(TrainingJob(1e5))
+    # The table itself cuts its percentages: 1668/892 is 1.870.
+    assert [round(100 * (one.gain or 0)) for one in facts[1:]] == [93, 92, 87, 84, 69]
+    assert [round(100 * one.efficiency, 1) for one in facts] == [100, 96.7, 92.9, 86.9, 80.1, 67.8]
+
+
+def test_fixed_time_saturates_while_throughput_grows() -> None:
+    spots = sweet_spots(facts_of(TrainingJob(240 * 240, 316)), deadline_s=400)
+    assert spots.saturation == 4
+    assert spots.deadline == 4
+    assert spots.efficiency == 4
+
+
+def test_amdahl_share_of_a_serial_tenth() -> None:
+    sizes = [MeasuredSize(n, 100 / (0.1 + 0.9 / n)) for n in (1, 2, 8)]
+    assert [one.serial_share for one in scaling_facts(sizes, TrainingJob(1))[1:]] == pytest.approx([0.1, 0.1])
+
+
+def test_costs_are_of_gpu_hours_and_kilowatt_hours() -> None:
+    (one,) = scaling_facts([MeasuredSize(4, 1000.0, 3.6)], TrainingJob(3.6e6, 0, 2.0, 0.5))
+    assert one.gpu_cost == pytest.approx(8.0)
+    assert one.energy_cost == pytest.approx(1.8)
