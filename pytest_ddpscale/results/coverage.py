@@ -27,12 +27,14 @@ class GpuCoverage:
         uuid: as NVML has it; empty if nobody ever saw it.
         tested_by: ``probes``, ``training``: those whose requirements were decided with it.
         problem: why it does not answer; empty if it does.
+        rounds_missing: rounds of one arm in which its peers were measured and it was not, the most of all arms.
     """
 
     index: int | None
     uuid: str
     tested_by: tuple[str, ...] = ()
     problem: str = ""
+    rounds_missing: int = 0
 
     @property
     def name(self) -> str:

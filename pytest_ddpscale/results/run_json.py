@@ -62,13 +62,17 @@ class Simulation(Record, frozen=True, kw_only=True):
 
 
 class Resumed(Record, frozen=True, kw_only=True):
-    """A session that went on with the run, and how each study that was measured again had ended, by its id."""
+    """A session that went on with the run, and how each study that was measured again had ended, by its id.
+
+    `operator` as in `RunRecord`: who answers for this session.
+    """
 
     at: str
     argv: tuple[str, ...]
     status_before: str
     thresholds_digests: str
     measured_anew: dict[str, str]
+    operator: str = ""
 
 
 class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", tag=RUN_SCHEMA_VERSION):
@@ -89,6 +93,7 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
         notes: what a reader has to know of a run that was imported or simulated.
         source: the tool that an imported run is of; `imported_from` is its directory's name.
         nccl_topology: as that tool describes it.
+        operator: who answers for the run, as he was named; `site` and `ticket` likewise; empty where nobody said it.
     """
 
     sku: str
@@ -110,6 +115,9 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
     source: str = ""
     imported_from: str = ""
     nccl_topology: str | None = None
+    operator: str = ""
+    site: str = ""
+    ticket: str = ""
 
     def __post_init__(self) -> None:
         for moment in filter(None, (self.started_at, self.finished_at)):
@@ -120,6 +128,12 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
     def began(self) -> datetime:
         """`started_at`, in UTC."""
         return datetime.fromisoformat(self.started_at).astimezone(timezone.utc)
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Who answers for its sessions, the first one's first; empty where nobody said it."""
+        named = (self.operator, *(one.operator for one in self.resumed))
+        return tuple(dict.fromkeys(filter(None, named)))
 
     @property
     def is_imported(self) -> bool:

@@ -28,6 +28,10 @@ def start_run(
     thresholds_sha256: str,
     devices_present: int | None = None,
     extends: Sequence[ThresholdsUsed] = (),
+    *,
+    operator: str = "",
+    site: str = "",
+    ticket: str = "",
 ) -> None:
     """Record in run.json what is about to happen, before it happens.
 
@@ -41,6 +45,9 @@ def start_run(
         thresholds=ThresholdsUsed(str(thresholds_path), thresholds_sha256, tuple(extends)),
         versions={"python": platform.python_version(), "pytest": version("pytest"), "pytest_ddpscale": __version__},
         devices_present=devices_present,
+        operator=operator,
+        site=site,
+        ticket=ticket,
     )
     run.write_json(run.run_json, record)
 
@@ -52,9 +59,18 @@ def note_left_out(run: RunDirectory, devices_present: int, unfit: Mapping[str, s
 
 
 def resume_run(
-    run: RunDirectory, argv: Sequence[str], thresholds_digests: str, measured_anew: Mapping[str, str]
+    run: RunDirectory,
+    argv: Sequence[str],
+    thresholds_digests: str,
+    measured_anew: Mapping[str, str],
+    *,
+    operator: str = "",
+    site: str = "",
+    ticket: str = "",
 ) -> None:
     """Record that an earlier run goes on, and how each study that is measured again had ended, by its id.
+
+    Site and ticket stay what they were unless they are given; an operator is added to those before.
 
     Raises:
         RunDirectoryError: run.json is broken or cannot be written.
@@ -63,8 +79,12 @@ def resume_run(
     began = Resumed(
         at=now_iso(), argv=tuple(masked_arguments(argv)), status_before=record.status,
         thresholds_digests=thresholds_digests, measured_anew=dict(measured_anew),
+        operator=operator,
     )  # fmt: skip
-    record = replace(record, status="running", finished_at=None, resumed=(*record.resumed, began))
+    record = replace(
+        record, status="running", finished_at=None, resumed=(*record.resumed, began),
+        site=site or record.site, ticket=ticket or record.ticket,
+    )  # fmt: skip
     run.write_json(run.run_json, record)
 
 

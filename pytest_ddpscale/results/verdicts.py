@@ -31,7 +31,7 @@ WRONG_DATA: Literal["wrong-data"] = "wrong-data"
 THIS_LAUNCH_ONLY: Literal["this-launch-only"] = "this-launch-only"
 PARTLY_KNOWN: Literal["partly-known"] = "partly-known"
 _OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, GENERATION_RATIO.name)
-VERDICTS_SCHEMA_VERSION: Literal[4] = 4
+VERDICTS_SCHEMA_VERSION: Literal[5] = 5
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,11 @@ class Culprit:
         evidence: what was seen, in numbers.
         is_certain: False if either of two may be the odd one, if it stands out by too little to explain the failure, or
             if most nodes fail alike: no machine is drained for that.
+        computed_wrong: whether it is named for wrong data, whatever its speed.
+        slowdown: its step time without communication over that of its peers; None of what is not slow in computing.
+        peers: how many ranks that is relative to; None with `slowdown`, and of a whole node.
+        slow_rounds: how many rounds `slowdown` is of; None where `peers` is.
+        rounds: how many there were.
     """
 
     kind: Literal["gpu", "node", "link"]
@@ -55,6 +60,11 @@ class Culprit:
     peer_gpu_index: int | None = None
     peer_gpu_uuid: str | None = None
     is_certain: bool = True
+    computed_wrong: bool = False
+    slowdown: float | None = None
+    peers: int | None = None
+    slow_rounds: int | None = None
+    rounds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -279,6 +289,28 @@ class UniformLoss:
 
 
 @dataclass(frozen=True)
+class LastAcceptance:
+    """The latest earlier run of the same nodes that was accepted, beside this one.
+
+    Attributes:
+        began: when that run did, ISO 8601 in UTC.
+        run: where its directory was.
+        compared: how many requirements both have a value with an interval of.
+        least_throughput: smallest ratio of throughput per GPU, this run ÷ that one; None if neither has any.
+        most_throughput: largest ratio.
+        worse: ids of the requirements that are shown to be worse now.
+    """
+
+    began: str
+    run: str
+    outcome: RunOutcome
+    compared: int
+    least_throughput: float | None = None
+    most_throughput: float | None = None
+    worse: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Judgement:
     """All verdicts of a run and what they come to: the content of verdicts.json.
 
@@ -286,7 +318,8 @@ class Judgement:
         reason: one sentence: why this outcome.
         verdicts: in the order of the thresholds file.
         notes: what the reader should know about the whole run, such as where it was imported from.
-        basis: by which thresholds file, on which measurements and when it was judged, with digests.
+        basis: by which thresholds file, on which measurements and when it was judged, with digests; of an earlier run
+            also `judged_by`, `site` and `ticket`, where that was said.
         coverage: what of the machine was tested; None where nothing could be.
         allows_unmeasured: whether somebody said that not everything need be measured (--ddp-allow-incomplete).
         simulated: whether no machine was measured.
@@ -295,6 +328,7 @@ class Judgement:
         altered: what else of the SKU is not as they have it, in words.
         uniform_loss: how large a loss of all GPUs alike could hide; None if no published throughput was kept.
         family_confidence: at which failures are corrected for the number of requirements; None if they are not.
+        last_acceptance: of the same nodes; None if the history has none.
         blockers: all that keeps the machine from being accepted: what items, reports and the exit code show as
             failures. Whoever makes a judgement says what there is besides requirements.
     """
@@ -314,7 +348,8 @@ class Judgement:
     altered: tuple[str, ...] = ()
     uniform_loss: UniformLoss | None = None
     family_confidence: float | None = None
-    schema_version: Literal[4] = VERDICTS_SCHEMA_VERSION
+    last_acceptance: LastAcceptance | None = None
+    schema_version: Literal[5] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)

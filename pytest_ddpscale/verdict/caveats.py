@@ -134,8 +134,16 @@ def with_slow_node(verdict: Verdict, host: str, compared: RankComparison) -> Ver
         return verdict
     certain = not slow[0].ambiguous
     nodes = compared.slow_nodes_of(slow)
-    culprits = tuple(Culprit("node", node.host, None, None, node.evidence, is_certain=certain) for node in nodes)
-    one_by_one = (Culprit("gpu", s.host, s.local_rank, s.device, s.evidence, is_certain=certain) for s in slow)
+    culprits = tuple(
+        Culprit("node", n.host, None, None, n.evidence, is_certain=certain, slowdown=n.ratio) for n in nodes
+    )
+    one_by_one = (
+        Culprit(
+            "gpu", s.host, s.local_rank, s.device, s.evidence, is_certain=certain,
+            slowdown=s.ratio_when_slow, peers=s.peers, slow_rounds=len(s.slow_rounds), rounds=s.rounds,
+        )
+        for s in slow
+    )  # fmt: skip
     found = f"{len(slow)} of its ranks are slow by themselves ({slow[0].evidence})"
     reason = f"{found}: relative to them alone everything looks good"
     return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits or tuple(one_by_one))

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_ddpscale.blame.link_faults import node_pair_results
-from pytest_ddpscale.evidence.columns import RankColumns
+from pytest_ddpscale.evidence.columns import ArmColumns, RankColumns
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Arm
@@ -81,6 +81,7 @@ class _Blocks:
     Attributes:
         of: host, local rank of all that took part, by block.
         devices: UUIDs, by host and local rank.
+        missed: rounds of an arm in which others were measured and it was not, by host and local rank.
         places: of all that measured anything, by host.
         hosts: their names.
         paired: hosts of the pairs of nodes that were measured.
@@ -92,8 +93,10 @@ class _Blocks:
         self.of: dict[_Block, set[_Place]] = defaultdict(set)
         self._sizes: dict[_Block, int] = {}
         self.devices: dict[_Place, str] = {}
+        self.missed: dict[_Place, int] = defaultdict(int)
         for key, trained in evidence.columns.arms.items():
             self._take(key, trained.ranks)
+            self._miss(trained)
         for (name, world_size), probed in evidence.probes.items():
             block = (PROBES, f"{name}@{world_size}")
             self._sizes[block] = world_size
@@ -108,6 +111,14 @@ class _Blocks:
         places = ranks.places
         self.of[block].update(places)
         self.devices.update(zip(places, ranks.devices.tolist(), strict=True))
+
+    def _miss(self, trained: ArmColumns) -> None:
+        """Who is missing in rounds of an arm that has all its ranks in others; ranks may take turns where none has."""
+        if trained.present.all(axis=1).any():
+            missed = (trained.present.any(axis=1, keepdims=True) & ~trained.present).sum(axis=0)
+            for at in missed.nonzero()[0].tolist():
+                place = trained.ranks.places[at]
+                self.missed[place] = max(self.missed[place], int(missed[at]))
 
     def tested(self, blocks: Iterable[_Block]) -> dict[_Place, set[str]]:
         """By what each place was tested."""
@@ -166,7 +177,12 @@ def _gpus(
     uuids = {gpu.local_rank: gpu.uuid for gpu in seen if gpu.local_rank is not None}
     uuids |= {place[1]: blocks.devices[place] for place in blocks.places.get(host, ())}
     numbers = sorted(uuids.keys() | set(range(gpus_per_node)))
-    found = [GpuCoverage(i, uuids.get(i, ""), _in_order(tested.get((host, i), ()))) for i in numbers]
+    found = [
+        GpuCoverage(
+            i, uuids.get(i, ""), _in_order(tested.get((host, i), ())), rounds_missing=blocks.missed.get((host, i), 0)
+        )
+        for i in numbers
+    ]
     silent = [gpu for gpu in seen if gpu.local_rank is None and gpu.is_visible and gpu.problem]
     return (*found, *(GpuCoverage(None, gpu.uuid or f"NVML index {gpu.index}", (), gpu.problem) for gpu in silent))
 

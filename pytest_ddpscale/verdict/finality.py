@@ -5,26 +5,37 @@ from __future__ import annotations
 import math
 
 from pytest_ddpscale.stats.correlation import MOST_CORRELATION
+from pytest_ddpscale.stats.intervals import Estimate
 from pytest_ddpscale.verdict.estimating import Found
 
 
 def why_correlated(found: Found, bound: float) -> str:
     """The reason where rounds are more alike than the interval allows for, and the bound is near; else empty.
 
-    A mean of AR(1) noise varies by sqrt((1 + ρ) / (1 - ρ)) more than one of independent noise. The interval is
-    stretched by what that is more at the correlation found than at the largest allowed for: a bound beyond that is
-    not in doubt.
+    A bound beyond the interval that allows for it (`stretched_interval`) is not in doubt.
     """
     if not found.exceeds or found.correlation is None or found.estimate is None:
         return ""
-    stretch = _inflation(found.correlation) / _inflation(MOST_CORRELATION)
-    value, (low, high) = found.value, found.estimate.interval
-    if not value - stretch * (value - low) <= bound <= value + stretch * (high - value):
+    low, high = stretched_interval(found, found.estimate)
+    if not low <= bound <= high:
         return ""
     return (
         f"successive rounds correlate by {found.correlation:.1f}, "
         f"more than the {MOST_CORRELATION:g} that the interval allows for"
     )
+
+
+def stretched_interval(found: Found, estimate: Estimate) -> tuple[float, float]:
+    """The interval of an estimate, wider where rounds are more alike than it allows for.
+
+    A mean of AR(1) noise varies by sqrt((1 + ρ) / (1 - ρ)) more than one of independent noise. The interval is
+    stretched by what that is more at the correlation found than at the largest allowed for.
+    """
+    value, (low, high) = estimate
+    if not found.exceeds or found.correlation is None:
+        return low, high
+    stretch = _inflation(found.correlation) / _inflation(MOST_CORRELATION)
+    return value - stretch * (value - low), value + stretch * (high - value)
 
 
 def _inflation(correlation: float) -> float:

@@ -161,4 +161,4 @@ def _culprits(verdicts: Sequence[Verdict]) -> Iterator[Culprit]:
 
 
 def _who(culprit: Culprit) -> Culprit:
-    return replace(culprit, evidence="", is_certain=False)
+    return replace(culprit, evidence="", is_certain=False, slowdown=None, peers=None, slow_rounds=None, rounds=None)

@@ -30,7 +30,7 @@ def with_wrong_data(verdict: Verdict, probe: Probe, probed: ProbeColumns) -> Ver
         return verdict
     measured = probed.rank_by_rank()
     wrong = [one for one in measured if not one.is_correct]
-    culprits = tuple(_culprits(probe, wrong, measured))
+    culprits = tuple(replace(one, computed_wrong=True) for one in _culprits(probe, wrong, measured))
     accused = {_who(culprit) for culprit in culprits}
     others = tuple(culprit for culprit in verdict.culprits if _who(culprit) not in accused)
     names = list(dict.fromkeys(f"local rank {one.local_rank} of {one.host}" for one in wrong))

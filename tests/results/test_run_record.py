@@ -176,6 +176,13 @@ class TestResumed:
             measured_anew={"weak/r": "error"},
         )
 
+    def test_who_resumes_is_added_and_a_ticket_stays_unless_there_is_another(self, run: RunDirectory) -> None:
+        start_run(run, "a100", (), Path("thresholds.yaml"), "ab" * 32, operator="Ann", site="Hall 1", ticket="T-1")
+        resume_run(run, (), "ab" * 32, {}, operator="Bob", ticket="T-2")
+        resume_run(run, (), "ab" * 32, {}, operator="Ann")
+        record = run.read_run()
+        assert (record.operators, record.site, record.ticket) == (("Ann", "Bob"), "Hall 1", "T-2")
+
     def test_each_time_is_recorded(self, run: RunDirectory) -> None:
         for _ in range(3):
             resume_run(run, (), "ab" * 32, {})

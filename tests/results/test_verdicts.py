@@ -71,7 +71,7 @@ def test_json_says_unit_and_margin_beside_the_value() -> None:
 
 
 def test_json_has_a_schema_version() -> None:
-    assert as_json(Judgement("cpu", "partial", "", ()))["schema_version"] == 4
+    assert as_json(Judgement("cpu", "partial", "", ()))["schema_version"] == 5
 
 
 @pytest.mark.parametrize(

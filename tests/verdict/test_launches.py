@@ -213,6 +213,24 @@ class TestCulprits:
         assert verdict.outcome == "failed"
         assert [(one.host, one.is_certain) for one in verdict.culprits] == [("node2", True)]
 
+    @pytest.mark.parametrize(("rounds_slow", "named"), [(4, ["node2"]), (3, [])])
+    def test_slow_in_half_of_the_rounds_are_named_by_those_of_all_launches(
+        self, rounds_slow: int, named: list[str]
+    ) -> None:
+        """Each launch has too few to tell."""
+        plan = plan_of(UNIFORMITY)
+
+        def img_per_s(arm: Arm, number: int, rank: int) -> float:
+            return 100 * (1 + 0.001 * (number % 3 - 1)) / (1.4 if rank == 2 and number < rounds_slow else 1.0)
+
+        found = [one for study in plan.studies for one in measure(study, FEWEST_ROUNDS, img_per_s)]
+        verdict = judge(UNIFORMITY, evidence_of_plan(plan, found), CONFIDENCE)
+        assert not verdict.passed
+        assert [one.host for one in verdict.culprits] == named
+        for one in verdict.culprits:
+            assert one.is_certain
+            assert one.evidence == "1.40× the median of 3 peers in 12 of 24 rounds (50%); in 3 of 3 launches"
+
 
 class TestSeveralNodes:
     """Each is judged by its own launches."""
