@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.calibrate.calibrate_command import add_calibrate
+from pytest_ddpscale.compare.compare_command import add_compare
 from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionError, SkuError
 from pytest_ddpscale.find_batch.find_max_batch import add_find_max_batch
+from pytest_ddpscale.forecast.forecast_command import add_forecast, add_scaling
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.simulate.subcommands import add_power, add_simulate, add_thresholds
 from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show, warn_of_problems
@@ -44,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if TYPE_CHECKING:
+    from pytest_ddpscale.results.run_directory import RunDirectory
+    from pytest_ddpscale.results.verdicts import Judgement
     from pytest_ddpscale.sku.detection import Gpu
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -68,11 +72,15 @@ def _parser() -> argparse.ArgumentParser:
     add_power(actions)
     report = _command(commands, "report", _report, "print the table of a judged run, and write its report files again")
     report.add_argument("directory", type=Path, metavar="RUN_DIR")
+    report.add_argument("--open", action="store_true", help="show report.html in a browser")
     culprits = _command(commands, "culprits", _culprits, "say which hosts judged runs reject, accept or want looked at")
     culprits.add_argument("directories", type=Path, nargs="+", metavar="RUN_DIR")
     culprits.add_argument("--format", choices=("text", "tsv"), default="text", help="default: %(default)s")
     _add_history(commands)
     add_calibrate(commands)
+    add_compare(commands, _judgement_of)
+    add_forecast(commands)
+    add_scaling(commands)
     add_simulate(commands)
     add_find_max_batch(commands, _gpus_here)
     return parser
@@ -94,6 +102,12 @@ def _gpus_here(asked: str) -> list[Gpu]:
     if silent:  # a GPU of this node that does not answer trains nothing
         raise silent[0]
     return gpus
+
+
+def _judgement_of(run: RunDirectory) -> Judgement:
+    from pytest_ddpscale.session.unjudged import judgement_of
+
+    return judgement_of(run)
 
 
 def _import_paik(arguments: argparse.Namespace) -> None:
@@ -120,6 +134,12 @@ def _report(arguments: argparse.Namespace) -> None:
         print(line)
     for problem in write_reports(run, judgement, run.read_run(), read_evidence(run)):
         print(problem, file=sys.stderr)
+    page = run.path / "report.html"
+    if arguments.open and page.exists():
+        import webbrowser
+
+        if not webbrowser.open(page.absolute().as_uri()):
+            print(f"No browser was found: open {page.absolute()}.", file=sys.stderr)
 
 
 def _culprits(arguments: argparse.Namespace) -> None:

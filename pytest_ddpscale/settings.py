@@ -323,6 +323,12 @@ class Settings:
         "a fresh torchrun for each study instead of one warm gang")
     allow_incomplete: bool = _switch("--ddp-allow-incomplete", "judging",
         "exit 0 although a selected requirement was not measured")
+    operator: str = _option("--ddp-operator", "NAME", str, "one run",
+        "who measures, resumes or judges the run, for the report that is signed", default="")
+    site: str = _option("--ddp-site", "NAME", str, "one run",
+        "where the machine stands, for the report; beside --ddp-judge for the new report only", default="")
+    ticket: str = _option("--ddp-ticket", "ID", str, "one run",
+        "ticket that the run belongs to, for the report; beside --ddp-judge for the new report only", default="")
     sku_was_given: bool = False
 # fmt: on
 

@@ -31,6 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "history": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "verdict"},
     "calibrate": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "verdict", "history"},
     "report": {"plan", "results", "evidence", "metrics", "history"},
+    "compare": {"settings", "plan", "results", "metrics", "stats", "evidence", "verdict", "history", "report"},
+    "forecast": {"settings", "plan", "results", "metrics", "stats", "evidence"},
     "find_batch": {"settings", "plan", "results", "thresholds", "sku", "node", "launch"},
     "simulate": {"settings", "plan", "results", "thresholds", "metrics", "evidence", "verdict"},
 }

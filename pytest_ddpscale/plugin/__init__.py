@@ -112,7 +112,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         source.select(cases)
         if not nothing_runs(session.config):
             source.open_run()
-            from pytest_ddpscale.plugin.conclusion import report_as_json
+            from pytest_ddpscale.plugin.json_report import report_as_json
 
             report_as_json(session, source)
     except BadInput as error:
@@ -124,7 +124,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     source = config.stash.get(SOURCE, None)
     if source is None or source.plan is None:
         return []
-    from pytest_ddpscale.report.plan_text import plan_lines
+    from pytest_ddpscale.report.plan_text import plan_lines, shortened
 
     thresholds = source.subject.thresholds
     extends = "".join(f", which extends {path}" for path, _ in thresholds.extended)
@@ -135,7 +135,8 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     if source.plan_to_measure is None:
         return by
     isolate, img_per_s = source.subject.settings.isolate, source.expected_img_per_s
-    return [*by, *plan_lines(source.plan_to_measure, len(source.selected), isolate=isolate, img_per_s=img_per_s)]
+    lines = plan_lines(source.plan_to_measure, len(source.selected), isolate=isolate, img_per_s=img_per_s)
+    return by + (lines if config.option.collectonly or config.get_verbosity() > 0 else shortened(lines))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -171,7 +172,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     source = session.config.stash.get(SOURCE, None)
     if source is None or source.run is None:
         return (yield)
-    from pytest_ddpscale.plugin.conclusion import finish, keep_json_report
+    from pytest_ddpscale.plugin.conclusion import finish
+    from pytest_ddpscale.plugin.json_report import keep_json_report
 
     try:
         finish(session, exitstatus, session_of(session.config))
@@ -182,9 +184,19 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     return result
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """The table of requirements, and one line: the outcome and why."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's own, which prints failures and the short summary
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> Generator[None, None, None]:
+    """The outcome and why; of failures by verdict pytest itself prints nothing unless -v."""
     told = config.stash[TOLD]
+    if told.judgement is None or config.get_verbosity() > 0:
+        yield
+    else:
+        from pytest_ddpscale.plugin.console import only_other_failures
+
+        with only_other_failures(terminalreporter):
+            yield
     if told.workers_refusal:
         terminalreporter.write_line(f"ERROR: {told.workers_refusal}", red=True)
     if told.judgement is None:

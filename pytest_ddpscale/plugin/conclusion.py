@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_ddpscale.errors import BadInput, WritingError
 from pytest_ddpscale.plugin.active import SETTINGS, TOLD, Told
+from pytest_ddpscale.plugin.console import JUDGED_BY_US
 from pytest_ddpscale.plugin.fixtures import RequirementNotMet
 from pytest_ddpscale.report.files import write_reports
 
 if TYPE_CHECKING:
     from pytest_ddpscale.results.verdicts import Judgement
     from pytest_ddpscale.session.session import AcceptanceSession
-    from pytest_ddpscale.session.sources import EvidenceSource
-
-JSON_REPORT = "pytest-report.json"
 
 
 def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
@@ -33,6 +29,7 @@ def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.
         return
     verdict = raised.verdict
     report.longrepr = str(raised)
+    setattr(report, JUDGED_BY_US, True)
     if verdict.blocks(allows_unmeasured=item.config.stash[SETTINGS].allow_incomplete):
         item.config.stash[TOLD].shown.append(verdict.id)
         return
@@ -76,6 +73,7 @@ def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
         name = f"ddpscale::{blocker.name}"
         text = f"not accepted: {blocker.reason}"
         report = pytest.TestReport(name, ("ddpscale", None, blocker.name), {}, "failed", text, "call")
+        setattr(report, JUDGED_BY_US, True)
         log(report=report)
         if terminal is not None:
             terminal.stats.setdefault("failed", []).append(report)
@@ -102,29 +100,3 @@ def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool) -> l
     problems = closing + write_reports(acceptance.run, judgement, record, evidence)
     told.forgotten = source.remember(judgement, acceptance.history_file)
     return problems
-
-
-def report_as_json(session: pytest.Session, source: EvidenceSource) -> None:
-    """Have pytest-json-report write its view into the run directory too."""
-    from pytest_jsonreport.plugin import JSONReport
-
-    config = session.config
-    if not config.pluginmanager.hasplugin("terminalreporter"):  # with -p no:terminal pytest-json-report cannot work
-        return
-    if getattr(config, "_json_report", None) is None and config.pluginmanager.hasplugin("pytest_jsonreport"):
-        assert source.run is not None
-        config.option.json_report_verbosity = -1  # the summary names the run directory
-        config.option.json_report_file = str(source.run.path / JSON_REPORT)
-        reporter = JSONReport(config)
-        config.pluginmanager.register(reporter)
-        reporter.pytest_configure(config)
-        reporter.pytest_sessionstart(session)
-
-
-def keep_json_report(config: pytest.Config, directory: Path) -> None:
-    """Where the user has a JSON report written elsewhere, put a copy into the run directory."""
-    reporter: Any = getattr(config, "_json_report", None)
-    if getattr(reporter, "report", None) is None or (directory / JSON_REPORT).exists():
-        return
-    with contextlib.suppress(OSError):  # a copy of a view: the user's own file and verdicts.json are there
-        reporter.save_report(str(directory / JSON_REPORT))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_ddpscale.plugin.active import TOLD, source_of
-from pytest_ddpscale.report.progress import Progress
-from pytest_ddpscale.report.terminal import table_lines
+from pytest_ddpscale.report.progress import Progress, load_warning
+from pytest_ddpscale.report.terminal import brief_lines, table_lines
 
 if TYPE_CHECKING:
     from pytest_ddpscale.results.notices import Listener
     from pytest_ddpscale.results.verdicts import Judgement
 
-LOG_EVERY_S = 10.0
+LOG_EVERY_S = 60.0
+JUDGED_BY_US = "ddpscale_judged"  # a mark on reports of items that fail by their verdict
 _COLOURS: dict[str, dict[str, bool]] = {
     "": {}, "header": {"bold": True}, "passed": {"green": True},
     "failed": {"red": True}, "warned": {"yellow": True}, "undecided": {"yellow": True},
@@ -44,18 +48,34 @@ def progress_listener(config: pytest.Config) -> Listener:
                 reporter.ensure_newline()
                 reporter.write_line(f"  {line}")
 
+    warning = load_warning(os.getloadavg()[0], os.cpu_count() or 1)
+    if warning:
+        show(warning, False)
     return Progress(source.plan_to_measure, show, img_per_s=source.expected_img_per_s)
 
 
 def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judgement: Judgement) -> None:
-    """The table of requirements, one line with the outcome and why, and where the report lies."""
-    reporter.section(f"ddpscale: {judgement.sku}", sep="=", bold=True)
-    for line, style in table_lines(judgement, reporter._tw.fullwidth):
+    """The outcome with its cause, what keeps the machine from being accepted, and where the report lies; -v has all."""
+    reporter.write_sep("=", f"ddpscale: {judgement.sku}", bold=True)
+    lines_of = table_lines if config.get_verbosity() > 0 else brief_lines
+    for line, style in lines_of(judgement, reporter._tw.fullwidth):
         reporter.write_line(line, **_COLOURS[style])
     run_directory = source_of(config).run
-    if run_directory is not None and (run_directory.path / "report.md").exists():
-        reporter.write_line(f"report: {run_directory.path / 'report.md'}")
+    if run_directory is not None and (run_directory.path / "report.html").exists():
+        reporter.write_line(f"report: {run_directory.path / 'report.html'}")
     for problem in config.stash[TOLD].problems:
         reporter.write_line(problem, red=True)
     if config.stash[TOLD].forgotten:
         reporter.write_line(config.stash[TOLD].forgotten, yellow=True)
+
+
+@contextmanager
+def only_other_failures(reporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Have pytest print failures and a short summary of a site's own tests alone: the summary tells the rest."""
+    kept = dict(reporter.stats)
+    for name, reports in kept.items():
+        reporter.stats[name] = [one for one in reports if not getattr(one, JUDGED_BY_US, False)]
+    try:
+        yield
+    finally:
+        reporter.stats.update(kept)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from pytest_ddpscale.evidence.columns import Columns
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.rounds import ArmRounds, all_groups
 from pytest_ddpscale.metrics.step_times import PERCENTS, step_time_percentiles_ms
 from pytest_ddpscale.plan.study import Plan
@@ -35,6 +36,14 @@ def breakdown(
             rounds = all_groups(columns, study.id, arm, plan.layout)
             if len(rounds):
                 rows.append((study.id, arm.name, *_cells(rounds, flops_per_image.get(study.id))))
+    return rows
+
+
+def breakdown_of(evidence: Evidence) -> list[tuple[str, ...]]:
+    """`breakdown` of a run; made once, for all reports."""
+    rows: list[tuple[str, ...]] = evidence.once(
+        "breakdown", lambda: breakdown(evidence.columns, evidence.plan, evidence.flops_per_image)
+    )
     return rows
 
 

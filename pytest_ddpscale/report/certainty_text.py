@@ -66,7 +66,7 @@ def uniform_loss_text(judgement: Judgement) -> str:
     trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload" and one.value is not None]
     if trained and not any(one.shows_uniform_loss for one in judgement.verdicts):
         against = "this run has no published throughput to compare with"
-        return f"All GPUs alike slow: {against}, so a loss of any size could hide."
+        return f"All devices alike slow: {against}, so a loss of any size could hide."
     return ""
 
 
@@ -75,7 +75,7 @@ def _limited(loss: UniformLoss) -> str:
     if loss.fraction == 0:
         found = "no loss below the published throughput"
     others = f"; tightest of {loss.workloads} workloads, loosest {_percent(loss.largest)}" if loss.workloads > 1 else ""
-    return f"All GPUs alike slow: {found} ({_percent(loss.confidence)} confidence{others})."
+    return f"All devices alike slow: {found} ({_percent(loss.confidence)} confidence{others})."
 
 
 def chance_text(verdict: Verdict) -> str:

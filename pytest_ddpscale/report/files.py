@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import WritingError
 from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.report.live_progress import LIVE
 from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
 from pytest_ddpscale.results.run_json import RunRecord, ThresholdsUsed
 from pytest_ddpscale.results.verdicts import Judgement
@@ -19,37 +21,77 @@ def write_reports(
 ) -> list[str]:
     """Write verdicts.json first, then the views of it, with what the measured run's run.json and evidence say.
 
-    Unless it is final measuring still goes on, and plots and junit.xml, which take longest, can wait.
+    Unless it is final measuring still goes on: plots, the views for machines and the page, which has a pace of its own
+    then, can wait.
 
     Returns:
         One sentence for each file that could not be written.
     """
     from pytest_ddpscale.report.markdown import render_markdown
 
-    if judgement.basis:
-        # A run that is judged again keeps its own thresholds in run.json; the report names those that judged.
-        digest = judgement.basis["thresholds_sha256"]
-        record = replace(
-            record, thresholds=ThresholdsUsed(judgement.basis["thresholds_path"], digest, judgement.extends)
-        )
+    record = _as_judged(record, judgement)
     plots: list[Path] = []
     problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, judgement))]
     if is_final:
-        from pytest_ddpscale.report.junit import render_junit
+        from pytest_ddpscale.report import csv_tables, junit
         from pytest_ddpscale.report.plots import write_plots
+        from pytest_ddpscale.report.prometheus import render_prometheus
 
-        junit = run.path / "junit.xml"
-        problems.append(_attempt("junit.xml", lambda: write_atomically(junit, render_junit(judgement))))
+        views: dict[str, Callable[[], str]] = {
+            "junit.xml": lambda: junit.render_junit(judgement),
+            "requirements.csv": lambda: csv_tables.render_requirements(judgement),
+            "culprits.csv": lambda: csv_tables.render_culprits(judgement),
+            "metrics.prom": lambda: render_prometheus(judgement, record),
+        }
+        for name, render in views.items():
+            problems.append(_attempt(name, partial(_write, run.path / name, render)))
         drawn = (evidence.columns, evidence.plan, judgement, run.plots)
         problems.append(_attempt("plots", lambda: plots.extend(write_plots(*drawn))))
     names = [f"plots/{path.name}" for path in plots]
 
     def write_markdown() -> None:
-        text = render_markdown(judgement, record, evidence.plan, names, evidence.columns, evidence.flops_per_image)
-        write_atomically(run.path / "report.md", text)
+        write_atomically(run.path / "report.md", render_markdown(judgement, record, names))
 
     problems.append(_attempt("report.md", write_markdown))
+    if is_final:
+        problems.append(write_page(run, judgement, record, evidence))
     return [problem for problem in problems if problem]
+
+
+def write_page(run: RunDirectory, judgement: Judgement, record: RunRecord, evidence: Evidence) -> str:
+    """Write report.html of a run that is over. Returns one sentence if that could not be done."""
+    return _attempt(
+        "report.html", partial(_write, run.path / "report.html", lambda: page_of(judgement, record, evidence))
+    )
+
+
+def write_live_page(run: RunDirectory, page: str, progress: str) -> None:
+    """Write report.html of a run that goes on, `page_of` it, with HTML that says how far it is. Raises OSError."""
+    write_atomically(run.path / "report.html", page.replace(LIVE, progress, 1))
+
+
+def page_of(judgement: Judgement, record: RunRecord, evidence: Evidence, *, goes_on: bool = False) -> str:
+    """report.html, with run.json as it was judged."""
+    from pytest_ddpscale.report.html_page import render_html
+
+    return render_html(judgement, _as_judged(record, judgement), evidence, goes_on=goes_on)
+
+
+def _as_judged(record: RunRecord, judgement: Judgement) -> RunRecord:
+    """A run that is judged again keeps its run.json; the report names what judged it, and what it was judged for."""
+    basis = judgement.basis
+    if not basis:
+        return record
+    return replace(
+        record,
+        thresholds=ThresholdsUsed(basis["thresholds_path"], basis["thresholds_sha256"], judgement.extends),
+        site=basis.get("site", record.site),
+        ticket=basis.get("ticket", record.ticket),
+    )
+
+
+def _write(path: Path, render: Callable[[], str]) -> None:
+    write_atomically(path, render())
 
 
 def _attempt(what: str, write: Callable[[], object]) -> str:

@@ -1,12 +1,18 @@
-"""JUnit XML: a test case per verdict, for dashboards that know nothing else."""
+"""JUnit XML: a test case per verdict, for dashboards that know nothing else.
+
+Valid by Jenkins's junit-10.xsd, which is what most tools are written for: it has no properties of a test case, so that
+the numbers of one are lines of its ``system-out``; and no number of skipped tests of all suites together.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
+from pytest_ddpscale.report.cause import headline
 from pytest_ddpscale.results.run_json import WATERMARK
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
 
@@ -21,6 +27,7 @@ def render_junit(judgement: Judgement) -> str:
     suites = Element("testsuites", name="ddpscale")
     suite = SubElement(suites, "testsuite", name=f"ddpscale.{text.one_line(judgement.sku)}")
     properties = SubElement(suite, "properties")
+    _property(properties, "headline", headline(judgement))
     _property(properties, "sku", judgement.sku)
     _property(properties, "outcome", judgement.outcome)
     _property(properties, "reason", text.headline(judgement))
@@ -35,6 +42,9 @@ def render_junit(judgement: Judgement) -> str:
         name, reason = text.one_line(blocker.name), text.one_line(blocker.reason)
         testcase = SubElement(suite, "testcase", classname=f"ddpscale.{blocker.kind}", name=name)
         SubElement(testcase, "failure", type=judgement.outcome, message=reason)
+    first = next((one for one in suite.iterfind("testcase/*") if one.tag in ("failure", "error")), None)
+    if first is not None:
+        first.text = "\n".join(filter(None, (headline(judgement), first.text)))
     counts = {
         "tests": len(suite.findall("testcase")),
         "failures": len(suite.findall("testcase/failure")),
@@ -42,8 +52,9 @@ def render_junit(judgement: Judgement) -> str:
         "skipped": len(suite.findall("testcase/skipped")),
     }
     for name, count in counts.items():
-        suites.set(name, str(count))
         suite.set(name, str(count))
+        if name != "skipped":
+            suites.set(name, str(count))
     ElementTree.indent(suites)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(suites, encoding="unicode")}\n'
 
@@ -51,21 +62,25 @@ def render_junit(judgement: Judgement) -> str:
 def _testcase(suite: Element, verdict: Verdict, *, blocks: bool) -> None:
     classname = f"ddpscale.{verdict.metric}"
     testcase = SubElement(suite, "testcase", classname=classname, name=text.one_line(verdict.id))
-    properties = SubElement(testcase, "properties")
-    if verdict.value is not None:
-        _property(properties, "value", repr(float(verdict.value)))
-    if verdict.interval is not None:
-        low, high = verdict.interval
-        _property(properties, "interval", f"[{float(low)!r}, {float(high)!r}]")
-    for key, number in verdict.bound.items():
-        _property(properties, "bound", f"{key} {float(number)!r}")
-    _property(properties, "unit", verdict.unit)
-    _property(properties, "launches", str(verdict.launches))
-    if verdict.launch_sd is not None:
-        _property(properties, "launch_sd", repr(verdict.launch_sd))
-    _property(properties, "outcome", verdict.outcome)
     if not verdict.passed:
         _not_passed(testcase, verdict, blocks=blocks)
+    SubElement(testcase, "system-out").text = "\n".join(_numbers(verdict))
+
+
+def _numbers(verdict: Verdict) -> Iterator[str]:
+    """``name: value``, unrounded."""
+    if verdict.value is not None:
+        yield f"value: {float(verdict.value)!r}"
+    if verdict.interval is not None:
+        low, high = verdict.interval
+        yield f"interval: [{float(low)!r}, {float(high)!r}]"
+    for key, number in verdict.bound.items():
+        yield f"bound: {key} {float(number)!r}"
+    yield f"unit: {verdict.unit}"
+    yield f"launches: {verdict.launches}"
+    if verdict.launch_sd is not None:
+        yield f"launch_sd: {verdict.launch_sd!r}"
+    yield f"outcome: {verdict.outcome}"
 
 
 def _not_passed(testcase: Element, verdict: Verdict, *, blocks: bool) -> None:

@@ -1,4 +1,4 @@
-"""The report that is signed, as Markdown (GitHub's dialect). Import it only to render: it imports jinja2.
+"""What a ticket needs of a judgement, as Markdown (GitHub's dialect). Import it only to render: it imports jinja2.
 
 The template's expressions are escaped by `finalize`, so that no name or message, whatever is in it, can change
 the document; what is meant as Markdown has to say so with `Markdown`.
@@ -7,9 +7,8 @@ the document; what is meant as Markdown has to say so with `Markdown`.
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
@@ -17,21 +16,19 @@ from urllib.parse import quote
 
 import jinja2
 
-from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.report import coverage_text, text
-from pytest_ddpscale.report.breakdown import HEADINGS, NOT_COUNTED, breakdown
-from pytest_ddpscale.report.certainty_text import certainty_lines, chance_text
-from pytest_ddpscale.report.launches_text import interval_mark, launch_sd_text, launches_sentence
+from pytest_ddpscale.report import cause, coverage_text, text
+from pytest_ddpscale.report.certainty_text import certainty_lines
+from pytest_ddpscale.report.launches_text import interval_mark
+from pytest_ddpscale.report.not_tested_text import not_tested_lines
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.results.run_json import WATERMARK, RunDevice, RunRecord
 from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
 
 TEMPLATES = Path(__file__).parent / "templates"
-# Beyond this many a host's UUIDs would bury the report; run.json keeps all of them.
-_MOST_UUIDS = 128
-_MOST_HOSTS = 64
+# What is more than that is in report.html, culprits.csv or verdicts.json.
+_MOST_CAUSES = 10
+_MOST_CULPRITS = 8
+_MOST_FAILURES = 50
 _MOST_LOWERED = 64
 
 _MEANINGS: dict[RunOutcome, str] = {
@@ -44,10 +41,6 @@ _MEANINGS: dict[RunOutcome, str] = {
     "partial": "Only some of the requirements were asked for: this report says nothing about the others "
     "and does not accept the machine.",
 }
-_VERSION_NAMES = {
-    "python": "Python", "torch": "PyTorch", "cuda": "CUDA", "nccl": "NCCL", "cudnn": "cuDNN", "driver": "NVIDIA driver",
-}  # fmt: skip
-_STARTUP_NAMES = {"import_s": "imports", "rendezvous_s": "rendezvous", "first_step_s": "first step"}
 
 # A closing bracket makes a link only before another bracket, and an underscore emphasis only at a word's edge: names
 # such as metric_name[workload-8gpu] stay readable as they are.
@@ -100,60 +93,76 @@ def _template() -> jinja2.Template:
     )
     environment.globals.update(
         text=text,
-        coverage_text=coverage_text,
         absent=ABSENT,
+        cause_of=_cause_of,
         certainty_lines=certainty_lines,
-        chance_text=chance_text,
         code_block=code_block,
         image=image,
         interval_mark=interval_mark,
-        launch_sd_text=launch_sd_text,
         mark=_mark,
-        metrics=METRICS,
+        most_causes=_MOST_CAUSES,
+        most_culprits=_MOST_CULPRITS,
+        most_failures=_MOST_FAILURES,
         most_lowered=_MOST_LOWERED,
+        rerun_command=_rerun_command,
         sentence=_sentence,
-        time=_time,
-        version_names=_VERSION_NAMES,
     )
     return environment.get_template("report.md.j2")
 
 
-def render_markdown(
-    judgement: Judgement,
-    run: RunRecord,
-    plan: Plan | None,
-    plots: Sequence[str] = (),
-    columns: Columns | None = None,
-    flops_per_image: Mapping[str, float] = NOT_COUNTED,
-) -> str:
+def render_markdown(judgement: Judgement, run: RunRecord, plots: Sequence[str] = ()) -> str:
     """The report of a run.
 
     Args:
         judgement: what was concluded.
         run: the content of run.json.
-        plan: what was to be measured; None if that was not kept.
         plots: paths of the pictures, as seen from the report.
-        columns: what was measured, for the table of where the time went; with the operations of each study's image.
     """
     rendered = _template().render(
         judgement=judgement,
         watermark=WATERMARK if judgement.simulated or run.is_simulated() else "",
+        headline=cause.headline(judgement),
+        causes=cause.causes(judgement),
         meaning=_MEANINGS[judgement.outcome],
         summary=_summary(judgement, run),
-        provisional=[verdict for verdict in judgement.verdicts if text.is_provisional(verdict)],
+        tested=coverage_text.summary(judgement.coverage) if judgement.coverage else [],
+        not_tested=not_tested_lines(judgement),
+        not_passed=sorted((one for one in judgement.verdicts if not one.passed), key=text.only_warns),
+        facts=_facts(judgement, run),
         run=run,
-        devices=_devices(run),
-        hosts=_hosts(run),
-        hidden_hosts=max(len(run.hosts) - _MOST_HOSTS, 0),
-        startup=_startup(run),
-        command=shlex.join(run.argv),
-        plan=plan,
-        launches=launches_sentence(judgement.verdicts),
         plots=plots,
-        breakdown_headings=HEADINGS,
-        breakdown=breakdown(columns or Columns(), plan, flops_per_image) if plan is not None else [],
     )
     return re.sub(r"\n{3,}", "\n\n", rendered)
+
+
+def _rerun_command(one: cause.Cause, judgement: Judgement) -> str:
+    """The command that measures again what failed most clearly of that cause; empty if it explains no requirement."""
+    explained = [verdict for verdict in judgement.verdicts if verdict.id in one.explains]
+    worst = min(explained, key=lambda verdict: (verdict.outcome != "failed", verdict.margin or 0.0), default=None)
+    return text.rerun_command(judgement.sku, worst) if worst else ""
+
+
+def _cause_of(verdict: Verdict, shown: Sequence[cause.Cause]) -> str:
+    """Numbers of the causes that are shown and explain it; else its own reason."""
+    numbers = [str(number) for number, one in enumerate(shown, 1) if verdict.id in one.explains]
+    return ", ".join(numbers) or text.reason_text(verdict)
+
+
+def _facts(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
+    """Where, when and by whom, and what it can be checked by."""
+    facts = [
+        ("Site", run.site),
+        ("Measured by", ", ".join(run.operators)),
+        ("Ticket", run.ticket),
+        ("Judged", _time(judgement.basis.get("judged_at"))),
+        *([("Judged by", judgement.basis["judged_by"])] if "judged_by" in judgement.basis else []),
+        ("Measurements, SHA-256", judgement.basis.get("measurements_sha256", "")),
+    ]
+    if run.thresholds:
+        facts += [("Thresholds", run.thresholds.path), ("Thresholds, SHA-256", run.thresholds.sha256)]
+        for below in run.thresholds.extends:
+            facts += [("Extends", below.path), ("Extends, SHA-256", below.sha256)]
+    return facts
 
 
 def _mark(verdict: Verdict) -> Markdown:
@@ -215,18 +224,3 @@ def _devices(run: RunRecord) -> str:
 def _counted(devices: Sequence[RunDevice]) -> str:
     names = Counter(device.name or "device of unknown name" for device in devices)
     return ", ".join(f"{count} × {name}" for name, count in names.items())
-
-
-def _hosts(run: RunRecord) -> list[dict[str, str]]:
-    show_uuids = sum(len(host.devices) for host in run.hosts) <= _MOST_UUIDS
-    rows = []
-    for host in run.hosts[:_MOST_HOSTS]:
-        uuids = ", ".join(f"{device.index}: {device.uuid or ABSENT}" for device in host.devices)
-        shown = (uuids or ABSENT) if show_uuids else "see run.json"
-        rows.append({"host": host.host, "devices": _counted(host.devices) or ABSENT, "uuids": shown})
-    return rows
-
-
-def _startup(run: RunRecord) -> str:
-    said = {name: getattr(run.startup, key, None) for key, name in _STARTUP_NAMES.items()}
-    return ", ".join(f"{name} {second:.1f} s" for name, second in said.items() if second is not None)

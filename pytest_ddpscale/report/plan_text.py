@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pytest_ddpscale.plan.estimate import (
@@ -60,6 +60,12 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
         rows.append((_precision_text(plan.precision), more_s, f"of it for intervals that narrow, {noise}"))
     width = max((len(name) for name, *_ in rows), default=0)
     return [head, *(f"  {name:<{width}}  {seconds / 60:4.1f} min  {what}" for name, seconds, what in rows)]
+
+
+def shortened(lines: Sequence[str], most: int = 5) -> list[str]:
+    """The first of `plan_lines`, and how many more there are: for a run, whose outcome has to fit on a screen."""
+    others = len(lines) - most
+    return list(lines) if others <= 1 else [*lines[:most], f"  and {others} more (-v, or --collect-only)"]
 
 
 def _rounds_text(plan: Plan, study: Study) -> str:

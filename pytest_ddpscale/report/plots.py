@@ -19,15 +19,17 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter, NullLocator
 
 from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import (
-    STRONG_SCALING_EFFICIENCY,
-    STRONG_SCALING_SPEEDUP,
-    THROUGHPUT_PER_GPU,
-    WEAK_SCALING_EFFICIENCY,
-)
 from pytest_ddpscale.plan.study import Plan, Scaling
-from pytest_ddpscale.report.plotted_series import PlottedSeries, Point, throughput_series
+from pytest_ddpscale.report.plotted_series import (
+    EFFICIENCY,
+    OVERVIEW,
+    PLOTS,
+    SPEEDUP,
+    PlottedSeries,
+    Point,
+    Quantity,
+    throughput_series,
+)
 from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.results.run_json import WATERMARK
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
@@ -37,6 +39,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _GREY = "#777777"
 _DPI = 144
+_WIDTH = 9.2  # of a figure with one panel, in inches
 _LEFT, _BOTTOM, _TOP, _LEGEND_GAP = 0.8, 0.6, 0.6, 0.2  # margins, in inches
 _MOST_TICKS = 12
 _LONGEST_LABEL = 34
@@ -47,42 +50,8 @@ _CROSS: dict[str, Any] = {
 _Key = tuple[Line2D, str]
 
 
-@dataclass(frozen=True)
-class _Quantity:
-    """What one plot shows of each series.
-
-    Attributes:
-        axis: label of the y axis, with its unit; ``{device}`` is GPU or rank.
-        factor: from the values' unit to that of the axis.
-        metrics: the first gives the values, with one formula for both scalings; the bounds of all are drawn.
-    """
-
-    file: str
-    title: str
-    axis: str
-    factor: float
-    metrics: tuple[Metric, ...]
-
-
-_THROUGHPUT = _Quantity(
-    "throughput", "throughput per {device}", "throughput per {device} (img/s)", 1.0, (THROUGHPUT_PER_GPU,)
-)
-_EFFICIENCY = _Quantity(
-    "efficiency", "efficiency against one {device}", "scaling efficiency (%)", 100.0,
-    (WEAK_SCALING_EFFICIENCY, STRONG_SCALING_EFFICIENCY),
-)  # fmt: skip
-_SPEEDUP = _Quantity("speedup", "speed-up over one {device}", "speed-up (×)", 1.0, (STRONG_SCALING_SPEEDUP,))
-_PLOTS: tuple[tuple[Scaling, _Quantity], ...] = (
-    ("weak", _THROUGHPUT),
-    ("weak", _EFFICIENCY),
-    ("strong", _THROUGHPUT),
-    ("strong", _SPEEDUP),
-    ("strong", _EFFICIENCY),
-)
-
-
 def write_plots(columns: Columns, plan: Plan, judgement: Judgement, directory: Path) -> list[Path]:
-    """Draw what was measured, one PNG per scaling mode and quantity, with bounds and failures.
+    """Draw what was measured, one PNG per scaling mode and quantity and an overview, with bounds and failures.
 
     Returns:
         The files written, ``weak-throughput.png`` first; none, and no directory, if nothing can be drawn.
@@ -94,16 +63,26 @@ def write_plots(columns: Columns, plan: Plan, judgement: Judgement, directory: P
 
 
 def _write_plots(all_series: Sequence[PlottedSeries], plan: Plan, judgement: Judgement, directory: Path) -> list[Path]:
-    written = []
-    for scaling, quantity in _PLOTS:
-        chosen = [series for series in all_series if series.scaling == scaling and series.points(quantity.metrics[0])]
+    device, written = "GPU" if plan.device_type == "cuda" else "rank", []
+
+    def save(figure: Figure, name: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"{name}.png"
+        figure.savefig(path, format="png", pil_kwargs={"compress_level": 3})  # 6 takes a third longer for 7 % less
+        written.append(path)
+
+    for scaling, quantity in PLOTS:
+        chosen = _with_points(all_series, scaling, quantity)
         if chosen:
-            figure = _draw(scaling, quantity, chosen, judgement, "GPU" if plan.device_type == "cuda" else "rank")
-            directory.mkdir(parents=True, exist_ok=True)
-            path = directory / f"{scaling}-{quantity.file}.png"
-            figure.savefig(path, format="png", pil_kwargs={"compress_level": 3})  # 6 takes a third longer for 7 % less
-            written.append(path)
+            save(_draw(scaling, quantity, chosen, judgement, device), f"{scaling}-{quantity.file}")
+    panels = [(*panel, chosen) for panel in OVERVIEW if (chosen := _with_points(all_series, *panel))]
+    if panels:
+        save(_draw_overview(panels, judgement, device), "overview")
     return written
+
+
+def _with_points(all_series: Sequence[PlottedSeries], scaling: Scaling, quantity: Quantity) -> list[PlottedSeries]:
+    return [series for series in all_series if series.scaling == scaling and series.points(quantity.metrics[0])]
 
 
 @dataclass(frozen=True)
@@ -140,29 +119,56 @@ class _Curve:
 
 
 def _draw(
-    scaling: Scaling, quantity: _Quantity, chosen: Sequence[PlottedSeries], judgement: Judgement, device: str
+    scaling: Scaling, quantity: Quantity, chosen: Sequence[PlottedSeries], judgement: Judgement, device: str
 ) -> Figure:
-    curves = _curves(scaling, quantity, chosen, judgement)
-    world_sizes = set().union(*(curve.world_sizes for curve in curves))
     # Each key of the legend takes about a fifth of an inch.
-    figure = Figure(figsize=(9.2, max(4.6, 2.2 + 0.22 * len(curves))), dpi=_DPI)
+    figure = Figure(figsize=(_WIDTH, max(4.6, 2.2 + 0.22 * len(chosen))), dpi=_DPI)
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for curve in curves:
-        _draw_points(axes, curve)
-        _draw_bounds(axes, curve)
-    _set_world_sizes(axes, world_sizes, device)
-    _set_values(axes, quantity, [value for curve in curves for value in curve.extent])
-    reference = _draw_reference(axes, quantity, curves, device)
+    keys = _draw_axes(axes, scaling, quantity, chosen, judgement, device)
     title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
     # Where it is already: without `y` matplotlib lays all labels out to see whether they are in its way.
     axes.set_title(f"{title}\n{_label(judgement.sku)}", loc="left", y=1.0, parse_math=False)
+    legend = _draw_legend(figure, keys)
+    _set_margins(figure, legend.get_window_extent(canvas.get_renderer()).width / _DPI)
+    if judgement.simulated:
+        _draw_watermark(figure)
+    return figure
+
+
+def _draw_axes(
+    axes: Axes, scaling: Scaling, quantity: Quantity, chosen: Sequence[PlottedSeries], judgement: Judgement, device: str
+) -> list[_Key]:
+    """All but title and legend, whose keys are returned."""
+    curves = _curves(scaling, quantity, chosen, judgement)
+    for curve in curves:
+        _draw_points(axes, curve)
+        _draw_bounds(axes, curve)
+    _set_world_sizes(axes, set().union(*(curve.world_sizes for curve in curves)), device)
+    _set_values(axes, quantity, [value for curve in curves for value in curve.extent])
+    reference = _draw_reference(axes, quantity, curves, device)
     axes.set_ylabel(quantity.axis.format(device=device))
     axes.grid(visible=True, color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    legend = _draw_legend(figure, [*_curve_keys(curves), *reference, *_other_keys(curves)])
-    _set_margins(figure, legend.get_window_extent(canvas.get_renderer()).width / _DPI)
+    return [*_curve_keys(curves), *reference, *_other_keys(curves)]
+
+
+def _draw_overview(
+    panels: Sequence[tuple[Scaling, Quantity, list[PlottedSeries]]], judgement: Judgement, device: str
+) -> Figure:
+    """Two by two: each panel has its legend beside it."""
+    figure = Figure(figsize=(15.0, 9.0), dpi=_DPI)
+    FigureCanvasAgg(figure)
+    for i, (scaling, quantity, chosen) in enumerate(panels, 1):
+        axes = figure.add_subplot(2, 2, i)
+        handles, labels = zip(*_draw_axes(axes, scaling, quantity, chosen, judgement, device), strict=True)
+        axes.set_title(f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}", loc="left", y=1.0)
+        legend = axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+    figure.suptitle(f"Scaling overview: {_label(judgement.sku)}", x=0.06, ha="left", parse_math=False)
+    figure.subplots_adjust(0.06, 0.07, 0.86, 0.91, wspace=0.6, hspace=0.28)
     if judgement.simulated:
         _draw_watermark(figure)
     return figure
@@ -177,14 +183,15 @@ def _set_margins(figure: Figure, legend_width: float) -> None:
 
 def _draw_watermark(figure: Figure) -> None:
     """Across the whole figure, over everything, so that no part of it can be cut out without it."""
+    fontsize = 26 * figure.get_figwidth() / _WIDTH
     figure.text(
-        0.5, 0.5, WATERMARK, rotation=22, ha="center", va="center", fontsize=26, fontweight="bold", color="#b00000",
-        alpha=0.28, zorder=10, parse_math=False,
+        0.5, 0.5, WATERMARK, rotation=22, ha="center", va="center", fontsize=fontsize, fontweight="bold",
+        color="#b00000", alpha=0.28, zorder=10, parse_math=False,
     )  # fmt: skip
 
 
 def _curves(
-    scaling: Scaling, quantity: _Quantity, chosen: Sequence[PlottedSeries], judgement: Judgement
+    scaling: Scaling, quantity: Quantity, chosen: Sequence[PlottedSeries], judgement: Judgement
 ) -> list[_Curve]:
     drawn, factor = {metric.name for metric in quantity.metrics if metric.scaling == scaling}, quantity.factor
     return [
@@ -227,14 +234,14 @@ def _bound_style(provisional: bool) -> Any:
     return (0, (1, 1)) if provisional else "solid"
 
 
-def _draw_reference(axes: Axes, quantity: _Quantity, curves: Sequence[_Curve], device: str) -> list[_Key]:
+def _draw_reference(axes: Axes, quantity: Quantity, curves: Sequence[_Curve], device: str) -> list[_Key]:
     """What perfect scaling would give."""
     style: dict[str, Any] = {"color": _GREY, "linestyle": (0, (5, 3)), "linewidth": 1.1}
     left, right = axes.get_xlim()
-    if quantity is _EFFICIENCY:
+    if quantity is EFFICIENCY:
         axes.axhline(100, zorder=1, **style)
         return [(Line2D([], [], **style), "ideal")]
-    if quantity is _SPEEDUP:
+    if quantity is SPEEDUP:
         bottom = max(left, axes.get_ylim()[0])
         axes.plot([bottom, right], [bottom, right], zorder=1, scaley=False, scalex=False, **style)
         return [(Line2D([], [], **style), f"ideal: one per {device}")]
@@ -254,14 +261,14 @@ def _set_world_sizes(axes: Axes, world_sizes: set[int], device: str) -> None:
     axes.set_xlabel(f"world size ({'GPUs' if device == 'GPU' else 'CPU ranks'})")
 
 
-def _set_values(axes: Axes, quantity: _Quantity, values: Sequence[float]) -> None:
+def _set_values(axes: Axes, quantity: Quantity, values: Sequence[float]) -> None:
     low, high = min(values), max(values)
-    if quantity is _SPEEDUP:
+    if quantity is SPEEDUP:
         first, last = math.floor(math.log2(min(low, 1.0))), math.ceil(math.log2(max(high, 2.0)) + 0.01)
         axes.set_yscale("log", base=2)
         axes.set_ylim(2.0**first / 1.1, 2.0**last * 1.1)
         _set_ticks(axes.yaxis, [2.0**exponent for exponent in range(first, last + 1)])
-    elif quantity is _EFFICIENCY:
+    elif quantity is EFFICIENCY:
         # Near 100 % the differences that matter are a few per cent: start below the lowest, at a full five.
         axes.set_ylim(max(5 * math.floor((low - 1) / 5), 0), max(high, 100) + 2)
     else:

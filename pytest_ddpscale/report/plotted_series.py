@@ -2,17 +2,67 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from dataclasses import dataclass
+
+import numpy as np
 
 from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds, group_rounds, node_rounds
 from pytest_ddpscale.metrics.samples import MeasuredArms
 from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
+from pytest_ddpscale.plan.metric_catalogue import (
+    DEVICE_UTILIZATION,
+    STRONG_SCALING_EFFICIENCY,
+    STRONG_SCALING_SPEEDUP,
+    THROUGHPUT_PER_GPU,
+    WEAK_SCALING_EFFICIENCY,
+)
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.study import Arm, Plan, Scaling
+from pytest_ddpscale.results.column_record import FloatArray
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What one plot shows of each series.
+
+    Attributes:
+        axis: label of the y axis, with its unit; ``{device}`` is GPU or rank.
+        factor: from the values' unit to that of the axis.
+        metrics: the first gives the values, with one formula for both scalings; the bounds of all are drawn.
+    """
+
+    file: str
+    title: str
+    axis: str
+    factor: float
+    metrics: tuple[Metric, ...]
+
+
+THROUGHPUT = Quantity(
+    "throughput", "throughput per {device}", "throughput per {device} (img/s)", 1.0, (THROUGHPUT_PER_GPU,)
+)
+EFFICIENCY = Quantity(
+    "efficiency", "efficiency against one {device}", "scaling efficiency (%)", 100.0,
+    (WEAK_SCALING_EFFICIENCY, STRONG_SCALING_EFFICIENCY),
+)  # fmt: skip
+SPEEDUP = Quantity("speedup", "speed-up over one {device}", "speed-up (×)", 1.0, (STRONG_SCALING_SPEEDUP,))
+UTILIZATION = Quantity(
+    "utilization", "least busy {device}", "utilization of the least busy {device} (%)", 100.0, (DEVICE_UTILIZATION,)
+)
+PLOTS: tuple[tuple[Scaling, Quantity], ...] = (
+    ("weak", THROUGHPUT),
+    ("weak", EFFICIENCY),
+    ("strong", THROUGHPUT),
+    ("strong", SPEEDUP),
+    ("strong", EFFICIENCY),
+)
+OVERVIEW: tuple[tuple[Scaling, Quantity], ...] = (
+    ("weak", THROUGHPUT),
+    ("weak", EFFICIENCY),
+    ("strong", SPEEDUP),
+    ("weak", UTILIZATION),
+)
 
 
 @dataclass(frozen=True)
@@ -20,8 +70,8 @@ class Point:
     """One quantity at one world size, over the rounds.
 
     Attributes:
-        center: geometric mean over the rounds.
-        below: distance from `center` to one geometric standard deviation below; 0 with one round. `above` likewise.
+        center: geometric mean over the rounds; of a share that may be 0, such as utilization, the mean.
+        below: distance from `center` to one (geometric) standard deviation below; 0 with one round. `above` likewise.
     """
 
     world_size: int
@@ -43,7 +93,8 @@ class PlottedSeries:
         alone = self.rounds.get(1, NO_ROUNDS)
         shown = {k: rounds for k, rounds in sorted(self.rounds.items()) if k > 1 or metric is THROUGHPUT_PER_GPU}
         samples = {k: metric.samples_of(MeasuredArms(rounds, alone, k)) for k, rounds in shown.items()}
-        return [_point(k, found) for k, found in samples.items() if found]
+        of_samples = _additive_point if metric.scale == "differences" else _point
+        return [of_samples(k, found) for k, found in samples.items() if found]
 
 
 def throughput_series(columns: Columns, plan: Plan) -> list[PlottedSeries]:
@@ -72,7 +123,16 @@ def _first_group(columns: Columns, study_id: str, arm: Arm, plan: Plan) -> ArmRo
 
 
 def _point(world_size: int, samples: PerRound) -> Point:
-    logs = [math.log(sample.value) for sample in samples]
-    center = math.exp(statistics.fmean(logs))
-    spread = math.exp(statistics.stdev(logs)) if len(logs) > 1 else 1.0
+    logs = np.log(samples.values)
+    center, spread = float(np.exp(logs.mean())), float(np.exp(_stdev(logs)))
     return Point(world_size, center, center - center / spread, center * spread - center)
+
+
+def _additive_point(world_size: int, samples: PerRound) -> Point:
+    spread = _stdev(samples.values)
+    return Point(world_size, float(samples.values.mean()), spread, spread)
+
+
+def _stdev(values: FloatArray) -> float:
+    """Of a sample; 0 of one value."""
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0

@@ -1,13 +1,15 @@
-"""Progress while measuring: which study, round, img/s, time left."""
+"""Progress while measuring: per cent and time left, which study, round, img/s."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 
 from pytest_ddpscale.plan.estimate import (
     STARTUP_S,
     SURVEY_S,
+    TYPICAL_ROUNDS,
     UNKNOWN,
     probes_seconds,
     round_seconds,
@@ -111,13 +113,12 @@ class Progress:
         self._img_per_s[block.arm] = float(img_per_s[0])
         self._round = max(self._round, block.round + 1)
         speeds = "  ".join(f"{arm} {speed:.0f}" for arm, speed in sorted(self._img_per_s.items()))
-        line = f"{self._study.id}: round {self._round}/{self._study.rounds}  {speeds} img/s per rank"
-        self._say(f"{line}  {_clock(self._seconds_left())} left", passing=True)
+        self._go_on(f"{self._study.id}: round {self._round}/{self._study.rounds}  {speeds} img/s per rank")
 
     def _probed(self, block: ProbeBlock) -> None:
         if self._plan.probes is not None:
             self._round = max(self._round, block.round + 1)
-            self._say(f"probes: round {self._round}/{self._plan.probes.rounds}  {block.probe}", passing=True)
+            self._go_on(f"probes: round {self._round}/{self._plan.probes.rounds}  {block.probe}")
 
     def _end(self, end: StudyEnd) -> None:
         self._settled.add(end.study)
@@ -131,8 +132,9 @@ class Progress:
         elif self._current != end.study:  # a launch that there was no time for
             self._say(f"{end.study}: not begun: time is up", passing=False)
         else:
-            self._spent_s += seconds if self._study is not None else 0.0
-            self._planned_spent_s += self._planned_so_far_s()
+            if self._study is not None:
+                self._spent_s += seconds
+                self._planned_spent_s += self._planned_so_far_s()
             why = _ENDED.get(end.reason, "")
             self._say(f"{end.study}: {why}{self._round} rounds in {_clock(seconds)}", passing=False)
         self._study, self._current = None, ""
@@ -143,27 +145,38 @@ class Progress:
             self._say(f"starting ranks, {_clock(planned_s)} estimated", passing=True)
 
     def _planned_so_far_s(self) -> float:
-        """What the plan gives this study for as much as has been timed of it."""
+        """What the plan gives this study, or the probes, for as much as has been timed of it."""
+        probes = self._plan.probes
         if self._study is None:
-            return 0.0
+            usual_rounds = min(probes.rounds, TYPICAL_ROUNDS) if probes is not None else 0
+            is_probing = probes is not None and self._current == probes.id
+            return self._planned_s[self._current] * min(1.0, self._round / usual_rounds) if is_probing else 0.0
         expected = self._expected_img_per_s
         rounds = self._blocks / len(self._study.arms)
         return warm_up_seconds(self._study, expected) + rounds * round_seconds(self._study, self._study.arms, expected)
 
-    def _seconds_left(self) -> float:
-        """What the plan gives for the rest, at the pace of what has been timed."""
-        assert self._study is not None
+    def _go_on(self, line: str) -> None:
+        """Say how much is done, how long the rest takes, and what goes on."""
         planned_s = self._planned_so_far_s()
-        spent_s = self._spent_s + self._now() - self._study_begun
-        pace = spent_s / (self._planned_spent_s + planned_s)
-        later = [s for s in self._plan.studies if s.id not in self._settled and s.id != self._study.id]
-        own_s = max(0.0, self._planned_s[self._study.id] - planned_s)
-        return pace * (own_s + sum(self._planned_s[study.id] for study in later))
+        own_s = max(0.0, self._planned_s.get(self._current, 0.0) - planned_s)
+        later_s = sum(s for name, s in self._planned_s.items() if name not in self._settled and name != self._current)
+        spent_s, timed_s = self._spent_s + self._now() - self._study_begun, self._planned_spent_s + planned_s
+        left_s = (own_s + later_s) * (spent_s / timed_s if timed_s else 1.0)  # at the pace of what has been timed
+        whole_s = sum(self._planned_s.values())
+        done = 1 - (own_s + later_s) / whole_s if whole_s else 0.0
+        self._say(f"[ {math.floor(100 * done):2d} %  {_clock(left_s)} left ] {line}", passing=True)
 
     def _say(self, line: str, *, passing: bool) -> None:
         if line != self._last:
             self._last = line
             self._show(line, passing)
+
+
+def load_warning(load: float, cores: int) -> str:
+    """What to say before ranks start on a host with such a load average; empty where they have it to themselves."""
+    if load <= cores:
+        return ""
+    return f"WARNING: load average {load:.1f} on {cores} cores before anything is measured: values will be too low"
 
 
 def _clock(seconds: float) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.report import text
+from pytest_ddpscale.report.cause import causes, headline
 from pytest_ddpscale.report.certainty_text import uniform_loss_text
 from pytest_ddpscale.report.launches_text import interval_mark, launches_sentence
 from pytest_ddpscale.report.text import Style
@@ -23,6 +24,85 @@ _LEAST_NAME = 16
 _MOST_LINES_OF_A_REASON = 4
 _MOST_CULPRITS = 8
 _MOST_LOWERED = 5
+_MOST_CAUSES = 3
+_MOST_ROWS = 3
+_MOST_LINES = 20  # without -v
+
+
+def brief_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
+    """The outcome with its cause, other causes, and the worst of what keeps the machine from being accepted.
+
+    At most 20 lines on the screen, as pairs like those of `table_lines`, which has all. Only the first line, the
+    outcome, may be longer than so many characters: it stays one line so that it can be searched for.
+    """
+    columns = max(columns, _LEAST_COLUMNS)
+    lines: list[Line] = [(headline(judgement), _outcome_style(judgement))]
+    others = [] if judgement.accepts else [text.one_line(cause.sentence) for cause in causes(judgement)[1:]]
+    for said in others[:_MOST_CAUSES]:
+        lines += [(line, "") for line in _wrapped(f"also: {said}", columns, "  ", "    ")[:2]]
+    if len(others) > _MOST_CAUSES:
+        lines.append((f"  also: {len(others) - _MOST_CAUSES} more", ""))
+    blocking = sorted(
+        filter(judgement.is_blocked_by, judgement.verdicts),
+        key=lambda one: (one.outcome != "failed", one.margin or 0.0),
+    )
+    shown = blocking[:_MOST_ROWS]
+    lines += _brief_table(shown, columns) if shown else []
+    if not judgement.accepts:
+        passed = sum(verdict.passed for verdict in judgement.verdicts)
+        more = f"{len(blocking) - len(shown)} more not met; " if len(blocking) > len(shown) else ""
+        lines.append((f"{more}{passed} of {len(judgement.verdicts)} requirements passed (all: -v, or report.html)", ""))
+    watermark: list[Line] = [(WATERMARK, "undecided")] if judgement.simulated else []
+    room = _MOST_LINES - len(lines) - len(lines[0][0]) // columns - len(watermark)
+    return [*lines, *_as_fit(_remarks(judgement), room, columns), *watermark]
+
+
+def _remarks(judgement: Judgement) -> Iterator[Line]:
+    """What changes the meaning of an outcome, the weightiest first."""
+    yield from ((said, "warned") for said in (*_warned(judgement), *_waived(judgement), *_lowered(judgement)))
+    if uniform_loss_text(judgement):
+        yield uniform_loss_text(judgement), ""
+    own = (note for verdict in judgement.verdicts for note in verdict.notes)
+    for note in dict.fromkeys((*judgement.notes, *_shared_notes(judgement.verdicts), *own)):
+        yield f"note: {text.one_line(note)}", ""
+
+
+def _as_fit(remarks: Iterable[Line], room: int, columns: int) -> list[Line]:
+    """As many as fit into so many lines, with one that counts the others."""
+    lines: list[Line] = []
+    waiting = [[(line, style) for line in _wrapped(said, columns, "", "  ")] for said, style in remarks]
+    while waiting and len(lines) + len(waiting[0]) + (len(waiting) > 1) <= room:
+        lines += waiting.pop(0)
+    return [*lines, (f"{len(waiting)} more remarks (-v, or report.html)", "")] if waiting else lines
+
+
+def _brief_table(verdicts: Sequence[Verdict], columns: int) -> Iterator[Line]:
+    """Value, the limit that decides, bound and verdict at any width; names give way, and stay different."""
+    header = ("value", "limit", "bound", "verdict")
+    cells = [(text.point_text(v), _limit(v), text.bound_text(v), text.verdict_word(v)) for v in verdicts]
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    names = [f"  {text.short_name(verdict)}" for verdict in verdicts]
+    name_width = max(min(max(map(len, names)), columns - sum(widths) - len(_GAP) * len(widths)), len("requirement"))
+    rows = [_Row(name, cell, verdict) for name, cell, verdict in zip(names, cells, verdicts, strict=True)]
+    alike, metric = _alike_when_short(rows, name_width), None
+    yield _joined("requirement", header, widths, name_width), "header"
+    for row in sorted(rows, key=lambda row: [v.metric for v in verdicts].index(row.verdict.metric)):
+        if row.verdict.metric != metric:
+            metric = row.verdict.metric
+            yield metric, ""
+        if row.name in alike:
+            yield text.shorten(row.name, columns), ""
+        name = "" if row.name in alike else row.name
+        yield _joined(name, row.cells, widths, name_width), text.verdict_style(row.verdict)
+
+
+def _limit(verdict: Verdict) -> str:
+    return text.limits_text(verdict).replace("at least", "≥").replace("at most", "≤")
+
+
+def _outcome_style(judgement: Judgement) -> Style:
+    is_red = judgement.outcome == "incomplete" and judgement.blockers  # else it was allowed for
+    return "failed" if is_red else _OUTCOME_STYLES[judgement.outcome]
 
 
 @dataclass(frozen=True)
@@ -70,8 +150,7 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
         lines += [(line, "warned") for line in _wrapped(said, columns, "", "  ")]
     if judgement.simulated:
         lines.append((WATERMARK, "undecided"))
-    is_red = judgement.outcome == "incomplete" and judgement.blockers  # else it was allowed for
-    lines.append((text.outcome_text(judgement), "failed" if is_red else _OUTCOME_STYLES[judgement.outcome]))
+    lines.append((headline(judgement), _outcome_style(judgement)))
     return [(line, style) for line, style in lines]
 
 
@@ -89,7 +168,16 @@ def _lowered(judgement: Judgement) -> Iterator[str]:
         yield f"lowered by the site: {text.one_line(one.requirement)}: {was} → {now}"
     hidden = len(judgement.lowered) - _MOST_LOWERED
     if hidden > 0:
-        yield f"lowered by the site: {hidden} more, see report.md"
+        yield f"lowered by the site: {hidden} more, see report.html"
+
+
+def _warned(judgement: Judgement) -> Iterator[str]:
+    """Who certainly misses a bound that only warns: once each."""
+    missed = [one for one in judgement.verdicts if one.outcome == "failed" and not one.is_waived]
+    open_ = [one for one in missed if not judgement.is_blocked_by(one)]
+    told = {text.culprit_name(who): (who, one) for one in reversed(open_) for who in one.culprits if who.is_certain}
+    for who, one in list(told.values())[:_MOST_CAUSES]:
+        yield f"warned, {text.short_name(one)}: {text.culprit_text(who)}"
 
 
 def _waived(judgement: Judgement) -> Iterator[str]:

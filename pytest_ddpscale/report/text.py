@@ -108,8 +108,13 @@ def outcome_word(outcome: RunOutcome) -> str:
 
 def headline(judgement: Judgement) -> str:
     """Why this outcome, how much less the site asked for, and what else of the SKU it changed."""
+    return "; ".join(part for part in (one_line(judgement.reason), *changes_by_site(judgement)) if part)
+
+
+def changes_by_site(judgement: Judgement) -> list[str]:
+    """How much less the site asks for, and what else of the SKU it changed; empty of a site that changed nothing."""
     altered = f"changed by the site: {one_line(', '.join(judgement.altered))}" if judgement.altered else ""
-    return "; ".join(part for part in (one_line(judgement.reason), lowered_text(judgement), altered) if part)
+    return [part for part in (lowered_text(judgement), altered) if part]
 
 
 def lowered_text(judgement: Judgement) -> str:
@@ -232,6 +237,11 @@ def margin_text(verdict: Verdict) -> str:
 
 def culprit_text(culprit: Culprit, full_uuid: bool = False) -> str:
     """Who is to blame and what was seen: ``GPU 3 (GPU-5d3a91c2…) on node7: 1.31× the median …``."""
+    return f"{culprit_name(culprit, full_uuid)}: {one_line(culprit.evidence)}"
+
+
+def culprit_name(culprit: Culprit, full_uuid: bool = False) -> str:
+    """Who: ``GPU 3 (GPU-5d3a91c2…) on node7``, ``node node7``, ``link between node node7 and node node9``."""
     host = one_line(culprit.host)
     device = _device(culprit.gpu_index, culprit.gpu_uuid, full_uuid, always=culprit.kind == "gpu")
     end = f"{device} on {host}" if device else f"node {host}"
@@ -240,7 +250,7 @@ def culprit_text(culprit: Culprit, full_uuid: bool = False) -> str:
         peer_device = _device(culprit.peer_gpu_index, culprit.peer_gpu_uuid, full_uuid, always=False)
         peer = one_line(culprit.peer_host)
         who = f"link between {end} and {f'{peer_device} on {peer}' if peer_device else f'node {peer}'}"
-    return f"{who}: {one_line(culprit.evidence)}"
+    return who
 
 
 def short_name(verdict: Verdict) -> str:
@@ -309,12 +319,13 @@ def subject_text(verdict: Verdict) -> str:
 
 def rerun_command(sku: str, verdict: Verdict) -> str:
     """The command that measures one requirement again."""
-    return f"pytest --gpu-sku={shlex.quote(one_line(sku))} -k {shlex.quote(one_line(verdict.id))}"
+    launches = f" --ddp-launches={verdict.launches}" if verdict.launches > 1 else ""
+    return f"pytest --gpu-sku={shlex.quote(one_line(sku))} -k {shlex.quote(one_line(verdict.id))}{launches}"
 
 
-def count_text(number: int, noun: str) -> str:
-    """``1 host``, ``2 hosts``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def count_text(number: int, noun: str, plural: str = "") -> str:
+    """``1 host``, ``2 hosts``; `plural` where that is not the noun with an s."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def _check_of(verdict: Verdict) -> NodeCheck | None:

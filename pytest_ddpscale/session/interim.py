@@ -33,19 +33,20 @@ class Interim:
         self._listener(record)
         if isinstance(record, Interrupted):
             self._session.interruption = f"interrupted at {now_iso()}: {record.message}"
-            self._write(self._session.interruption)
+            self._write(self._session.interruption, is_last=True)
         elif isinstance(record, StudyEnd) and record.reason != "interrupted" and time.monotonic() >= self._next_s:
             self._write(f"measuring went on at {now_iso()}, when this was written")
+        self._session.live_page.hear(record)
 
-    def _write(self, why: str) -> None:
+    def _write(self, why: str, *, is_last: bool = False) -> None:
         began_s = time.monotonic()
         with suppress(BadInput):  # what cannot be read or written is said when all has been measured
-            self._judge_and_write(why)
+            self._judge_and_write(why, is_last)
         ended_s = time.monotonic()
         self._next_s = ended_s + (ended_s - began_s) / _LARGEST_SHARE
 
-    def _judge_and_write(self, why: str) -> None:
-        from pytest_ddpscale.report.files import write_reports
+    def _judge_and_write(self, why: str, is_last: bool) -> None:
+        from pytest_ddpscale.report.files import write_page, write_reports
 
         run = self._session.source.measured_run
         evidence = read_evidence(run, why, goes_on=True)
@@ -54,3 +55,7 @@ class Interim:
         done = f"{len(ended)} of {len(studies)} studies had ended; --ddp-resume={run.path} measures the others"
         judgement = self._session.so_far(evidence, why, f"{why}; {done}")
         write_reports(run, judgement, run.read_run(), evidence, is_final=False)
+        if is_last:
+            write_page(run, judgement, run.read_run(), evidence)
+        else:
+            self._session.live_page.judged(judgement, evidence)

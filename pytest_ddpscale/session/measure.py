@@ -53,11 +53,11 @@ class MeasureSource(EvidenceSource):
         self._refuse_wrong_arguments()
         assert self.plan is not None  # select comes first
         run, self._lock = new_run_directory(self.subject.settings.run_dir, self.subject.sku)
-        thresholds = self.subject.thresholds
+        thresholds, settings = self.subject.thresholds, self.subject.settings
         # First, so that a run killed on the way is known for one, and begun anew in its directory.
         start_run(
             run, self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256, self.machine.devices,
-            self.subject.extends,
+            self.subject.extends, operator=settings.operator, site=settings.site, ticket=settings.ticket,
         )  # fmt: skip
         run.write_json(run.plan_json, self.plan)
         self.run = self.measured_run = run

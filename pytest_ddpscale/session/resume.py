@@ -41,6 +41,8 @@ _CONCLUSIONS = (
     "junit.xml",
     "pytest-report.json",
     "metrics.prom",
+    "requirements.csv",
+    "culprits.csv",
     "plots",
 )
 
@@ -74,7 +76,9 @@ class ResumeSource(MeasureSource):
         run, self._lock = reopened(self._resumption.run.path)
         evidence = self._read_earlier(run)  # refuses a broken run before anything is changed
         self._go_on_with(read_resumption(run))
-        self._resumption.begin(self.subject.site.argv, self.subject.thresholds.digests)
+        settings = self.subject.settings
+        said = {"operator": settings.operator, "site": settings.site, "ticket": settings.ticket}
+        self._resumption.begin(self.subject.site.argv, self.subject.thresholds.digests, **said)
         self.run = self.measured_run = run
         self.evidence = None if self._resumption.missing else evidence
 
@@ -99,8 +103,10 @@ class Resumption:
         per_node = self.plan.layout.ranks_per_node
         return replace(self.plan, studies=studies, pairs=pairs, probes=probes, ranks_per_node=per_node)
 
-    def begin(self, argv: Sequence[str], thresholds_digests: str) -> None:
+    def begin(self, argv: Sequence[str], thresholds_digests: str, **said: str) -> None:
         """Put earlier conclusions aside, and record what is about to happen. The run has to be locked.
+
+        `said` as in `resume_run`: operator, site and ticket.
 
         Raises:
             RunDirectoryError: the directory is broken or cannot be written.
@@ -110,7 +116,7 @@ class Resumption:
         except OSError as error:
             raise not_writable(self.run.path, error) from None
         self.run.cut_torn_line()
-        resume_run(self.run, argv, thresholds_digests, self.missing)
+        resume_run(self.run, argv, thresholds_digests, self.missing, **said)
 
     def set_aside(self) -> None:
         """Move the records of what is measured again to superseded.jsonl. No rank may be writing.

@@ -21,7 +21,8 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import now_iso
 from pytest_ddpscale.results.verdicts import ACCEPTING, Judgement, RunOutcome, UniformLoss, Verdict
 from pytest_ddpscale.session.interim import Interim
-from pytest_ddpscale.session.past_runs import baseline_of
+from pytest_ddpscale.session.live_page import LivePage
+from pytest_ddpscale.session.past_runs import acceptance_before, baseline_of
 from pytest_ddpscale.session.sources import EvidenceSource
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.thresholds.waiver import today
@@ -45,7 +46,8 @@ from pytest_ddpscale.verdict.waiving import with_waiver
 class AcceptanceSession:
     """One session: the verdicts that were asked for, by the id of their requirement, on evidence from a source.
 
-    `interruption` says when and why somebody ended it while it measured; empty if nobody did.
+    `interruption` says when and why somebody ended it while it measured; empty if nobody did. `live_page` is
+    report.html meanwhile.
     """
 
     def __init__(self, source: EvidenceSource) -> None:
@@ -53,6 +55,7 @@ class AcceptanceSession:
         self.subject = source.subject
         self.verdicts: dict[str, Verdict] = {}
         self.interruption = ""
+        self.live_page = LivePage(self)
 
     @property
     def sku(self) -> str:
@@ -130,6 +133,7 @@ class AcceptanceSession:
             self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, allows, caveats.is_simulated, others,
             self.subject.extends, self.subject.lowered, self._altered(outcome, verdicts, coverage),
             self._uniform_loss(verdicts, evidence), self.subject.settings.family_confidence,
+            acceptance_before(source.measured_run, self.history_file, self.sku, evidence, verdicts),
         )  # fmt: skip
 
     def _uniform_loss(self, verdicts: Sequence[Verdict], evidence: Evidence) -> UniformLoss | None:
@@ -220,7 +224,7 @@ class AcceptanceSession:
         return coverage_of(evidence, self.source.selected, self.verdicts, record.left_out, per_node)
 
     def _basis(self) -> dict[str, str]:
-        """By which thresholds, on which measurements and when this was judged."""
+        """By which thresholds, on which measurements and when this was judged; of an earlier run, also by whom."""
         measured, thresholds = self.source.measured_run, self.subject.thresholds
         return {
             "judged_at": now_iso(),
@@ -228,6 +232,7 @@ class AcceptanceSession:
             "thresholds_sha256": thresholds.sha256,
             "measurements_path": str(measured.measurements_jsonl),
             "measurements_sha256": measured.measurements_sha256(),
+            **self.source.judged_for(),
         }
 
 

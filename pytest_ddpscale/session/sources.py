@@ -225,6 +225,10 @@ class EvidenceSource(ABC):
     def close(self, status: Ending) -> None:  # noqa: B027 (an earlier run keeps its record)
         """Record how the session ended."""
 
+    def judged_for(self) -> dict[str, str]:
+        """By whom, where and for which ticket an earlier run is judged; what is measured has that in its run.json."""
+        return {}
+
     def remember(self, judgement: Judgement, history_file: Path | None) -> str:
         """Add a new run to the site's history. Returns why that failed; empty if it did not, or if there is none."""
         return ""
@@ -330,6 +334,12 @@ class JudgeSource(EvidenceSource):
 
     def _open(self) -> None:
         self.run, self._lock = judging_directory(self.measured_run, self.subject.settings.run_dir)
+
+    def judged_for(self) -> dict[str, str]:
+        """What this session was told: the run that was measured keeps what its own was."""
+        settings = self.subject.settings
+        told = {"judged_by": settings.operator, "site": settings.site, "ticket": settings.ticket}
+        return {name: given for name, given in told.items() if given}
 
     def why_not(self, case: AnyCase) -> str | None:
         """What the thresholds say that it lacks: what was measured shows the rest."""

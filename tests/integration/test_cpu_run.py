@@ -108,6 +108,7 @@ def test_every_metric_is_measured_and_judged_in_one_gang(accepted: Session) -> N
     assert result.returncode == 0, result.stdout
     record = verdicts(site)
     assert record["outcome"] == "accepted"
+    assert 'http-equiv="refresh"' not in (site / "run" / "report.html").read_text("utf-8")
     assert {v["metric"] for v in record["verdicts"]} == {
         "throughput_per_gpu", "weak_scaling_efficiency", "strong_scaling_speedup", "strong_scaling_efficiency",
         "device_utilization", "generation_ratio", "peak_memory_gib",

@@ -91,9 +91,10 @@ class Situation:
 
 
 ALLOWING = ("--ddp-allow-incomplete",)
-MISSED = "REJECTED: 1 of 8 requirements failed: weak_scaling_efficiency[resnet152-fp16-8gpu]"
-MISSING = "INCOMPLETE: 1 of 8 requirements were not measured: "
-NOT_JUDGED = "INCOMPLETE: 3 test items were skipped or failed otherwise: test_weak_scaling_efficiency["
+MISSED = "REJECTED: weak_scaling_efficiency[resnet152-fp16-8gpu] is "
+MISSING = "INCOMPLETE: not measured: weak_scaling_efficiency[resnet152-fp16-2gpu]: no complete round of 2 ranks"
+ALLOWED = "INCOMPLETE: 1 of 8 requirements were not measured: "
+NOT_JUDGED = "INCOMPLETE: tests test_weak_scaling_efficiency["
 SITUATIONS = {
     "all is kept": Situation(0, "accepted", "ACCEPTED: 8 of 8 requirements passed"),
     "a bound is missed": Situation(1, "rejected", MISSED, bound("bound: 1.05")),
@@ -101,14 +102,15 @@ SITUATIONS = {
         0, "accepted", "ACCEPTED: 7 of 8 requirements passed, 1 warned", bound("bound: 1.05, severity: warn")
     ),
     "one is inconclusive": Situation(
-        1, "incomplete", "INCONCLUSIVE  weak_scaling_efficiency[resnet152-fp16-8gpu]", bound("bound: 0.9745")
+        1,
+        "incomplete",
+        "INCOMPLETE: inconclusive: weak_scaling_efficiency[resnet152-fp16-8gpu]: ",
+        bound("bound: 0.9745"),
     ),
     "an inconclusive one only warns": Situation(
         0, "accepted", "ACCEPTED: 7 of 8", bound("bound: 0.9745, severity: warn")
     ),
-    "ranks are missing": Situation(
-        1, "incomplete", "NOT MEASURED  weak_scaling_efficiency[resnet152-fp16-2gpu]", series=WITHOUT_TWO_RANKS
-    ),
+    "ranks are missing": Situation(1, "incomplete", MISSING, series=WITHOUT_TWO_RANKS),
     "what only warns is missing": Situation(
         1,
         "incomplete",
@@ -116,17 +118,20 @@ SITUATIONS = {
         thresholds_with("test_weak_scaling_efficiency[resnet152-fp16-2gpu]", "0.974", "0.974, severity: warn"),
         WITHOUT_TWO_RANKS,
     ),
-    "what is missing is allowed": Situation(0, "incomplete", MISSING, series=WITHOUT_TWO_RANKS, arguments=ALLOWING),
+    "what is missing is allowed": Situation(0, "incomplete", ALLOWED, series=WITHOUT_TWO_RANKS, arguments=ALLOWING),
     "a miss beside what is allowed": Situation(
         1, "rejected", MISSED, bound("bound: 1.05"), WITHOUT_TWO_RANKS, arguments=ALLOWING
     ),
     "a study broke": Situation(
-        1, "incomplete", "ERROR  strong_scaling_speedup[vit-b-16-fp16-8gpu]: it broke", broken="strong/vit-b-16-fp16"
+        1,
+        "incomplete",
+        "INCOMPLETE: error: strong_scaling_speedup[vit-b-16-fp16-8gpu]: it broke",
+        broken="strong/vit-b-16-fp16",
     ),
     "no bound is published": Situation(
         1,
         "incomplete",
-        "not accepted: 8 of 8 requirements passed, but none with a published bound",
+        "INCOMPLETE: 8 of 8 requirements passed, but none with a published bound",
         thresholds_text(PROVISIONAL),
     ),
     "a simulated cluster": Situation(1, "incomplete", "INCOMPLETE: ", is_simulated=True),

@@ -29,16 +29,16 @@ def test_a_disk_that_fills_up_while_measuring_costs_what_was_not_measured(
 ) -> None:
     why = "No space left on device"
     monkeypatch.setenv("GANG_ENDS", json.dumps({"strong/tiny": "full"}))
-    result = site.run("--gpu-sku=cpu", "--ddp-gpus-per-node=2", f"--ddp-run-dir={RUN}", "-p", "no:cacheprovider")
+    result = site.run("--gpu-sku=cpu", "--ddp-gpus-per-node=2", f"--ddp-run-dir={RUN}", "-p", "no:cacheprovider", "-v")
     assert_no_crash(result)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=2, failed=1)
     output = output_of(result)
     found = f"{RUN}/measurements.jsonl: cannot be written ({why}); expected a writable file system with space left."
-    assert f"ERROR  strong_scaling_speedup[tiny-2rank]: {found}" in output
+    assert f"INCOMPLETE: error: strong_scaling_speedup[tiny-2rank]: {found}" in output
     assert f"What was measured before is kept. Make room or have the file system mended; --ddp-resume={RUN}" in output
     (outcome,) = [line for line in result.outlines if line.startswith("INCOMPLETE: ")]
-    assert outcome.startswith("INCOMPLETE: 1 of 3 requirements were not measured: ")
+    assert outcome.startswith("INCOMPLETE: error: strong_scaling_speedup[tiny-2rank]: ")
     (table_line,) = [line for line in result.outlines if line.startswith("weak_scaling_efficiency[tiny-2rank]")]
     assert table_line.endswith("PASS"), "the verdicts are on the terminal at least"
     assert f"verdicts.json cannot be written ({why}). What was measured before is kept. " in output
@@ -52,7 +52,7 @@ def test_a_disk_that_fills_up_while_measuring_costs_what_was_not_measured(
 
 def test_a_full_disk_is_refused_before_anything_is_measured(site: Site, disk: SmallDisk) -> None:
     disk.fill()
-    result = site.run("--gpu-sku=cpu", "--ddp-gpus-per-node=2", f"--ddp-run-dir={RUN}", "-p", "no:cacheprovider")
+    result = site.run("--gpu-sku=cpu", "--ddp-gpus-per-node=2", f"--ddp-run-dir={RUN}", "-p", "no:cacheprovider", "-v")
     assert_refused(result, "cannot be written (No space left on device)")
     disk.make_room()
     assert not list(site.path.glob(f"{RUN}/logs/*"))

@@ -41,12 +41,12 @@ def compared(site: Site) -> Site:
 
 def test_both_throughputs_and_their_sources_are_shown(compared: Site) -> None:
     compared.measured("old", old_cluster(batch_size=128))
-    result = compared.judge("-k", "generation_ratio")
+    result = compared.judge("-k", "generation_ratio", "-v")
     result.assert_outcomes(passed=2)
     said = " ".join(output_of(result).split())
     assert "1190 img/s per GPU here, 500 of reference-gpu" in said
     assert re.search(r"1190 img/s per GPU here, 59\d\.\d of run-old", said)
-    report = (compared.path / "measured" / "report.md").read_text(encoding="utf-8")
+    report = (compared.path / "measured" / "report.html").read_text(encoding="utf-8")
     assert "500 of reference-gpu (a paper, table 1)" in report
     assert re.search(r"59\d\.\d of run-old \(tested-gpu, median of 9 rounds measured ", report)
     (of_run,) = [one for one in compared.verdicts()["verdicts"] if one["id"].endswith("vs-run-old]")]

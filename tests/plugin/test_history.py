@@ -103,6 +103,20 @@ def remembered(site: Site, history: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     return remember
 
 
+def test_a_run_is_told_beside_the_last_acceptance_of_its_nodes(site: Site, remembered: Callable[[float], None]) -> None:
+    remembered(1.0)
+    assert site.run(*ON_CPU).ret == pytest.ExitCode.OK
+    last = site.verdicts(str(latest(site)))["last_acceptance"]
+    assert last["began"] == f"2026-01-0{NIGHTS}T02:00:00+00:00"
+    assert last["run"].endswith(f"night{NIGHTS}")
+    assert (last["compared"], last["worse"]) == (1, [])
+
+
+def test_without_an_earlier_run_there_is_no_last_acceptance(site: Site) -> None:
+    site.run(*ON_CPU)
+    assert site.verdicts(str(latest(site)))["last_acceptance"] is None
+
+
 def test_a_node_is_judged_by_its_past_and_again_by_what_was_kept_of_it(
     site: Site, history: Path, remembered: Callable[[float], None]
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,16 @@ def launches(run: RunDirectory) -> list[str]:
 def outcomes(site: Site) -> dict[str, str]:
     """Outcome of each verdict, by its metric."""
     return {verdict["metric"]: verdict["outcome"] for verdict in site.verdicts("run")["verdicts"]}
+
+
+def test_nodes_are_as_old_as_the_end_of_a_session_that_measured(site: Site, run: RunDirectory) -> None:
+    site.run(*NEW)
+    finished_at = run.read_run().finished_at
+    assert finished_at is not None
+    exposed = (run.path / "metrics.prom").read_text(encoding="utf-8")
+    stamps = re.findall(r"^ddpscale_(node|gpu)_last_verdict_timestamp_seconds{.*} (.*)$", exposed, re.MULTILINE)
+    assert {name for name, _ in stamps} == {"node", "gpu"}
+    assert {float(stamp) for _, stamp in stamps} == {datetime.fromisoformat(finished_at).timestamp()}
 
 
 class TestOnlyWhatIsMissing:
@@ -171,7 +183,7 @@ def test_an_interrupted_study_is_not_measured_and_says_what_finishes_it(
     }  # fmt: skip
     assert site.outcome("run") == "incomplete"
     reason = "interrupted: the job reached its time limit; --ddp-resume=run finishes it"
-    assert f"NOT MEASURED  strong_scaling_speedup[tiny-2rank]: {reason}" in output_of(result)
+    assert f"INCOMPLETE: not measured: strong_scaling_speedup[tiny-2rank]: {reason}" in output_of(result)
     assert site.judge(run="run").ret == pytest.ExitCode.TESTS_FAILED
     assert site.outcome("run/judged-1") == "incomplete"
 

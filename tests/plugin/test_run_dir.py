@@ -31,7 +31,7 @@ class TestJudging:
         result = site.judge("--ddp-run-dir=opinions/second")
         assert result.ret == pytest.ExitCode.OK
         assert site.outcome("opinions/second") == "accepted"
-        assert "report: opinions/second/report.md" in result.outlines
+        assert "report: opinions/second/report.html" in result.outlines
         assert contents(run.path) == before
 
     def test_a_directory_that_holds_a_run_is_refused(self, site: Site) -> None:

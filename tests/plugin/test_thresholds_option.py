@@ -42,7 +42,7 @@ def test_the_file_named_wins_over_the_one_in_the_project(site: Site) -> None:
     site.measured()
     site.write("strict.yaml", thresholds_with(WEAK_8, "bound: 0.96", "bound: 0.99"))
     assert site.judge().ret == pytest.ExitCode.OK
-    result = site.judge("--thresholds=strict.yaml")
+    result = site.judge("--thresholds=strict.yaml", "-v")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=len(REQUIREMENTS) - 1, failed=1)
     assert "rerun     pytest --gpu-sku=tested-gpu --thresholds=strict.yaml '" in output_of(result)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from pytest_ddpscale.results.run_directory import RunDirectory
 from tests.plugin.prepared import DRAWS
 from tests.plugin.site import REQUIREMENTS, ROUNDS, Site, assert_no_crash, output_of, thresholds_with
 
@@ -16,7 +19,16 @@ VERDICT_KEYS = {
     "rounds", "reason", "provisional", "source", "notes", "culprits", "unit", "margin", "flags", "placement",
     "compared", "waiver", "precision", "launches", "launch_sd", "published", "p_value", "correlation", "one_gpu",
 }  # fmt: skip
-VIEWS = {"verdicts.json", "report.md", "junit.xml", "pytest-report.json", "plots"}
+VIEWS = {
+    "verdicts.json",
+    "report.md",
+    "report.html",
+    "junit.xml",
+    "pytest-report.json",
+    "plots",
+    "metrics.prom",
+    "requirements.csv",
+}
 ALL = len(REQUIREMENTS)
 
 
@@ -41,9 +53,9 @@ def test_verdicts_json_is_the_record_of_truth(site: Site, judged: Path) -> None:
     assert set(record) == {
         "schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts",
         "allows_unmeasured", "simulated", "blockers", "extends", "lowered", "altered",
-        "uniform_loss", "family_confidence",
+        "uniform_loss", "family_confidence", "last_acceptance",
     }  # fmt: skip
-    assert (record["schema_version"], record["sku"], record["outcome"]) == (4, "tested-gpu", "rejected")
+    assert (record["schema_version"], record["sku"], record["outcome"]) == (5, "tested-gpu", "rejected")
     assert record["notes"] == ["judged from measured, nothing was measured"]
     assert len(record["verdicts"]) == ALL
     for verdict in record["verdicts"]:
@@ -64,6 +76,7 @@ def test_verdicts_json_is_the_record_of_truth(site: Site, judged: Path) -> None:
         "kind": "gpu", "host": "node7", "gpu_index": 7, "gpu_uuid": "GPU-00000007",
         "evidence": f"least busy of 8 in {ROUNDS} of {ROUNDS} rounds",
         "peer_host": None, "peer_gpu_index": None, "peer_gpu_uuid": None, "is_certain": True,
+        "slowdown": None, "peers": None, "computed_wrong": False, "slow_rounds": None, "rounds": None,
     }  # fmt: skip
 
 
@@ -80,11 +93,21 @@ def test_every_view_is_there_and_says_the_same(judged: Path) -> None:
     for plot in plots:
         assert len(plot.read_bytes()) > 10_000, plot
         assert f"plots/{plot.name}" in markdown
+    finished_at = RunDirectory(judged).read_run().finished_at
+    assert finished_at is not None
+    for name in ("node", "gpu"):
+        stamps = _samples(judged, f"ddpscale_{name}_last_verdict_timestamp_seconds")
+        assert set(stamps) == {datetime.fromisoformat(finished_at).timestamp()}
     report = json.loads((judged / "pytest-report.json").read_text(encoding="utf-8"))
     assert report["exitcode"] == pytest.ExitCode.TESTS_FAILED
     assert report["summary"]["passed"] == ALL - 1
     assert report["summary"]["failed"] == 1
     assert sorted(test["nodeid"].partition("::")[2] for test in report["tests"]) == sorted(REQUIREMENTS)
+
+
+def _samples(run: Path, name: str) -> list[float]:
+    families = text_string_to_metric_families((run / "metrics.prom").read_text(encoding="utf-8"))
+    return [one.value for family in families for one in family.samples if one.name == name]
 
 
 def test_pytest_report_json_has_the_exit_code_of_a_run_that_only_its_outcome_fails(site: Site) -> None:
@@ -138,9 +161,7 @@ def test_nothing_but_the_run_directory_is_touched_and_the_terminal_says_where_it
     before = others()
     result = site.judge("-p", "no:cacheprovider")
     assert result.ret == pytest.ExitCode.OK
-    result.stdout.fnmatch_lines(
-        ["*= ddpscale: tested-gpu =*", "requirement *verdict", "ACCEPTED: *", "report: measured/report.md"]
-    )
+    result.stdout.fnmatch_lines(["*= ddpscale: tested-gpu =*", "ACCEPTED: *", "report: measured/report.html"])
     assert not [line for line in result.outlines if "JSON report" in line]
     assert others() - before == {"stdout", "stderr"}, "the two files are pytester's own"
 

@@ -14,7 +14,7 @@ from tests.builders.judgements import FAILED, PASSED
 LOSS = UniformLoss(0.0028, 0.051, 0.95, "throughput_per_gpu[a]", 5)
 ACCEPTED = Judgement("a100", "accepted", "1 of 1", (PASSED,), uniform_loss=LOSS)
 WORDS = (
-    "All GPUs alike slow: up to 0.28 % below the published throughput cannot be excluded "
+    "All devices alike slow: up to 0.28 % below the published throughput cannot be excluded "
     "(95 % confidence; tightest of 5 workloads, loosest 5.1 %)."
 )
 
@@ -32,12 +32,13 @@ def test_one_workload_has_no_loosest() -> None:
 
 def test_a_machine_that_beats_what_was_published_hides_no_loss() -> None:
     faster = replace(ACCEPTED, uniform_loss=replace(LOSS, fraction=0.0))
-    assert uniform_loss_text(faster).startswith("All GPUs alike slow: no loss below the published throughput (95 %")
+    assert uniform_loss_text(faster).startswith("All devices alike slow: no loss below the published throughput (95 %")
 
 
 def test_without_a_published_throughput_any_loss_could_hide() -> None:
     words = (
-        "All GPUs alike slow: this run has no published throughput to compare with, so a loss of any size could hide."
+        "All devices alike slow: this run has no published throughput to compare with, "
+        "so a loss of any size could hide."
     )
     assert uniform_loss_text(replace(ACCEPTED, uniform_loss=None)) == words
 

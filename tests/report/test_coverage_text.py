@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pytest_ddpscale.evidence.columns import Columns
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.report.coverage_text import MOST_NODES, MOST_PATHS, node_rows, path_rows, summary
-from pytest_ddpscale.report.markdown import render_markdown
+from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.results.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
 from tests.builders.judgements import ACCEPTED, HOSTILE, PLAN, RUN
+from tests.report.page_text import page_text
 
 TRAINED = ("survey", "training", "pairs")
 TOGETHER = "weak_scaling_efficiency[r-4gpu]"
@@ -27,7 +30,7 @@ def coverage_of(nodes: int) -> Coverage:
 
 
 def report_of(coverage: Coverage) -> str:
-    return render_markdown(replace(ACCEPTED, coverage=coverage), RUN, PLAN)
+    return page_text(render_html(replace(ACCEPTED, coverage=coverage), RUN, Evidence(PLAN, Columns(), {})))
 
 
 def test_a_machine_that_was_tested_whole_is_told_in_one_line_for_each_thing() -> None:
@@ -82,9 +85,10 @@ def test_many_nodes_and_paths_are_counted() -> None:
 def test_names_from_anywhere_break_no_table() -> None:
     nodes = tuple(NodeCoverage(f"{HOSTILE}{i}", TRAINED, gpus=(GpuCoverage(0, HOSTILE),)) for i in range(2))
     rendered = report_of(Coverage(nodes, 0, 1, 2, (PathCoverage(0, 1, 1.0, 1),), 1))
-    table = rendered.split("## Coverage")[1].split("\n## ")[0]
-    assert {line.replace("\\|", "").count("|") for line in table.splitlines() if line.startswith("|")} == {5}
+    table = rendered.split("\nCoverage\n")[-1].split("\nHow it was measured\n")[0]
+    assert {line.count(" | ") for line in table.splitlines() if line.startswith("| ")} == {3}
+    assert "<script" in rendered, "as text"
 
 
 def test_reports_of_before_it_was_kept_have_no_such_section() -> None:
-    assert "## Coverage" not in render_markdown(ACCEPTED, RUN, PLAN)
+    assert "\nCoverage\n" not in page_text(render_html(ACCEPTED, RUN, Evidence(PLAN, Columns(), {})))

@@ -18,7 +18,7 @@ from pytest_ddpscale.results.strict_json import read_as
 from pytest_ddpscale.results.verdicts import Judgement
 from tests.builders.judgements import JUDGEMENT, PLAN, RUN
 
-FILES = ["verdicts.json", "junit.xml", "report.md"]
+FILES = ["verdicts.json", "junit.xml", "requirements.csv", "culprits.csv", "metrics.prom", "report.md", "report.html"]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def write(run: RunDirectory) -> list[str]:
     return write_reports(run, JUDGEMENT, RUN, Evidence(PLAN, Columns(), {}))
 
 
-def full_disk(*_: Any) -> None:
+def full_disk(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -58,6 +58,7 @@ def test_the_record_of_truth_comes_first(run: RunDirectory, monkeypatch: pytest.
         ("pytest_ddpscale.report.junit.render_junit", "junit.xml"),
         ("pytest_ddpscale.report.plots.write_plots", "plots"),
         ("pytest_ddpscale.report.markdown.render_markdown", "report.md"),
+        ("pytest_ddpscale.report.html_page.render_html", "report.html"),
     ],
 )
 def test_a_full_disk_costs_one_file_and_not_the_others(

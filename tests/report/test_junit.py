@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
+from datetime import date
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -10,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.report.cause import headline
 from pytest_ddpscale.report.junit import render_junit
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.results.verdicts import Blocker, Judgement, Verdict
+from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.judgements import (
+    ACCEPTED,
     ALL,
     ERROR,
     FAILED,
@@ -26,6 +31,34 @@ from tests.builders.judgements import (
     judgement_with,
 )
 
+# What Jenkins's junit-10.xsd allows: attributes, children, and whether text may be inside.
+_MESSAGE: tuple[frozenset[str], frozenset[str], bool] = (frozenset({"type", "message"}), frozenset(), True)
+_COUNTED = frozenset({"name", "time", "tests", "failures", "errors"})
+_OUTPUT = frozenset({"system-out", "system-err"})
+ALLOWED = {
+    "testsuites": (_COUNTED, frozenset({"testsuite"}), False),
+    "testsuite": (
+        _COUNTED | {"group", "skipped", "timestamp", "hostname", "id", "package", "file", "log", "url"},
+        _OUTPUT | {"testsuite", "properties", "testcase"},
+        False,
+    ),
+    "testcase": (
+        frozenset({"name", "time", "classname", "group"}),
+        _OUTPUT | {"skipped", "error", "failure"},
+        False,
+    ),
+    "properties": (frozenset(), frozenset({"property"}), False),
+    "property": (frozenset({"name", "value"}), frozenset(), False),
+    **dict.fromkeys(("failure", "error", "skipped"), _MESSAGE),
+    **dict.fromkeys(_OUTPUT, (frozenset[str](), frozenset[str](), True)),
+}
+REQUIRED = defaultdict(
+    frozenset[str],
+    testsuite=_COUNTED - {"time"},
+    testcase=frozenset({"name"}),
+    property=frozenset({"name", "value"}),
+)
+
 
 def _testcase(verdict: Verdict) -> Element:
     found = ElementTree.fromstring(render_junit(judgement_with(verdict))).find("testsuite/testcase")
@@ -34,7 +67,7 @@ def _testcase(verdict: Verdict) -> Element:
 
 
 def _results(verdict: Verdict) -> list[tuple[str, str | None]]:
-    return [(child.tag, child.get("type")) for child in _testcase(verdict) if child.tag != "properties"]
+    return [(child.tag, child.get("type")) for child in _testcase(verdict) if child.tag != "system-out"]
 
 
 def test_one_testcase_per_verdict_named_after_it() -> None:
@@ -66,9 +99,12 @@ def test_each_outcome_has_its_element(verdict: Verdict, expected: list[tuple[str
     assert _results(verdict) == expected
 
 
-def test_properties_carry_the_numbers_unrounded() -> None:
-    properties = {p.get("name"): p.get("value") for p in _testcase(PASSED).iter("property")}
-    assert properties == {
+def _numbers(verdict: Verdict) -> dict[str, str]:
+    return dict(line.split(": ") for line in (_testcase(verdict).findtext("system-out") or "").splitlines())
+
+
+def test_output_carries_the_numbers_unrounded() -> None:
+    assert _numbers(PASSED) == {
         "value": "0.9745",
         "interval": "[0.9712, 0.9771]",
         "bound": "at_least 0.96",
@@ -76,9 +112,43 @@ def test_properties_carry_the_numbers_unrounded() -> None:
         "outcome": "passed",
         "launches": "1",
     }
-    several = replace(PASSED, launches=3, launch_sd=0.0125)
-    properties = {p.get("name"): p.get("value") for p in _testcase(several).iter("property")}
-    assert (properties["launches"], properties["launch_sd"]) == ("3", "0.0125")
+    several = _numbers(replace(PASSED, launches=3, launch_sd=0.0125))
+    assert (several["launches"], several["launch_sd"]) == ("3", "0.0125")
+
+
+def test_first_failure_and_properties_lead_with_the_headline() -> None:
+    suite = ElementTree.fromstring(render_junit(JUDGEMENT)).find("testsuite")
+    assert suite is not None
+    prop, first = suite.find("properties/property"), suite.find("testcase/failure")
+    assert prop is not None
+    assert first is not None
+    assert (prop.get("name"), prop.get("value")) == ("headline", headline(JUDGEMENT))
+    assert (first.text or "").splitlines()[0] == headline(JUDGEMENT)
+    leading = [one for one in suite.iterfind("testcase/*") if (one.text or "").startswith(headline(JUDGEMENT))]
+    assert leading == [first]
+
+
+BLOCKED_BY_A_TEST = replace(ACCEPTED, outcome="rejected", blockers=(Blocker("test", "test_own", "failed"),))
+WAIVED = replace(JUDGEMENT, verdicts=(replace(FAILED, waiver=Waiver("me", "known", date(2026, 12, 31))),))
+
+
+@pytest.mark.parametrize(
+    "judgement",
+    [ACCEPTED, JUDGEMENT, WAIVED, BLOCKED_BY_A_TEST, hostile_judgement()],
+    ids=["accepted", "rejected", "waived", "blocked by a test", "hostile"],
+)
+def test_nothing_is_written_that_junit_10_xsd_does_not_allow(judgement: Judgement) -> None:
+    _assert_allowed(ElementTree.fromstring(render_junit(judgement).encode("utf-8")))
+
+
+def _assert_allowed(element: Element) -> None:
+    attributes, children, holds_text = ALLOWED[element.tag]
+    assert REQUIRED[element.tag] <= set(element.keys()) <= attributes
+    assert {child.tag for child in element} <= children
+    assert holds_text or not (element.text or "").strip()
+    for child in element:
+        assert not (child.tail or "").strip()
+        _assert_allowed(child)
 
 
 def test_failure_says_why_and_who() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pytest_ddpscale.evidence.columns import Columns
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.launches_text import launches_sentence
-from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.results.verdicts import THIS_LAUNCH_ONLY, Judgement, Verdict
 from tests.builders.judgements import ACCEPTED, ERROR, PASSED, PLAN, RATIO, RUN
+from tests.report.page_text import page_text
 
 DOUBTFUL = replace(PASSED, flags=(THIS_LAUNCH_ONLY,))
 SEVERAL = replace(PASSED, launches=3, launch_sd=0.0123, rounds=24)
@@ -23,7 +26,7 @@ def terminal(*verdicts: Verdict) -> list[str]:
 
 
 def report(*verdicts: Verdict) -> str:
-    return render_markdown(judgement(*verdicts), RUN, PLAN)
+    return page_text(render_html(judgement(*verdicts), RUN, Evidence(PLAN, Columns(), {})))
 
 
 def test_a_single_launch_on_gpus_is_said_to_be_one() -> None:

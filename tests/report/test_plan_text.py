@@ -11,7 +11,7 @@ from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.report.plan_text import plan_lines
+from pytest_ddpscale.report.plan_text import plan_lines, shortened
 
 WORKLOAD = Workload("r152", "resnet152", "fp16", 512, global_batch_size=256)
 WEAK = Study("weak", WORKLOAD, (Arm("alone", 1, 512), Arm("ddp", 8, 512)), rounds=9, block_s=3.0, warmup_s=10.0)
@@ -120,3 +120,9 @@ def test_the_time_that_a_precision_takes_is_said() -> None:
     said = f"  ± 0.7 %    {more_s / 60:4.1f} min  of it for intervals that narrow, at the usual noise of 0.3 % a round"
     assert plan_lines(plan, 5, isolate=False)[-1] == said
     assert more_s > 0
+
+
+def test_a_long_plan_is_cut_short_where_an_outcome_follows() -> None:
+    lines = [f"line {number}" for number in range(8)]
+    assert shortened(lines) == [*lines[:5], "  and 3 more (-v, or --collect-only)"]
+    assert shortened(lines[:6]) == lines[:6], "one line is not replaced by another"

@@ -13,7 +13,7 @@ import pytest
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import plots
 from pytest_ddpscale.report.plots import write_plots
-from pytest_ddpscale.report.plotted_series import throughput_series
+from pytest_ddpscale.report.plotted_series import EFFICIENCY, THROUGHPUT, throughput_series
 from tests.builders.judgements import (
     ACCEPTED,
     FAILED,
@@ -46,6 +46,7 @@ def test_all_quantities_of_both_scalings_are_drawn(tmp_path: Path) -> None:
         "strong-throughput.png",
         "strong-speedup.png",
         "strong-efficiency.png",
+        "overview.png",
     ]
 
 
@@ -58,9 +59,9 @@ def test_nothing_measured_leaves_no_file_and_no_directory(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("world_sizes", "expected"),
     [
-        ((8,), ["weak-throughput.png"]),
-        ((1, 8), ["weak-throughput.png", "weak-efficiency.png"]),
-        ((1, *(3 * k for k in range(1, 15))), ["weak-throughput.png", "weak-efficiency.png"]),
+        ((8,), ["weak-throughput.png", "overview.png"]),
+        ((1, 8), ["weak-throughput.png", "weak-efficiency.png", "overview.png"]),
+        ((1, *(3 * k for k in range(1, 15))), ["weak-throughput.png", "weak-efficiency.png", "overview.png"]),
     ],
 )
 def test_few_or_odd_world_sizes_draw_what_they_can(
@@ -80,19 +81,19 @@ def test_many_workloads_with_hostile_names_fit(tmp_path: Path) -> None:
     for study in studies:
         measurements += make_measurements(study, 1000.0, 0.05, rounds=2)
     judgement = replace(judgement_with(replace(FAILED, workload=studies[0].workload.name)), sku=HOSTILE)
-    assert len(write_plots(columns_of(measurements), make_plan(*studies), judgement, tmp_path)) == 2
+    assert len(write_plots(columns_of(measurements), make_plan(*studies), judgement, tmp_path)) == 3
 
 
 def test_efficiency_far_above_or_below_one_stays_inside_the_axes(tmp_path: Path) -> None:
     study = make_study("strong", RESNET, (1, 2, 4))
     for loss in (-0.9, 0.95):
         measurements = make_measurements(study, 1000.0, loss, rounds=2)
-        assert len(write_plots(columns_of(measurements), make_plan(study), ACCEPTED, tmp_path)) == 3
+        assert len(write_plots(columns_of(measurements), make_plan(study), ACCEPTED, tmp_path)) == 4
 
 
 def _weak_axes(plan: Plan) -> tuple[list[str], str, str, list[float]]:
     series = [s for s in throughput_series(columns_of(MEASUREMENTS), plan) if s.scaling == "weak"]
-    figure = plots._draw("weak", plots._EFFICIENCY, series, JUDGEMENT, "GPU")
+    figure = plots._draw("weak", EFFICIENCY, series, JUDGEMENT, "GPU")
     (axes,) = figure.axes
     ticks = [label.get_text() for label in axes.get_xticklabels()]
     # Only bounds are drawn this thick.
@@ -110,7 +111,7 @@ def test_axes_have_units_integer_ticks_and_the_bounds() -> None:
 
 def test_legend_covers_no_data() -> None:
     series = [s for s in throughput_series(columns_of(MEASUREMENTS), PLAN) if s.scaling == "weak"]
-    figure = plots._draw("weak", plots._THROUGHPUT, series, JUDGEMENT, "GPU")
+    figure = plots._draw("weak", THROUGHPUT, series, JUDGEMENT, "GPU")
     figure.draw_without_rendering()
     (legend,) = figure.legends
     assert legend.get_window_extent().x0 >= figure.axes[0].get_window_extent().x1

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.plan.estimate import estimate, round_seconds, study_seconds, warm_up_seconds
+from pytest_ddpscale.plan.estimate import estimate, probes_seconds, round_seconds, study_seconds, warm_up_seconds
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.report.progress import Progress
+from pytest_ddpscale.report.progress import Progress, load_warning
 from pytest_ddpscale.results.notices import Idle, Notice, Queued, Unfit
 from pytest_ddpscale.results.pair_record import PairRound
 from pytest_ddpscale.results.probe_record import ProbeBlock
@@ -69,6 +69,11 @@ def test_the_wait_for_slurms_nodes_is_shown_with_its_time_so_far(terminal: Termi
     assert len(terminal.shown) == 3
 
 
+def test_a_host_that_others_work_on_is_warned_of() -> None:
+    assert load_warning(8.0, 8) == ""
+    assert load_warning(9.24, 8).startswith("WARNING: load average 9.2 on 8 cores before anything is measured")
+
+
 def test_a_line_is_not_repeated(terminal: Terminal) -> None:
     terminal.feed(Idle(), Idle(), Idle())
     assert len(terminal.shown) == 1
@@ -83,6 +88,10 @@ def test_a_study_begins_by_warming_up(terminal: Terminal) -> None:
     assert terminal.feed(BEGIN) == ("weak/r: warming up", True)
 
 
+def percent(done_s: float) -> str:
+    return f"{int(100 * done_s / WHOLE_S):2d}"
+
+
 WARM_UP_S, BLOCK_S = warm_up_seconds(WEAK), round_seconds(WEAK, WEAK.arms) / 2
 WHOLE_S = study_seconds(WEAK) + study_seconds(STRONG)
 
@@ -91,10 +100,11 @@ def test_a_round_shows_every_arms_speed_and_the_time_left(terminal: Terminal) ->
     terminal.feed(BEGIN)
     terminal.seconds += WARM_UP_S + BLOCK_S
     left = clock(WHOLE_S - WARM_UP_S - BLOCK_S)
-    line = f"weak/r: round 1/6  alone 20 img/s per rank  {left} left"
+    line = f"[ {percent(WARM_UP_S + BLOCK_S)} %  {left} left ] weak/r: round 1/6  alone 20 img/s per rank"
     assert terminal.feed(block("alone", 0)) == (line, True)
     terminal.seconds += BLOCK_S
-    line = f"weak/r: round 2/6  alone 20  ddp@2 40 img/s per rank  {clock(WHOLE_S - WARM_UP_S - 2 * BLOCK_S)} left"
+    left = clock(WHOLE_S - WARM_UP_S - 2 * BLOCK_S)
+    line = f"[ {percent(WARM_UP_S + 2 * BLOCK_S)} %  {left} left ] weak/r: round 2/6  alone 20  ddp@2 40 img/s per rank"
     assert terminal.feed(block("ddp@2", 1, block_s=2.0)) == (line, True)
 
 
@@ -103,16 +113,16 @@ def test_the_time_left_follows_the_pace_of_what_was_timed(terminal: Terminal) ->
     terminal.feed(BEGIN)
     terminal.seconds += 3 * (WARM_UP_S + BLOCK_S)
     line, _ = terminal.feed(block("alone", 0))
-    assert line.endswith(f"  {clock(3 * (WHOLE_S - WARM_UP_S - BLOCK_S))} left")
+    assert f"  {clock(3 * (WHOLE_S - WARM_UP_S - BLOCK_S))} left ] " in line
     terminal.feed(StudyEnd("weak/r", "decided"), StudyStart(study="strong/r", unix_s=1.7e9))
     terminal.seconds += 3 * (WARM_UP_S + BLOCK_S)
     line, _ = terminal.feed(block("alone", 0, study="strong/r"))
-    assert line.endswith(f"  {clock(3 * (study_seconds(STRONG) - WARM_UP_S - BLOCK_S))} left")
+    assert f"  {clock(3 * (study_seconds(STRONG) - WARM_UP_S - BLOCK_S))} left ] " in line
 
 
 def test_the_round_never_goes_back(terminal: Terminal) -> None:
     line, _ = terminal.feed(BEGIN, block("alone", 3), block("alone", 1))
-    assert line.startswith("weak/r: round 4/6")
+    assert " ] weak/r: round 4/6" in line
 
 
 def test_only_the_first_rank_speaks(terminal: Terminal) -> None:
@@ -124,7 +134,7 @@ def test_time_left_is_never_negative(terminal: Terminal) -> None:
     blocks = [block("alone", number) for number in range(100)]
     terminal.seconds += WARM_UP_S + 100 * BLOCK_S
     line, _ = terminal.feed(*blocks)
-    assert line.endswith(f"  {clock(study_seconds(STRONG))} left")
+    assert f"  {clock(study_seconds(STRONG))} left ] " in line
 
 
 @pytest.mark.parametrize(
@@ -158,7 +168,7 @@ def test_a_settled_study_takes_no_more_time(terminal: Terminal) -> None:
     terminal.feed(BEGIN, StudyEnd("weak/r", "error", "x"), StudyStart(study="strong/r", unix_s=1.7e9))
     terminal.seconds += WARM_UP_S + BLOCK_S
     line, _ = terminal.feed(block("alone", 0, study="strong/r"))
-    assert line.endswith(f"  {clock(study_seconds(STRONG) - WARM_UP_S - BLOCK_S)} left")
+    assert f"  {clock(study_seconds(STRONG) - WARM_UP_S - BLOCK_S)} left ] " in line
 
 
 def test_after_the_first_study_waiting_is_silent(terminal: Terminal) -> None:
@@ -200,10 +210,21 @@ class TestProbes:
 
     def test_show_their_round_which_never_goes_back(self, terminal: Terminal) -> None:
         assert terminal.feed(self.BEGIN) == ("probes: warming up", True)
-        assert terminal.feed(self.probe("matmul-fp32", 0)) == ("probes: round 1/6  matmul-fp32", True)
-        line = ("probes: round 3/6  all-reduce-1mib", True)
-        assert terminal.feed(self.probe("all-reduce-1mib", 2)) == line
-        assert terminal.feed(self.probe("all-reduce-1mib", 0)) == line
+        line, passing = terminal.feed(self.probe("matmul-fp32", 0))
+        assert (line.split(" ] ")[1], passing) == ("probes: round 1/6  matmul-fp32", True)
+        later = terminal.feed(self.probe("all-reduce-1mib", 2))
+        assert later[0].endswith(" ] probes: round 3/6  all-reduce-1mib")
+        assert terminal.feed(self.probe("all-reduce-1mib", 0)) == later
+
+    def test_show_per_cent_and_time_left_at_their_own_pace(self, terminal: Terminal) -> None:
+        probes = self.PLAN.probes
+        assert probes is not None
+        planned_s = probes_seconds(probes)
+        terminal.feed(self.BEGIN)
+        terminal.seconds += planned_s  # twice as long as half of the rounds should take
+        line, _ = terminal.feed(self.probe("matmul-fp32", 2))
+        done = int(100 * (planned_s / 2) / (planned_s + WHOLE_S))
+        assert line.startswith(f"[ {done:2d} %  {clock(2 * (planned_s / 2 + WHOLE_S))} left ] ")
 
     def test_are_no_start_while_nothing_is_recorded(self, terminal: Terminal) -> None:
         line = terminal.feed(self.BEGIN, self.probe("matmul-fp32", 0))
@@ -213,7 +234,7 @@ class TestProbes:
         terminal.feed(self.BEGIN, self.probe("matmul-fp32", 4))
         terminal.seconds += 65
         assert terminal.feed(StudyEnd("probes", "decided")) == ("probes: decided after 5 rounds in 1:05", False)
-        assert terminal.feed(BEGIN, block("alone", 0))[0].startswith("weak/r: round 1/6  alone 20 img/s per rank")
+        assert terminal.feed(BEGIN, block("alone", 0))[0].endswith("weak/r: round 1/6  alone 20 img/s per rank")
 
     def test_of_no_plan_do_no_harm(self) -> None:
         terminal = Terminal()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.report.terminal import table_lines
-from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
+from pytest_ddpscale.results.verdicts import Blocker, Judgement, RunOutcome, Verdict
 from tests.builders.judgements import (
     ACCEPTED,
     ALL,
@@ -119,7 +119,9 @@ def test_provisional_bounds_are_marked_and_the_mark_is_explained() -> None:
     [("accepted", "passed"), ("rejected", "failed"), ("incomplete", "failed"), ("partial", "undecided")],
 )
 def test_outcome_is_the_last_line(outcome: RunOutcome, style: str) -> None:
-    last = table_lines(replace(JUDGEMENT, outcome=outcome, reason="because"), 80)[-1]
+    blockers = (Blocker("run", "acceptance", "because"),) if outcome in ("rejected", "incomplete") else ()
+    judgement = replace(JUDGEMENT, outcome=outcome, reason="because", verdicts=(PASSED,), blockers=blockers)
+    last = table_lines(judgement, 80)[-1]
     assert last == (f"{outcome.upper()}: because", style)
 
 

@@ -8,11 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pytest_ddpscale.evidence.columns import Columns
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.explain import explain
+from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.junit import render_junit
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.plan_text import plan_lines
@@ -36,13 +39,14 @@ from tests.builders.untrained import (
     PAIRS,
     PLAN,
 )
+from tests.report.page_text import page_text
 
 BEGIN = StudyStart(study="probes", unix_s=1.7e9)
 MEANING = "a node passes if memory errors are corrected, and no GPU has any that could not be"
 
 
-def markdown(plan: Plan | None = PLAN, judgement: Any = JUDGEMENT) -> str:
-    return render_markdown(judgement, RUN, plan)
+def page(plan: Plan = PLAN, judgement: Any = JUDGEMENT) -> str:
+    return page_text(render_html(judgement, RUN, Evidence(plan, Columns(), {})))
 
 
 class TestNumbers:
@@ -124,38 +128,43 @@ class TestTerminal:
 
 
 class TestMarkdown:
-    def test_the_table_says_what_each_check_asks(self) -> None:
-        row = f"| ecc: {NODE_CHECKS['ecc'].meaning} | 50.0 % | – | ≥ 100.0 % | −50.0 % | – | **FAIL** |"
-        assert row in markdown().splitlines()
+    def test_the_table_says_what_was_found(self) -> None:
+        lines = render_markdown(JUDGEMENT, RUN).splitlines()
+        assert "| node_check[ecc] | 50.0 % | – | ≥ 100.0 % | −50.0 % | **FAIL** | 1 |" in lines
+        assert any(line.startswith("### 1. GPU 3 (GPU-5d3a91c2…) on node7: 2 memory errors") for line in lines)
 
-    def test_what_did_not_pass_is_explained_in_words(self) -> None:
-        lines = markdown().splitlines()
-        assert f"Memory errors ({MEANING}): {CHECK.reason}." in lines
-        assert f"Matrix multiplication of each rank, probed by matmul-bf16: {MATMUL.reason}." in lines
+
+class TestPage:
+    def test_it_says_what_each_check_asks(self) -> None:
+        lines = page().splitlines()
+        assert "| Node checks: ecc | FAIL | 50.0 % | – | ≥ 100.0 % | −50.0 % | – |" in lines
+        assert f"Memory errors: {MEANING}" in lines
+        below = lines.index(CHECK.reason)
+        assert lines[below + 1].startswith(f"GPU 3 ({UUID}) on node7: ")
+        assert MATMUL.reason in lines
 
     def test_checks_are_not_among_bounds_that_want_a_figure(self) -> None:
-        _, _, bounds = markdown().partition("## Provisional bounds")
-        assert "| pair_bandwidth_gbps[send-recv-256mib-8gpu] |" in bounds
-        assert "node_check" not in bounds.partition("## Machine")[0]
+        bounds = page().partition("Provisional bounds\n")[2].partition("How it was measured")[0]
+        assert "pair_bandwidth_gbps[send-recv-256mib-8gpu], " in bounds
+        assert "node_check" not in bounds
 
     def test_says_what_was_done_without_training(self) -> None:
-        report = markdown()
+        report = page()
         assert "Before anything was launched each node was asked what it is" in report
         assert "alike: at most 16 rounds of 0.5 s of matmul-bf16, all-reduce-32mib@8." in report
         assert "No model was trained." in report
-        assert "was not kept" not in report
 
     def test_says_nothing_of_probes_where_there_were_none(self) -> None:
-        report = markdown(TRAINED_PLAN, TRAINED)
+        report = page(TRAINED_PLAN, TRAINED)
         assert "Probes" not in report
         assert "was asked what it is" not in report
-        assert "The plan of this run was not kept." in markdown(None)
 
 
 class TestJunit:
     def failure(self, verdict: Verdict) -> str:
+        """What a failure says below the headline."""
         suite = ElementTree.fromstring(render_junit(replace(JUDGEMENT, verdicts=(verdict,))))
-        return suite.findtext(".//failure") or ""
+        return (suite.findtext(".//failure") or "").partition("\n")[2]
 
     def test_a_failed_check_says_what_was_asked(self) -> None:
         assert self.failure(CHECK).splitlines() == [

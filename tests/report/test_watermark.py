@@ -30,14 +30,14 @@ def test_the_terminal_says_so_right_before_the_outcome(columns: int) -> None:
 
 @pytest.mark.parametrize(("judgement", "run"), [(SIMULATED, RUN), (ACCEPTED, run_record(RUN, simulated=True))])
 def test_markdown_says_so_at_the_top_and_has_nothing_to_sign(judgement: Judgement, run: RunRecord) -> None:
-    report = render_markdown(judgement, run, PLAN)
+    report = render_markdown(judgement, run)
     assert report.splitlines()[2].startswith(f"> **{WATERMARK}.**")
     assert "there is nothing to sign" in report
     assert "Tested by" not in report
 
 
 def test_markdown_of_a_real_run_says_nothing_of_it_and_is_signed() -> None:
-    report = render_markdown(JUDGEMENT, RUN, PLAN)
+    report = render_markdown(JUDGEMENT, RUN)
     assert WATERMARK not in report
     assert "Tested by" in report
 
@@ -46,7 +46,7 @@ def test_every_plot_is_marked_across(tmp_path: Path) -> None:
     plan = replace(PLAN, studies=tuple(study for study in PLAN.studies if study.scaling == "weak")[:1])
     marked = write_plots(columns_of(MEASUREMENTS), plan, SIMULATED, tmp_path / "simulated")
     plain = write_plots(columns_of(MEASUREMENTS), plan, ACCEPTED, tmp_path / "real")
-    assert len(marked) == len(plain) == 2
+    assert len(marked) == len(plain) == 3
     for one, other in zip(marked, plain, strict=True):
         simulated, real = (matplotlib.image.imread(path)[..., :3] for path in (one, other))
         assert simulated.shape == real.shape

@@ -71,6 +71,16 @@ def test_a_session_that_somebody_ends_has_its_verdicts_at_once_with_when_and_why
     assert final.reason.startswith("interrupted at 20")
 
 
+def test_the_page_of_an_interrupted_run_is_there_at_once_and_not_read_again(half: AcceptanceSession) -> None:
+    assert half.run is not None
+    listener = Interim(half, nothing)
+    listener(CANCELLED)
+    listener(end("weak/r", "interrupted"))
+    page = (half.run.path / "report.html").read_text("utf-8")
+    assert "the job was cancelled" in page
+    assert 'http-equiv="refresh"' not in page
+
+
 def test_judging_takes_a_twentieth_of_the_time_at_most(
     half: AcceptanceSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

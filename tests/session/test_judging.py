@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as with_fields
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.report.files import write_page
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.sku.detection import Gpu
@@ -50,6 +52,33 @@ class TestJudging:
         assert old.run_json.read_bytes() == record
         notes = session.conclude(interrupted=False, spoiled=()).notes
         assert notes == (f"judged from {old.path}, nothing was measured",)
+
+    def test_who_judges_is_in_the_basis_and_the_measured_run_keeps_its_own(
+        self, opened: Open, old: RunDirectory
+    ) -> None:
+        record = old.run_json.read_bytes()
+        session = self.judged(opened, old, ddp_operator="Eve", ddp_ticket="T-2")
+        judgement = session.conclude(interrupted=False, spoiled=())
+        assert {"judged_by": "Eve", "ticket": "T-2"}.items() <= judgement.basis.items()
+        assert "site" not in judgement.basis
+        assert session.run is not None
+        measured = with_fields(old.read_run(), site="Hall 1", ticket="T-1")
+        evidence = session.source.measured_so_far()
+        assert evidence is not None
+        assert write_page(session.run, judgement, measured, evidence) == ""
+        page = (session.run.path / "report.html").read_text("utf-8")
+        for shown in ("<dt>Judged by</dt><dd>Eve", "<dt>Ticket</dt><dd>T-2", "<dt>Site</dt><dd>Hall 1"):
+            assert shown in page
+        assert old.run_json.read_bytes() == record
+
+    def test_who_resumes_is_added_to_the_run(self, opened: Open, old: RunDirectory) -> None:
+        source = opened(ddp_resume=str(old.path), ddp_run_dir=None, ddp_operator="Bob").source
+        source.select(source.cases)
+        source.open_run()
+        assert old.read_run().operators == ("Bob",)
+
+    def test_what_is_measured_has_that_in_run_json_and_not_twice(self, measuring: AcceptanceSession) -> None:
+        assert measuring.source.judged_for() == {}
 
     @pytest.mark.parametrize("goes_on", [False, True])
     def test_a_broken_baseline_is_refused_before_anything_is_judged_or_measured(

@@ -162,7 +162,7 @@ def begin(
     played = machine.environment(PLAYED_TORCH=str(torch), PLAYED_LINK=link, GLOO_SOCKET_IFNAME="lo", **environ)
     environment = {**played, "PYTHONPATH": os.pathsep.join([str(RANK_SITE), played["PYTHONPATH"]])}
     options = ["--gpu-sku=auto", "--ddp-run-dir=run", "--ddp-history=history.sqlite"]
-    options += ["--ddp-pass-env=NVML_STAND_IN,PLAYED_*", "-p", "no:cacheprovider", "acceptance"]
+    options += ["--ddp-pass-env=NVML_STAND_IN,PLAYED_*", "-p", "no:cacheprovider", "-v", "acceptance"]
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", *options, *arguments],
         cwd=site, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -1,0 +1,68 @@
+"""requirements.csv and culprits.csv: one row for each requirement, and one for each culprit that it names."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+from pytest_ddpscale.report import text
+from pytest_ddpscale.results.verdicts import Judgement, Verdict
+
+Cell = str | int | float | bool | None
+
+REQUIREMENT_COLUMNS = (
+    "id", "metric", "workload", "world_size", "severity", "outcome", "blocks", "value", "low", "high", "unit",
+    "bound_kind", "bound", "margin", "confidence", "rounds", "launches", "provisional", "waived_by", "reason", "source",
+)  # fmt: skip
+CULPRIT_COLUMNS = (
+    "requirement", "outcome", "kind", "host", "gpu_index", "gpu_uuid", "peer_host", "peer_gpu_index", "peer_gpu_uuid",
+    "is_certain", "evidence",
+)  # fmt: skip
+# A spreadsheet takes a cell that begins with one of these for a formula; white space before it is passed over.
+_FORMULA_STARTS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}",
+                   "\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
+
+
+def render_requirements(judgement: Judgement) -> str:
+    """A row for each requirement; numbers unrounded, in the unit of their row."""
+    return _table(REQUIREMENT_COLUMNS, (_requirement(judgement, verdict) for verdict in judgement.verdicts))
+
+
+def render_culprits(judgement: Judgement) -> str:
+    """A row for each culprit of each requirement."""
+    rows = (
+        (verdict.id, verdict.outcome, one.kind, one.host, one.gpu_index, one.gpu_uuid, one.peer_host,
+         one.peer_gpu_index, one.peer_gpu_uuid, one.is_certain, one.evidence)
+        for verdict in judgement.verdicts
+        for one in verdict.culprits
+    )  # fmt: skip
+    return _table(CULPRIT_COLUMNS, rows)
+
+
+def _requirement(judgement: Judgement, one: Verdict) -> tuple[Cell, ...]:
+    low, high = one.interval or (None, None)
+    kind, bound = next(iter(one.bound.items()))
+    return (
+        one.id, one.metric, one.workload, one.world_size, one.severity, one.outcome, judgement.is_blocked_by(one),
+        one.value, low, high, one.unit, kind, bound, one.margin, one.confidence, one.rounds, one.launches,
+        one.provisional, one.waiver.who if one.waiver else None, one.reason, one.source,
+    )  # fmt: skip
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(cell) for cell in row] for row in rows)
+    return written.getvalue()
+
+
+def _cell(cell: Cell) -> Cell:
+    """Text that no spreadsheet computes: an apostrophe keeps it text. Numbers stay numbers."""
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    if not isinstance(cell, str):
+        return cell
+    line = text.one_line(cell)
+    return f"'{line}" if line.startswith(_FORMULA_STARTS) else line

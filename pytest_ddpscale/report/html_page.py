@@ -1,0 +1,237 @@
+"""The report that is signed, as one HTML file. Import it only to render: it imports jinja2.
+
+Everything from outside is made one line and escaped on output; a page that is opened runs the one script that is ours.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cache
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup, escape
+
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.plan.metric_catalogue import (
+    GENERATION_RATIO,
+    METRICS,
+    THROUGHPUT_PER_GPU,
+    WEAK_SCALING_EFFICIENCY,
+)
+from pytest_ddpscale.report import cause, coverage_text, text
+from pytest_ddpscale.report.breakdown import HEADINGS, breakdown_of
+from pytest_ddpscale.report.certainty_text import certainty_lines, chance_text
+from pytest_ddpscale.report.last_acceptance_text import last_acceptance_lines
+from pytest_ddpscale.report.launches_text import interval_mark, launch_sd_text, launches_sentence
+from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
+from pytest_ddpscale.report.node_table import node_table
+from pytest_ddpscale.report.not_tested_text import not_tested_lines
+from pytest_ddpscale.report.svg_figures import figures
+from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
+from pytest_ddpscale.results.survey_record import Survey
+from pytest_ddpscale.results.verdicts import Judgement, Verdict
+from pytest_ddpscale.util.listing import first_few
+
+TEMPLATES = Path(__file__).parent / "templates"
+_MOST_HOSTS = 64
+_MOST_CULPRITS = 5  # of a requirement; culprits.csv lists all
+_WORST_WORDS = ("FAIL", "ERROR", "NOT MEASURED", "INCONCLUSIVE", "WAIVED", "WARN", "PASS")
+_STARTUP_NAMES = {"import_s": "imports", "rendezvous_s": "rendezvous", "first_step_s": "first step"}
+
+
+@dataclass(frozen=True)
+class KeyNumber:
+    """One of the four numbers of the first page: what it is, value, bound and verdict, as words."""
+
+    title: str
+    value: str
+    bound: str
+    word: str
+
+
+@dataclass(frozen=True)
+class TopologyOfHosts:
+    """What some nodes have alike: their `nvidia-smi topo -m`, and whether most nodes have another."""
+
+    hosts: str
+    matrix: Markup
+    differs: bool
+
+
+def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goes_on: bool = False) -> str:
+    """The page of a run; one that goes on has `LIVE`, and is read again by the browser every `REFRESH_S` seconds."""
+    sources = _sources(judgement.verdicts)
+    return _template().render(
+        judgement=judgement,
+        run=run,
+        live=Markup(LIVE) if goes_on else "",  # noqa: S704 (ours)
+        watermark=WATERMARK if judgement.simulated or run.is_simulated() else "",
+        headline=cause.headline(judgement),
+        causes=cause.causes(judgement),
+        certainty=list(certainty_lines(judgement)),
+        key_numbers=key_numbers(judgement),
+        tested=coverage_text.summary(judgement.coverage) if judgement.coverage else [],
+        not_tested=not_tested_lines(judgement),
+        machine=_machine(run),
+        when=_when(run),
+        last_acceptance=last_acceptance_lines(judgement),
+        nodes=node_table(judgement, run),
+        verdicts=sorted(judgement.verdicts, key=_worst_first),
+        sources=sources,
+        breakdown=breakdown_of(evidence),
+        figures=figures(evidence.columns, evidence.plan, judgement, run, evidence),
+        topologies=topologies(list(evidence.surveys.values())),
+        command=shlex.join(run.argv),
+        # What another tool measured this one cannot measure again.
+        reruns=[text.rerun_command(judgement.sku, one) for one in judgement.verdicts if not one.passed]
+        if not run.is_imported
+        else [],
+        plan=evidence.plan,
+        provisional=[one for one in judgement.verdicts if text.is_provisional(one)],
+        launches=launches_sentence(judgement.verdicts),
+        startup=_startup(run),
+        coverage_text=coverage_text,
+    )
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        finalize=_harmless,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    script = Markup((TEMPLATES / "report.js").read_text("utf-8"))  # noqa: S704 (ours)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment.globals.update(
+        text=text,
+        metrics=METRICS,
+        headings=HEADINGS,
+        interval_mark=interval_mark,
+        remarks=_remarks,
+        refresh_s=REFRESH_S,
+        most_hosts=_MOST_HOSTS,
+        script=script,
+        script_digest=f"sha256-{digest}",
+        style=Markup((TEMPLATES / "report.css").read_text("utf-8")),  # noqa: S704 (ours)
+    )
+    return environment.get_template("report.html.j2")
+
+
+def _harmless(content: object) -> object:
+    """Text as one line without control characters; what is HTML already as it is."""
+    return text.one_line(content) if isinstance(content, str) and not isinstance(content, Markup) else content
+
+
+def _remarks(verdict: Verdict) -> list[str]:
+    """Why it did not pass and who is named, what it was compared with, and how far launches differ."""
+    said: list[str] = []
+    if not verdict.passed:
+        said += [text.reason_text(verdict)]
+        said += [text.culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits[:_MOST_CULPRITS]]
+        if verdict.culprits[_MOST_CULPRITS:]:
+            said.append(f"{len(verdict.culprits) - _MOST_CULPRITS} more")
+        said.append(chance_text(verdict))
+        said.append(text.waiver_text(verdict) if verdict.is_waived else "")
+        said.append("only warns" if text.only_warns(verdict) else "")
+        said += [f"note: {note}" for note in verdict.notes]
+    said.append(text.compared_text(verdict.compared) if verdict.compared else "")
+    said.append(launch_sd_text(verdict))
+    return [one for one in said if one]
+
+
+def _worst_first(verdict: Verdict) -> int:
+    return ("failed", "error", "undecided", "warned", "passed").index(
+        "error" if verdict.outcome == "error" else text.verdict_style(verdict)
+    )
+
+
+def key_numbers(judgement: Judgement) -> list[KeyNumber]:
+    """Throughput, weak scaling at the largest size, generation ratio: of each the requirement nearest its bound."""
+    found = []
+    for metric in (THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY, GENERATION_RATIO):
+        of_metric = [one for one in judgement.verdicts if one.metric == metric.name]
+        if metric is WEAK_SCALING_EFFICIENCY and of_metric:
+            largest = max(one.world_size for one in of_metric)
+            of_metric = [one for one in of_metric if one.world_size == largest]
+        if of_metric:
+            # What was not measured is worse than any value.
+            worst = min(of_metric, key=lambda one: (one.value is not None, one.margin or 0.0))
+            name = f"{metric.title}, {text.short_name(worst)}"
+            found.append(KeyNumber(name, text.value_text(worst), text.bound_text(worst), text.verdict_word(worst)))
+        else:
+            found.append(KeyNumber(metric.title, text.ABSENT, "not asked", ""))
+    return [*found, _nodes_that_passed(judgement)]
+
+
+def _nodes_that_passed(judgement: Judgement) -> KeyNumber:
+    title = "Nodes that passed all checks"
+    checks = [one for one in judgement.verdicts if METRICS[one.metric].subject == "check"]
+    shares = [one.value for one in checks]
+    known = [share for share in shares if share is not None]
+    if not checks:
+        return KeyNumber(title, text.ABSENT, "not asked", "")
+    if len(known) < len(shares):
+        return KeyNumber(title, text.ABSENT, "100 %", "NOT MEASURED")
+    missed = [one for one in checks if not one.passed]
+    named = {culprit.host for one in missed for culprit in one.culprits if culprit.is_certain}
+    count = judgement.coverage.node_count if judgement.coverage else 0
+    # Nodes that are only suspected, or that nobody named, may be further ones: then the share is all that is known.
+    are_all_named = all(one.culprits and all(culprit.is_certain for culprit in one.culprits) for one in missed)
+    value = f"{count - len(named)} of {count}" if count and are_all_named else f"≤ {min(known):.1%}"
+    return KeyNumber(title, value, "all", min(map(text.verdict_word, checks), key=_WORST_WORDS.index))
+
+
+def _machine(run: RunRecord) -> str:
+    names = Counter(device.name or "device of unknown name" for host in run.hosts for device in host.devices)
+    return ", ".join(f"{count} × {name}" for name, count in names.items())
+
+
+def _when(run: RunRecord) -> str:
+    began = run.began
+    if not run.finished_at:
+        return f"{began:%Y-%m-%d %H:%M} UTC"
+    ended = datetime.fromisoformat(run.finished_at).astimezone(timezone.utc)
+    minutes, gpus = (ended - began).total_seconds() / 60, sum(len(host.devices) for host in run.hosts)
+    return f"{began:%Y-%m-%d %H:%M} to {ended:%Y-%m-%d %H:%M} UTC, {minutes:.1f} min" + (
+        f", {minutes * gpus / 60:.1f} GPU-hours" if gpus else ""
+    )
+
+
+def _startup(run: RunRecord) -> str:
+    said = {name: getattr(run.startup, key, None) for key, name in _STARTUP_NAMES.items()}
+    return ", ".join(f"{name} {second:.1f} s" for name, second in said.items() if second is not None)
+
+
+def _sources(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    """Footnote of each source of a bound."""
+    texts = dict.fromkeys(text.one_line(one.source) for one in verdicts if one.source)
+    return {source: number for number, source in enumerate(texts, 1)}
+
+
+def topologies(surveys: Sequence[Survey]) -> list[TopologyOfHosts]:
+    """How GPUs of the nodes are connected, each matrix once, that of most nodes first."""
+    hosts: dict[str, list[str]] = {}
+    for survey in surveys:
+        if survey.topology:
+            hosts.setdefault(_printable(survey.topology), []).append(survey.host)
+    ordered = sorted(hosts.items(), key=lambda one: -len(one[1]))
+    return [
+        TopologyOfHosts(first_few(names, 8), escape(matrix), differs=n > 0)
+        for n, (matrix, names) in enumerate(ordered[:10])
+    ]
+
+
+def _printable(content: str) -> str:
+    lines = (line.expandtabs(8) for line in content.splitlines())
+    return "\n".join("".join(one for one in line if one.isprintable()).rstrip() for line in lines)

@@ -1,0 +1,72 @@
+"""How far measuring is, for the page of a run that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from html import escape
+
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.report.text import count_text, one_line
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import Block, RoundEnd, StudyEnd, StudyStart
+
+REFRESH_S = 5
+# Where the page says it; no text from outside can hold it.
+LIVE = '<div id="live"></div>'
+
+
+class LiveProgress:
+    """Remembers of a run's records what the page shows: studies that ended, the round, each arm's latest block."""
+
+    def __init__(self) -> None:
+        self._ended: set[str] = set()
+        self._study = ""
+        self._rounds = 0
+        self._blocks: dict[str, Block] = {}
+
+    def hear(self, record: AnyRecord) -> None:
+        """Take one record; what is shown of it is computed later, when no block is timed."""
+        if isinstance(record, StudyEnd):
+            self._ended.add(record.study)
+        elif isinstance(record, StudyStart):
+            self._study, self._rounds, self._blocks = record.study, 0, {}
+        elif isinstance(record, RoundEnd):
+            self._study, self._rounds = record.study, record.round + 1
+        elif isinstance(record, Block):
+            self._blocks[record.arm] = record
+
+    def section(self, plan: Plan, missing: Collection[str], written_at: str) -> str:
+        """HTML, escaped.
+
+        Args:
+            plan: of the whole run.
+            missing: ids of the studies that this session measures; the others of the plan were there before.
+            written_at: when the page is written, in words.
+        """
+        planned = dict.fromkeys((*plan.study_ids, *self._ended))
+        done = sum(1 for study in planned if study in self._ended or study not in missing)
+        lines = [
+            f"Measuring goes on: {done} of {count_text(len(planned), 'study', 'studies')} done. Last written at "
+            f"{written_at}; the page is read again every {REFRESH_S} s. If that time stays, the run was ended from "
+            "outside: judge it, or go on with it by --ddp-resume."
+        ]
+        if self._study and self._study not in self._ended:
+            of_rounds = {study.id: study.rounds for study in plan.studies}.get(self._study)
+            lines.append(f"{self._study}: round {self._rounds}" + (f" of at most {of_rounds}" if of_rounds else ""))
+        paragraphs = "".join(f'<p class="live" role="status">{escape(one_line(line))}</p>\n' for line in lines)
+        return paragraphs + self._arms()
+
+    def _arms(self) -> str:
+        rows = "".join(
+            f'<tr><th scope="row">{escape(one_line(arm))}</th><td class="n">{block.round + 1}</td>'
+            f'<td class="n">{_img_per_s(block):.1f}</td></tr>\n'
+            for arm, block in sorted(self._blocks.items())
+        )
+        head = "".join(f'<th scope="col">{name}</th>' for name in ("Arm", "Round", "img/s per rank"))
+        caption = "Latest blocks, at the pace of the slowest rank; not judged yet"
+        table = f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>\n"
+        return table if rows else ""
+
+
+def _img_per_s(block: Block) -> float:
+    return float((block.batch_size * block.each("steps") / block.each("block_s")).min())

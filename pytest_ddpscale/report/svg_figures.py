@@ -1,0 +1,129 @@
+"""The figures of report.html, in their order; each is left out where there is nothing to show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from html import escape
+
+from pytest_ddpscale.evidence.columns import Columns
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.plan.study import Plan, Scaling
+from pytest_ddpscale.report import svg_bars, svg_maps
+from pytest_ddpscale.report.plotted_series import OVERVIEW, PLOTS, Quantity, throughput_series
+from pytest_ddpscale.report.svg_axes import BAD
+from pytest_ddpscale.report.svg_scaling import generation_table, scaling_chart, weak_table
+from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
+from pytest_ddpscale.results.verdicts import Judgement
+
+# In the middle of each picture, so that it cannot be cut out of a copy.
+_WATERMARK = (
+    f'<text class="watermark" x="50%" y="120" text-anchor="middle" font-size="20" font-weight="bold" '
+    f'fill="{BAD}" fill-opacity="0.4" textLength="400" lengthAdjust="spacingAndGlyphs">{escape(WATERMARK)}</text>'
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One picture, or a table where that says it better.
+
+    Attributes:
+        id: unique among the figures, for links.
+        title: plain text, not escaped; so is `caption`.
+        svg: safe markup: SVG or HTML, with everything from outside escaped.
+        caption: what is shown, and how to read it.
+    """
+
+    id: str
+    title: str
+    svg: str
+    caption: str
+
+
+def figures(
+    columns: Columns, plan: Plan, judgement: Judgement, run: RunRecord, evidence: Evidence | None = None
+) -> list[Figure]:
+    """All that can be shown of a run, from the values that verdicts come from.
+
+    Args:
+        evidence: with the pairs of nodes; without it their matrix is left out.
+    """
+    found = [*_of_scaling(columns, plan, judgement), *_of_steps(columns, plan), *_of_places(columns, plan, evidence)]
+    shown = [figure for figure in found if figure.svg]
+    if judgement.simulated or run.is_simulated():
+        # No name can hold it: names are escaped.
+        shown = [replace(figure, svg=figure.svg.replace("</svg>", f"{_WATERMARK}</svg>")) for figure in shown]
+    return shown
+
+
+def _of_scaling(columns: Columns, plan: Plan, judgement: Judgement) -> Iterator[Figure]:
+    device, all_series = "GPU" if plan.device_type == "cuda" else "rank", throughput_series(columns, plan)
+    charts = {
+        panel: scaling_chart(_key(*panel), *panel, all_series, judgement, device)
+        for panel in dict.fromkeys((*PLOTS, *OVERVIEW))
+    }
+    panels = [_again(_key(*panel), charts[panel]) for panel in OVERVIEW]
+    layout = "display:grid;gap:1rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,max(18rem,40%)),1fr))"
+    overview = f'<div class="overview" style="{layout}">{"".join(panels)}</div>' if any(panels) else ""
+    how = "Points are the values that were judged, or means over the rounds where nothing is required"
+    yield Figure("scaling-overview", "Scaling overview", overview, f"{how}.")
+    for scaling, quantity in PLOTS:
+        title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
+        caption = f"{how}; bars are the intervals that the verdicts rest on."
+        yield Figure(_key(scaling, quantity), title, charts[scaling, quantity], caption)
+    yield Figure(
+        "weak-table", "Weak scaling", weak_table(plan, all_series, judgement),
+        "Fixed batch per GPU: images per second of one GPU, and how much of that each of many keeps.",
+    )  # fmt: skip
+    yield Figure(
+        "generation-table", "Generation comparison", generation_table(judgement),
+        "Images per second and GPU here and as published for the reference.",
+    )  # fmt: skip
+
+
+def _key(scaling: Scaling, quantity: Quantity) -> str:
+    return f"{scaling}-{quantity.file}"
+
+
+def _again(key: str, chart: str) -> str:
+    """The same chart at a second place in the page: its ids, which come before any name, are other ones."""
+    for part in ("title", "desc"):
+        chart = chart.replace(f"{key}-{part}", f"overview-{key}-{part}", 2)
+    return chart
+
+
+def _of_steps(columns: Columns, plan: Plan) -> Iterator[Figure]:
+    yield Figure(
+        "where-time-goes", "Where the time goes", svg_bars.where_time_goes("where-time-goes", columns, plan),
+        "A step of each study's largest arm, of the slowest rank, median over the rounds, with utilization and power "
+        "of the median GPU. Parts that no arm of its own measured are in the rest.",
+    )  # fmt: skip
+    yield Figure(
+        "step-times", "Step-time distribution", svg_bars.step_time_spread("step-times", columns, plan),
+        "How much longer than the median (left end) steps take, over the raw steps of all ranks and rounds.",
+    )  # fmt: skip
+    yield Figure(
+        "activity", "GPU activity" if plan.device_type == "cuda" else "CPU activity",
+        svg_bars.activity_bars("activity", columns, plan),
+        "Median utilization over the rounds, in the DDP arm in which the device was least busy; the line is at 80 %. "
+        "NVML counts waiting inside a kernel as busy.",
+    )  # fmt: skip
+
+
+def _of_places(columns: Columns, plan: Plan, evidence: Evidence | None) -> Iterator[Figure]:
+    slowness = svg_maps.slowness_by_gpu(columns, plan)
+    yield Figure(
+        "heat-map", "Step time by node and GPU", svg_maps.heat_map("heat-map", slowness),
+        "Step time without communication over that of the typical GPU; the stronger the colour, the slower. "
+        "Of several workloads, and of nodes that share a row, the slowest counts.",
+    )  # fmt: skip
+    yield Figure("slowest-gpus", "Slowest GPUs", svg_maps.slowest_table(slowness), "At most 50, the slowest first.")
+    pairs = svg_maps.pair_bandwidths(evidence) if evidence is not None else {}
+    yield Figure(
+        "pair-matrix", "Bandwidth between nodes", svg_maps.pair_matrix("pair-matrix", pairs),
+        "Each pair's slowest rail, median over the rounds; the stronger the colour, the slower; "
+        "empty was not measured. Of nodes that share a row, the slowest pair counts.",
+    )  # fmt: skip
+    yield Figure(
+        "slowest-pairs", "Slowest pairs", svg_maps.slowest_pairs_table(pairs), "At most 50, the slowest first."
+    )

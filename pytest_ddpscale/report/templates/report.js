@@ -1,0 +1,36 @@
+"use strict";
+for (const table of document.querySelectorAll("table.sortable")) {
+  const body = table.tBodies[0];
+  const rows = () => [...body.rows].filter((row) => !row.classList.contains("summary"));
+  const content = (row, column) => row.cells[column].textContent.trim();
+  const number = (words) => {
+    const match = words.replace("−", "-").match(/[+-]?\d+(\.\d+)?/);
+    return match && /^[≥≤±+-]?\s*\d/.test(words.replace("−", "-")) ? parseFloat(match[0]) : NaN;
+  };
+  [...table.tHead.rows[0].cells].forEach((head, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = head.textContent;
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+      for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", sign === 1 ? "ascending" : "descending");
+      const sorted = rows().sort((a, b) => {
+        const one = content(a, column), other = content(b, column);
+        const difference = number(one) - number(other);
+        return sign * (Number.isNaN(difference) ? one.localeCompare(other) : difference);
+      });
+      body.prepend(...sorted);
+    });
+  });
+  const label = document.createElement("label"), input = document.createElement("input");
+  label.className = "filter";
+  input.type = "search";
+  label.append("Filter ", input);
+  table.parentElement.before(label);
+  input.addEventListener("input", () => {
+    const wanted = input.value.toLowerCase();
+    for (const row of rows()) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+  });
+}

@@ -1,0 +1,145 @@
+"""The first line of an outcome names its cause, and a run prints no more than fits on a screen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.cli import main
+from pytest_ddpscale.results.run_json import WATERMARK
+from tests.plugin.site import Site, assert_no_crash
+
+MOST_LINES, COLUMNS = 40, 80
+WITHIN_A_NODE = """\
+schema_version: 2
+sources: {paper: 'a paper, table 1'}
+workloads: {resnet152-fp16: {model: resnet152, precision: fp16}}
+skus:
+  lab-gpu:
+    description: the generation under test
+    detect: {name: '^Lab GPU$', pci_device_ids: ['00a1'], memory_gib: 80}
+    peak: {fp16_tflops: 312, memory_bandwidth_gbps: 2039, link: NVLink3, link_bandwidth_gbps: 300, published: paper}
+    batch: {resnet152-fp16: 512}
+    beyond_node: asked
+    requirements:
+      - {throughput_per_gpu: {1: 1189.5, 8: 1159.2}, of: resnet152-fp16, published: paper, margin: 5 %}
+      - {weak_scaling_efficiency: {8: 0.9745}, of: resnet152-fp16, published: paper, margin: 3 %}
+"""
+ALL_NODES = (
+    WITHIN_A_NODE
+    + """\
+      - {throughput_per_gpu: {all: 1100}, of: resnet152-fp16, published: paper, margin: 5 %}
+      - {weak_scaling_efficiency: {all: 0.93}, of: resnet152-fp16, published: paper, margin: 3 %}
+      - {rank_uniformity: {all: 1}, of: resnet152-fp16, published: paper, margin: 5 %}
+      - {replica_agreement: {all: 1}, of: resnet152-fp16, published: paper, margin: 0 %}
+      - {pair_bandwidth_gbps: {all: 20}, probe: send-recv-256mib, published: paper, margin: 20 %}
+"""
+)
+OWN_TEST = "def test_fans():\n    assert [1, 2, 3] == [1, 2]\n"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A cluster and what the first line has to say of it.
+
+    Attributes:
+        said: how the line begins.
+        gpus: of the cluster, eight in a node.
+        faults: as `ddpscale simulate` takes them.
+        thresholds: judged by.
+        own_test: of the site, beside ours; empty without one.
+        is_simulated: False of the site's usual run, because no simulated one is accepted.
+    """
+
+    said: str
+    gpus: int = 16
+    faults: tuple[str, ...] = ()
+    thresholds: str = ALL_NODES
+    own_test: str = ""
+    is_simulated: bool = True
+
+
+SCENARIOS = {
+    "one slow GPU of 128": Scenario(
+        "REJECTED: GPU 5 (SIM-77) on simulated-9 is 1.20× slower than its 127 peers even without communication; "
+        "that explains 5 of 5 failures",
+        128,
+        ("slow-gpu:77:1.2",),
+    ),
+    "a slow node": Scenario(
+        "REJECTED: node simulated-1 is 1.20× slower than its peers even without communication; that explains ",
+        32,
+        tuple(f"slow-gpu:{rank}:1.2" for rank in range(8, 16)),
+    ),
+    "a slow link": Scenario("REJECTED: node simulated-2: 16 of its 16 pairs fail", 32, ("slow-link:2:0.3",)),
+    "a corrupt GPU": Scenario("REJECTED: wrong data: GPU 5 (SIM-5) on simulated-0: ", faults=("corrupt-rank:5",)),
+    "a missing GPU": Scenario(
+        "INCOMPLETE: GPU 5 (SIM-5) on simulated-0 is missing in 31 rounds in which other GPUs were measured; "
+        "that explains 8 of 8 requirements that are not decided",
+        faults=("missing-rank:5:1",),
+    ),
+    "a uniform loss": Scenario(
+        "REJECTED: all GPUs are alike and 20.0 % below the published throughput, so no device is named",
+        faults=("slow-gpu:all:1.25",),
+    ),
+    "a loss of GPUs that were not compared": Scenario(
+        "REJECTED: 20.0 % below the published throughput; whether all GPUs are alike was not measured",
+        faults=("slow-gpu:all:1.25",),
+        thresholds=WITHIN_A_NODE,
+    ),
+    "nothing between nodes": Scenario(
+        "INCOMPLETE: 3 of 3 requirements passed, but nothing between nodes: ",
+        thresholds=WITHIN_A_NODE,
+    ),
+    "a test of the site's own fails": Scenario(
+        "INCOMPLETE: test test_fans was skipped, or failed for something else than its verdict",
+        own_test=OWN_TEST,
+        is_simulated=False,
+    ),
+    "nothing is wrong": Scenario("ACCEPTED: 8 of 8 requirements passed", is_simulated=False),
+}
+
+
+@pytest.fixture
+def run(scenario: Scenario, tmp_path: Path) -> Path:
+    """Made before any site, because modules that are first imported within one are forgotten with it."""
+    thresholds = tmp_path / "thresholds.yaml"
+    thresholds.write_text(scenario.thresholds, encoding="utf-8")
+    faults = [f"--fault={fault}" for fault in scenario.faults]
+    options = [f"--thresholds={thresholds}", "--gpu-sku=lab-gpu", f"--gpus={scenario.gpus}"]
+    assert main(["simulate", *options, *faults, f"--out={tmp_path / 'run'}"]) == 0
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(one, marks=pytest.mark.slow if one.gpus > 100 else ()) for one in SCENARIOS.values()],
+    ids=SCENARIOS,
+)
+def test_the_cause_comes_first_and_all_fits_on_a_screen(
+    scenario: Scenario, run: Path, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    site.configure(addopts="-ra")
+    if scenario.is_simulated:
+        site.write("thresholds.yaml", scenario.thresholds)
+    else:
+        run = site.measured().path
+    if scenario.own_test:
+        site.write("acceptance/test_own.py", scenario.own_test)
+    result = site.judge(run=str(run))
+    assert_no_crash(result)
+    begins = next(number for number, line in enumerate(result.outlines) if "= ddpscale: " in line)
+    assert result.outlines[begins + 1].startswith(scenario.said)
+    assert (WATERMARK in result.outlines) == scenario.is_simulated
+    assert ("E       assert [1, 2, 3] == [1, 2]" in result.outlines) == bool(scenario.own_test), "its traceback stays"
+    lines = [line.replace(str(tmp_path), "/home/hpc/site") for line in _without_tracebacks(result.outlines)]
+    assert sum(max(1, -(-len(line) // COLUMNS)) for line in lines) <= MOST_LINES, "\n".join(lines)
+
+
+def _without_tracebacks(lines: list[str]) -> list[str]:
+    """All but what pytest prints of failures of the site's own tests, between these two lines."""
+    titles = [number for number, line in enumerate(lines) if "= FAILURES =" in line or "= short test summary" in line]
+    return lines if not titles else lines[: titles[0]] + lines[titles[-1] :]

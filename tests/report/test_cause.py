@@ -1,0 +1,158 @@
+"""Reports lead with the cause, each told once, and hide no failure that it does not explain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_ddpscale.report.cause import causes, headline
+from pytest_ddpscale.results.coverage import Coverage, GpuCoverage, NodeCoverage
+from pytest_ddpscale.results.verdicts import WRONG_DATA, Blocker, Culprit, Judgement, RunOutcome, Verdict
+from tests.builders.judgements import ACCEPTED, FAILED, HOSTILE, MEMORY, NOT_MEASURED, PASSED, hostile_judgement
+
+GPU = Culprit("gpu", "node7", 3, "GPU-4f1c0b7a-77aa", "1.20× the median of 7 peers", slowdown=1.2, peers=7)
+SLOW_GPU = "GPU 3 (GPU-4f1c0b7a…) on node7 is 1.20× slower than its 7 peers even without communication"
+NODE = Culprit("node", "node7", None, None, "all 8 ranks slow", slowdown=1.31)
+LINK = Culprit("link", "node7", None, None, "2 GB/s, others reach 25 GB/s", "node9")
+
+
+def _failed(name: str, *culprits: Culprit, **changes: object) -> Verdict:
+    bad = replace(PASSED, id=name, outcome="failed", value=0.8, interval=(0.79, 0.81), reason="below the bound")
+    return replace(bad, culprits=culprits, **changes)  # type: ignore[arg-type]
+
+
+def _judged(*verdicts: Verdict, outcome: RunOutcome = "rejected", blockers: tuple[Blocker, ...] = ()) -> Judgement:
+    return Judgement("b200", outcome, "why", verdicts, blockers=blockers)
+
+
+def test_one_slow_gpu_is_told_once_with_what_it_explains() -> None:
+    judged = _judged(*(_failed(f"weak_scaling_efficiency[{i}]", GPU) for i in range(21)), PASSED)
+    assert headline(judged) == f"REJECTED: {SLOW_GPU}; that explains 21 of 21 failures"
+
+
+def test_a_gpu_that_is_slow_at_times_says_in_how_many_rounds() -> None:
+    at_times = headline(_judged(_failed("one", replace(GPU, slow_rounds=8, rounds=16))))
+    assert at_times == f"REJECTED: {SLOW_GPU} in 8 of 16 rounds"
+    assert headline(_judged(_failed("one", replace(GPU, slow_rounds=16, rounds=16)))) == f"REJECTED: {SLOW_GPU}"
+
+
+def test_a_slow_node_and_a_slow_link_are_named() -> None:
+    assert headline(_judged(_failed("one", NODE))).startswith("REJECTED: node node7 is 1.31× slower than its peers")
+    assert "link between node node7 and node node9: 2 GB/s" in headline(_judged(_failed("one", LINK)))
+
+
+def test_the_cause_that_explains_most_comes_first() -> None:
+    judged = _judged(_failed("one", LINK), _failed("two", GPU), _failed("three", GPU))
+    assert [cause.explains for cause in causes(judged)] == [{"two", "three"}, {"one"}]
+    assert headline(judged).endswith("that explains 2 of 3 failures; 1 more cause")
+
+
+def test_a_failure_that_is_not_certain_of_a_device_is_a_cause_of_its_own() -> None:
+    judged = _judged(_failed("one", GPU), _failed("two", replace(GPU, is_certain=False)))
+    first, second = causes(judged)
+    assert first.explains == {"one"}
+    assert second.explains == {"two"}
+    assert "nobody is certain to be at fault: look at GPU 3" in second.sentence
+
+
+def test_a_slow_gpu_explains_its_node_where_one_slow_rank_can() -> None:
+    on_node = replace(NODE, slowdown=None, evidence="81 % on this node by itself")
+    efficiency = _failed("efficiency", on_node)
+    other = replace(MEMORY, id="memory", outcome="failed", value=75.0, culprits=(on_node,))
+    found = causes(_judged(_failed("one", GPU), efficiency, other))
+    assert [cause.explains for cause in found] == [{"one", "efficiency"}, {"memory"}]
+
+
+def test_a_slow_gpu_explains_nothing_of_another_node() -> None:
+    elsewhere = replace(NODE, host="node9", slowdown=None)
+    assert len(causes(_judged(_failed("one", GPU), _failed("two", elsewhere)))) == 2
+
+
+def test_wrong_data_is_told_before_speed() -> None:
+    wrong = Culprit("gpu", "node7", 3, GPU.gpu_uuid, "computed wrong data in 8 of 8 rounds", computed_wrong=True)
+    judged = _judged(_failed("one", GPU), _failed("two", wrong, flags=(WRONG_DATA,)))
+    assert headline(judged).startswith("REJECTED: wrong data: GPU 3 (GPU-4f1c0b7a…) on node7: computed wrong data")
+
+
+def test_a_slow_gpu_beside_wrong_data_is_not_accused_of_it() -> None:
+    wrong = replace(
+        GPU, gpu_index=4, gpu_uuid="GPU-9", evidence="computed wrong data", slowdown=None, computed_wrong=True
+    )
+    judged = _judged(
+        _failed("one", GPU), _failed("two", GPU), _failed("three", GPU, wrong, flags=(WRONG_DATA,))
+    )  # fmt: skip
+    said = headline(judged)
+    assert said.startswith("REJECTED: wrong data: GPU 4 (GPU-9) on node7: computed wrong data")
+    assert "that explains 1 of 3 failures, 1 of them not alone; 1 more cause" in said
+
+
+def test_a_node_with_a_slowdown_of_its_own_is_not_explained_by_a_gpu() -> None:
+    mild, node = replace(GPU, slowdown=1.05), replace(NODE, host="node7", slowdown=1.31)
+    said = headline(_judged(_failed("one", mild), _failed("two", node), _failed("three", node)))
+    assert said.startswith("REJECTED: node node7 is 1.31× slower")
+    assert "that explains 2 of 3 failures; 1 more cause" in said
+
+
+def test_a_uniform_loss_names_nobody_and_says_how_much() -> None:
+    alike = tuple(replace(NODE, host=f"node{i}", slowdown=None, is_certain=False) for i in range(3))
+    slow = replace(FAILED, value=900.0, published=1200.0, interval=(890.0, 910.0), culprits=alike)
+    compared = replace(PASSED, id="rank_uniformity[a]", metric="rank_uniformity", bound={"at_most": 1.05}, value=1.01)
+    said = headline(_judged(slow, compared))
+    assert said == "REJECTED: all GPUs are alike and 25.0 % below the published throughput, so no device is named"
+
+
+def test_gpus_that_nobody_compared_are_not_said_to_be_alike() -> None:
+    said = headline(_judged(replace(FAILED, value=900.0, published=1200.0, interval=(890.0, 910.0), culprits=())))
+    assert said == "REJECTED: 25.0 % below the published throughput; whether all GPUs are alike was not measured"
+
+
+def test_a_gpu_that_is_missing_is_named_for_what_is_not_decided() -> None:
+    gpus = (GpuCoverage(3, "GPU-4f1c", rounds_missing=31), GpuCoverage(4, "GPU-5", rounds_missing=1))
+    coverage = Coverage((NodeCoverage("node7", (), "", gpus),))
+    undecided = replace(PASSED, outcome="inconclusive", reason="only 1 of 32 rounds are complete")
+    judged = replace(_judged(undecided, NOT_MEASURED, outcome="incomplete"), coverage=coverage)
+    first, second = causes(judged)
+    assert first.sentence == "GPU 3 (GPU-4f1c) on node7 is missing in 31 rounds in which other GPUs were measured"
+    assert [first.explains, second.explains] == [{undecided.id}, {NOT_MEASURED.id}]
+
+
+def test_a_slow_rank_is_never_told_as_a_uniform_loss() -> None:
+    slow = replace(FAILED, published=1200.0, culprits=(replace(GPU, is_certain=False),))
+    assert "alike" not in headline(_judged(slow))
+
+
+def test_what_was_not_measured_is_told_once_and_after_failures() -> None:
+    absent = [replace(NOT_MEASURED, id=f"{i}", reason="node9 was lost") for i in range(3)]
+    found = causes(_judged(*absent, _failed("one")))
+    assert [len(cause.explains) for cause in found] == [1, 3]
+    assert found[1].sentence.endswith("node9 was lost")
+
+
+def test_a_test_of_the_sites_own_and_the_run_itself_are_named() -> None:
+    blocked = _judged(PASSED, outcome="incomplete", blockers=(Blocker("test", "test_fans", "failed"),))
+    assert headline(blocked) == "INCOMPLETE: test test_fans failed"
+    blocked = replace(blocked, blockers=tuple(Blocker("test", f"test_{name}", "failed") for name in "abc"))
+    assert headline(blocked) == "INCOMPLETE: tests test_a, test_b and 1 more: failed; that explains 3 of 3 failures"
+    blocked = _judged(PASSED, outcome="incomplete", blockers=(Blocker("run", "acceptance", "nothing between nodes"),))
+    assert headline(blocked) == "INCOMPLETE: nothing between nodes"
+
+
+def test_every_blocker_is_explained() -> None:
+    verdicts = (_failed("one", GPU), _failed("two", LINK), _failed("three"), NOT_MEASURED, FAILED)
+    judged = _judged(*verdicts, blockers=(Blocker("test", "test_fans", "failed"),))
+    assert frozenset().union(*(cause.explains for cause in causes(judged))) == {b.name for b in judged.blockers}
+
+
+def test_what_is_accepted_says_so() -> None:
+    assert headline(ACCEPTED) == "ACCEPTED: all 3 requirements are kept"
+    assert headline(_judged(PASSED, outcome="partial")) == "PARTIAL: why"
+
+
+def test_what_the_site_changed_is_never_left_out() -> None:
+    judged = replace(_judged(_failed("one", GPU)), altered=("peak",))
+    assert headline(judged).endswith("; changed by the site: peak")
+
+
+def test_hostile_names_stay_one_printable_line() -> None:
+    blocked = replace(hostile_judgement(), blockers=(Blocker("test", HOSTILE, HOSTILE),))
+    assert all(cause.sentence.isprintable() for cause in causes(blocked))
+    assert headline(blocked).isprintable()

@@ -1,0 +1,160 @@
+"""The page that is signed: one file of its own, readable without its script, whose text from outside stays text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+from msgspec.structs import replace as with_fields
+
+from pytest_ddpscale.evidence.columns import Columns
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.report.html_page import key_numbers, render_html, topologies
+from pytest_ddpscale.report.live_progress import LIVE
+from pytest_ddpscale.report.node_table import node_table
+from pytest_ddpscale.results.coverage import Coverage, NodeCoverage
+from pytest_ddpscale.results.run_json import Resumed, RunRecord
+from pytest_ddpscale.results.survey_record import Survey
+from pytest_ddpscale.results.verdicts import Culprit, Verdict
+from pytest_ddpscale.thresholds.waiver import Waiver
+from tests.builders.judgements import (
+    ACCEPTED,
+    FAILED,
+    HOSTILE,
+    JUDGEMENT,
+    NOT_MEASURED,
+    PLAN,
+    RUN,
+    hostile_judgement,
+    hostile_run,
+    judgement_with,
+)
+
+ATTACK = HOSTILE + "</script><img src=x onerror=alert(1)>\u202egnp.exe\x07"
+NOTHING = Evidence(PLAN, Columns(), {})
+PAGE = render_html(JUDGEMENT, RUN, NOTHING)
+
+
+def test_text_from_outside_stays_text() -> None:
+    surveys = {ATTACK: Survey(host=ATTACK, unix_s=1.0, topology=f"GPU0 {ATTACK}")}
+    run = replace_run(operator=ATTACK, site=ATTACK, ticket=ATTACK)
+    page = render_html(
+        replace(hostile_judgement(), notes=(ATTACK,), reason=ATTACK), run, replace(NOTHING, surveys=surveys)
+    )
+    assert page.count("<script") == 1
+    assert "<img" not in page
+    assert "&lt;/script&gt;&lt;img" in page
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\x00-\x08\x0b-\x1f\x7f]", page)
+
+
+def replace_run(**changes: str) -> RunRecord:
+    return with_fields(hostile_run(), **changes)
+
+
+def test_nothing_is_asked_of_the_network_and_only_the_pages_own_script_runs() -> None:
+    script = re.search("<script>(.*)</script>", PAGE, re.DOTALL)
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'" in PAGE
+    assert not re.search(r'(src|href)="(?!#)|url\(|@import', PAGE)
+
+
+def test_only_the_page_of_a_run_that_goes_on_refreshes() -> None:
+    assert 'http-equiv="refresh"' not in PAGE
+    page = render_html(JUDGEMENT, RUN, NOTHING, goes_on=True)
+    assert '<meta http-equiv="refresh" content="5">' in page
+    assert (page.count(LIVE), PAGE.count(LIVE)) == (1, 0)
+    attacked = render_html(replace(hostile_judgement(), notes=(LIVE,), reason=LIVE), RUN, NOTHING, goes_on=True)
+    assert attacked.count(LIVE) == 1
+
+
+def test_what_failed_stands_above_what_passed() -> None:
+    table = PAGE.split('id="requirements"')[1]
+    words = re.findall(r'class="word \w*">([A-Z ]+)<', table)
+    assert words[0] == "FAIL"
+    assert words[-3:] == ["PASS"] * 3
+
+
+def test_all_nodes_meet_all_only_if_every_requirement_passed() -> None:
+    assert node_table(ACCEPTED, RUN).others == "1 node: all met"
+    open_run = node_table(judgement_with(NOT_MEASURED), RUN)
+    assert open_run.others.startswith("1 node: no fault found; 1 requirement not met or not measured")
+
+
+def test_a_node_that_is_named_has_a_row() -> None:
+    table = node_table(judgement_with(FAILED), RUN)
+    assert {row.host for row in table.rows} == {"node7", "node9", "laptop"}
+    assert all("FAIL 1" in row.cells for row in table.rows)
+    assert table.others == ""
+
+
+def test_a_number_that_was_not_measured_is_shown_before_one_that_was() -> None:
+    missing = replace(FAILED, id="throughput_per_gpu[x-8gpu]", outcome="not_measured", value=None, interval=None)
+    first = key_numbers(judgement_with(FAILED, missing))[0]
+    assert first.word == "NOT MEASURED"
+
+
+def check_of(name: str, **changes: Any) -> Verdict:
+    """A node check that one node of two fails for certain."""
+    fields: dict[str, Any] = {
+        "id": f"node_check[{name}]", "metric": "node_check", "workload": name, "world_size": 1, "severity": "fail",
+        "bound": {"at_least": 1.0}, "outcome": "failed", "value": 0.5,
+        "culprits": (Culprit("node", "n1", None, None, "no"),),
+    }  # fmt: skip
+    return Verdict(**(fields | changes))
+
+
+def nodes_number(*checks: Verdict) -> tuple[str, str]:
+    coverage = Coverage((NodeCoverage("n1", ("survey",)), NodeCoverage("n2", ("survey",))))
+    number = key_numbers(replace(judgement_with(*checks), coverage=coverage))[-1]
+    return number.value, number.word
+
+
+def test_nodes_that_passed_all_checks_have_the_word_of_the_worst_check() -> None:
+    good = check_of("driver", outcome="passed", value=1.0, culprits=())
+    only_warns = check_of("ecc", severity="warn")
+    waived = check_of("ecc", waiver=Waiver("known", "ops", date(2099, 1, 1)))
+    assert nodes_number(good) == ("2 of 2", "PASS")
+    assert nodes_number(good, only_warns) == ("1 of 2", "WARN")
+    assert nodes_number(good, waived) == ("1 of 2", "WAIVED")
+    assert nodes_number(good, only_warns, check_of("nvlink")) == ("1 of 2", "FAIL")
+
+
+def test_a_node_that_is_only_suspected_is_not_counted_as_failed() -> None:
+    certain, suspect = (
+        Culprit("node", "n1", None, None, "no"),
+        Culprit("node", "n2", None, None, "or it", is_certain=False),
+    )
+    assert nodes_number(check_of("ecc", culprits=(certain,))) == ("1 of 2", "FAIL")
+    assert nodes_number(check_of("ecc", culprits=(suspect,))) == ("≤ 50.0%", "FAIL")
+    assert nodes_number(check_of("ecc", culprits=(certain, suspect))) == ("≤ 50.0%", "FAIL")
+
+
+def test_nodes_that_never_answered_stand_beside_those_that_met_all() -> None:
+    coverage = Coverage((NodeCoverage("node7", ("training",)),), unnamed_nodes=2)
+    table = node_table(replace(ACCEPTED, coverage=coverage), RUN)
+    assert table.others == "1 node: all met; 2 further nodes never answered"
+    assert (
+        node_table(replace(ACCEPTED, coverage=Coverage(unnamed_nodes=1)), RUN).others == "1 further node never answered"
+    )
+
+
+def test_whoever_measured_resumed_and_judged_is_on_the_first_page() -> None:
+    resumed = Resumed(
+        at="2026-03-01T11:00:00+00:00", argv=(), status_before="interrupted", thresholds_digests="", measured_anew={},
+        operator="Bob",
+    )  # fmt: skip
+    run = with_fields(RUN, operator="Ann", resumed=(resumed, resumed))
+    page = render_html(replace(JUDGEMENT, basis={"judged_by": "Eve"}), run, NOTHING)
+    assert "<dt>By</dt><dd>Ann, Bob</dd>" in page
+    assert "<dt>Judged by</dt><dd>Eve</dd>" in page
+    assert "Judged by" not in PAGE
+
+
+def test_a_topology_unlike_most_is_marked() -> None:
+    surveys = [Survey(host=host, unix_s=1.0, topology=matrix) for host, matrix in zip("abc", "YXX", strict=True)]
+    assert [(one.hosts, one.differs) for one in topologies(surveys)] == [("b, c", False), ("a", True)]

@@ -1,0 +1,133 @@
+"""metrics.prom: Prometheus reads it, and it is never greener or younger than the judgement."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from msgspec.structs import replace as with_fields
+from prometheus_client.parser import text_string_to_metric_families
+
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.report.prometheus import render_prometheus
+from pytest_ddpscale.results.run_json import RunRecord
+from pytest_ddpscale.results.verdicts import Judgement, Verdict
+from tests.builders.judgements import FAILED, JUDGEMENT, RUN, WARNED, hostile_judgement, hostile_run, judgement_with
+
+ROOT = Path(__file__).parents[2]
+MONITORING = ROOT / "docs" / "monitoring"
+TARGET = {"type": "object", "required": ["refId", "expr"], "properties": {"expr": {"type": "string", "minLength": 1}}}
+PANEL = {
+    "type": "object",
+    "required": ["id", "title", "type", "gridPos", "datasource", "targets"],
+    "properties": {
+        "type": {"enum": ["stat", "bargauge", "table", "timeseries"]},
+        "gridPos": {
+            "type": "object",
+            "required": ["h", "w", "x", "y"],
+            "additionalProperties": {"type": "integer", "minimum": 0, "maximum": 200},
+        },
+        "targets": {"type": "array", "minItems": 1, "items": TARGET},
+    },
+}
+DASHBOARD = {
+    "type": "object",
+    "required": ["title", "uid", "schemaVersion", "panels", "templating", "time"],
+    "properties": {"schemaVersion": {"type": "integer"}, "panels": {"type": "array", "minItems": 1, "items": PANEL}},
+}
+
+
+def samples(judgement: Judgement = JUDGEMENT, run: RunRecord = RUN) -> list[Any]:
+    """As Prometheus's parser reads them."""
+    families = list(text_string_to_metric_families(render_prometheus(judgement, run)))
+    assert all(family.documentation and family.type == "gauge" for family in families)
+    return [sample for family in families for sample in family.samples]
+
+
+def named(name: str, judgement: Judgement = JUDGEMENT, run: RunRecord = RUN) -> dict[str, float]:
+    return {"/".join(one.labels.values()): one.value for one in samples(judgement, run) if one.name == name}
+
+
+def test_it_is_what_was_looked_at_before() -> None:
+    golden = ROOT / "tests" / "data" / "exports" / "metrics.prom"
+    assert render_prometheus(JUDGEMENT, RUN) == golden.read_text(encoding="utf-8")
+
+
+def test_exactly_one_outcome_is_on() -> None:
+    on = [name for name, value in named("ddpscale_run_outcome").items() if value]
+    assert on == ["a100-sxm4-80gb/rejected"]
+
+
+def test_memory_is_in_bytes() -> None:
+    assert list(named("ddpscale_requirement_value_bytes").values()) == [44.1 * 2**30]
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
+def test_every_metric_has_a_bound_in_a_base_unit(metric: Any) -> None:
+    verdict = Verdict("m[w]", metric.name, "w", 8, "fail", {"at_least": 1.0}, "not_measured")
+    assert sum("_bound_" in one.name for one in samples(judgement_with(verdict))) == 1
+
+
+def test_hostile_text_stays_text() -> None:
+    assert samples(hostile_judgement(), hostile_run())
+
+
+def test_backslashes_and_quotes_come_back_as_they_were() -> None:
+    found = samples(replace(JUDGEMENT, sku='a\\b"c\\n'))
+    assert found[0].labels["sku"] == 'a\\b"c\\n'
+
+
+def test_no_series_stands_there_twice() -> None:
+    twice = judgement_with(FAILED, FAILED)
+    found = [(one.name, *sorted(one.labels.items())) for one in samples(twice)]
+    assert len(found) == len(set(found))
+
+
+def test_a_culprit_of_what_only_warns_is_not_counted() -> None:
+    warned = replace(WARNED, culprits=FAILED.culprits)
+    assert set(named("ddpscale_culprit_failures", judgement_with(FAILED, warned)).values()) == {1.0}
+
+
+@pytest.mark.parametrize("run", [with_fields(RUN, simulated=True), with_fields(RUN, finished_at=None)])
+def test_no_node_was_judged_in_a_run_that_is_simulated_or_goes_on(run: RunRecord) -> None:
+    assert not named("ddpscale_node_last_verdict_timestamp_seconds", run=run)
+    assert not named("ddpscale_gpu_last_verdict_timestamp_seconds", run=run)
+
+
+def test_a_node_that_was_left_out_is_no_younger() -> None:
+    run = with_fields(RUN, left_out={"node7": "its ECC is off"})
+    assert not named("ddpscale_node_last_verdict_timestamp_seconds", run=run)
+
+
+def _known_names() -> set[str]:
+    every = [
+        Verdict("m[w]", one.name, "w", 8, "fail", {"at_least": 1.0}, "passed", 1.0, (1.0, 1.0))
+        for one in METRICS.values()
+    ]
+    return {one.name for one in samples(judgement_with(FAILED, *every))}
+
+
+def _used_names(expressions: list[str]) -> set[str]:
+    return {name for expression in expressions for name in re.findall(r"\bddpscale_\w+", expression)}
+
+
+def test_the_dashboard_shows_what_is_there() -> None:
+    dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    jsonschema.validate(dashboard, DASHBOARD)
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    expressions += [one["query"] for one in dashboard["templating"]["list"]]
+    assert _used_names(expressions) <= _known_names()
+
+
+def test_alerts_are_about_what_is_there() -> None:
+    groups = yaml.safe_load((MONITORING / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    used = _used_names([rule["expr"] for group in groups for rule in group["rules"]])
+    assert used
+    assert used <= _known_names()
