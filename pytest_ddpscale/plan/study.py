@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.workload import Workload
 
 Scaling = Literal["weak", "strong"]
-ArmKind = Literal["alone", "each", "no_sync", "ddp"]
+ArmKind = Literal["alone", "each", "no_sync", "ddp", "infer"]
 # How one GPU is trained that many are compared with: without DDP, or wrapped in it as the many are.
 OneGpu = Literal["alone", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
@@ -36,7 +36,8 @@ class Arm:
     Attributes:
         kind: ``alone`` is one rank of a node, in turns, without DDP while its others idle; ``each`` is
             world_size ranks all at once, without DDP; ``no_sync`` is the same ranks under DistributedDataParallel
-            that does not communicate; ``ddp`` is with communication.
+            that does not communicate; ``ddp`` is with communication. ``infer`` is forward passes only, of
+            world_size ranks all at once, or of one rank of a node in turns.
         world_size: ranks that train together. What fits one node is trained by every node at once.
         batch_size: per-GPU batch, in images.
         placement: ``packed`` fills a node before the next; ``spread`` takes as many nodes as there are.
@@ -52,10 +53,15 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """``alone``, ``each@k``, ``no_sync@k`` or ``ddp@k``; with ``-spread`` behind it if it is that."""
+        """``alone``, ``each@k``, ``no_sync@k``, ``ddp@k`` or ``infer@k``; with ``-spread`` behind it if it is that."""
         if self.kind == "alone":
             return "alone"
         return f"{self.kind}@{self.world_size}" + ("-spread" if self.placement == "spread" else "")
+
+    @property
+    def compares_ranks(self) -> bool:
+        """Whether its ranks all work at once and none waits for another, so that a slow one can be told."""
+        return self.kind == "each" or (self.kind == "infer" and self.world_size > 1)
 
 
 @dataclass(frozen=True)

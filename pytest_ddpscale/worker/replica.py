@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -96,8 +97,12 @@ class Replicas:
         self._device = device
         self._groups = groups
         self._compiled = compiled
-        self._shared = None if compiled else Weights(model)
         self._replicas: dict[tuple[str, Crew | None], Replica] = {}
+
+    @cached_property
+    def _shared(self) -> Weights | None:
+        """What arms have in common; made when one first trains, as a study that only infers needs no optimizer."""
+        return None if self._compiled else Weights(self._model)
 
     def of(self, arm: Arm) -> Replica:
         """What an arm trains. All ranks of an arm ask for it at the same time: a wrapper's making communicates."""
@@ -124,8 +129,9 @@ class Replicas:
         return ("ddp", crew(arm)) if arm.kind in WRAPPED_KINDS else ("plain", None)
 
     def _make(self, arm: Arm) -> Replica:
+        shared = self._shared  # before counting: it is no arm's own
         before_bytes = self._device.allocated_bytes()
-        weights = self._shared or Weights(copy.deepcopy(self._model))
+        weights = shared or Weights(copy.deepcopy(self._model))
         wrapper = self._wrap(weights.model, arm) if arm.kind in WRAPPED_KINDS else None
         call: Any = weights.model if wrapper is None else wrapper
         if self._compiled:
