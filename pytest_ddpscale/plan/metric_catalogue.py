@@ -41,6 +41,7 @@ def _inference_latency(per_cent: int) -> Metric:
     )  # fmt: skip
 
 
+INFERENCE_LATENCIES = {per_cent: _inference_latency(per_cent) for per_cent in (50, 95, 99)}
 _ALL = (
     Metric(
         "throughput_per_gpu", "img/s", "Throughput per GPU",
@@ -173,7 +174,7 @@ _ALL = (
         samples=lambda measured: measured.arm.img_per_s_per_gpu,
         measured="infer", slowed_by_one_rank=True, carries_acceptance=False,
     ),
-    *(_inference_latency(per_cent) for per_cent in (50, 95, 99)),
+    *INFERENCE_LATENCIES.values(),
     Metric(
         "node_check", "fraction", "Node checks",
         "Share of nodes that are as they should be: their GPUs, memory errors, links, clocks and software.",
