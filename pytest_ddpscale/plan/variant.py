@@ -57,10 +57,9 @@ class Variant:
     @property
     def name(self) -> str:
         """What differs, such as ``bucket_cap_mb=1``; empty if nothing does."""
-        changed = [
-            (one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default
-        ]
-        return ",".join(f"{name}={_as_text(value)}" for name, value in changed)
+        usual = {one.name: one.default for one in fields(self)}
+        changed = [name for name in usual if getattr(self, name) != usual[name]]
+        return ",".join(f"{name}={_as_text(getattr(self, name))}" for name in changed)
 
     def applied_to(self, workload: Workload) -> Workload:
         """The workload as an arm with these settings trains it."""

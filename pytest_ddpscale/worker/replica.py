@@ -19,8 +19,8 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm, Placement
 from pytest_ddpscale.plan.variant import USUAL, Variant
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.communication_hooks import register_hook
+from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.process_groups import new_group
 
 # Small enough for random labels to leave every loss finite; it does not change what is timed.
