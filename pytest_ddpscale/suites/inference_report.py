@@ -22,8 +22,8 @@ from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, Suite
 from pytest_ddpscale.verdict.estimating import Found
 
 _SHARING = (
-    "Kept at once: throughput of a GPU while all of its node work, relative to the same GPU alone in the same round. "
-    "Nothing communicates; what is lost is lost by sharing the host."
+    "Kept at once: throughput of a {device} while the others of its node work too, relative to the same {device} alone in "
+    "the same round. Nothing communicates; what is lost is lost by sharing the host."
 )
 _LATENCY = (
     "Time of one forward pass of a batch that is on the device already, one after the other without a pause. "
@@ -65,7 +65,7 @@ def saturation_text(where: Saturation) -> str:
     if where.surely == where.least:
         return f"saturated from batch {where.least} on"
     if where.surely is None:
-        return f"saturated from batch {where.least} on or later: intervals are too wide to say where"
+        return f"saturated from batch {where.least} on or later (intervals are too wide to say where)"
     return f"saturated from a batch of {where.least} to {where.surely} on"
 
 
@@ -79,10 +79,10 @@ def _throughput(
     if ranks > 1:
         columns += [f"{ranks} at once, img/s per {device}", interval, "Total img/s", "Kept at once", interval]
     rows = [[str(one.batch), *_throughput_cells(one, ranks)] for one in found]
-    said = [_SHARING] if ranks > 1 else []
+    said = [_SHARING.format(device=device)] if ranks > 1 else []
     if where is not None:
         said.append(
-            f"{saturation_text(where).capitalize()}: a batch is saturated if it reaches {SATURATED:.0%} of the highest "
+            f"{saturation_text(where).capitalize()}. A batch is saturated if it reaches {SATURATED:.0%} of the highest "
             "throughput measured. Batches are measured one after the other, not in one round."
         )
     return SuiteSection("Throughput", said, [SuiteTable(columns, rows)], figures=[throughput_figure(found, device)])
@@ -107,7 +107,7 @@ def _cells(found: Found | None, form: str = "{:.4g}") -> tuple[str, str]:
 
 
 def _latency(found: Sequence[InferredBatch]) -> SuiteSection:
-    columns = ["Batch", "At once", "Passes a round"]
+    columns = ["Batch", "Ranks at once", "Passes a round"]
     for per_cent in INFERENCE_LATENCIES:
         columns += [f"p{per_cent} ms", "interval"]
     rows = [
