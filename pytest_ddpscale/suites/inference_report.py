@@ -22,8 +22,8 @@ from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, Suite
 from pytest_ddpscale.verdict.estimating import Found
 
 _SHARING = (
-    "Kept at once: throughput of a {device} while the others of its node work too, relative to the same {device} alone in "
-    "the same round. Nothing communicates; what is lost is lost by sharing the host."
+    "Kept at once: throughput of a {device} while the others of its node work too, relative to the same {device} alone "
+    "in the same round. Nothing communicates; what is lost is lost by sharing the host."
 )
 _LATENCY = (
     "Time of one forward pass of a batch that is on the device already, one after the other without a pause. "

@@ -1,4 +1,4 @@
-"""`ddpscale suite inference`: forward passes of one model, batch by batch, on one GPU alone and on all of a node at once.
+"""`ddpscale suite inference`: forward passes of one model, batch by batch, on one GPU alone and on all at once.
 
 Nothing communicates and nothing is trained, so that what GPUs lose at once is lost by sharing their host: its cores,
 memory, power and cooling.
@@ -45,7 +45,15 @@ class InferenceSuite(Suite):
         plan, pace = nodes.empty_plan(), nodes.pace()
         ranks = _ranks(arguments.ranks, nodes.ranks_per_node)
         studies = (
-            Study("weak", one, _arms(one.batch_size, ranks), pace.rounds, pace.block_s, pace.warmup_s, turns=ranks)
+            Study(
+                "weak",
+                one,
+                inference_arms(one.batch_size, ranks),
+                pace.rounds,
+                pace.block_s,
+                pace.warmup_s,
+                turns=ranks,
+            )
             for one in _workloads(arguments, plan.device_type)
         )
         return replace(plan, studies=tuple(studies))
@@ -74,7 +82,7 @@ def _workloads(arguments: argparse.Namespace, device_type: DeviceType) -> list[W
     ]  # fmt: skip
 
 
-def _arms(batch: int, ranks: int) -> tuple[Arm, ...]:
+def inference_arms(batch: int, ranks: int) -> tuple[Arm, ...]:
     """One rank at a time, and all of them."""
     return tuple(Arm("infer", size, batch) for size in dict.fromkeys((1, ranks)))
 

@@ -19,8 +19,6 @@ from pytest_ddpscale.verdict.estimating import Found, estimate_of
 
 # Of the highest throughput that was measured: a batch that reaches it gains nothing worth its latency by growing.
 SATURATED = 0.95
-# Said of ranks that left no error.
-_NO_WORD = "its ranks ended without a word, as they do where the kernel ends them for lack of memory"
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,6 @@ def _limits(found: Found) -> tuple[float, float]:
 
 def _batch(measured: MeasuredSuite, study: Study) -> InferredBatch:
     evidence, problem = measured.evidence, why_missing(measured.evidence, study.id)
-    if study.id in evidence.errors and not problem:
-        problem = _NO_WORD
     arms = [found for arm in study.arms if (found := _arm(measured, study, arm)) is not None]
     if len(arms) < len(study.arms):
         problem = problem or "no round of it is complete"
