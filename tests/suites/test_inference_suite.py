@@ -117,6 +117,11 @@ def test_the_report_has_all_batches_and_says_why_one_is_missing() -> None:
     assert report.values["saturating_batch"] == 64
 
 
+def test_a_loss_at_once_that_may_be_none_is_not_claimed() -> None:
+    report = inference_report(suite_of({32: lambda at_once, rank: 1000.0 + (rank if at_once == 1 else 1)}))
+    assert report.headline.endswith("(4 at once, batch 32); no loss at once shown")
+
+
 def test_nothing_measured_is_told_too() -> None:
     report = inference_report(suite_of({}, {32: "no room"}))
     assert report.headline == "Inference of resnet18 in fp32: none of 1 batches was measured"
