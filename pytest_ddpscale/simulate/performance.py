@@ -15,14 +15,11 @@ from numpy.typing import NDArray
 from pytest_ddpscale.plan.study import Arm, DeviceType, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.allreduce import Topology, all_reduce_s
-from pytest_ddpscale.simulate.models import model_of
+from pytest_ddpscale.simulate.models import BACKWARD_SHARE, FORWARD_SHARE, model_of
 from pytest_ddpscale.simulate.round_noise import RoundNoise
 from pytest_ddpscale.simulate.sound_machine import DDP_OVERHEAD, Expectation
 from pytest_ddpscale.simulate.spread import ALIKE, NodeSpread
 
-# The backward pass costs two forward passes, and its communication can hide behind it.
-BACKWARD_SHARE = 2 / 3
-FORWARD_SHARE = 1 - BACKWARD_SHARE
 # DistributedDataParallel's defaults: gradients travel in buckets, the first one small.
 FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20

@@ -21,7 +21,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
 )
 from pytest_ddpscale.plan.study import MOST_RANKS, Scaling
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.simulate.models import model_of
+from pytest_ddpscale.simulate.models import FORWARD_SHARE, model_of
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Thresholds
 
@@ -85,7 +85,9 @@ def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> E
         OptionError: no line says how fast a GPU is.
     """
     lines = [r for r in file.thresholds.skus[sku_name].requirements if r.workload == workload.name]
-    img_per_s = _img_per_s(lines, file.thresholds)
+    inference = [line for line in lines if line.definition is INFERENCE_THROUGHPUT]
+    inferred = expected_value(min(inference, key=_ranks)) if inference else None
+    img_per_s = _img_per_s(lines, file.thresholds) or (inferred and FORWARD_SHARE * inferred)
     if img_per_s is None:
         raise OptionError(
             str(file.path), f"{sku_name} has neither throughput_per_gpu nor generation_ratio of {workload.name}",
@@ -94,10 +96,9 @@ def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> E
     efficiency = {metric.scaling: _published(lines, metric) for metric in _EFFICIENCIES}
     energy = next((line for line in lines if line.definition is IMAGES_PER_JOULE), None)
     peak = next((line for line in lines if line.definition is PEAK_MEMORY_GIB), None)
-    inference = [line for line in lines if line.definition is INFERENCE_THROUGHPUT]
     return Expectation(
         img_per_s=img_per_s,
-        inferred_img_per_s=expected_value(min(inference, key=_ranks)) if inference else None,
+        inferred_img_per_s=inferred,
         efficiency=efficiency,
         utilization={k: min(u, 1.0) for k, u in _published(lines, DEVICE_UTILIZATION).items()},
         memory_at=(expected_value(peak) * 2**30, workload.batch_size) if peak else None,
