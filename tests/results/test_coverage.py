@@ -234,7 +234,6 @@ class TestWhatTookNoPart:
         assert [verdict.outcome for verdict in verdicts.values()] == ["failed"]
         assert coverage_of(evidence, cases, verdicts, {}, 2).idle_gpus == []
 
-
     def test_a_gpu_that_only_inferred_was_not_tested_by_training(self) -> None:
         """Of two a node the first trains with that of the other node, and both infer."""
         training = make_case("throughput_per_gpu", 50.0, world_size=2, placement="spread")
