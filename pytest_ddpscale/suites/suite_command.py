@@ -36,13 +36,16 @@ def suites() -> dict[str, Suite]:
 
 
 def add_suite(commands: Commands) -> None:
-    """`ddpscale suite`."""
+    """`ddpscale suite`, and the commands that measure as suites do."""
     command = commands.add_parser(
         "suite", help="measure a benchmark of others, collectives or inference on these nodes"
     )
     names = command.add_subparsers(required=True, metavar="SUITE")
     for suite in suites().values():
         add_measuring_command(names, suite)
+    for name, suite in measuring_commands().items():
+        if name not in suites():
+            add_measuring_command(commands, suite)
 
 
 def add_measuring_command(commands: Commands, suite: Suite) -> None:
@@ -73,7 +76,7 @@ def run_suite(suite: Suite, arguments: argparse.Namespace) -> int:
     source.open_run()
     source.measured_run.write_json(source.measured_run.suite_json, {"suite": suite.name})  # a killed run can be told of
     try:
-        source.measure_and_close(_progress(source))
+        source.measure_and_close(_progress(source), lambda measured: suite.further(arguments, nodes, measured))
     except KeyboardInterrupt:
         _tell(suite, source.measured_run, source.measured_suite())
         raise
@@ -98,7 +101,9 @@ def report_suite(run: RunDirectory) -> int:
 
 def measuring_commands() -> dict[str, Suite]:
     """Suites, and what measures as they do, by name."""
-    return suites()
+    from pytest_ddpscale.suites.tune import Tune
+
+    return {**suites(), Tune.name: Tune()}
 
 
 def _tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
