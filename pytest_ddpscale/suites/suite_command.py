@@ -70,7 +70,7 @@ def run_suite(suite: Suite, arguments: argparse.Namespace) -> int:
     """Plan, measure and report. Returns the exit code. Raises BadInput, OSError."""
     from pytest_ddpscale.suites.suite_source import SuiteSource
 
-    nodes = _nodes(arguments)
+    nodes = nodes_of(arguments)
     source = SuiteSource(suite, nodes, suite.plan(arguments, nodes))
     assert source.plan is not None
     source.open_run()
@@ -117,7 +117,7 @@ def _tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
     return SOME_MISSING if report.problems else 0
 
 
-def _nodes(arguments: argparse.Namespace) -> SuiteNodes:
+def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
     """What there is to measure. Raises BadInput."""
     from pytest_ddpscale.session.open import look, thresholds_path
     from pytest_ddpscale.session.sources import Site

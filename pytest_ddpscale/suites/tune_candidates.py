@@ -101,7 +101,7 @@ def _of_word(word: str, workload: Workload) -> Iterator[Candidate]:
 
 def _refuse_unknown_to_nccl(name: str) -> None:
     if name.startswith("NCCL_") and name not in NCCL_VARIABLES:
-        near = difflib.get_close_matches(name, NCCL_VARIABLES, 3)
+        near = difflib.get_close_matches(name, NCCL_VARIABLES, 1)
         raise ValueError(f"variables that NCCL knows; it does not know {name}" + _meant(near))
 
 
@@ -122,7 +122,7 @@ def _value(name: str, value: str) -> Any:
     """Of a field of `Variant`."""
     usual = {one.name: one.default for one in fields(Variant)}
     if name not in usual:
-        near = difflib.get_close_matches(name, [*usual, BATCH], 3)
+        near = difflib.get_close_matches(name, [*usual, BATCH], 1)
         raise ValueError(f"settings such as {', '.join(usual)}; {name!r} is none" + _meant(near))
     if name in _WORDS:
         if value not in _WORDS[name]:

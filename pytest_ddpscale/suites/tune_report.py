@@ -70,7 +70,7 @@ def tried_settings(measured: MeasuredSuite) -> list[TriedSetting]:
     plan, evidence = measured.evidence.plan, measured.evidence
     by_candidate: dict[Candidate, list[Study]] = {}
     for study in plan.studies:
-        by_candidate.setdefault(_candidate(study), []).append(study)
+        by_candidate.setdefault(candidate_of(study), []).append(study)
     usual = by_candidate.pop(Candidate(), [])
     again = [one for one, studies in by_candidate.items() if any(study.launch > 1 for study in studies)]
     confidence = 1 - (1 - measured.confidence) / max(1, len(again))
@@ -107,7 +107,7 @@ def tune_report(measured: MeasuredSuite) -> SuiteReport:
     return SuiteReport(headline, sections, problems, values)
 
 
-def _candidate(study: Study) -> Candidate:
+def candidate_of(study: Study) -> Candidate:
     """What a study tries, from its arms and environment."""
     usual, other = study.arms[0], study.arms[-1]
     of_pass = other.batch_size // other.variant.accumulation_steps
