@@ -200,7 +200,7 @@ class TestGroupsOnSeveralNodes:
 
     def test_rows_of_nodes_are_views_of_one_array_in_the_order_of_ranks_not_of_names(self) -> None:
         every = [(node, rank, number) for node in (2, 10) for rank in range(3) for number in range(2)]
-        columns = columns_of([replace(on_node(n, r), round=i) for n, r, i in every])
+        columns = columns_of([on_node(n, r, i, block_s=1.0 + r) for n, r, i in every])
         (rows,) = rows_of_nodes(columns, "weak/r", [ARM])
         assert rows.hosts == ("n2", "n10")
         block_s = rows.arms[0].measured.block_s
