@@ -65,7 +65,7 @@ def write_plots(columns: Columns, plan: Plan, judgement: Judgement, directory: P
         return _write_plots(throughput_series(columns, plan), plan, judgement, directory)
 
 
-def _style() -> dict[str, Any]:
+def _style() -> Any:  # its keys are literals to matplotlib's types, and only in newer ones
     """Someone's own matplotlibrc may ask for LaTeX or another font: reports look alike everywhere.
 
     `matplotlib.rcdefaults` would read all style files first. One font and no others to fall back to: labels hold only
