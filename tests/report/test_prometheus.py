@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
@@ -159,3 +161,11 @@ def test_alerts_are_about_what_is_there() -> None:
     used = _used_names([rule["expr"] for group in groups for rule in group["rules"]])
     assert used
     assert used <= _known_names()
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus")
+def test_alerts_and_metrics_pass_promtool() -> None:
+    subprocess.run(["promtool", "test", "rules", MONITORING / "alerts_test.yml"], check=True, timeout=60)
+    subprocess.run(
+        ["promtool", "check", "metrics"], input=render_prometheus(JUDGEMENT, RUN), text=True, check=True, timeout=60
+    )
