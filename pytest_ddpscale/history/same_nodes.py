@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -59,17 +60,19 @@ def runs_of_exactly(
 
 
 def reached_by(connection: sqlite3.Connection, run: EarlierRun) -> dict[RequirementKey, ComparedValue]:
-    """What it reached, with intervals, in each requirement that `is_kept`."""
+    """What it reached, with intervals, in each requirement that `is_kept`. Raises ValueError: of what is no number."""
     rows = connection.execute(
         "SELECT metric, id, world_size, value, low, high FROM verdicts WHERE run = ? AND value IS NOT NULL "
         "AND low IS NOT NULL AND outcome NOT IN ('error', 'not_measured')",
         (run.id,),
     )
-    return {
-        (name, size): ComparedValue(*numbers)
-        for metric, name, size, *numbers in rows
-        if metric in METRICS and is_kept(METRICS[metric])
-    }
+    found = {}
+    for metric, name, size, *numbers in rows:
+        if metric in METRICS and is_kept(METRICS[metric]):
+            if not all(isinstance(one, float) and math.isfinite(one) for one in numbers):
+                raise ValueError(f"{name} is {numbers}; expected finite numbers")
+            found[name, size] = ComparedValue(*numbers)
+    return found
 
 
 def is_kept(metric: Metric) -> bool:

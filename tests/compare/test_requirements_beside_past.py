@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,15 @@ def test_runs_with_another_batch_do_not_count(tmp_path: Path, history: Path, cap
             file.read_text().replace('"batch_size": 4', '"batch_size": 8').replace('"batch_size":4', '"batch_size":8')
         )
     assert "none of its values" in error_of(history, run.path, capsys)
+
+
+@pytest.mark.parametrize("value", ["'a'", "9e999"])
+def test_a_history_that_holds_no_numbers_is_refused(tmp_path: Path, history: Path, value: str, capsys: Printed) -> None:
+    with closing(sqlite3.connect(history)) as connection, connection:
+        connection.execute(f"UPDATE verdicts SET value = {value}")
+    said = error_of(history, night(tmp_path / "last", 9, reached(100.0)), capsys)
+    assert "is damaged (throughput_per_gpu[r-2gpu] is [" in said
+    assert said.count("\n") == 1
 
 
 def test_a_generation_ratio_is_left_out(tmp_path: Path, history: Path, capsys: Printed) -> None:
