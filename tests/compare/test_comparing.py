@@ -98,6 +98,14 @@ def test_what_wrong_data_makes_useless_is_lost() -> None:
     assert set(found.lost) == lost
 
 
+def test_what_has_too_few_rounds_now_is_lost() -> None:
+    found = compared(run(1), run(2, "missing-rank:3:5"))
+    throughput = of(found, "throughput_per_gpu", 8)
+    assert throughput.change is None
+    assert throughput.id in found.lost
+    assert of(found, "throughput_per_gpu", 1).id not in found.lost
+
+
 def test_several_launches_are_compared_by_their_means() -> None:
     found = compared(run(1, launches=3, rounds=8), run(2, launches=3, rounds=8))
     throughput = of(found, "throughput_per_gpu", 8)
