@@ -95,7 +95,7 @@ def tables() -> int:
     return int(most > MOST_MISSES or half > WIDEST_HALF)
 
 
-def clusters(number: int, seed: int, launches: int) -> int:
+def clusters(number: int, seed: int, launches: int = 1) -> int:
     """Forecast simulated clusters."""
     found: dict[tuple[Scaling, float], list[tuple[bool, float]]] = defaultdict(list)
     noisy: dict[bool, list[float]] = defaultdict(list)
