@@ -62,14 +62,16 @@ class _Concluded:
     def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
         """Values of each test, outcome of the run; no interrupted test passed; and no number that JSON lacks."""
         judgement, outcome, lead = self._told.judgement, None, "; ".join(self._told.problems)
+        counts = ""
         verdicts: dict[str, Verdict] = {}
         if judgement is not None:
             from pytest_ddpscale.report.cause import headline
+            from pytest_ddpscale.report.unmet import counts_text
 
-            outcome, lead = judgement.outcome, headline(judgement)
+            outcome, lead, counts = judgement.outcome, headline(judgement), counts_text(judgement)
             verdicts = {one.id: one for one in judgement.verdicts}
         # Other plugins show the same dictionary: it stays as it is.
-        concluded = {"outcome": outcome, "headline": lead, "sku": self._sku}
+        concluded = {"outcome": outcome, "headline": lead, "requirements": counts, "sku": self._sku}
         json_report["environment"] = {**json_report.get("environment", {}), **concluded}
         for test in json_report.get("tests", ()):
             # What no item shows as a failure is reported by its requirement's name.

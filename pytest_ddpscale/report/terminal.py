@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.report import text
-from pytest_ddpscale.report.cause import causes, headline
+from pytest_ddpscale.report.cause import causes, headline, warning_text, warnings
 from pytest_ddpscale.report.certainty_text import uniform_loss_text
 from pytest_ddpscale.report.launches_text import interval_mark, launches_sentence
 from pytest_ddpscale.report.text import Style
+from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.results.run_json import WATERMARK
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
 
@@ -49,9 +50,8 @@ def brief_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     shown = blocking[:_MOST_ROWS]
     lines += _brief_table(shown, columns) if shown else []
     if not judgement.accepts:
-        passed = sum(verdict.passed for verdict in judgement.verdicts)
-        more = f"{len(blocking) - len(shown)} more not met; " if len(blocking) > len(shown) else ""
-        lines.append((f"{more}{passed} of {len(judgement.verdicts)} requirements passed (all: -v, or report.html)", ""))
+        counted = f"{counts_text(judgement)} (all: -v)"
+        lines += [(line, "") for line in _wrapped(counted, columns, "", "  ")]
     watermark: list[Line] = [(WATERMARK, "undecided")] if judgement.simulated else []
     room = _MOST_LINES - len(lines) - len(lines[0][0]) // columns - len(watermark)
     return [*lines, *_as_fit(_remarks(judgement), room, columns), *watermark]
@@ -146,10 +146,11 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     for note in (*shared, *judgement.notes):
         lines += [(line, "") for line in _wrapped(f"note: {text.one_line(note)}", columns, "", "  ")]
     lines += [(line, "") for line in _wrapped(uniform_loss_text(judgement), columns, "", "  ")]
-    for said in (*_lowered(judgement), *_waived(judgement)):
+    for said in (*_warned(judgement), *_lowered(judgement), *_waived(judgement)):
         lines += [(line, "warned") for line in _wrapped(said, columns, "", "  ")]
     if judgement.simulated:
         lines.append((WATERMARK, "undecided"))
+    lines += [(line, "") for line in _wrapped(counts_text(judgement), columns, "", "  ")]
     lines.append((headline(judgement), _outcome_style(judgement)))
     return [(line, style) for line, style in lines]
 
@@ -172,12 +173,12 @@ def _lowered(judgement: Judgement) -> Iterator[str]:
 
 
 def _warned(judgement: Judgement) -> Iterator[str]:
-    """Who certainly misses a bound that only warns: once each."""
-    missed = [one for one in judgement.verdicts if one.outcome == "failed" and not one.is_waived]
-    open_ = [one for one in missed if not judgement.is_blocked_by(one)]
-    told = {text.culprit_name(who): (who, one) for one in reversed(open_) for who in one.culprits if who.is_certain}
-    for who, one in list(told.values())[:_MOST_CAUSES]:
-        yield f"warned, {text.short_name(one)}: {text.culprit_text(who)}"
+    """Who certainly misses a bound that only warns, once each; the headline of what is accepted has the first."""
+    found = warnings(judgement)
+    told = headline(judgement)
+    for one in found[:_MOST_CAUSES]:
+        if one.sentence not in told:
+            yield warning_text(one)
 
 
 def _waived(judgement: Judgement) -> Iterator[str]:
