@@ -121,11 +121,12 @@ class _Blocks:
         for place in self.devices:
             self.places[place[0]].append(place)
         self.hosts = self.places.keys()
-        never = self.missing_in.keys() - self.devices.keys()
+        never, on_host = self.missing_in.keys() - self.devices.keys(), defaultdict[str, set[str]](set)
+        for (study, _), places in self.of.items() if never else ():
+            for host in {host for host, _ in places}:
+                on_host[host].add(study)
         for place in never:  # neither does it take its turn anywhere
-            self.missing_in[place] |= {
-                block[0] for block, there in self.of.items() if place[0] in {h for h, _ in there}
-            }
+            self.missing_in[place] |= on_host[place[0]]
         steps = (step for of_study in evidence.seeded_steps.values() for step in of_study) if never else ()
         self.seen = {(step.host, step.local_rank): step.device for step in steps}
         self.paired = {host for pair in evidence.pairs for host in pair.hosts}
