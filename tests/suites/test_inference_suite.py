@@ -22,7 +22,7 @@ from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.verdict.estimating import Found
 from tests.builders.judged import WORKLOAD, evidence_of_plan, make_measurement
 from tests.builders.measurements import Measurement
-from tests.suites.test_suite_views import RECORD
+from tests.suites.run_records import SUITE_RECORD
 
 SMALL = ("suite", "inference", "--gpu-sku=cpu", "--model=shufflenet_v2_x0_5", "--image-size=224", "--ddp-block=0.01s")
 RANKS = 4
@@ -53,7 +53,7 @@ def suite_of(paces: dict[int, Pace], errors: dict[int, str] | None = None) -> Me
     by_batch = {study.workload.batch_size: study for study in planned}
     found = [one for batch, pace in paces.items() for one in measured(by_batch[batch], pace)]
     told = {by_batch[batch].id: why for batch, why in failed.items()}
-    return MeasuredSuite(evidence_of_plan(Plan("a100", "cuda", planned), found, errors=told), RECORD, 0.95)
+    return MeasuredSuite(evidence_of_plan(Plan("a100", "cuda", planned), found, errors=told), SUITE_RECORD, 0.95)
 
 
 def shared(alone: float, kept: float) -> Pace:
