@@ -8,10 +8,11 @@ for (const table of document.querySelectorAll("table.sortable")) {
     return match && /^[≥≤±+-]?\s*\d/.test(words.replace("−", "-")) ? parseFloat(match[0]) : NaN;
   };
   [...table.tHead.rows[0].cells].forEach((head, column) => {
-    const button = document.createElement("button");
+    const button = document.createElement("button"), paper = document.createElement("span");
     button.type = "button";
-    button.textContent = head.textContent;
-    head.replaceChildren(button);
+    paper.className = "paper";
+    button.textContent = paper.textContent = head.textContent;
+    head.replaceChildren(button, paper);
     button.addEventListener("click", () => {
       const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
       for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
