@@ -35,3 +35,15 @@ for (const table of document.querySelectorAll("table.sortable")) {
     for (const row of rows()) row.hidden = !row.textContent.toLowerCase().includes(wanted);
   });
 }
+// The page of a run that goes on is read again, but not while its reader pauses that or uses a filter.
+const everyS = Number(document.body.dataset.refreshS);
+if (everyS) {
+  const pause = document.createElement("button");
+  pause.type = "button";
+  pause.textContent = "Pause";
+  pause.setAttribute("aria-pressed", "false");
+  pause.addEventListener("click", () => pause.setAttribute("aria-pressed", String(pause.ariaPressed !== "true")));
+  document.querySelector("h1").before(pause);
+  const isFiltering = () => [...document.querySelectorAll("input")].some((one) => one.value || one === document.activeElement);
+  setInterval(() => { if (pause.ariaPressed !== "true" && !isFiltering()) location.reload(); }, everyS * 1000);
+}
