@@ -98,7 +98,13 @@ def measure(pairs: Sequence[RoundPair], rounds: int, folder: Path) -> tuple[dict
     (folder / "thresholds.yaml").write_text(tiny_thresholds(*rows))
     (folder / "conftest.py").write_text(_CONFTEST)
     (folder / "follow.json").write_text(json.dumps([pair.after_page for pair in pairs]))
-    options = [f"--ddp-rounds={rounds}", "--ddp-block=0.25s", "--ddp-precision=0.01%", "--ddp-gpus-per-node=2"]
+    options = [
+        f"--ddp-rounds={rounds}",
+        "--ddp-block=0.25s",
+        "--ddp-precision=0.01%",
+        "--ddp-gpus-per-node=2",
+        "--ddp-total-limit=4h",
+    ]
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--gpu-sku=cpu", "--ddp-run-dir=run"]
     ended = subprocess.run([*pytest, *options], cwd=folder, capture_output=True, text=True, check=False)
     if not (folder / "seen.json").exists():

@@ -6,12 +6,13 @@
 //
 // Prints one line of JSON for each size, and leaves pictures, and of A4 a PDF. Exit 1 if anything is wrong: the console
 // said something, a request left the page, content is wider than the window, axe-core finds something serious, a table
-// cannot be sorted or filtered; live also if the page does not come back by itself, or not to where it was read.
+// cannot be sorted or filtered; live also if the page does not come back by itself, or not
+// to where it was read, or though its reader paused that.
 const fs = require("fs"), path = require("path"), puppeteer = require("puppeteer-core");
 
 // A4 is 210 mm wide less the margins of 15 mm, at 96 dots an inch.
 const SIZES = [["light", 1200, 900, "light"], ["dark", 1200, 900, "dark"], ["phone", 390, 844, "light"], ["a4", 680, 1009, "light", "print"]];
-const TALLEST_PICTURE = 3000, SCROLLED_TO = 500, REFRESHES = 2, LONGEST_WAIT_MS = 30000;
+const TALLEST_PICTURE = 3000, SCROLLED_TO = 500, REFRESHES = 2, LONGEST_WAIT_MS = 30000, LONGER_THAN_A_REFRESH_MS = 8000;
 const [file, out, mode] = process.argv.slice(2), url = "file://" + path.resolve(file), isLive = mode === "--live";
 const progresses = new Set();
 
@@ -44,8 +45,13 @@ async function refreshes(page) {
     seconds.push((Date.now() - began) / 1000);
     said.push(await page.evaluate(() => document.querySelector(".live")?.textContent ?? ""));
   }
+  await paused(page);
   said.forEach((progress) => progresses.add(progress));
   return { lost, seconds, goesOn: !said.includes("") };
+}
+
+async function paused(page) {
+  await page.evaluate(() => { document.querySelector("button[aria-pressed]").click(); window.isPaused = true; });
 }
 
 // Of each table that its reader can sort and filter whether both work; a page without a script shows all rows.
@@ -81,13 +87,19 @@ async function look(browser, size) {
   await page.close();
   // axe-core is a script that the page's own policy forbids: in a second window, right after it was read.
   const second = await opened(browser, size, true);
+  if (isLive) await paused(second.page);
+  const pausedAt = Date.now();
   await second.page.evaluate(fs.readFileSync(require.resolve("axe-core/axe.min.js"), "utf8"));
   const { violations } = await second.page.evaluate(() => axe.run({ resultTypes: ["violations"] }));
   const tables = media ? [] : await second.page.evaluate(tablesThatFail);
+  if (live) {
+    await new Promise((done) => setTimeout(done, Math.max(LONGER_THAN_A_REFRESH_MS - (Date.now() - pausedAt), 0)));
+    live.stays = await second.page.evaluate(() => window.isPaused === true);
+  }
   await second.page.close();
   const found = violations.map((one) => [one.impact, one.id, one.nodes.length, one.nodes[0].target.join(" "), one.nodes[0].failureSummary.slice(0, 300)]);
   const isFine = !said.length && !requests.length && wide <= 0 && !tables.length && !found.some(([impact]) => ["serious", "critical"].includes(impact))
-    && (!live || live.goesOn && live.lost.every((pixels) => pixels <= 2));
+    && (!live || live.goesOn && live.stays && live.lost.every((pixels) => pixels <= 2));
   console.log(JSON.stringify({ name, isFine, ms, wide, said, requests, tables, axe: found, live }));
   return isFine;
 }

@@ -84,6 +84,7 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         tested=coverage_text.summary(judgement.coverage) if judgement.coverage else [],
         not_tested=not_tested_lines(judgement),
         machine=_machine(run),
+        hosts=first_few([host.host for host in run.hosts], 8),
         software=software_line(versions),
         versions=versions,
         when=_when(run, has_gpus=evidence.plan.device_type == "cuda"),
