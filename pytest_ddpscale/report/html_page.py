@@ -77,8 +77,8 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         run=run,
         live=Markup(LIVE) if goes_on else "",  # noqa: S704 (ours)
         watermark=WATERMARK if is_simulated else "",
-        headline=cause.headline(judgement),
-        causes=cause.causes(judgement),
+        headline=_headline_so_far(judgement) if goes_on else cause.headline(judgement),
+        causes=_causes_so_far(judgement) if goes_on else cause.causes(judgement),
         certainty=list(certainty_lines(judgement)),
         key_numbers=key_numbers(judgement),
         tested=coverage_text.summary(judgement.coverage) if judgement.coverage else [],
@@ -108,6 +108,22 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         not_signed=_why_nobody_signs(is_simulated=is_simulated, goes_on=goes_on),
         coverage_text=coverage_text,
     )
+
+
+def _headline_so_far(judgement: Judgement) -> str:
+    """``MEASURING: 3 of 29 requirements passed so far, 1 failed``: what is not measured yet is no cause of anything."""
+    passed, failed = sum(one.passed for one in judgement.verdicts), len(_failed(judgement))
+    said = f"{passed} of {text.count_text(len(judgement.verdicts), 'requirement')} passed so far"
+    return f"MEASURING: {said}{f', {failed} failed' if failed else ''}"
+
+
+def _causes_so_far(judgement: Judgement) -> list[cause.Cause]:
+    return [one for one in cause.causes(judgement) if _failed(judgement) & one.explains]
+
+
+def _failed(judgement: Judgement) -> set[str]:
+    blocking = filter(judgement.is_blocked_by, judgement.verdicts)
+    return {one.id for one in blocking if one.outcome in ("failed", "error")}
 
 
 @cache

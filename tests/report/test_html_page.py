@@ -25,6 +25,7 @@ from tests.builders.judgements import (
     FAILED,
     HOSTILE,
     JUDGEMENT,
+    NOT_MEASURED,
     PLAN,
     RUN,
     hostile_judgement,
@@ -162,3 +163,13 @@ def test_what_the_reason_says_of_a_culprit_is_not_said_again() -> None:
     assert f"at fault: GPU 3 ({culprit.gpu_uuid}) on node7: 1.04× the median" in render_html(
         judgement_with(untold), RUN, NOTHING
     )
+
+
+def test_while_it_goes_on_only_failures_are_causes() -> None:
+    page = render_html(judgement_with(NOT_MEASURED, FAILED), RUN, NOTHING, goes_on=True)
+    assert "MEASURING: 0 of 2 requirements passed so far, 1 failed</h1>" in page
+    causes = page.split("What fails so far, by cause:")[1].split("</ul>")[0]
+    assert "GPU 3" in causes
+    assert "it needs 64 ranks" not in causes
+    nothing = render_html(judgement_with(NOT_MEASURED), RUN, NOTHING, goes_on=True)
+    assert "by cause" not in nothing
