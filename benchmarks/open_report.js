@@ -12,7 +12,7 @@ const fs = require("fs"), path = require("path"), puppeteer = require("puppeteer
 
 // A4 is 210 mm wide less the margins of 15 mm, at 96 dots an inch.
 const SIZES = [["light", 1200, 900, "light"], ["dark", 1200, 900, "dark"], ["phone", 390, 844, "light"], ["a4", 680, 1009, "light", "print"]];
-const TALLEST_PICTURE = 3000, SCROLLED_TO = 500, REFRESHES = 2, LONGEST_WAIT_MS = 30000, LONGER_THAN_A_REFRESH_MS = 8000;
+const TALLEST_PICTURE = 1600, SCROLLED_TO = 500, REFRESHES = 2, LONGEST_WAIT_MS = 30000, LONGER_THAN_A_REFRESH_MS = 8000;
 const [file, out, mode] = process.argv.slice(2), url = "file://" + path.resolve(file), isLive = mode === "--live";
 const progresses = new Set();
 
@@ -31,17 +31,17 @@ async function opened(browser, [, width, height, scheme, media], bypassCSP) {
   return { page, said, requests, ms: Date.now() - began };
 }
 
-// How far each of the refreshes is from where the reader was, in pixels, and how many seconds apart they came.
+// How far each refresh moves the first heading below the reader's place, in pixels, and how many seconds apart they came.
 async function refreshes(page) {
   const lost = [], seconds = [], said = [];
-  const reader = () => page.evaluate(() => ({ y: scrollY, most: document.documentElement.scrollHeight - innerHeight }));
+  const headingsAt = () => page.evaluate(() => [...document.querySelectorAll("dt, h2")]
+    .map((heading) => [heading.textContent, heading.getBoundingClientRect().top]).filter(([words]) => words));
   await page.evaluate((y) => scrollTo(0, y), SCROLLED_TO);
   for (let number = 0; number < REFRESHES; number++) {
-    const began = Date.now(), before = (await reader()).y;
+    const began = Date.now(), [words, before] = (await headingsAt()).find(([, top]) => top >= 0);
     await page.waitForNavigation({ waitUntil: "load", timeout: LONGEST_WAIT_MS });
     await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 100))));
-    const { y, most } = await reader();
-    lost.push(Math.round(Math.abs(y - Math.min(before, most))));
+    lost.push(Math.round(Math.abs((await headingsAt()).find(([again]) => again === words)[1] - before)));
     seconds.push((Date.now() - began) / 1000);
     said.push(await page.evaluate(() => document.querySelector(".live")?.textContent ?? ""));
   }
