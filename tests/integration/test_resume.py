@@ -14,25 +14,15 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.builders.tiny_site import tiny_thresholds
 from tests.integration.test_cpu_run import CHECKOUT, SHORT
 
 pytestmark = pytest.mark.slow
 
 FIRST, SECOND = "weak/tiny", "strong/tiny"  # in the order in which they are measured
-THRESHOLDS = """
-schema_version: 2
-sources: {paper: nobody}
-workloads:
-  tiny: {model: shufflenet_v2_x0_5, precision: fp32, image_size: 32, memory_format: contiguous, num_classes: 10}
-skus:
-  cpu:
-    description: any CPU
-    detect: {device: cpu}
-    batch: {tiny: {per_gpu: 4, global: 8}}
-    requirements:
-      - {strong_scaling_speedup: {2: 2}, of: tiny, published: paper, bound: 0.001, because: made up}
-      - {weak_scaling_efficiency: {2: 0.97}, of: tiny, published: paper, bound: 0.001, because: made up}
-"""
+THRESHOLDS = tiny_thresholds(
+    "strong_scaling_speedup: {2: 2}, bound: 0.001", "weak_scaling_efficiency: {2: 0.97}, bound: 0.001"
+)
 PATIENCE_S = 120.0
 
 
