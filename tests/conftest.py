@@ -26,6 +26,13 @@ settings.load_profile("ddpscale")
 pytest_plugins = ["pytester", "tests.slurm_lab.fixtures", "tests.side_by_side"]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Have the garbage collector look where nothing is collected, which workers do."""
+    if session.config.pluginmanager.hasplugin("dsession"):
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Have the garbage collector look at what tests leave, and at nothing that was there before."""
     gc.freeze()
