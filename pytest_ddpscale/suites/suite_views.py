@@ -17,10 +17,12 @@ SUITE_SCHEMA_VERSION = 1
 
 
 def write_suite_reports(run: RunDirectory, suite: str, report: SuiteReport, record: RunRecord) -> None:
-    """Write suite.json, report.md and report.html into the run directory. Raises OSError."""
+    """Write suite.json, the suite's own files, report.md and report.html into the run directory. Raises OSError."""
     values = {"schema_version": SUITE_SCHEMA_VERSION, "suite": suite, "headline": report.headline,
               "problems": list(report.problems), **report.values}  # fmt: skip
     run.write_json(run.suite_json, values)
+    for name, content in report.files.items():
+        run.write_json(run.path / name, content)
     write_atomically(run.path / "report.md", markdown_of(suite, report, record))
     write_atomically(run.path / "report.html", html_of(suite, report, record))
 

@@ -65,7 +65,7 @@ def test_it_is_measured_reported_and_told_again(
     assert "   2 GPUs --    1M/2G:  p50:" in told
     assert "Bucket sizes on 2 GPUs" in told
     run = RunDirectory.open(tmp_path / "measured")
-    rows = json.loads(run.suite_json.read_text())["benchmarks"]["squeezenet1_1"]
+    rows = json.loads(run.suite_json.read_text())["benchmarks"]["squeezenet1_1"]["rows"]
     assert [row["name"] for row in rows] == ["no ddp", "1M/1G", "1M/2G"]
     assert "<h2>squeezenet1_1</h2>" in (run.path / "report.html").read_text()
     assert main(["report", str(run.path)]) == 0
