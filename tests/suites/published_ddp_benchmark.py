@@ -1,7 +1,7 @@
 """What PyTorch publishes of its DDP benchmark, and files whose percentiles are those.
 
-Source: github.com/pytorch/pytorch, benchmarks/distributed/ddp/README.md: torch 1.4.0a0, CUDA 10.0, NCCL, V100, 32 images
-per GPU. Written from its two tables.
+Source: github.com/pytorch/pytorch, benchmarks/distributed/ddp/README.md: torch 1.4.0a0, CUDA 10.0, NCCL, V100, 32
+images per GPU. Written from its two tables.
 """
 
 from __future__ import annotations
