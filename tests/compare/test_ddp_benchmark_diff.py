@@ -98,6 +98,7 @@ def test_the_exit_code_says_whether_anything_is_surely_slower(tmp_path: Path, ca
     assert "FAIL: slower by more than 5 %: vgg16 with batch size 32, 1 GPUs; vgg16" in capsys.readouterr().out
     assert main(["compare", *paths, "--fail-below", "20%"]) == 0
     assert "Nothing is shown to be slower by more than 20 %." in capsys.readouterr().out
+    assert main(["compare", *paths, "--fail-below", "10%"]) == 0, "the far end of an interval fails nothing"
     assert main(["compare", *reversed(paths), "--fail-below", "5%"]) == 0, "faster is no loss"
     capsys.readouterr()
     assert main(["compare", *paths, "--format", "json", "--fail-below", "5%"]) == 1

@@ -67,8 +67,11 @@ def test_it_is_what_that_benchmark_s_diff_reads() -> None:
     assert [one["ranks"] for one in benchmark["result"]] == [[0], [0], [0, 1]], "the size of another bucket is left out"
     last = benchmark["result"][-1]
     assert len(last["measurements"]) == 2 * ROUNDS * STEPS
-    first_of_ranks = last["measurements"][0], last["measurements"][ROUNDS * STEPS]
-    assert first_of_ranks == pytest.approx((BATCH / 313.6, BATCH / (313.6 * 1.001)), rel=1e-5)
+    by_rank = [
+        [BATCH / (313.6 * faster * (1 + 0.02 * (number % 2))) for number in range(ROUNDS) for _ in range(STEPS)]
+        for faster in (1.0, 1.001)
+    ]
+    assert last["measurements"] == pytest.approx(by_rank[0] + by_rank[1], rel=1e-5), "rank after rank"
 
 
 def test_of_several_machines_the_first_has_the_smaller_sizes_as_there() -> None:
