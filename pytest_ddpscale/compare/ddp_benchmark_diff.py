@@ -53,7 +53,7 @@ class ComparedSize(NamedTuple):
 
 
 class ComparedBenchmark(NamedTuple):
-    """One model that both reports have; `only_baseline` has numbers of GPUs that the test lacks, `only_test` likewise."""
+    """One model that both reports have; `only_baseline` has numbers of GPUs that the test lacks, and the reverse."""
 
     name: str
     batch_size: int

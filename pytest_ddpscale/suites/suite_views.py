@@ -100,7 +100,10 @@ def _facts(suite: str, record: RunRecord) -> Sequence[tuple[str, str]]:
     more = f" and {len(record.hosts) - 8} more" if len(record.hosts) > 8 else ""
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     facts = (
-        ("Suite", suite), ("SKU", record.sku), ("Hosts", hosts + more), ("Began", f"{record.began:%Y-%m-%d %H:%M} UTC"),
+        ("Suite", suite), ("SKU", record.sku), ("Hosts", hosts + more),
+        ("Imported" if record.is_imported else "Began", f"{record.began:%Y-%m-%d %H:%M} UTC"),
+        ("Measured by", ": ".join(filter(None, (record.source, record.imported_from)))),
+        ("Notes", "; ".join(record.notes)),
         ("Site", record.site), ("By", ", ".join(record.operators)), ("Ticket", record.ticket), ("Versions", versions),
         ("Command", shlex.join(record.argv)),
     )  # fmt: skip

@@ -95,15 +95,15 @@ def test_too_few_steps_and_too_much_correlation_are_said_instead_of_an_interval(
 def test_the_exit_code_says_whether_anything_is_surely_slower(tmp_path: Path, capsys: Printed) -> None:
     paths = [written(tmp_path / name, said) for name, said in (("a.json", steps(1)), ("b.json", steps(2, slower=1.1)))]
     assert main(["compare", *paths, "--fail-below", "5%"]) == 1
-    assert "FAIL: slower by more than 5 %: vgg16 with batch size 32, 1 GPUs; vgg16" in capsys.readouterr().out
+    assert "FAIL: worse by more than 5 %: 2: vgg16 with batch size 32 on 1 GPUs, vgg16" in capsys.readouterr().out
     assert main(["compare", *paths, "--fail-below", "20%"]) == 0
-    assert "Nothing is shown to be slower by more than 20 %." in capsys.readouterr().out
+    assert "Nothing is shown to be worse by more than 20 %." in capsys.readouterr().out
     assert main(["compare", *paths, "--fail-below", "10%"]) == 0, "the far end of an interval fails nothing"
     assert main(["compare", *reversed(paths), "--fail-below", "5%"]) == 0, "faster is no loss"
     capsys.readouterr()
     assert main(["compare", *paths, "--format", "json", "--fail-below", "5%"]) == 1
     said = json.loads(capsys.readouterr().out)
-    assert len(said["worse"]) == 2
+    assert (len(said["worse"]), said["lost"], said["fails"]) == (2, [], True)
     last = said["benchmarks"][0]["sizes"][-1]
     assert last["interval"][0] < last["difference"] < last["interval"][1] < 0
 
@@ -117,8 +117,22 @@ def test_what_only_one_of_them_has_is_named(tmp_path: Path, capsys: Printed) -> 
     assert main(["compare", *paths]) == 0
     told = capsys.readouterr().out
     assert "only in the baseline: resnext50_32x4d with batch size 32\n" in told
-    assert "only in one of them: resnet50 with batch size 32 on 16 GPUs\n" in told
+    assert "only in the test: resnet50 with batch size 32 on 16 GPUs\n" in told
     assert "Of 14 sizes" in told, "in whatever order they stand"
+
+
+def test_what_the_test_lacks_fails_unless_it_is_allowed(tmp_path: Path, capsys: Printed) -> None:
+    whole, fewer = steps(1), steps(2)
+    del fewer["benchmark_results"][0]["result"][-1]
+    short = steps(3, count=5)
+    for said, lost in ((fewer, ["2 GPUs"]), (short, ["1 GPUs", "2 GPUs"])):
+        paths = [written(tmp_path / "a.json", whole), written(tmp_path / "b.json", said)]
+        assert main(["compare", *paths, "--fail-below", "50%", "--format", "json"]) == 1
+        assert json.loads(capsys.readouterr().out)["lost"] == [f"vgg16 with batch size 32 on {one}" for one in lost]
+        assert main(["compare", *paths, "--fail-below", "50%", "--allow-missing"]) == 0
+        assert main(["compare", *paths]) == 0
+        assert main(["compare", *reversed(paths), "--fail-below", "50%"]) == 0, "what was added is not lost"
+        capsys.readouterr()
 
 
 def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path, capsys: Printed) -> None:

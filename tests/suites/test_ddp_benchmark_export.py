@@ -116,6 +116,10 @@ def test_an_imported_report_is_a_run_that_can_be_told_again(tmp_path: Path, caps
     told = capsys.readouterr().out
     assert {one.name for one in out.iterdir()} >= {"suite.json", "report.md", "report.html", "run.json", FILE_NAME}
     assert "resnext101_32x8d with batch size 32" in (out / "report.html").read_text()
+    page = (out / "report.md").read_text()
+    assert "- Measured by: pytorch/pytorch, benchmarks/distributed/ddp: theirs.json" in page
+    assert "- Imported: 20" in page, "when it was measured nobody knows"
+    assert "Began" not in page
     values = json.loads((out / "suite.json").read_text())["benchmarks"]["resnet101"]
     assert values["ddp_overhead"] == pytest.approx(0.171 / 0.162 - 1)
     assert main(["report", str(out)]) == 0
