@@ -59,13 +59,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_init(commands)
-    of_tool = commands.add_parser("import", help="make a run directory of another tool's result files")
+    of_tool = commands.add_parser("import", help="read another tool's result files, and make a run directory of them")
     tools = of_tool.add_subparsers(required=True, metavar="TOOL")
     paik = _command(tools, "paik", _import_paik, "result files of willgpaik/pytorch-ddp-scaling-benchmark")
     paik.add_argument("directory", type=Path, metavar="DIR", help="folder of its JSON files")
     paik.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
     paik.add_argument("--sku", help="SKU they were measured on; default: from the device name in them")
     add_thresholds(paik)
+    benchmark = _command(tools, "pytorch-ddp", _import_pytorch_ddp, "a JSON report of PyTorch's DDP benchmark")
+    benchmark.add_argument("file", type=Path, metavar="FILE", help="that its --json wrote")
+    benchmark.add_argument("--out", type=Path, metavar="RUN_DIR", help="run directory to make; default: print only")
     file = commands.add_parser("thresholds", help="show and check thresholds, try their power, print their JSON schema")
     actions = file.add_subparsers(required=True, metavar="ACTION")
     add_show(actions, os.environ.get(OPTIONS["thresholds"].variable))
@@ -121,6 +124,12 @@ def _import_paik(arguments: argparse.Namespace) -> None:
     run = import_paik(arguments.directory, arguments.out, arguments.sku, thresholds.thresholds)
     studies = len(run.read_plan().studies)
     print(f"Imported {studies} studies into {run.path}.\nNext: pytest --ddp-judge={run.path}")
+
+
+def _import_pytorch_ddp(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.suites.ddp_benchmark_import import import_ddp_benchmark
+
+    import_ddp_benchmark(arguments.file, arguments.out)
 
 
 def _report(arguments: argparse.Namespace) -> int:

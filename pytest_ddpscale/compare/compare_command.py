@@ -28,7 +28,8 @@ def add_compare(commands: Commands, judgement_of: JudgementOf) -> None:
         "compare", help="say requirement by requirement whether a run is faster or slower than another, or than before"
     )
     add = command.add_argument
-    add("directories", type=Path, nargs="+", metavar="RUN_DIR", help="A and B; with --history one run")
+    add("directories", type=Path, nargs="+", metavar="RUN_DIR",
+        help="A and B, runs or JSON reports of PyTorch's DDP benchmark; with --history one run")  # fmt: skip
     add("--history", type=Path, metavar="FILE", help="compare one run with earlier runs of the same nodes")
     add(
         "--fail-below", metavar="5%",
@@ -48,6 +49,7 @@ def _compare(arguments: argparse.Namespace, judgement_of: JudgementOf) -> int:
     """Print the comparison. Returns the exit code; raises BadInput."""
     from pytest_ddpscale.compare.compared_run import read_compared_run
     from pytest_ddpscale.compare.gate import Gate
+    from pytest_ddpscale.results.ddp_benchmark_file import report_at
 
     fail_below = None if arguments.fail_below is None else read_value("--fail-below", arguments.fail_below, _share)
     if arguments.allow_missing and fail_below is None:
@@ -58,6 +60,8 @@ def _compare(arguments: argparse.Namespace, judgement_of: JudgementOf) -> int:
     if len(arguments.directories) != expected:
         found = f"found {len(arguments.directories)}{' and --history' if expected == 1 else ''}"
         raise OptionError("RUN_DIR", found, "two runs, or one and --history FILE")
+    if any(map(report_at, arguments.directories)):
+        return _of_ddp_benchmark(arguments, confidence, gate)
     runs = [read_compared_run(directory, judgement_of) for directory in arguments.directories]
     if arguments.history is None:
         from pytest_ddpscale.compare.compare_text import compared_json, compared_lines
@@ -68,6 +72,27 @@ def _compare(arguments: argparse.Namespace, judgement_of: JudgementOf) -> int:
     from pytest_ddpscale.compare.history_lines import past_json, past_lines
 
     return _print(beside_past(runs[0], arguments.history, confidence), past_lines, past_json, gate, arguments.format)
+
+
+def _of_ddp_benchmark(arguments: argparse.Namespace, confidence: float, gate: Gate) -> int:
+    from pytest_ddpscale.compare.ddp_benchmark_diff import compare_reports
+    from pytest_ddpscale.compare.ddp_benchmark_lines import benchmark_comparison_json, benchmark_comparison_lines
+    from pytest_ddpscale.results.ddp_benchmark_file import FILE_NAME, read_ddp_benchmark, report_at
+
+    if arguments.history is not None:
+        raise OptionError("--history", "found a report of PyTorch's DDP benchmark beside it", "a judged run")
+    expected = f"two reports of PyTorch's DDP benchmark, or run directories with {FILE_NAME}"
+    found_at = [report_at(path) for path in arguments.directories]
+    for path, report in zip(arguments.directories, found_at, strict=True):
+        if report is None:
+            raise OptionError(str(path), "is no report, and the other one is", expected)
+    baseline, test = (read_ddp_benchmark(report) for report in found_at if report is not None)
+    if Path(baseline.path).resolve() == Path(test.path).resolve():
+        raise OptionError("RUN_DIR", "found one report twice", "two reports")
+    found = compare_reports(baseline, test, confidence)
+    if not found.benchmarks:
+        raise OptionError("RUN_DIR", "the reports have no model and batch size in common", "reports of the same work")
+    return _print(found, benchmark_comparison_lines, benchmark_comparison_json, gate, arguments.format)
 
 
 def _print(

@@ -68,7 +68,7 @@ def _of_all_arms(a: ComparedRun, b: ComparedRun) -> Iterator[StepPercentiles]:
             if of_a and of_b:
                 yield StepPercentiles(
                     study.workload.name, study.scaling, arm.name, arm.world_size, arm.batch_size,
-                    tuple(_percentile(p, of_a[p], of_b[p], arm.batch_size) for p in PERCENTS_COMPARED),
+                    tuple(step_percentile(p, of_a[p], of_b[p], arm.batch_size) for p in PERCENTS_COMPARED),
                 )  # fmt: skip
 
 
@@ -87,7 +87,8 @@ def _is_twin(one: Arm, other: Arm) -> bool:
     )  # fmt: skip
 
 
-def _percentile(per_cent: int, a_s: float, b_s: float, batch: int) -> StepPercentile:
+def step_percentile(per_cent: int, a_s: float, b_s: float, batch: int) -> StepPercentile:
+    """Of one percentile in seconds in both runs, with `batch` images a step and GPU."""
     return StepPercentile(per_cent, a_s, b_s, batch / a_s, batch / b_s, (a_s - b_s) / a_s)
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from pytest_ddpscale.metrics.rounds import all_groups
 from pytest_ddpscale.metrics.step_times import step_time_percentiles_ms
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.variant import Variant
-from pytest_ddpscale.suites.ddp_benchmark_table import PERCENTS, BenchmarkRow, benchmark_lines
+from pytest_ddpscale.results.ddp_benchmark_file import FILE_NAME, size_name
+from pytest_ddpscale.suites.ddp_benchmark_export import backend_of, exported_benchmark
+from pytest_ddpscale.suites.ddp_benchmark_table import (
+    NO_DDP,
+    PERCENTS,
+    BenchmarkRow,
+    benchmark_lines,
+    benchmark_values,
+    overhead_text,
+    scaling_table,
+)
 from pytest_ddpscale.suites.ratio_text import ratio_texts
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
@@ -26,9 +35,11 @@ def pytorch_ddp_report(measured: MeasuredSuite, usual: Variant) -> SuiteReport:
         rows = _rows(measured, study, usual)
         if rows:
             sections.append(_section(measured, study, rows, usual))
-            values[study.workload.model] = [asdict(row) for row in rows]
+            values[study.workload.model] = benchmark_values(rows)
+    exported = exported_benchmark(evidence, measured.record.versions, usual)
     headline = f"PyTorch's DDP benchmark: {len(values)} of {len(evidence.plan.studies)} models measured"
-    return SuiteReport(headline, sections, problems, {"benchmarks": values})
+    files = {FILE_NAME: exported} if exported else {}
+    return SuiteReport(headline, sections, problems, {"benchmarks": values}, files)
 
 
 def _rows(measured: MeasuredSuite, study: Study, usual: Variant) -> list[BenchmarkRow]:
@@ -40,8 +51,7 @@ def _rows(measured: MeasuredSuite, study: Study, usual: Variant) -> list[Benchma
             continue
         percentiles_ms = step_time_percentiles_ms(all_groups(evidence.columns, study.id, arm, evidence.plan.layout))
         if percentiles_ms:
-            machines = max(1, arm.world_size // per_node)
-            name = "no ddp" if arm.kind == "alone" else f"{machines}M/{arm.world_size // machines}G"
+            name = NO_DDP if arm.kind == "alone" else size_name(arm.world_size, per_node)
             s_per_iter = {per_cent: percentiles_ms[per_cent] / 1000.0 for per_cent in PERCENTS}
             found.append(BenchmarkRow(arm.world_size, name, s_per_iter))
     return found
@@ -49,8 +59,23 @@ def _rows(measured: MeasuredSuite, study: Study, usual: Variant) -> list[Benchma
 
 def _section(measured: MeasuredSuite, study: Study, rows: Sequence[BenchmarkRow], usual: Variant) -> SuiteSection:
     listing = "\n".join(benchmark_lines(study.workload.model, study.workload.batch_size, rows))
-    tables = [table for table in (_bucket_table(measured, study, usual),) if table.rows]
-    return SuiteSection(study.workload.model, listings=[listing], tables=tables)
+    tables = [scaling_table(rows), _ratio_table(measured, study, usual), _bucket_table(measured, study, usual)]
+    filled = [table for table in tables if table.rows]
+    return SuiteSection(study.workload.model, overhead_text(rows), filled, [listing])
+
+
+def _ratio_table(measured: MeasuredSuite, study: Study, usual: Variant) -> SuiteTable:
+    """Throughput of each size over that of one GPU without DDP, taken within each round."""
+    evidence, confidence = measured.evidence, measured.confidence
+    alone = next(arm for arm in study.arms if arm.kind == "alone")
+    rows = []
+    for arm in study.arms:
+        if arm.variant != usual:
+            continue
+        ratio = throughput_ratio(evidence, study, arm, alone, confidence)
+        if ratio is not None:
+            rows.append((size_name(arm.world_size, evidence.plan.layout.ranks_per_node), *ratio_texts(ratio)))
+    return SuiteTable(("size", "against no ddp", "95 % interval"), rows, "Throughput per GPU, round by round")
 
 
 def _bucket_table(measured: MeasuredSuite, study: Study, usual: Variant) -> SuiteTable:
@@ -76,6 +101,6 @@ def _configuration(measured: MeasuredSuite) -> SuiteSection:
     """Versions and topology, which that benchmark prints first."""
     versions = measured.record.versions
     said = [f"PyTorch version: {versions.get('torch', 'unknown')}", f"CUDA version: {versions.get('cuda', 'none')}"]
-    backend = "nccl" if measured.evidence.plan.device_type == "cuda" else "gloo"
+    backend = backend_of(measured.evidence.plan.device_type)
     topologies = [one.topology for one in measured.evidence.surveys.values() if one.topology][:1]
     return SuiteSection("Configuration", [*said, f"Distributed backend: {backend}"], listings=topologies)

@@ -96,6 +96,10 @@ def report_suite(run: RunDirectory) -> int:
     known = measuring_commands()
     if not isinstance(name, str) or name not in known:
         raise broken_file(run.suite_json, f"suite {name!r}; expected one of {', '.join(known)}")
+    if run.read_run().is_imported:
+        from pytest_ddpscale.suites.ddp_benchmark_import import report_imported
+
+        return report_imported(run)
     confidence = float(OPTIONS["confidence"].default)
     return _tell(known[name], run, MeasuredSuite(read_evidence(run), run.read_run(), confidence))
 

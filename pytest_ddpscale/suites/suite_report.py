@@ -41,9 +41,11 @@ class SuiteReport:
         headline: the outcome in one sentence.
         problems: what could not be measured, and why: one sentence each. The command then exits 1.
         values: the same for programs, of JSON types: suite.json.
+        files: further JSON files of the run directory, by name, such as another tool reads.
     """
 
     headline: str
     sections: Sequence[SuiteSection]
     problems: Sequence[str] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, Any] = field(default_factory=dict)

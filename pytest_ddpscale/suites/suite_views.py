@@ -17,10 +17,12 @@ SUITE_SCHEMA_VERSION = 1
 
 
 def write_suite_reports(run: RunDirectory, suite: str, report: SuiteReport, record: RunRecord) -> None:
-    """Write suite.json, report.md and report.html into the run directory. Raises OSError."""
+    """Write suite.json, the suite's own files, report.md and report.html into the run directory. Raises OSError."""
     values = {"schema_version": SUITE_SCHEMA_VERSION, "suite": suite, "headline": report.headline,
               "problems": list(report.problems), **report.values}  # fmt: skip
     run.write_json(run.suite_json, values)
+    for name, content in report.files.items():
+        run.write_json(run.path / name, content)
     write_atomically(run.path / "report.md", markdown_of(suite, report, record))
     write_atomically(run.path / "report.html", html_of(suite, report, record))
 
@@ -98,7 +100,10 @@ def _facts(suite: str, record: RunRecord) -> Sequence[tuple[str, str]]:
     more = f" and {len(record.hosts) - 8} more" if len(record.hosts) > 8 else ""
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     facts = (
-        ("Suite", suite), ("SKU", record.sku), ("Hosts", hosts + more), ("Began", f"{record.began:%Y-%m-%d %H:%M} UTC"),
+        ("Suite", suite), ("SKU", record.sku), ("Hosts", hosts + more),
+        ("Imported" if record.is_imported else "Began", f"{record.began:%Y-%m-%d %H:%M} UTC"),
+        ("Measured by", ": ".join(filter(None, (record.source, record.imported_from)))),
+        ("Notes", "; ".join(record.notes)),
         ("Site", record.site), ("By", ", ".join(record.operators)), ("Ticket", record.ticket), ("Versions", versions),
         ("Command", shlex.join(record.argv)),
     )  # fmt: skip

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpscale.cli import USER_ERROR, main
+from pytest_ddpscale.launch.launcher import Launch
+from pytest_ddpscale.launch.supervisor import NotAdmitted
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.ddp_benchmark_file import FILE_NAME, read_ddp_benchmark
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import Survey
+from pytest_ddpscale.session import measure
 from pytest_ddpscale.suites.ddp_benchmark_table import BenchmarkRow, benchmark_lines
 from pytest_ddpscale.suites.pytorch_ddp import PytorchDdp, _arms
 
@@ -39,6 +45,47 @@ def test_hosts_of_another_topology_are_refused() -> None:
     assert list(PytorchDdp().unfit_of(surveys)) == ["c"]
 
 
+class SurveyedTopologies:
+    """In place of the supervisor: says what `nvidia-smi topo -m` says on each node, and whom it would have launched."""
+
+    launched: list[Plan] = []  # noqa: RUF012 (each test has a list of its own)
+    topologies: tuple[str, ...] = ()
+
+    def __init__(
+        self, launch: Launch, run: RunDirectory, limits: object, listener: object, *, isolate: bool, judge: object,
+        admit: Callable[[Sequence[Survey]], str],
+    ) -> None:  # fmt: skip
+        self._hosts, self._run, self._admit = launch.hosts, run, admit
+
+    def measure(self, plan: Plan) -> None:
+        surveys = [
+            Survey(host=host, unix_s=1.7e9, topology=topology)
+            for host, topology in zip(self._hosts, self.topologies, strict=True)
+        ]
+        self._run.append_records(surveys if plan.survey else [])
+        refused = self._admit(surveys) if plan.survey else ""
+        if refused:
+            raise NotAdmitted(refused)
+        self.launched.append(plan)
+
+
+@pytest.mark.parametrize(("third", "is_refused"), [("GPU0 X NV1", False), ("GPU0 X SYS", True)])
+def test_nothing_is_launched_where_a_host_has_another_topology(
+    third: str, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched: list[Plan] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(SurveyedTopologies, "launched", launched)
+    monkeypatch.setattr(SurveyedTopologies, "topologies", ("GPU0 X NV1", "GPU0 X NV1", third))
+    monkeypatch.setattr(measure, "Supervisor", SurveyedTopologies)
+    code = main([*SMALL, "--ddp-hosts=n1,n2,n3", "--ddp-exec=true {host}"])
+    assert (launched == []) == is_refused
+    told = capsys.readouterr().out
+    assert ("n3: its topology differs from the first node's" in told) == is_refused
+    if is_refused:
+        assert code == 1
+
+
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
@@ -65,8 +112,10 @@ def test_it_is_measured_reported_and_told_again(
     assert "   2 GPUs --    1M/2G:  p50:" in told
     assert "Bucket sizes on 2 GPUs" in told
     run = RunDirectory.open(tmp_path / "measured")
-    rows = json.loads(run.suite_json.read_text())["benchmarks"]["squeezenet1_1"]
+    rows = json.loads(run.suite_json.read_text())["benchmarks"]["squeezenet1_1"]["rows"]
     assert [row["name"] for row in rows] == ["no ddp", "1M/1G", "1M/2G"]
     assert "<h2>squeezenet1_1</h2>" in (run.path / "report.html").read_text()
+    report = read_ddp_benchmark(run.path / FILE_NAME)
+    assert [(len(one.ranks), one.steps > 0) for one in report.benchmarks[0].result] == [(1, True), (1, True), (2, True)]
     assert main(["report", str(run.path)]) == 0
     assert capsys.readouterr().out.splitlines()[:-1] == told.splitlines()[:-1]
