@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -31,6 +32,8 @@ class ProbeRounds:
         self._seed = seed
         self._blocks = ProbeBlocks(context)
         self._told: set[tuple[str, int]] = set()  # of which probes it is recorded that which ranks cannot do them
+        # Of rank 0: bytes of the last message of each kind and group, and the seconds it took.
+        self._last_message: dict[tuple[str, int], tuple[int, float]] = {}
 
     def run(self) -> EndReason:
         """Probe until all rounds are done, time is up or all is known; all ranks of the gang call this.
@@ -69,12 +72,17 @@ class ProbeRounds:
         return "rounds"
 
     def _calibrated(self, probe: Probe) -> int:
-        """How many iterations fill a block on the slowest rank, the same on all of them; 0 if no rank can do it.
+        """How many iterations fill a block on the slowest rank, the same on all of them; 0 if no rank can do it, or if
+        one takes longer than the study allows.
 
         The first few connect and wake the clocks, and say how many it takes to know more.
         """
         self._progress.round = None
         iterations = _FIRST_ITERATIONS
+        if self._study.iteration_limit_s is not None and probe.message_bytes is not None:
+            foreseen = partial(self._is_short_as_foreseen, probe)
+            if not self._control.decided(f"{self._study.id}/foreseen/{probe.id}", foreseen):
+                return 0
         for attempt, share in enumerate((_CALIBRATED_SHARE, 1.0)):
             key = f"{self._study.id}/calibration-{attempt}/{probe.id}"
             said = self._blocks.block(probe, key, iterations, verify=False)
@@ -91,7 +99,35 @@ class ProbeRounds:
         """Rank 0's word on how many iterations take `goal_s` seconds, after so many were done by each rank."""
         self._context.sink.append_records(self._unsupported(probe, said))
         slowest_s = max((one.seconds for one in said if one.seconds is not None), default=None)
-        return 0 if slowest_s is None else max(1, int(before * goal_s / slowest_s))
+        if slowest_s is None:
+            return 0
+        if probe.message_bytes is not None:
+            self._last_message[probe.kind, probe.world_size] = probe.message_bytes, slowest_s / before
+        if not self._is_short(probe, slowest_s / before):
+            return 0
+        return max(1, int(before * goal_s / slowest_s))
+
+    def _is_short_as_foreseen(self, probe: Probe) -> bool:
+        """Rank 0's word on a message that is larger than the last one of its kind, which took so long."""
+        known, size = self._last_message.get((probe.kind, probe.world_size)), probe.message_bytes
+        if known is None or size is None or known[0] >= size:
+            return True
+        foreseen_s = known[1] * size / known[0]
+        # A small message is all latency, of which a larger one has no more: twice the limit is certain to exceed it.
+        surely_s = 2 * (self._study.iteration_limit_s or math.inf)
+        return foreseen_s <= surely_s or self._is_short(probe, foreseen_s, f"{known[0]} bytes took {known[1]:.2g} s")
+
+    def _is_short(self, probe: Probe, iteration_s: float, foretold_by: str = "") -> bool:
+        """Whether one iteration keeps to the study's limit; if not, it is recorded that it does not."""
+        limit_s = self._study.iteration_limit_s
+        if limit_s is None or iteration_s <= limit_s:
+            return True
+        ranks = _ranks(probe, self._control.layout)
+        takes = f"would take about {iteration_s:.3g} s ({foretold_by})" if foretold_by else f"takes {iteration_s:.2g} s"
+        reason = f"one iteration {takes}, more than the limit of {limit_s:g} s"
+        told = [RankProbed(rank=rank, unsupported=reason) for rank in ranks]
+        self._context.sink.append_records(self._unsupported(probe, told))
+        return False
 
     def _measure(self, probe: Probe, number: int, iterations: int) -> None:
         key = f"{self._study.id}/{number}/{probe.id}"

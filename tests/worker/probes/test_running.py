@@ -72,8 +72,9 @@ class Session:
         rounds: int,
         needed: Needed | None = None,
         deadline: float | None = None,
+        limit_s: float | None = None,
     ) -> str:
-        study = ProbeStudy(probes, rounds, block_s=0.2)
+        study = ProbeStudy(probes, rounds, 0.2, limit_s)
         context = context_on_cpu(
             self.device, self.control, TIMEOUT, sink=self.sink, progress=self.progress, deadline_unix_s=deadline,
             steered=needed is not None,
@@ -192,3 +193,18 @@ def test_the_store_keeps_what_ranks_meet_by_for_one_block_only() -> None:
     said = [f"control/probes/{number}/{probe.id}" for number in range(3) for probe in COPIES]
     assert not any(store.check([f"{key}/said/0"]) for key in said)
     assert sum(store.check([f"{key}/0/0/ready"]) for key in said) == 1
+
+
+def test_a_probe_that_takes_longer_than_the_limit_is_left_out_and_told() -> None:
+    session = Session(iteration_s=0.3)
+    assert session.run(COPIES[:1], rounds=2, limit_s=0.25) == "rounds"
+    assert session.measured == []
+    (told,) = [record for record in session.records if isinstance(record, ProbeUnsupported)]
+    assert told.ranks == (0,)
+    assert told.reasons == "one iteration takes 0.3 s, more than the limit of 0.25 s"
+
+
+def test_a_probe_within_the_limit_is_measured() -> None:
+    session = Session(iteration_s=0.2)
+    session.run(COPIES[:1], rounds=2, limit_s=0.25)
+    assert len(session.measured) == 2
