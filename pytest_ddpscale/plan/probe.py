@@ -91,7 +91,7 @@ class Probe:
 
     @property
     def message_bytes(self) -> int | None:
-        """Of what communicates: nccl-tests' size, of the whole where ranks share it: gathered, or before it is scattered.
+        """Of what communicates: nccl-tests' size, which for all-gather and reduce-scatter is that of the whole.
 
         Of an all-to-all it is what each rank sends to all of them, itself among them.
         """
