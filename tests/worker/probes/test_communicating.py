@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -222,9 +222,15 @@ def test_one_wrong_number_of_a_sum_is_found(gloo_of_one: None) -> None:
         assert not exchange._is_expected()
 
 
+def group_of(ranks: list[int]) -> dist.ProcessGroup:
+    group: Any = dist.new_group(ranks)
+    return cast("dist.ProcessGroup", group)
+
+
 def _judged(rank: int) -> dict[str, list[bool]]:
     """Of each collective, whether this rank finds right: what came, what one rank got wrong, what nobody sent."""
-    group, found = dist.new_group([0, 1, 2]), {}
+    found: dict[str, list[bool]] = {}
+    group = group_of([0, 1, 2])
     for kind in COLLECTIVES:
         exchange = open_collective(kind, 3 * 700 * 4, group, torch.device("cpu"))
         verdicts = [exchange.is_correct()]
@@ -249,10 +255,9 @@ def test_each_collective_is_right_and_a_wrong_number_or_a_silent_one_is_found(tm
 
 def _among_others(rank: int) -> list[bool]:
     """Whether a root that is not rank 0 of the gang is found."""
-    group = dist.new_group([1, 2])
+    group = group_of([1, 2])
     if rank == 0:
         return []
-    assert group is not None
     return [open_collective(kind, 4096, group, torch.device("cpu")).is_correct() for kind in COLLECTIVES]
 
 
