@@ -67,8 +67,9 @@ def sweep_world_sizes(layout: Layout) -> tuple[int, ...]:
 
 
 def sweep_probes(
-    layout: Layout, device_type: DeviceType, sizes: Sequence[int], kinds: Iterable[ProbeKind] = COLLECTIVES
-) -> tuple[Probe, ...]:
+    layout: Layout, device_type: DeviceType, sizes: Sequence[int], kinds: Iterable[ProbeKind] = COLLECTIVES,
+    bounded: Iterable[Probe] = (),
+) -> tuple[Probe, ...]:  # fmt: skip
     """One for each operation, world size and message size, smaller messages before larger ones; and pairs of ranks.
 
     Pairs send one size, the largest of the sweep up to `PAIR_BYTES`.
@@ -78,30 +79,34 @@ def sweep_probes(
         device_type: of the ranks.
         sizes: in bytes, ascending.
         kinds: operations.
+        bounded: further ones, of which something is required.
 
     Raises:
         ValueError: a size that a name of a probe cannot have.
     """
     pair_bytes = max((size for size in sizes if size <= PAIR_BYTES[device_type]), default=sizes[0])
-    of_kinds = [(kind, sizes) for kind in kinds]
-    return tuple(
-        Probe(f"{kind}-{probe_size(size)}", world_size)
-        for world_size in sweep_world_sizes(layout)
-        for kind, theirs in (*of_kinds, ("send-recv", (pair_bytes,)))
-        for size in theirs
-    )
+    names = [f"{kind}-{probe_size(size)}" for kind in kinds for size in sizes]
+    names.append(f"send-recv-{probe_size(pair_bytes)}")
+    probes = {Probe(name, world_size) for name in names for world_size in sweep_world_sizes(layout)}
+    return tuple(sorted({*probes, *bounded}, key=_in_order))
+
+
+def _in_order(probe: Probe) -> tuple[int, int, int]:
+    return probe.world_size, (*COLLECTIVES, "send-recv").index(probe.kind), probe.message_bytes or 0
 
 
 def sweep_study(
-    probes: Sequence[Probe], device_type: DeviceType, rounds: int, iteration_limit_s: float | None = None
-) -> ProbeStudy:
+    probes: Sequence[Probe], device_type: DeviceType, rounds: int, block_s: float | None = None,
+    iteration_limit_s: float | None = None,
+) -> ProbeStudy:  # fmt: skip
     """The sweep as it is measured: every probe once a round, in random order.
 
     Args:
-        probes: as `sweep_probes` has them, and others.
+        probes: as `sweep_probes` has them.
         device_type: of the ranks.
         rounds: of each.
+        block_s: seconds of one probe in one round; default: by device.
         iteration_limit_s: a size of which one iteration takes longer is left out, and larger ones; default: by device.
     """
-    limit_s = ITERATION_LIMITS_S[device_type] if iteration_limit_s is None else iteration_limit_s
-    return ProbeStudy(tuple(dict.fromkeys(probes)), rounds, SWEEP_BLOCKS_S[device_type], limit_s)
+    length_s, limit_s = block_s or SWEEP_BLOCKS_S[device_type], iteration_limit_s or ITERATION_LIMITS_S[device_type]
+    return ProbeStudy(tuple(probes), rounds, length_s, limit_s)

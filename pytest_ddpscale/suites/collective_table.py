@@ -58,15 +58,21 @@ def grouped(rows: Iterable[CollectiveRow]) -> Iterator[list[CollectiveRow]]:
 
 
 def not_measured(rows: Iterable[CollectiveRow]) -> list[str]:
-    """A sentence for each row without a value, and for each that not all nodes measured."""
-    said = []
-    for row in rows:
-        what = f"{row.probe.kind} of {size_text(row.probe.message_bytes or 0)} over {row.probe.world_size} ranks"
-        if row.why_not:
-            said.append(f"{what} was not measured: {one_line(row.why_not)}")
-        elif row.measured_places < row.expected_places:
-            said.append(f"{what} was measured on {row.measured_places} of {row.expected_places} nodes")
+    """What has no value, a sentence for each operation, and what not all nodes measured, one for each row."""
+    all_rows, said = list(rows), list[str]()
+    for theirs in grouped(row for row in all_rows if row.why_not):
+        sizes = ", ".join(map(_size, theirs))
+        what = f"{theirs[0].probe.kind} of {sizes} over {theirs[0].probe.world_size} ranks"
+        said.append(f"{what} was not measured: {one_line(theirs[0].why_not)}")
+    for row in all_rows:
+        if not row.why_not and row.measured_places < row.expected_places:
+            nodes = f"{row.measured_places} of {row.expected_places} nodes"
+            said.append(f"{row.probe.kind} of {_size(row)} over {row.probe.world_size} ranks was measured on {nodes}")
     return said
+
+
+def _size(row: CollectiveRow) -> str:
+    return size_text(row.probe.message_bytes or 0)
 
 
 def nccl_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:

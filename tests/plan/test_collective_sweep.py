@@ -17,7 +17,7 @@ from pytest_ddpscale.plan.collective_sweep import (
     sweep_world_sizes,
 )
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.probe import COLLECTIVES, Probe
+from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeStudy
 
 TO_1_MIB = (KIB, 32 * KIB, MIB)
 
@@ -82,9 +82,14 @@ def test_only_operations_that_were_asked_for_are_swept() -> None:
     assert [probe.id for probe in probes] == ["broadcast-1kib@2", "send-recv-1kib@2"]
 
 
-def test_a_study_takes_a_probe_once_and_no_longer_than_its_limit() -> None:
+def test_what_is_bounded_is_swept_too_in_its_place() -> None:
+    bounded = [Probe("broadcast-2mib", 2), Probe("broadcast-1kib", 2), Probe("send-recv-4mib", 2)]
+    probes = sweep_probes(Layout(1, 2), "cpu", (KIB, 4 * MIB), ["broadcast"], bounded)
+    assert [probe.name for probe in probes] == ["broadcast-1kib", "broadcast-2mib", "broadcast-4mib", "send-recv-4mib"]
+
+
+def test_a_study_has_the_pace_of_its_device_unless_another_is_asked_for() -> None:
     probe = Probe("all-reduce-1gib", 2)
-    assert sweep_study([probe, probe], "cpu", 8).probes == (probe,)
-    limits = [sweep_study([probe], device, 8).iteration_limit_s for device in ("cpu", "cuda")]  # type: ignore[arg-type]
-    assert limits == [0.1, 2.0]
-    assert sweep_study([probe], "cpu", 8, 5.0).iteration_limit_s == 5.0
+    on_cpu, on_gpu = sweep_study([probe], "cpu", 8), sweep_study([probe], "cuda", 8)
+    assert [(one.block_s, one.iteration_limit_s) for one in (on_cpu, on_gpu)] == [(0.03, 0.1), (0.1, 2.0)]
+    assert sweep_study([probe], "cpu", 12, 0.5, 5.0) == ProbeStudy((probe,), 12, 0.5, 5.0)

@@ -113,9 +113,9 @@ def test_what_was_not_measured_says_why() -> None:
     only = measure_probe(plan, Probe("all-reduce-1kib", 8), steady(1.0))
     rows = collective_rows(probe_evidence(plan, only, unsupported=reasons), 0.95)
     assert row_of(rows, "all-reduce-1gib").busbw_gbps is None
-    assert not_measured(rows[:3]) == [
+    assert not_measured(rows[:4]) == [
         "all-reduce of 1 GiB over 8 ranks was not measured: n1: one iteration takes 3 s, more than the limit of 2 s",
-        "all-gather of 1 KiB over 8 ranks was not measured: no complete round",
+        "all-gather of 1 KiB, 1 GiB over 8 ranks was not measured: no complete round",
     ]
     broken = collective_rows(probe_evidence(plan, [], errors={"probes": "rank 3 died"}), 0.95)
     assert {row.why_not for row in broken} == {"rank 3 died"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -20,6 +19,10 @@ from pytest_ddpscale.worker.rank_context import RankContext, arm_order
 # How often a probe is done to learn how long it takes: a few times, and then for this share of a block.
 _FIRST_ITERATIONS = 2
 _CALIBRATED_SHARE = 0.2
+# A message of at least so many bytes foretells how long larger ones take: smaller ones are all latency. A single
+# attempt has to exceed the limit this many times: on a shared machine any may be interrupted.
+_FORETELLING_BYTES = 2**20
+_SURELY = 4.0
 
 
 class ProbeRounds:
@@ -78,10 +81,10 @@ class ProbeRounds:
         The first few connect and wake the clocks, and say how many it takes to know more.
         """
         self._progress.round = None
-        iterations = _FIRST_ITERATIONS
-        if self._study.iteration_limit_s is not None and probe.message_bytes is not None:
-            foreseen = partial(self._is_short_as_foreseen, probe)
-            if not self._control.decided(f"{self._study.id}/foreseen/{probe.id}", foreseen):
+        iterations, seconds = _FIRST_ITERATIONS, list[float]()
+        if self._study.iteration_limit_s is not None:
+            is_short = self._control.decided(f"{self._study.id}/foreseen/{probe.id}", partial(self._is_foreseen, probe))
+            if not is_short:
                 return 0
         for attempt, share in enumerate((_CALIBRATED_SHARE, 1.0)):
             key = f"{self._study.id}/calibration-{attempt}/{probe.id}"
@@ -89,38 +92,42 @@ class ProbeRounds:
             heard: list[RankProbed] = []
             self._gather(f"{key}/said", probe, said, heard.extend)
             goal_s = share * self._study.block_s
-            decide = partial(self._iterations, probe, iterations, goal_s, heard)
+            decide = partial(self._iterations, probe, iterations, goal_s, heard, seconds)
             iterations = int(self._control.decided(f"{key}/iterations", decide))
             if not iterations:
                 return 0
         return iterations
 
-    def _iterations(self, probe: Probe, before: int, goal_s: float, said: Sequence[RankProbed]) -> int:
-        """Rank 0's word on how many iterations take `goal_s` seconds, after so many were done by each rank."""
+    def _iterations(
+        self, probe: Probe, before: int, goal_s: float, said: Sequence[RankProbed], seconds: list[float]
+    ) -> int:
+        """Rank 0's word on how many iterations take `goal_s` seconds, after so many were done by each rank.
+
+        `seconds` are those of one iteration in each attempt. What else the machine does makes one seem slow, not both.
+        """
         self._context.sink.append_records(self._unsupported(probe, said))
         slowest_s = max((one.seconds for one in said if one.seconds is not None), default=None)
         if slowest_s is None:
             return 0
+        seconds.append(slowest_s / before)
         if probe.message_bytes is not None:
-            self._last_message[probe.kind, probe.world_size] = probe.message_bytes, slowest_s / before
-        if not self._is_short(probe, slowest_s / before):
+            self._last_message[probe.kind, probe.world_size] = probe.message_bytes, min(seconds)
+        tolerance = 1.0 if len(seconds) > 1 else _SURELY
+        if not self._is_short(probe, min(seconds), tolerance):
             return 0
         return max(1, int(before * goal_s / slowest_s))
 
-    def _is_short_as_foreseen(self, probe: Probe) -> bool:
+    def _is_foreseen(self, probe: Probe) -> bool:
         """Rank 0's word on a message that is larger than the last one of its kind, which took so long."""
-        known, size = self._last_message.get((probe.kind, probe.world_size)), probe.message_bytes
-        if known is None or size is None or known[0] >= size:
+        size, (known, took_s) = probe.message_bytes, self._last_message.get((probe.kind, probe.world_size), (0, 0.0))
+        if size is None or size <= known or known < _FORETELLING_BYTES:
             return True
-        foreseen_s = known[1] * size / known[0]
-        # A small message is all latency, of which a larger one has no more: twice the limit is certain to exceed it.
-        surely_s = 2 * (self._study.iteration_limit_s or math.inf)
-        return foreseen_s <= surely_s or self._is_short(probe, foreseen_s, f"{known[0]} bytes took {known[1]:.2g} s")
+        return self._is_short(probe, took_s * size / known, _SURELY, f"{known >> 20} MiB took {took_s:.2g} s")
 
-    def _is_short(self, probe: Probe, iteration_s: float, foretold_by: str = "") -> bool:
-        """Whether one iteration keeps to the study's limit; if not, it is recorded that it does not."""
+    def _is_short(self, probe: Probe, iteration_s: float, tolerance: float, foretold_by: str = "") -> bool:
+        """Whether one iteration keeps to so many times the study's limit; if not, it is recorded that it does not."""
         limit_s = self._study.iteration_limit_s
-        if limit_s is None or iteration_s <= limit_s:
+        if limit_s is None or iteration_s <= tolerance * limit_s:
             return True
         ranks = _ranks(probe, self._control.layout)
         takes = f"would take about {iteration_s:.3g} s ({foretold_by})" if foretold_by else f"takes {iteration_s:.2g} s"

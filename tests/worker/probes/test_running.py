@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -208,3 +209,23 @@ def test_a_probe_within_the_limit_is_measured() -> None:
     session = Session(iteration_s=0.2)
     session.run(COPIES[:1], rounds=2, limit_s=0.25)
     assert len(session.measured) == 2
+
+
+def test_one_interrupted_attempt_does_not_leave_a_probe_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, timed = Session(iteration_s=0.01), list[float]()
+    time_steps = session.device.time_steps
+
+    def interrupted(step: Callable[[], None], steps: int) -> Timing:
+        timing = time_steps(step, steps)
+        timed.append(timing.block_s)
+        return replace(timing, block_s=1.0) if len(timed) == 1 else timing
+
+    monkeypatch.setattr(session.device, "time_steps", interrupted)
+    session.run(COPIES[:1], rounds=2, limit_s=0.25)
+    assert len(session.measured) == 2
+
+
+def test_what_takes_many_times_the_limit_is_not_tried_twice() -> None:
+    session = Session(iteration_s=3.0)
+    session.run(COPIES[:1], rounds=2, limit_s=0.25)
+    assert session.device.steps == 2
