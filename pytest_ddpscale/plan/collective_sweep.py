@@ -97,7 +97,7 @@ def _in_order(probe: Probe) -> tuple[int, int, int]:
 
 def sweep_study(
     probes: Sequence[Probe], device_type: DeviceType, rounds: int, block_s: float | None = None,
-    iteration_limit_s: float | None = None,
+    iteration_limit_s: float | None = None, bounded: Iterable[Probe] = (),
 ) -> ProbeStudy:  # fmt: skip
     """The sweep as it is measured: every probe once a round, in random order.
 
@@ -107,6 +107,7 @@ def sweep_study(
         rounds: of each.
         block_s: seconds of one probe in one round; default: by device.
         iteration_limit_s: a size of which one iteration takes longer is left out, and larger ones; default: by device.
+        bounded: those of which something is required: they are measured however long they take.
     """
     length_s, limit_s = block_s or SWEEP_BLOCKS_S[device_type], iteration_limit_s or ITERATION_LIMITS_S[device_type]
-    return ProbeStudy(tuple(probes), rounds, length_s, limit_s)
+    return ProbeStudy(tuple(probes), rounds, length_s, limit_s, tuple(sorted({probe.id for probe in bounded})))

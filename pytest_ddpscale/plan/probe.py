@@ -119,12 +119,14 @@ class ProbeStudy:
         block_s: seconds that one probe in one round aims at.
         iteration_limit_s: a probe that takes longer than this to be done once is left out, and larger messages of the
             same kind with it; None to do each, however long it takes.
+        without_limit: ids of those that are done however long they take, as something is required of them.
     """
 
     probes: tuple[Probe, ...]
     rounds: int
     block_s: float
     iteration_limit_s: float | None = None
+    without_limit: tuple[str, ...] = ()
     id: Literal["probes"] = "probes"
 
     def __post_init__(self) -> None:
@@ -135,6 +137,10 @@ class ProbeStudy:
             raise ValueError(f"iteration_limit_s of the probes is {self.iteration_limit_s!r}; expected seconds or none")
         if len({probe.id for probe in self.probes}) != len(self.probes):
             raise ValueError("a probe is there twice")
+
+    def limit_s(self, probe: Probe) -> float | None:
+        """How long one iteration of a probe may take; None without a limit."""
+        return None if probe.id in self.without_limit else self.iteration_limit_s
 
     @property
     def world_size(self) -> int:

@@ -106,7 +106,7 @@ def sweep_plan(
     ]
     probes = sweep_probes(layout, empty.device_type, sizes, kinds, bounded)
     rounds = settings.rounds or FEWEST_ROUNDS
-    study = sweep_study(probes, empty.device_type, rounds, settings.block_s, iteration_limit_s)
+    study = sweep_study(probes, empty.device_type, rounds, settings.block_s, iteration_limit_s, bounded)
     return replace(empty, probes=study)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from pytest_ddpscale.plan.collective_sweep import (
@@ -18,6 +19,7 @@ from pytest_ddpscale.plan.collective_sweep import (
 )
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeStudy
+from tests.builders.json_types import as_json
 
 TO_1_MIB = (KIB, 32 * KIB, MIB)
 
@@ -93,3 +95,10 @@ def test_a_study_has_the_pace_of_its_device_unless_another_is_asked_for() -> Non
     on_cpu, on_gpu = sweep_study([probe], "cpu", 8), sweep_study([probe], "cuda", 8)
     assert [(one.block_s, one.iteration_limit_s) for one in (on_cpu, on_gpu)] == [(0.03, 0.1), (0.1, 2.0)]
     assert sweep_study([probe], "cpu", 12, 0.5, 5.0) == ProbeStudy((probe,), 12, 0.5, 5.0)
+
+
+def test_what_is_bounded_is_measured_however_long_it_takes() -> None:
+    probe, bounded = Probe("all-reduce-1gib", 2), Probe("all-reduce-25mib", 2)
+    study = sweep_study([bounded, probe], "cpu", 8, bounded=[bounded])
+    assert [study.limit_s(one) for one in (probe, bounded)] == [0.1, None]
+    assert msgspec.convert(as_json(study), ProbeStudy) == study

@@ -82,7 +82,7 @@ class ProbeRounds:
         """
         self._progress.round = None
         iterations, seconds = _FIRST_ITERATIONS, list[float]()
-        if self._study.iteration_limit_s is not None:
+        if self._study.limit_s(probe) is not None:
             is_short = self._control.decided(f"{self._study.id}/foreseen/{probe.id}", partial(self._is_foreseen, probe))
             if not is_short:
                 return 0
@@ -126,7 +126,7 @@ class ProbeRounds:
 
     def _is_short(self, probe: Probe, iteration_s: float, tolerance: float, foretold_by: str = "") -> bool:
         """Whether one iteration keeps to so many times the study's limit; if not, it is recorded that it does not."""
-        limit_s = self._study.iteration_limit_s
+        limit_s = self._study.limit_s(probe)
         if limit_s is None or iteration_s <= tolerance * limit_s:
             return True
         ranks = _ranks(probe, self._control.layout)

@@ -74,8 +74,9 @@ class Session:
         needed: Needed | None = None,
         deadline: float | None = None,
         limit_s: float | None = None,
+        without_limit: tuple[str, ...] = (),
     ) -> str:
-        study = ProbeStudy(probes, rounds, 0.2, limit_s)
+        study = ProbeStudy(probes, rounds, 0.2, limit_s, without_limit)
         context = context_on_cpu(
             self.device, self.control, TIMEOUT, sink=self.sink, progress=self.progress, deadline_unix_s=deadline,
             steered=needed is not None,
@@ -209,6 +210,12 @@ def test_a_probe_within_the_limit_is_measured() -> None:
     session = Session(iteration_s=0.2)
     session.run(COPIES[:1], rounds=2, limit_s=0.25)
     assert len(session.measured) == 2
+
+
+def test_a_probe_of_which_something_is_required_has_no_limit() -> None:
+    session = Session(iteration_s=3.0)
+    session.run(COPIES[:2], rounds=2, limit_s=0.25, without_limit=(COPIES[0].id,))
+    assert {one.probe for one in session.measured} == {COPIES[0].name}
 
 
 def test_one_interrupted_attempt_does_not_leave_a_probe_out(monkeypatch: pytest.MonkeyPatch) -> None:
