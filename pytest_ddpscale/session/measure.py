@@ -44,6 +44,11 @@ class MeasureSource(EvidenceSource):
         self._was_launched = False
         self._was_refused = False  # its nodes are unfit: nothing is to run on them
 
+    @property
+    def was_refused(self) -> bool:
+        """Whether nodes were found unfit, so that nothing was launched."""
+        return self._was_refused
+
     def select(self, cases: Sequence[AnyCase]) -> None:
         """Plan what can be measured here."""
         self.selected = list(cases)
