@@ -68,7 +68,7 @@ class TopologyOfHosts:
 def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goes_on: bool = False) -> str:
     """The page of a run; one that goes on has `LIVE`, and is read again by the browser every `REFRESH_S` seconds."""
     sources = _sources(judgement.verdicts)
-    return _template().render(
+    return page_template("report.html.j2").render(
         judgement=judgement,
         run=run,
         live=Markup(LIVE) if goes_on else "",  # noqa: S704 (ours)
@@ -102,7 +102,8 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
 
 
 @cache
-def _template() -> jinja2.Template:
+def page_template(name: str) -> jinja2.Template:
+    """A page whose text is made one line and escaped, with our style and script."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -125,7 +126,7 @@ def _template() -> jinja2.Template:
         script_digest=f"sha256-{digest}",
         style=Markup((TEMPLATES / "report.css").read_text("utf-8")),  # noqa: S704 (ours)
     )
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)
 
 
 def _harmless(content: object) -> object:
@@ -224,7 +225,7 @@ def topologies(surveys: Sequence[Survey]) -> list[TopologyOfHosts]:
     hosts: dict[str, list[str]] = {}
     for survey in surveys:
         if survey.topology:
-            hosts.setdefault(_printable(survey.topology), []).append(survey.host)
+            hosts.setdefault(printable(survey.topology), []).append(survey.host)
     ordered = sorted(hosts.items(), key=lambda one: -len(one[1]))
     return [
         TopologyOfHosts(first_few(names, 8), escape(matrix), differs=n > 0)
@@ -232,6 +233,7 @@ def topologies(surveys: Sequence[Survey]) -> list[TopologyOfHosts]:
     ]
 
 
-def _printable(content: str) -> str:
+def printable(content: str) -> str:
+    """Text that keeps its lines and columns, without control characters."""
     lines = (line.expandtabs(8) for line in content.splitlines())
     return "\n".join("".join(one for one in line if one.isprintable()).rstrip() for line in lines)

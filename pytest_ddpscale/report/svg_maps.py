@@ -90,8 +90,9 @@ def pair_bandwidths(evidence: Evidence) -> PairValues:
     for one in evidence.pairs:
         add(one.hosts, one.ranks, [one.busbw_gbps])
     if not rails and evidence.plan.probes is not None:
-        largest = [probe for probe in evidence.plan.probes.probes if probe.kind == "send-recv"]
-        for probe in sorted(largest, key=lambda probe: -(probe.message_bytes or 0))[:1]:
+        sent = [probe for probe in evidence.plan.probes.probes if probe.kind == "send-recv"]
+        # Over the most ranks, which are on several nodes if any are.
+        for probe in sorted(sent, key=lambda probe: (-probe.world_size, -(probe.message_bytes or 0)))[:1]:
             found = places(evidence.probes.get((probe.name, probe.world_size)), probe, evidence.plan.layout)
             for place, samples in found.items():
                 if place.peer_host is not None and place.peer_host != place.host:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_ddpscale.plan.collective_sweep import size_text
@@ -32,10 +32,9 @@ def collectives_report(measured: MeasuredSuite) -> SuiteReport:
         _section([row for row in rows if row.probe.world_size == world_size], judged, confidence)
         for world_size in sorted({row.probe.world_size for row in rows})
     ]
-    sections += [_bounds(judged, no_bounds), _pairs(measured)]
     return SuiteReport(
         _headline(rows, judged),
-        [section for section in sections if section is not None],
+        [*sections, _bounds(judged, no_bounds), *_pairs(measured)],
         problems=_problems(measured, rows, judged),
         failures=_failures(rows, judged),
         values={
@@ -135,7 +134,7 @@ def _times(rows: Sequence[CollectiveRow]) -> SweptCurve:
     return SweptCurve(rows[0].probe.kind, tuple(points), COLLECTIVES.index(rows[0].probe.kind))
 
 
-def _bounds(judged: Judged, why_none: str) -> SuiteSection | None:
+def _bounds(judged: Judged, why_none: str) -> SuiteSection:
     """What the thresholds require, and whether it is kept."""
     if why_none:
         return SuiteSection("Bounds", [f"Nothing was judged: {one_line(why_none)}."])
@@ -148,8 +147,8 @@ def _bounds(judged: Judged, why_none: str) -> SuiteSection | None:
     return SuiteSection("Bounds", [how, *why], [table])
 
 
-def _pairs(measured: MeasuredSuite) -> SuiteSection | None:
-    """Matrices of pairs of ranks within a node, and of nodes."""
+def _pairs(measured: MeasuredSuite) -> Iterator[SuiteSection]:
+    """Matrices of pairs of ranks within a node, and of nodes; nothing if none was measured."""
     within, between = pair_bandwidths_within(measured.evidence), pair_bandwidths(measured.evidence)
     figures = [
         figure
@@ -159,14 +158,13 @@ def _pairs(measured: MeasuredSuite) -> SuiteSection | None:
         )
         if figure
     ]
-    if not figures:
-        return None
     said = [
         _range_of(pairs, noun)
         for pairs, noun in ((within, "ranks of a node"), (between, "neighbouring nodes"))
         if pairs
     ]
-    return SuiteSection("Pairs", said, figures=figures)
+    if figures:
+        yield SuiteSection("Pairs", said, figures=figures)
 
 
 def _range_of(pairs: PairValues, noun: str) -> str:
