@@ -1,13 +1,12 @@
 """The sweep of collectives as a test of an acceptance run: beside what is asked, in a run directory of its own.
 
-Most sizes have no bound, so that it is left out unless somebody asks for it: by ``-m collectives``, or by its file.
+Most sizes have no bound, so that it is left out unless ``-m collectives`` asks for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,9 +79,10 @@ def collective_sweep(request: pytest.FixtureRequest) -> CollectiveSweep:
     """The sweep of collectives, for a test marked ``collectives``: ``collective_sweep.check()`` is all of it."""
     from pytest_ddpscale.plugin.active import session_of
     from pytest_ddpscale.session.measure import MeasureSource
+    from pytest_ddpscale.session.resume import ResumeSource
 
     source = session_of(request.config).source
-    if not isinstance(source, MeasureSource) or source.plan is not source.plan_to_measure:
+    if not isinstance(source, MeasureSource) or isinstance(source, ResumeSource):
         pytest.skip("nothing is measured anew: the sweep is of a run that measures")
     if source.was_refused:
         pytest.skip("nodes are unfit, so that nothing was launched on them")
@@ -93,5 +93,4 @@ def unasked(items: Sequence[pytest.Item], config: pytest.Config) -> list[pytest.
     """Sweeps among the items that nobody asked for."""
     if MARK in config.option.markexpr:
         return []
-    named = {Path(argument.partition("::")[0]).name for argument in config.args}
-    return [item for item in items if _FIXTURE in getattr(item, "fixturenames", ()) and item.path.name not in named]
+    return [item for item in items if _FIXTURE in getattr(item, "fixturenames", ())]

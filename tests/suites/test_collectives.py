@@ -16,7 +16,7 @@ from pytest_ddpscale.cli import USER_ERROR, main
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.collective_sweep import GIB, KIB, MIB, message_sizes, sweep_probes, sweep_study
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.probe import COLLECTIVES, Probe
+from pytest_ddpscale.plan.probe import COLLECTIVES
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -195,24 +195,21 @@ def test_it_is_measured_reported_and_told_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([*SMALL, "--sizes=1KiB:1MiB:32", "--ddp-run-dir=measured"]) == 0
+    # Sizes without a bound: how fast this machine is decides nothing.
+    options = ["--sizes=1KiB:256KiB:16", "--iteration-limit=1m", "--ddp-run-dir=measured"]
+    assert main([*SMALL, *options]) == 0
     told = capsys.readouterr().out
     run = RunDirectory.open(tmp_path / "measured")
     rows = json.loads(run.suite_json.read_text())["rows"]
     assert [(row["operation"], row["size_bytes"]) for row in rows] == [
-        (kind, size) for kind in COLLECTIVES for size in (KIB, 32 * KIB, MIB)
+        (kind, size) for kind in COLLECTIVES for size in (KIB, 16 * KIB, 256 * KIB)
     ]
     assert {(row["wrong"], row["checked"], row["rounds"]) for row in rows} == {(0, 16, 8)}
     for row in rows:
         assert row["busbw_interval_gbps"][0] < row["busbw_gbps"] < row["busbw_interval_gbps"][1]
         assert row["size_bytes"] / row["time_us"] / 1e3 == pytest.approx(row["algbw_gbps"])
     assert "# all-to-all over 2 ranks of " in told
-    assert "PASS" in told, "all-reduce-1mib has a bound on any CPU"
+    assert "The thresholds have no bound for any operation and size that was measured." in told
     assert (run.path / "report.html").read_text().count("<svg") == 3
     assert main(["report", str(run.path)]) == 0
     assert capsys.readouterr().out.splitlines()[:-1] == told.splitlines()[:-1]
-
-
-def test_probes_of_the_small_sweep_are_these() -> None:
-    probes = sweep_probes(Layout(1, 2), "cpu", sizes_of("1KiB:1MiB:32"), ["broadcast"])
-    assert probes[-1] == Probe("send-recv-1mib", 2)
