@@ -99,7 +99,8 @@ def sweep_study(
     probes: Sequence[Probe], device_type: DeviceType, rounds: int, block_s: float | None = None,
     iteration_limit_s: float | None = None, bounded: Iterable[Probe] = (),
 ) -> ProbeStudy:  # fmt: skip
-    """The sweep as it is measured: every probe once a round, in random order.
+    """The sweep as it is measured: every probe once a round, in random order; then, in as many rounds again at most,
+    those of which something is required that is not decided.
 
     Args:
         probes: as `sweep_probes` has them.
@@ -110,4 +111,5 @@ def sweep_study(
         bounded: those of which something is required: they are measured however long they take.
     """
     length_s, limit_s = block_s or SWEEP_BLOCKS_S[device_type], iteration_limit_s or ITERATION_LIMITS_S[device_type]
-    return ProbeStudy(tuple(probes), rounds, length_s, limit_s, tuple(sorted({probe.id for probe in bounded})))
+    required = tuple(sorted({probe.id for probe in bounded}))
+    return ProbeStudy(tuple(probes), 2 * rounds if required else rounds, length_s, limit_s, required, rounds)

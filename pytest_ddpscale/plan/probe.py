@@ -120,6 +120,7 @@ class ProbeStudy:
         iteration_limit_s: a probe that takes longer than this to be done once is left out, and larger messages of the
             same kind with it; None to do each, however long it takes.
         without_limit: ids of those that are done however long they take, as something is required of them.
+        swept_rounds: in so many each probe is timed, whether something is required of it or not.
     """
 
     probes: tuple[Probe, ...]
@@ -127,6 +128,7 @@ class ProbeStudy:
     block_s: float
     iteration_limit_s: float | None = None
     without_limit: tuple[str, ...] = ()
+    swept_rounds: int = 0
     id: Literal["probes"] = "probes"
 
     def __post_init__(self) -> None:

@@ -120,7 +120,7 @@ def _row(probe: Probe, evidence: Evidence, confidence: float) -> CollectiveRow:
     layout = evidence.plan.layout
     expected = len(expected_ranks(probe, layout))
     probed = evidence.probes.get((probe.name, probe.world_size))
-    found = places(probed, probe, layout)
+    found = _of_sweep(places(probed, probe, layout), evidence)
     if probed is None or not found:
         return CollectiveRow(probe, probe.message_bytes or 0, expected, why_not=_why_not(probe, evidence))
     place, estimate = _slowest(found, confidence)
@@ -129,6 +129,18 @@ def _row(probe: Probe, evidence: Evidence, confidence: float) -> CollectiveRow:
         None if math.isnan(estimate.interval[0]) else estimate.interval,
         place, len(found), len(found[place]), int(probed.wrong.sum()), int(probed.present.sum()),
     )  # fmt: skip
+
+
+def _of_sweep(found: Mapping[ProbedPlace, PerRound], evidence: Evidence) -> dict[ProbedPlace, PerRound]:
+    """Without rounds that were added until a bound was decided: an interval of so many as were needed is too narrow."""
+    study = evidence.plan.probes
+    assert study is not None  # it has the probe
+    swept = {place: _first(values, study.swept_rounds or study.rounds) for place, values in found.items()}
+    return {place: values for place, values in swept.items() if len(values)}
+
+
+def _first(values: PerRound, rounds: int) -> PerRound:
+    return PerRound(values.numbers[values.numbers < rounds], values.values[values.numbers < rounds])
 
 
 def _slowest(found: Mapping[ProbedPlace, PerRound], confidence: float) -> tuple[ProbedPlace, Estimate]:

@@ -29,6 +29,7 @@ from pytest_ddpscale.settings import duration_s, read_value
 from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
 
 if TYPE_CHECKING:
+    from pytest_ddpscale.launch.supervisor import Judge
     from pytest_ddpscale.plan.study import Plan
     from pytest_ddpscale.suites.suite_report import SuiteReport
     from pytest_ddpscale.thresholds.cases import NodeCase
@@ -68,6 +69,12 @@ class Collectives(Suite):
             limit_s = read_value("--iteration-limit", arguments.iteration_limit, duration_s)
         within = (sizes[0], sizes[-1]) if arguments.sizes is not None else None
         return sweep_plan(nodes, sizes, kinds, within, limit_s)
+
+    def judge_of(self, plan: Plan, nodes: SuiteNodes) -> Judge:
+        """Goes on until what is required is decided, if the rounds of the sweep leave it open."""
+        from pytest_ddpscale.verdict.deciding import Decider
+
+        return Decider(plan, bounded_cases(nodes, plan.layout), nodes.settings.confidence)
 
     def conclude(self, measured: MeasuredSuite) -> SuiteReport:
         """Tables, curves, pairs, and what is required of them."""

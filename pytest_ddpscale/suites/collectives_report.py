@@ -142,7 +142,10 @@ def _bounds(judged: Judged, why_none: str) -> SuiteSection:
         return SuiteSection("Bounds", ["The thresholds have no bound for any operation and size that was measured."])
     rows = [(case.id, value_text(verdict), bound_text(verdict), verdict_word(verdict)) for case, verdict in judged]
     table = SuiteTable(("requirement", "value", "bound", "verdict"), rows, "Requirements on what was measured")
-    how = "By the verdicts of an acceptance run, whose intervals are wider: they hold whenever measuring stops."
+    how = (
+        "As an acceptance run judges, in up to twice as many rounds; these intervals are wider, as they hold whenever "
+        "measuring stops."
+    )
     why = [f"{case.id}: {one_line(verdict.reason)}" for case, verdict in judged if not verdict.passed]
     return SuiteSection("Bounds", [how, *why], [table])
 

@@ -94,11 +94,12 @@ def test_a_study_has_the_pace_of_its_device_unless_another_is_asked_for() -> Non
     probe = Probe("all-reduce-1gib", 2)
     on_cpu, on_gpu = sweep_study([probe], "cpu", 8), sweep_study([probe], "cuda", 8)
     assert [(one.block_s, one.iteration_limit_s) for one in (on_cpu, on_gpu)] == [(0.03, 0.1), (0.1, 2.0)]
-    assert sweep_study([probe], "cpu", 12, 0.5, 5.0) == ProbeStudy((probe,), 12, 0.5, 5.0)
+    assert sweep_study([probe], "cpu", 12, 0.5, 5.0) == ProbeStudy((probe,), 12, 0.5, 5.0, (), 12)
 
 
 def test_what_is_bounded_is_measured_however_long_it_takes() -> None:
     probe, bounded = Probe("all-reduce-1gib", 2), Probe("all-reduce-25mib", 2)
     study = sweep_study([bounded, probe], "cpu", 8, bounded=[bounded])
     assert [study.limit_s(one) for one in (probe, bounded)] == [0.1, None]
+    assert (study.swept_rounds, study.rounds) == (8, 16), "so that a bound can be decided that eight rounds leave open"
     assert msgspec.convert(as_json(study), ProbeStudy) == study

@@ -135,6 +135,15 @@ def test_one_round_has_no_interval() -> None:
     assert (row.rounds, row.interval, row.relative_reach, row.time_interval_us) == (1, None, None, None)
 
 
+def test_rounds_that_were_added_to_decide_a_bound_are_none_of_the_rows() -> None:
+    probe = Probe("all-reduce-1kib", 8)
+    study = sweep_study([probe], "cuda", 8, bounded=[probe])
+    plan = Plan("h100", "cuda", (), ranks_per_node=8, probes=study)
+    measured = measure_probe(plan, probe, lambda number, ranks: 100.0 if number < 8 else 500.0, rounds=12)
+    [row] = collective_rows(probe_evidence(plan, measured), 0.95)
+    assert (row.rounds, row.busbw_gbps) == (8, pytest.approx(100))
+
+
 @pytest.mark.parametrize(
     ("value", "width", "text"),
     [(12.345, 7, "12.35"), (12345.678, 7, "12345.7"), (1234567.8, 7, "1234568"), (123456789.0, 7, "1.2e+08"),
