@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_ddpscale.plugin.collective_sweep import CollectiveSweep
+from pytest_ddpscale.plugin.sweep_fixture import CollectiveSweep
 
 
 @pytest.mark.collectives

@@ -23,7 +23,7 @@ from pytest_ddpscale.plugin.active import (
     session_of,
     source_of,
 )
-from pytest_ddpscale.plugin.collective_sweep import (  # noqa: F401 (pytest finds the fixture here)
+from pytest_ddpscale.plugin.sweep_fixture import (  # noqa: F401 (pytest finds the fixture here)
     collective_sweep,
     unasked,
 )

@@ -38,7 +38,7 @@ class CollectiveSweep:
             pytest.fail.Exception: a result was wrong, a bound was not kept, or something could not be measured.
             BadInput: the run directory holds a sweep already.
         """
-        from pytest_ddpscale.suites.collectives import Collectives, sweep_plan
+        from pytest_ddpscale.suites.collectives_suite import Collectives, sweep_plan
         from pytest_ddpscale.suites.suite_source import SuiteSource
         from pytest_ddpscale.suites.suite_views import write_suite_reports
 

@@ -67,7 +67,7 @@ def test_wrong_results_fail_the_test_and_the_machine(on_cpu: Site, monkeypatch: 
     result.assert_outcomes(passed=1, failed=1, deselected=2)
     output = output_of(result)
     assert "broadcast-16kib@2 gave 16 wrong results of 16" in output
-    assert "collective_sweep.py" not in output, "no traceback"
+    assert "sweep_fixture.py" not in output, "no traceback"
     assert "INCOMPLETE" in output
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
