@@ -34,6 +34,7 @@ from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
 from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.report.not_tested_text import not_tested_lines
 from pytest_ddpscale.report.svg_figures import figures
+from pytest_ddpscale.report.unmet import counts_text, explained_text
 from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
@@ -75,6 +76,8 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         watermark=WATERMARK if judgement.simulated or run.is_simulated() else "",
         headline=cause.headline(judgement),
         causes=cause.causes(judgement),
+        warnings=cause.warnings(judgement),
+        counts=counts_text(judgement),
         certainty=list(certainty_lines(judgement)),
         key_numbers=key_numbers(judgement),
         tested=coverage_text.summary(judgement.coverage) if judgement.coverage else [],
@@ -120,6 +123,8 @@ def page_template(name: str) -> jinja2.Template:
         headings=HEADINGS,
         interval_mark=interval_mark,
         remarks=_remarks,
+        explained_text=explained_text,
+        warning_text=cause.warning_text,
         refresh_s=REFRESH_S,
         most_hosts=_MOST_HOSTS,
         script=script,

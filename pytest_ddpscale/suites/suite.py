@@ -96,6 +96,10 @@ class Suite(ABC):
         """By host, why nothing is measured; surveys are there if the plan asks for them."""
         return {}
 
+    def further(self, arguments: argparse.Namespace, nodes: SuiteNodes, measured: MeasuredSuite) -> Plan | None:
+        """What is to be measured once that is known; None for nothing."""
+        return None
+
     @abstractmethod
     def conclude(self, measured: MeasuredSuite) -> SuiteReport:
         """What was found, from a run directory alone: it is said again by `ddpscale report`."""

@@ -37,13 +37,16 @@ def suites() -> dict[str, Suite]:
 
 
 def add_suite(commands: Commands) -> None:
-    """`ddpscale suite`."""
+    """`ddpscale suite`, and the commands that measure as suites do."""
     command = commands.add_parser(
         "suite", help="measure a benchmark of others, collectives or inference on these nodes"
     )
     names = command.add_subparsers(required=True, metavar="SUITE")
     for suite in suites().values():
         add_measuring_command(names, suite)
+    for name, suite in measuring_commands().items():
+        if name not in suites():
+            add_measuring_command(commands, suite)
 
 
 def add_measuring_command(commands: Commands, suite: Suite) -> None:
@@ -68,13 +71,13 @@ def run_suite(suite: Suite, arguments: argparse.Namespace) -> int:
     """Plan, measure and report. Returns the exit code. Raises BadInput, OSError."""
     from pytest_ddpscale.suites.suite_source import SuiteSource
 
-    nodes = _nodes(arguments)
+    nodes = nodes_of(arguments)
     source = SuiteSource(suite, nodes, suite.plan(arguments, nodes))
     assert source.plan is not None
     source.open_run()
     source.measured_run.write_json(source.measured_run.suite_json, {"suite": suite.name})  # a killed run can be told of
     try:
-        source.measure_and_close(_progress(source))
+        source.measure_and_close(_progress(source), lambda measured: suite.further(arguments, nodes, measured))
     except KeyboardInterrupt:
         _tell(suite, source.measured_run, source.measured_suite())
         raise
@@ -99,7 +102,9 @@ def report_suite(run: RunDirectory) -> int:
 
 def measuring_commands() -> dict[str, Suite]:
     """Suites, and what measures as they do, by name."""
-    return suites()
+    from pytest_ddpscale.suites.tune import Tune
+
+    return {**suites(), Tune.name: Tune()}
 
 
 def _tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
@@ -113,7 +118,7 @@ def _tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
     return NOT_ALL_WELL if report.problems or report.failures else 0
 
 
-def _nodes(arguments: argparse.Namespace) -> SuiteNodes:
+def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
     """What there is to measure. Raises BadInput."""
     from pytest_ddpscale.session.open import look, thresholds_path
     from pytest_ddpscale.session.sources import Site

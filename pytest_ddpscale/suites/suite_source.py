@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pytest_ddpscale.evidence.evidence import read_evidence
 from pytest_ddpscale.launch.supervisor import Judge
@@ -36,8 +36,8 @@ class SuiteSource(MeasureSource):
         """What the suite will not measure."""
         return self._suite.unfit_of(surveys)
 
-    def measure_and_close(self, listener: Listener) -> None:
-        """Measure, and record how that ended.
+    def measure_and_close(self, listener: Listener, further: Callable[[MeasuredSuite], Plan | None]) -> None:
+        """Measure the plan, then what comes of it, and record how that ended.
 
         Raises:
             KeyboardInterrupt: somebody ended it; what was measured stays in the run directory.
@@ -46,6 +46,10 @@ class SuiteSource(MeasureSource):
         ending: Ending = "interrupted"
         try:
             self.measure(listener)
+            more = further(self.measured_suite()) if not self.writing_problem else None
+            if more is not None and self.plan is not None:
+                self.measured_run.write_json(self.measured_run.plan_json, self.plan.joined(more))
+                self._launch(more, listener)
             ending = "finished"
         finally:
             self.close(ending)

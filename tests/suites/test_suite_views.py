@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from pytest_ddpscale.report.svg_axes import svg
-from pytest_ddpscale.results.run_json import RunRecord, ThresholdsUsed
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.suites.suite_views import html_of, markdown_of, text_lines
+from tests.suites.run_records import SUITE_RECORD
 
-RECORD = RunRecord(
-    sku="cpu", status="finished", started_at="2026-11-22T10:00:00+00:00", argv=("ddpscale", "suite", "<b>"),
-    thresholds=ThresholdsUsed(str(Path("thresholds.yaml")), "0" * 64), versions={"torch": "2.15"},
-)  # fmt: skip
 REPORT = SuiteReport(
     "2 of 3 were measured",
     [
@@ -39,7 +33,7 @@ def test_text_keeps_columns_and_says_what_is_missing() -> None:
 
 
 def test_markdown_escapes_what_would_be_marks() -> None:
-    page = markdown_of("sizes", REPORT, RECORD)
+    page = markdown_of("sizes", REPORT, SUITE_RECORD)
     assert "## Sizes \\<script\\>" in page
     assert "| 25 \\| MiB | 13 |" in page
     assert "\n   aligned\ncolumn\n" in page
@@ -47,7 +41,7 @@ def test_markdown_escapes_what_would_be_marks() -> None:
 
 
 def test_html_is_one_page_with_figures_and_no_script_from_outside() -> None:
-    page = html_of("sizes", REPORT, RECORD)
+    page = html_of("sizes", REPORT, SUITE_RECORD)
     assert "Sizes &lt;script&gt;" in page
     assert "<svg" in page
     assert "   aligned\ncolumn" in page
@@ -56,4 +50,4 @@ def test_html_is_one_page_with_figures_and_no_script_from_outside() -> None:
 
 
 def test_a_record_of_a_run_that_never_began_is_told_too() -> None:
-    assert "Hosts" not in markdown_of("sizes", REPORT, msgspec.structs.replace(RECORD, hosts=()))
+    assert "Hosts" not in markdown_of("sizes", REPORT, msgspec.structs.replace(SUITE_RECORD, hosts=()))
