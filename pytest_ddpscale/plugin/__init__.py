@@ -23,12 +23,12 @@ from pytest_ddpscale.plugin.active import (
     session_of,
     source_of,
 )
+from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
+from pytest_ddpscale.plugin.selection import asks_for_requirement, case_of, is_empty, marked_metrics
 from pytest_ddpscale.plugin.sweep_fixture import (  # noqa: F401 (pytest finds the fixture here)
     collective_sweep,
     unasked,
 )
-from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
-from pytest_ddpscale.plugin.selection import asks_for_requirement, case_of, is_empty, marked_metrics
 from pytest_ddpscale.settings import OPTIONS, settings_from
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import RunRecord, ThresholdsUsed
 from pytest_ddpscale.suites.collective_bounds import cases_of_run, sweep_cases
-from pytest_ddpscale.suites.collectives_suite import operations_of, sizes_of
 from pytest_ddpscale.suites.collectives_report import collectives_report
+from pytest_ddpscale.suites.collectives_suite import operations_of, sizes_of
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport
 from tests.builders.clusters import thresholds
