@@ -66,7 +66,7 @@ def test_wrong_results_fail_the_test_and_the_machine(on_cpu: Site, monkeypatch: 
     result = measured(on_cpu)
     result.assert_outcomes(passed=1, failed=1, deselected=2)
     output = output_of(result)
-    assert "broadcast-16kib@2 gave 16 wrong results of 16" in output
+    assert "broadcast-16kib@2 gave 32 wrong results of 32" in output
     assert "sweep_fixture.py" not in output, "no traceback"
     assert "INCOMPLETE" in output
     assert result.ret == pytest.ExitCode.TESTS_FAILED
