@@ -20,7 +20,7 @@ from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, line_o
 from pytest_ddpscale.results.records import GangRecord, RoundEnd
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
-from pytest_ddpscale.worker.probes import blocks, collectives, memory
+from pytest_ddpscale.worker.probes import blocks, collectives, known_values, memory
 from pytest_ddpscale.worker.probes.blocks import open_work
 from pytest_ddpscale.worker.probes.collectives import Exchange, open_collective
 from pytest_ddpscale.worker.probes.running import ProbeRounds
@@ -251,6 +251,18 @@ def test_each_collective_is_right_and_a_wrong_number_or_a_silent_one_is_found(tm
         assert spoiled == (True, kind == "reduce", True), kind
         expected = {"reduce": (False, True, True), "broadcast": (True, False, False)}
         assert silent == expected.get(kind, (False, False, False)), kind
+
+
+def _silent_broadcast(rank: int) -> bool:
+    """Where the ranks' messages are alike, as those of ranks 97 apart: whether nothing received counts as received."""
+    known_values._RANKS_APART = 1
+    exchange = open_collective("broadcast", 4096, group_of([0, 1, 2]), torch.device("cpu"))
+    exchange._run = lambda: None
+    return exchange.is_correct()
+
+
+def test_a_rank_that_received_nothing_is_not_saved_by_what_it_had(tmp_path: Path) -> None:
+    assert on_ranks(_silent_broadcast, tmp_path, RANKS) == [True, False, False]
 
 
 def _among_others(rank: int) -> list[bool]:
