@@ -41,7 +41,7 @@ class SuiteReport:
         headline: the outcome in one sentence.
         problems: what could not be measured, and why: one sentence each. The command then exits 1.
         values: the same for programs, of JSON types: suite.json.
-        failures: what was measured and must not be, such as wrong results. The command then exits 1, too.
+        failures: what was measured and is not as required, such as wrong results, or undecided. It exits 1, too.
     """
 
     headline: str

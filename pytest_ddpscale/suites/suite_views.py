@@ -35,7 +35,7 @@ def text_lines(report: SuiteReport) -> Iterator[str]:
         for listing in section.listings:
             yield from ("", *listing.splitlines())
     for failure in report.failures:
-        yield f"failed: {failure}"
+        yield f"not as required: {failure}"
     for problem in report.problems:
         yield f"not measured: {problem}"
 
@@ -64,7 +64,7 @@ def markdown_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
         for listing in section.listings:
             lines += ["", "```text", listing.replace("```", "'''").rstrip("\n"), "```"]
     if report.failures:
-        lines += ["", "## Failed", "", *(f"- {_cell(failure)}" for failure in report.failures)]
+        lines += ["", "## Not as required", "", *(f"- {_cell(failure)}" for failure in report.failures)]
     if report.problems:
         lines += ["", "## Not measured", "", *(f"- {_cell(problem)}" for problem in report.problems)]
     return "\n".join(lines) + "\n"
