@@ -135,8 +135,12 @@ def main() -> None:
 
 def _compile_templates() -> None:
     """Those of the reports, and what they include, for all forks."""
-    for module, ending in (("markdown", ".md.j2"), ("html_page", ".html.j2")):
-        environment = vars(import_module(f"pytest_ddpscale.report.{module}"))["_template"]().environment
+    pages = import_module("pytest_ddpscale.report.html_page").page_template("report.html.j2")
+    for template, ending in (
+        (import_module("pytest_ddpscale.report.markdown")._template(), ".md.j2"),
+        (pages, ".html.j2"),
+    ):
+        environment = template.environment
         for name in environment.list_templates():
             if name.endswith(ending):
                 environment.get_template(name)
@@ -173,14 +177,14 @@ def _become(start: Start) -> None:
     sys.pycache_prefix, sys.dont_write_bytecode = start.byte_code, False
     if DRAWS not in start.environment:
         figure = vars(import_module("matplotlib.figure"))["Figure"]
-        figure.savefig, figure.add_subplot = _save_blank, _draw_all_the_same
+        figure.add_subplot = _draw_all_the_same
         plots = vars(import_module("pytest_ddpscale.report.plots"))
-        plots["_draw"] = plots["_draw_overview"] = lambda *_: figure()
+        plots["_draw"], plots["_pixels"] = (lambda *_: figure()), _blank
 
 
-def _save_blank(figure: object, path: Path, **_: object) -> None:
-    """Where `Figure.savefig` writes: the first bytes of a PNG."""
-    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+def _blank(_: object) -> object:
+    """A picture of one pixel, where figures become pictures."""
+    return import_module("numpy").zeros((1, 1, 4), "uint8")
 
 
 def _draw_all_the_same(*_: object, **__: object) -> None:
