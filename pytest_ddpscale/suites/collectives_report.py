@@ -212,8 +212,8 @@ def _row_values(row: CollectiveRow) -> dict[str, Any]:
     return {
         "operation": row.probe.kind, "world_size": row.probe.world_size, "size_bytes": row.size_bytes,
         "count": row.count, "type": "float", "redop": row.redop, "root": row.root,
-        "time_us": row.time_us, "time_interval_us": row.time_interval_us, "algbw_gbps": row.algbw_gbps,
-        "busbw_gbps": row.busbw_gbps, "busbw_interval_gbps": row.interval, "rounds": row.rounds,
+        "time_us": row.time_us, "time_interval_us": row.time_interval_us, "alg_bw_gbps": row.algbw_gbps,
+        "bus_bw_gbps": row.busbw_gbps, "bus_bw_interval_gbps": row.interval, "rounds": row.rounds,
         "place": None if row.place is None else row.place.name, "measured_places": row.measured_places,
         "expected_places": row.expected_places, "wrong": row.wrong, "checked": row.checked, "why_not": row.why_not,
     }  # fmt: skip
