@@ -41,6 +41,9 @@ Admit = Callable[[Sequence[Survey]], str]
 # lost, as it is after SILENCE_S.
 _RANKS_PER_BEAT_S = 200.0
 _LONGEST_BEAT_S = SILENCE_S / 3
+_ENDED_EARLY = (
+    "its ranks ended before they were done and left no error: look for the kernel's out-of-memory killer (dmesg)"
+)
 
 
 class Judge(Protocol):
@@ -166,7 +169,7 @@ class Supervisor:
             return set()
         # Before any study began, nothing says that the next one would fare better.
         blamed = begun[-1:] if begun and begun[-1] not in ended else left
-        self._end(blamed, "error", end.why)
+        self._end(blamed, "error", end.why or _ENDED_EARLY)
         return ended | set(blamed)
 
     def _launched(self, plan: Plan, studies: Sequence[str]) -> tuple[GangEnd, Path]:

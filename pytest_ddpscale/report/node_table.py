@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
-from pytest_ddpscale.results.coverage import PROBES, TRAINING
+from pytest_ddpscale.results.coverage import INFERENCE, PROBES, TRAINING
 from pytest_ddpscale.results.run_json import RunRecord
 from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
 
@@ -86,7 +86,7 @@ def _not_tested(judgement: Judgement) -> dict[str, str]:
     for host, count in idle.items():
         lacks.setdefault(host, f"{text.count_text(count, 'GPU')} not tested")
     for node in coverage.nodes:
-        if not {PROBES, TRAINING} & set(node.tested_by):
+        if not {PROBES, TRAINING, INFERENCE} & set(node.tested_by):
             lacks.setdefault(node.host, "no measurement")
     return lacks
 

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 # Set where a test looks at plots: drawing them takes half of a session, and tests/report/test_plots.py does it.
@@ -38,6 +39,7 @@ MODULES = (
 # No site has them; the first imports all of hypothesis at the end of a session.
 NOT_OF_A_SITE = ("-p", "no:hypothesispytest", "-p", "no:rerunfailures")
 POLL_S = 0.005
+PAGE = "report.html.j2"
 
 
 @dataclass(frozen=True)
@@ -135,12 +137,9 @@ def main() -> None:
 
 def _compile_templates() -> None:
     """Those of the reports, and what they include, for all forks."""
-    pages = import_module("pytest_ddpscale.report.html_page").page_template("report.html.j2")
-    for template, ending in (
-        (import_module("pytest_ddpscale.report.markdown")._template(), ".md.j2"),
-        (pages, ".html.j2"),
-    ):
-        environment = template.environment
+    pages = import_module("pytest_ddpscale.report.html_page")
+    texts = vars(import_module("pytest_ddpscale.report.markdown"))["_template"]()
+    for environment, ending in ((texts.environment, ".md.j2"), (pages.page_template(PAGE).environment, ".html.j2")):
         for name in environment.list_templates():
             if name.endswith(ending):
                 environment.get_template(name)
@@ -178,13 +177,8 @@ def _become(start: Start) -> None:
     if DRAWS not in start.environment:
         figure = vars(import_module("matplotlib.figure"))["Figure"]
         figure.add_subplot = _draw_all_the_same
-        plots = vars(import_module("pytest_ddpscale.report.plots"))
-        plots["_draw"], plots["_pixels"] = (lambda *_: figure()), _blank
-
-
-def _blank(_: object) -> object:
-    """A picture of one pixel, where figures become pictures."""
-    return import_module("numpy").zeros((1, 1, 4), "uint8")
+        plots, blank = vars(import_module("pytest_ddpscale.report.plots")), np.zeros((1, 1, 4), np.uint8)
+        plots["_draw"], plots["_pixels"] = lambda *_: None, lambda _: blank
 
 
 def _draw_all_the_same(*_: object, **__: object) -> None:
