@@ -9,9 +9,6 @@ from pytest_ddpscale.plan.collective_sweep import size_text
 from pytest_ddpscale.report.text import ABSENT, one_line
 from pytest_ddpscale.suites.collective_rows import CollectiveRow
 
-HEADINGS = (
-    "size (B)", "count", "type", "redop", "root", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong", "±", "rounds"
-)  # fmt: skip
 _LINE = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}  {:>7}  {:>6}"
 _FIRST = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "±", "rounds")
 _SECOND = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "", "")
@@ -27,7 +24,7 @@ def number_in_width(value: float, width: int) -> str:
 
 
 def cells(row: CollectiveRow) -> tuple[str, ...]:
-    """One measured row, in the order of `HEADINGS`."""
+    """One measured row, in the order of nccl-tests, then half of the interval and rounds."""
     time_us, algbw, busbw = row.time_us, row.algbw_gbps, row.busbw_gbps
     reach = row.relative_reach
     speed = [ABSENT] * 3
