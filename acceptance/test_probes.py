@@ -25,12 +25,14 @@ def test_host_bandwidth(verdict: ItemVerdict) -> None:
     verdict.check()
 
 
+@pytest.mark.collectives
 @pytest.mark.requirement("busbw_gbps")
 def test_bus_bandwidth(verdict: ItemVerdict) -> None:
     """Collectives are as fast as the links between GPUs allow."""
     verdict.check()
 
 
+@pytest.mark.collectives
 @pytest.mark.requirement("pair_bandwidth_gbps")
 def test_pair_bandwidth(verdict: ItemVerdict) -> None:
     """Any two GPUs of a node reach each other at full speed."""

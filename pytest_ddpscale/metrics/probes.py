@@ -6,6 +6,8 @@ bandwidth, which is comparable with that of the hardware whatever n is, is
 
     all-reduce                   S/t · 2(n - 1)/n
     all-gather, reduce-scatter   S/t · (n - 1)/n, with S the whole buffer: gathered, or before it is scattered
+    all-to-all                   S/t · (n - 1)/n, with S what a rank sends to all, itself among them
+    broadcast, reduce            S/t
     send-recv                    S/t, with S what each end sends
 
 Where nccl-tests gives the mean time of all ranks, the slowest rank's counts here: what is looked for is a bad one.
@@ -31,6 +33,8 @@ from pytest_ddpscale.results.probe_record import NO_PEER, ProbeMeasurement
 TERA, GIGA = 1e12, 1e9
 # What a worker may leave of a message, so that ranks share it evenly in aligned pieces: bytes for each rank.
 _ALIGNMENT_BYTES = 256
+# What each rank keeps for itself, one of n parts of the message, crosses no link.
+_SHARED_EVENLY = ("all-gather", "reduce-scatter", "all-to-all")
 
 
 class ProbedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked up: no dataclass is as quick
@@ -152,4 +156,4 @@ def bus_factor(probe: Probe) -> float:
     n = probe.world_size
     if probe.kind == "all-reduce":
         return 2 * (n - 1) / n
-    return (n - 1) / n if probe.kind in ("all-gather", "reduce-scatter") else 1.0
+    return (n - 1) / n if probe.kind in _SHARED_EVENLY else 1.0

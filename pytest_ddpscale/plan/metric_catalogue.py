@@ -203,7 +203,7 @@ _ALL = (
         "busbw_gbps", "GB/s", "Bus bandwidth",
         "Bandwidth that a collective reaches on each GPU's links, by the formulas of nccl-tests.",
         "nccl-tests' bus bandwidth of the slowest rank: S/t · 2(n−1)/n of an all-reduce, S/t · (n−1)/n of an "
-        "all-gather or reduce-scatter of S bytes in all",
+        "all-gather, reduce-scatter or all-to-all of S bytes in all, S/t of a broadcast or reduce",
         minimum_world_size=2, carries_acceptance=False, subject="probe", probes=COLLECTIVES,
     ),
     Metric(

@@ -25,6 +25,10 @@ from pytest_ddpscale.plugin.active import (
 )
 from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
 from pytest_ddpscale.plugin.selection import asks_for_requirement, case_of, is_empty, marked_metrics
+from pytest_ddpscale.plugin.sweep_fixture import (  # noqa: F401 (pytest finds the fixture here)
+    collective_sweep,
+    unasked,
+)
 from pytest_ddpscale.settings import OPTIONS, settings_from
 
 if TYPE_CHECKING:
@@ -49,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Read the settings; with a SKU named and no test named, run the packaged acceptance tests."""
     config.addinivalue_line("markers", "requirement(metric): one item per requirement of that metric")
     config.addinivalue_line("markers", "node_health: what a nightly check of one node runs, in minutes")
+    config.addinivalue_line("markers", "collectives: bandwidth of collectives and pairs, with a sweep over all sizes")
     try:
         ini = {option.name: config.getini(option.name) for option in OPTIONS.values()}
         settings = settings_from(vars(config.option), ini)
@@ -84,15 +89,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out metrics the SKU has no requirement for, and world sizes that are not wanted."""
+    """Leave out metrics the SKU has no requirement for, unwanted world sizes, and a sweep that nobody asked for."""
     if refusal := config.stash[TOLD].refusal:
         items.clear()
         _refuse(config, refusal)
     items[:] = [item for item in items if not is_empty(item)]
-    wanted = config.stash[SETTINGS].world_sizes
-    if wanted is None:
-        return
-    unwanted = [item for item in items if (case := case_of(item)) and not _is_of_a_size(case, wanted)]
+    unwanted, wanted = unasked(items, config), config.stash[SETTINGS].world_sizes
+    if wanted is not None:
+        unwanted += [item for item in items if (case := case_of(item)) and not _is_of_a_size(case, wanted)]
     if unwanted:
         config.hook.pytest_deselected(items=unwanted)
         items[:] = [item for item in items if item not in unwanted]

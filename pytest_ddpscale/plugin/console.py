@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from pytest_ddpscale.report.progress import Progress, load_warning
 from pytest_ddpscale.report.terminal import brief_lines, table_lines
 
 if TYPE_CHECKING:
+    from pytest_ddpscale.plan.study import Plan
     from pytest_ddpscale.results.notices import Listener
     from pytest_ddpscale.results.verdicts import Judgement
 
@@ -27,11 +28,18 @@ _COLOURS: dict[str, dict[str, bool]] = {
 
 
 def progress_listener(config: pytest.Config) -> Listener:
-    """Shows progress on the terminal, past pytest's capturing."""
+    """Shows progress of the session's run on the terminal."""
+    source = source_of(config)
+    if source.plan_to_measure is None:
+        return lambda record: None
+    return progress_of(config, source.plan_to_measure, source.expected_img_per_s)
+
+
+def progress_of(config: pytest.Config, plan: Plan, img_per_s: Mapping[str, float]) -> Listener:
+    """Shows progress of a plan on the terminal, past pytest's capturing."""
     reporter: Any = config.pluginmanager.getplugin("terminalreporter")
     capture: Any = config.pluginmanager.getplugin("capturemanager")
-    source = source_of(config)
-    if reporter is None or capture is None or source.plan_to_measure is None:
+    if reporter is None or capture is None:
         return lambda record: None
 
     last_shown_s = 0.0
@@ -51,7 +59,7 @@ def progress_listener(config: pytest.Config) -> Listener:
     warning = load_warning(os.getloadavg()[0], os.cpu_count() or 1)
     if warning:
         show(warning, False)
-    return Progress(source.plan_to_measure, show, img_per_s=source.expected_img_per_s)
+    return Progress(plan, show, img_per_s=img_per_s)
 
 
 def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judgement: Judgement) -> None:

@@ -6,7 +6,7 @@ Whatever is drawn scales with its `viewBox`; text stays text, and all of it is e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -71,9 +71,10 @@ def rectangle(x: float, y: float, width: float, height: float, fill: str, extra:
 
 
 def frame(
-    x: AxisScale, y: AxisScale, x_ticks: Sequence[float], y_ticks: Sequence[float], titles: tuple[str, str]
-) -> str:
-    """Grid, ticks and titles of both axes."""
+    x: AxisScale, y: AxisScale, x_ticks: Sequence[float], y_ticks: Sequence[float], titles: tuple[str, str],
+    name: Callable[[float], str] = "{:g}".format,
+) -> str:  # fmt: skip
+    """Grid, ticks and titles of both axes; `name` writes what is at a tick of the horizontal one."""
     grid, axis = 'stroke="currentColor" stroke-opacity="0.14"', 'stroke="currentColor" stroke-opacity="0.6"'
     parts = []
     for tick in y_ticks:
@@ -81,7 +82,7 @@ def frame(
         parts += [label(x.start - 6, y.at(tick) + 4, f"{tick:g}", "end")]
     for tick in x_ticks:
         parts += [line(x.at(tick), y.start, x.at(tick), y.start + 4, axis)]
-        parts += [label(x.at(tick), y.start + 18, f"{tick:g}", "middle")]
+        parts += [label(x.at(tick), y.start + 18, name(tick), "middle")]
     parts.append(line(x.start, y.start, x.end, y.start, axis))
     parts.append(label((x.start + x.end) / 2, y.start + 36, titles[0], "middle"))
     parts.append(label(2, y.end - 12, titles[1]))
@@ -99,6 +100,14 @@ def marker(shape: int, x: float, y: float, colour: str) -> str:
     )  # fmt: skip
     relative = paths[shape % 6 - 1]
     return f'<path d="M{number(x)} {number(y)}{relative}" {style}/>'
+
+
+def cross(x: float, y: float) -> str:
+    """What misses its bound."""
+    return (
+        f'<path class="failed" d="M{number(x - 7)} {number(y - 7)}l14 14m0-14l-14 14" fill="none" '
+        'stroke="currentColor" stroke-width="2.2"/>'
+    )
 
 
 def svg(key: str, title: str, description: str, width: float, height: float, body: str) -> str:

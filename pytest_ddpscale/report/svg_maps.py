@@ -90,8 +90,9 @@ def pair_bandwidths(evidence: Evidence) -> PairValues:
     for one in evidence.pairs:
         add(one.hosts, one.ranks, [one.busbw_gbps])
     if not rails and evidence.plan.probes is not None:
-        largest = [probe for probe in evidence.plan.probes.probes if probe.kind == "send-recv"]
-        for probe in sorted(largest, key=lambda probe: -(probe.message_bytes or 0))[:1]:
+        sent = [probe for probe in evidence.plan.probes.probes if probe.kind == "send-recv"]
+        # Over the most ranks, which are on several nodes if any are.
+        for probe in sorted(sent, key=lambda probe: (-probe.world_size, -(probe.message_bytes or 0)))[:1]:
             found = places(evidence.probes.get((probe.name, probe.world_size)), probe, evidence.plan.layout)
             for place, samples in found.items():
                 if place.peer_host is not None and place.peer_host != place.host:
@@ -99,8 +100,28 @@ def pair_bandwidths(evidence: Evidence) -> PairValues:
     return {hosts: min(map(statistics.median, by_rail.values())) for hosts, by_rail in rails.items()}
 
 
-def pair_matrix(key: str, values: PairValues) -> str:
-    """Nodes down and across; dark is slow, empty was not measured."""
+def pair_bandwidths_within(evidence: Evidence) -> PairValues:
+    """GB/s of pairs of ranks of a node, by their numbers on it: on the slowest node, of each the median of its rounds.
+
+    From send-recv probes, of which the one with the largest message counts.
+    """
+    study = evidence.plan.probes
+    sent = [probe for probe in (study.probes if study else ()) if probe.kind == "send-recv"]
+    found: dict[tuple[str, str], float] = {}
+    for probe in sorted(sent, key=lambda probe: -(probe.message_bytes or 0)):
+        probed = places(evidence.probes.get((probe.name, probe.world_size)), probe, evidence.plan.layout)
+        for place, samples in probed.items():
+            if place.peer_host == place.host and len(samples):
+                pair = f"rank {place.gpu_index}", f"rank {place.peer_gpu_index}"
+                gbps = statistics.median(sample.value for sample in samples)
+                found[pair] = min(gbps, found.get(pair, math.inf))
+        if found:
+            break
+    return found
+
+
+def pair_matrix(key: str, values: PairValues, title: str = "Bandwidth between nodes") -> str:
+    """Nodes, or GPUs of a node, down and across; dark is slow, empty was not measured."""
     if not values:
         return ""
     typical = statistics.median(values.values())
@@ -118,7 +139,7 @@ def pair_matrix(key: str, values: PairValues) -> str:
     shades = np.searchsorted([-share for share in _LESS], -cells / typical, side="right")
     across = [str(i) for i in range(1, len(names) + 1)] if len(names) <= _MOST_LABELLED else []
     down = [f"{name} ({i})" for i, name in enumerate(names, 1)] if across else names
-    return _map(key, "Bandwidth between nodes", said, cells, shades, (down, across), keys, _texts(cells, "{:.3g}"))
+    return _map(key, title, said, cells, shades, (down, across), keys, _texts(cells, "{:.3g}"))
 
 
 def slowest_pairs_table(values: PairValues) -> str:

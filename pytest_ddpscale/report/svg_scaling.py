@@ -10,7 +10,7 @@ from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU, WEAK_SCALI
 from pytest_ddpscale.plan.study import Plan, Scaling
 from pytest_ddpscale.report import svg_axes
 from pytest_ddpscale.report.plotted_series import EFFICIENCY, SPEEDUP, THROUGHPUT, UTILIZATION, PlottedSeries, Quantity
-from pytest_ddpscale.report.svg_axes import SERIES_COLOURS, AxisScale, label, line, marker, number
+from pytest_ddpscale.report.svg_axes import SERIES_COLOURS, AxisScale, cross, label, line, marker, number
 from pytest_ddpscale.report.text import ABSENT, has_interval, number_text
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
 
@@ -170,15 +170,8 @@ def _curve(curve: ChartedCurve, factor: float, x: AxisScale, y: AxisScale) -> st
     for size, value in curve.values.items():
         parts.append(marker(curve.place, places[size], y.at(value), curve.colour))
         if size in curve.verdicts and curve.verdicts[size].outcome == "failed":
-            parts.append(_cross(places[size], y.at(value)))
+            parts.append(cross(places[size], y.at(value)))
     return "".join(parts)
-
-
-def _cross(x: float, y: float) -> str:
-    return (
-        f'<path class="failed" d="M{number(x - 7)} {number(y - 7)}l14 14m0-14l-14 14" fill="none" '
-        'stroke="currentColor" stroke-width="2.2"/>'
-    )
 
 
 def _keys(quantity: Quantity, curves: Sequence[ChartedCurve], device: str) -> list[tuple[str, str]]:
@@ -200,7 +193,7 @@ def _keys(quantity: Quantity, curves: Sequence[ChartedCurve], device: str) -> li
         levels = sorted({verdict.confidence for verdict in verdicts})
         keys.append((bar, f"{' and '.join(f'{100 * level:.0f} %' for level in levels)} confidence interval"))
     if any(verdict.outcome == "failed" for verdict in verdicts):
-        keys.append((_cross(15, 0), "misses its bound"))
+        keys.append((cross(15, 0), "misses its bound"))
     return keys
 
 

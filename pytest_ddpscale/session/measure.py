@@ -45,6 +45,11 @@ class MeasureSource(EvidenceSource):
         self._was_refused = False  # its nodes are unfit: nothing is to run on them
 
     @property
+    def was_refused(self) -> bool:
+        """Whether nodes were found unfit, so that nothing was launched."""
+        return self._was_refused
+
+    @property
     def named(self) -> str:
         """What its run directory is called, behind the time."""
         return self.subject.sku

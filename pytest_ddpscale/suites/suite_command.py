@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-SOME_MISSING = 1  # exit code where something could not be measured
+NOT_ALL_WELL = 1  # exit code where something could not be measured, or failed
 # Options of pytest that a suite has no use for: each plans its own studies, and no threshold judges them.
 _NOT_OURS = ("judge", "resume", "world_sizes", "history", "family_confidence", "allow_incomplete", "unfit", "launches",
              "precision")  # fmt: skip
@@ -30,10 +30,11 @@ _LOG_EVERY_S = 60.0
 
 def suites() -> dict[str, Suite]:
     """All of them, by name."""
+    from pytest_ddpscale.suites.collectives_suite import Collectives
     from pytest_ddpscale.suites.inference_suite import InferenceSuite
     from pytest_ddpscale.suites.pytorch_ddp import PytorchDdp
 
-    return {one.name: one for one in (PytorchDdp(), InferenceSuite())}
+    return {one.name: one for one in (PytorchDdp(), Collectives(), InferenceSuite())}
 
 
 def add_suite(commands: Commands) -> None:
@@ -119,7 +120,7 @@ def _tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
     for line in text_lines(report):
         print(line)
     print(f"report: {run.path / 'report.html'}")
-    return SOME_MISSING if report.problems else 0
+    return NOT_ALL_WELL if report.problems or report.failures else 0
 
 
 def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:

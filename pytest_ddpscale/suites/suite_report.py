@@ -42,6 +42,7 @@ class SuiteReport:
         problems: what could not be measured, and why: one sentence each. The command then exits 1.
         values: the same for programs, of JSON types: suite.json.
         files: further JSON files of the run directory, by name, such as another tool reads.
+        failures: what was measured and is not as required, such as wrong results, or undecided. It exits 1, too.
     """
 
     headline: str
@@ -49,3 +50,4 @@ class SuiteReport:
     problems: Sequence[str] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Any] = field(default_factory=dict)
+    failures: Sequence[str] = ()

@@ -19,7 +19,7 @@ SUITE_SCHEMA_VERSION = 1
 def write_suite_reports(run: RunDirectory, suite: str, report: SuiteReport, record: RunRecord) -> None:
     """Write suite.json, the suite's own files, report.md and report.html into the run directory. Raises OSError."""
     values = {"schema_version": SUITE_SCHEMA_VERSION, "suite": suite, "headline": report.headline,
-              "problems": list(report.problems), **report.values}  # fmt: skip
+              "problems": list(report.problems), "failures": list(report.failures), **report.values}  # fmt: skip
     run.write_json(run.suite_json, values)
     for name, content in report.files.items():
         run.write_json(run.path / name, content)
@@ -36,6 +36,8 @@ def text_lines(report: SuiteReport) -> Iterator[str]:
             yield from ("", *([table.title] if table.title else []), *_aligned(table))
         for listing in section.listings:
             yield from ("", *listing.splitlines())
+    for failure in report.failures:
+        yield f"not as required: {failure}"
     for problem in report.problems:
         yield f"not measured: {problem}"
 
@@ -63,6 +65,8 @@ def markdown_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
             lines += ["", *([f"{_cell(table.title)}:", ""] if table.title else []), *_markdown_table(table)]
         for listing in section.listings:
             lines += ["", "```text", listing.replace("```", "'''").rstrip("\n"), "```"]
+    if report.failures:
+        lines += ["", "## Not as required", "", *(f"- {_cell(failure)}" for failure in report.failures)]
     if report.problems:
         lines += ["", "## Not measured", "", *(f"- {_cell(problem)}" for problem in report.problems)]
     return "\n".join(lines) + "\n"

@@ -105,6 +105,8 @@ class Decider:
     def _needed_probes(self, study: ProbeStudy) -> list[str]:
         """As `needed_arms`. What had told enough and was not measured since is not judged again."""
         evidence = self._evidence_on_probes()
+        if len(evidence.rounds_probed) < study.swept_rounds:
+            return [probe.id for probe in study.probes]
         if len(evidence.rounds_probed) < FEWEST_ROUNDS:
             done = {Probe(*name).id for name in evidence.probes}
             asked_for = {case.probe.id for case in self._probed if case.probe}

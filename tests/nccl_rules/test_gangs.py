@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.launch.environment import worker_environment
+from pytest_ddpscale.plan.probe import COLLECTIVES as EXCHANGES
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -32,7 +33,7 @@ LIMIT_S = 300.0
 WORKLOAD = Workload("a", MODEL, "fp32", 2, 16, "contiguous", 4, num_classes=10)
 WEIGHTS = sum(weight.numel() for weight in minute(num_classes=10).parameters())
 BUFFERS = 8  # a mean and a variance for each of four channels
-PROBED = ("all-reduce-4kib", "all-gather-4kib", "reduce-scatter-4kib", "send-recv-4kib")
+PROBED = tuple(f"{kind}-4kib" for kind in (*EXCHANGES, "send-recv"))
 
 
 def study(ranks: int, *further: Arm, name: str = "a", rounds: int = 2) -> Study:

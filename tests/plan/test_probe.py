@@ -23,6 +23,9 @@ STUDY = ProbeStudy((Probe("matmul-bf16"), Probe("all-reduce-32mib", 8), Probe("a
         ("all-reduce-32mib", 8, "all-reduce", None, 32 * 2**20),
         ("all-gather-1gib", 2, "all-gather", None, 2**30),
         ("reduce-scatter-25mib", 4, "reduce-scatter", None, 25 * 2**20),
+        ("broadcast-4kib", 2, "broadcast", None, 4096),
+        ("reduce-1gib", 2, "reduce", None, 2**30),
+        ("all-to-all-1mib", 8, "all-to-all", None, 2**20),
         ("send-recv-9999kib", 2, "send-recv", None, 9999 * 2**10),
     ],
 )
@@ -81,6 +84,7 @@ def test_a_study_survives_json() -> None:
         ("rounds", 1.0, "rounds"),
         ("block_s", 0, "block_s"),
         ("block_s", "1", "block_s"),
+        ("iteration_limit_s", 0.0, "iteration_limit_s"),
         ("block_s", float("nan"), "block_s"),
         ("probes", [{"name": "matmul-bf16", "world_size": 1}] * 2, "twice"),
         ("probes", [{"name": "sleep", "world_size": 1}], "not known"),

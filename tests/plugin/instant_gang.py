@@ -2,7 +2,7 @@
 
 What it does is read from the environment: `GANG_HOST` is the host's name, `GANG_SPEED` how many times as fast as usual
 it is, and `GANG_ENDS` says by study how it ends, in JSON: a reason of `StudyEnd`, or ``killed`` for a SIGKILL to pytest
-in the middle of it, or ``full`` for a disk that is.
+in the middle of it, or ``full`` for a disk that is. `GANG_WRONG` is a probe that gives wrong results.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ import math
 import os
 import signal
 
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.probe import ProbeStudy
+from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.records import (
     Block,
     GangRecord,
@@ -52,8 +56,31 @@ class InstantGang:
                 )
             )  # fmt: skip
         ends = json.loads(os.environ.get("GANG_ENDS", "{}"))
+        if plan.probes is not None:
+            self._probe(plan.probes, plan.layout)
         for study in plan.studies:
             self._measure(study, ends.get(study.id, "rounds"))
+
+    def _probe(self, study: ProbeStudy, layout: Layout) -> None:
+        """Everything at 1 GB/s, on the ranks of one node."""
+        self.run.append_record(StudyStart(study=study.id, unix_s=1.7e9))
+        for number in range(study.rounds):
+            for probe in study.probes:
+                places = expected_ranks(probe, layout)
+                is_pair = probe.kind == "send-recv"
+                ranks = tuple(rank for place in places for rank in place)
+                self.run.append_record(
+                    ProbeBlock(
+                        study=study.id, probe=probe.name, world_size=probe.world_size, round=number, gang=self.gang,
+                        iterations=1, ranks=ranks, work=float(probe.message_bytes or 1),
+                        peers=tuple(rank for place in places for rank in reversed(place)) if is_pair else None,
+                        seconds=(probe.message_bytes or 1) / 1e9 * (1 + 0.001 * (number % 3)),
+                        started_unix_s=1.7e9 + number, is_correct=probe.name != os.environ.get("GANG_WRONG"),
+                    )
+                )  # fmt: skip
+            arms = tuple(probe.id for probe in study.probes)
+            self.run.append_record(RoundEnd(study=study.id, round=number, arms=arms))
+        self.run.append_record(StudyEnd(study.id, "rounds"))
 
     def _measure(self, study: Study, end: str) -> None:
         self.run.append_record(StudyStart(study=study.id, unix_s=1.7e9))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from pytest_ddpscale.report.svg_axes import svg
@@ -51,3 +53,14 @@ def test_html_is_one_page_with_figures_and_no_script_from_outside() -> None:
 
 def test_a_record_of_a_run_that_never_began_is_told_too() -> None:
     assert "Hosts" not in markdown_of("sizes", REPORT, msgspec.structs.replace(SUITE_RECORD, hosts=()))
+
+
+def test_what_is_not_as_required_is_told_before_what_was_not_measured() -> None:
+    report = replace(REPORT, failures=["broadcast <1 KiB> gave wrong results"])
+    assert list(text_lines(report))[-2:] == [
+        "not as required: broadcast <1 KiB> gave wrong results", "not measured: resnet50: it broke"
+    ]  # fmt: skip
+    page = markdown_of("sizes", report, SUITE_RECORD)
+    assert page.index("## Not as required\n\n- broadcast \\<1 KiB\\> gave") < page.index("## Not measured")
+    assert "<li>broadcast &lt;1 KiB&gt; gave wrong results</li>" in html_of("sizes", report, SUITE_RECORD)
+    assert "Not as required" not in html_of("sizes", REPORT, SUITE_RECORD)

@@ -89,10 +89,10 @@ def test_a_probe_knows_the_peak_of_what_it_measures(peak: str, probe: str, expec
         ("probe: all-reduce-32mib", "probe: all-reduce-32mib, of: r", "it has `of` and `probe`; expected one of them"),
         ("probe: all-reduce-32mib", "check: ecc, severity: fail", "unknown key skus.new.requirements[2]."),
         ("all-reduce-32mib", "all-reduce", "probe 'all-reduce' is not known; expected matmul-fp32|fp16|bf16|fp8, "
-         "memory-copy, host-to-device, device-to-host, or all-reduce|all-gather|reduce-scatter|send-recv with a "
-         "message size such as -32mib"),
+         "memory-copy, host-to-device, device-to-host, or all-reduce|all-gather|reduce-scatter|broadcast|reduce|"
+         "all-to-all|send-recv with a message size such as -32mib"),
         ("all-reduce-32mib", "send-recv-32mib", "busbw_gbps is not what send-recv-32mib measures; "
-         "expected all-reduce, all-gather, reduce-scatter"),
+         "expected all-reduce, all-gather, reduce-scatter, broadcast, reduce, all-to-all"),
         ("busbw_gbps: {8: 100}, probe: all-reduce-32mib", "matmul_tflops: 100, margin: 5 %, probe: memory-copy",
          "matmul_tflops is not what memory-copy measures; expected matmul"),
         ("all-reduce-32mib", "matmul-bf16", "matmul-bf16 is done by one device; expected world_size 1"),

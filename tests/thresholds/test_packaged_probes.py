@@ -10,7 +10,7 @@ from pytest_ddpscale.plan.estimate import TimeEstimate, estimate
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import PACES, build_plan
-from pytest_ddpscale.plan.probe import COLLECTIVES, Probe
+from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, device_type, training_cases
@@ -25,6 +25,7 @@ PROBES = [(name, r) for name, sku in GPUS.items() for r in sku.requirements if r
 WITH_NVSWITCH = ("a100-sxm4-80gb", "a100-sxm4-40gb", "h100", "h200", "b200")
 ALWAYS_WARN = {"clock", "pcie_under_load", "topology"}
 MINUTES_5 = 300.0
+BOUNDED = ("all-reduce", "all-gather", "reduce-scatter")  # collectives that DDP and FSDP use, with published values
 MOST_PROBES = 12
 PUBLISHERS = (
     r"^(Azure/azurehpc-health-checks|Azure/AI-benchmarking-guide|stas00/ml-engineering|zzc0721/\S+"
@@ -89,7 +90,7 @@ def test_every_gpu_is_probed_for_computing_memory_host_and_links(sku: str) -> No
     assert len(probes) == len(set(probes)) <= MOST_PROBES
     precisions = {workload.precision for workload in GPUS[sku].workloads.values()} - {"fp32"}
     assert {p.precision for p in probes if p.kind == "matmul"} - {"fp8"} == precisions
-    assert {p.kind for p in probes} >= {"memory-copy", "host-to-device", "device-to-host", *COLLECTIVES, "send-recv"}
+    assert {p.kind for p in probes} >= {"memory-copy", "host-to-device", "device-to-host", *BOUNDED, "send-recv"}
     assert Probe("all-reduce-32mib", 8) in probes, "the size of DDP's buckets"
 
 
@@ -199,7 +200,7 @@ def test_a_node_of_8_gpus_is_decided_in_less_than_5_minutes_even_if_it_takes_all
 def test_any_machine_keeps_the_bounds_of_a_cpu() -> None:
     probes = [r for r in MEASURED["cpu"].requirements if r.probe and r.world_size != "all"]
     assert {probe.kind for probe in probes_of("cpu")} == {
-        "matmul", "memory-copy", "host-to-device", *COLLECTIVES, "send-recv",
+        "matmul", "memory-copy", "host-to-device", *BOUNDED, "send-recv",
     }  # fmt: skip
     for requirement in probes:
         assert requirement.source.measured is not None

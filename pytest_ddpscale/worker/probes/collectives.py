@@ -1,8 +1,9 @@
-"""How fast a group of ranks sums, gathers and scatters, and how fast two of them send to each other."""
+"""How fast a group of ranks communicates in each of NCCL's ways, and how fast two of them send to each other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -60,6 +61,45 @@ class Exchange:
         return self._is_expected()
 
 
+@dataclass(frozen=True)
+class _Place:
+    """One rank's place in a group, and what it makes its messages of.
+
+    Attributes:
+        per_rank: numbers of the message for each rank.
+    """
+
+    group: dist.ProcessGroup
+    device: torch.device
+    per_rank: int
+
+    @property
+    def member(self) -> int:
+        return self.group.rank()
+
+    @property
+    def size(self) -> int:
+        return self.group.size()
+
+    @property
+    def root(self) -> int:
+        """Global rank of the group's first member, which broadcasts, and has the sum of a reduce."""
+        return dist.get_global_rank(self.group, 0)
+
+    def whole(self) -> torch.Tensor:
+        return torch.zeros(self.per_rank * self.size, device=self.device)
+
+    def share(self) -> torch.Tensor:
+        return torch.zeros(self.per_rank, device=self.device)
+
+    def exchange(
+        self, sent: torch.Tensor, received: torch.Tensor, run: Callable[[], object],
+        is_expected: Callable[[KnownValues], bool],
+    ) -> Exchange:  # fmt: skip
+        known = KnownValues(self.device, max(len(sent), len(received)))
+        return Exchange(self.member, known, sent, received, run, lambda: is_expected(known))
+
+
 def open_collective(kind: ProbeKind, message_bytes: int, group: dist.ProcessGroup, device: torch.device) -> Exchange:
     """The probe on this rank of a group; nothing is communicated yet.
 
@@ -69,32 +109,81 @@ def open_collective(kind: ProbeKind, message_bytes: int, group: dist.ProcessGrou
     Raises:
         CannotProbeError: the message has less than one number for each rank.
     """
-    size, member = group.size(), group.rank()
+    size = group.size()
     per_rank = message_bytes // (FP32_BYTES * size)
     if per_rank < 1:
         raise CannotProbeError(f"a message of {message_bytes} bytes has no number for each of {size} ranks")
-    whole = torch.zeros(per_rank * size, device=device)
-    if kind == "all-reduce":
-        known = KnownValues(device, len(whole))
-        return Exchange(
-            member, known, whole, whole,
-            lambda: dist.all_reduce(whole, group=group),
-            lambda: known.is_sum(whole, size),
-        )  # fmt: skip
-    share = torch.zeros(per_rank, device=device)
-    if kind == "all-gather":
-        known = KnownValues(device, per_rank)
-        return Exchange(
-            member, known, share, whole,
-            lambda: _all_gather(whole, share, group=group),
-            lambda: all(known.is_message(part, number) for number, part in enumerate(whole.split(per_rank))),
-        )  # fmt: skip
-    known = KnownValues(device, len(whole))
-    return Exchange(
-        member, known, whole, share,
-        lambda: _reduce_scatter(share, whole, group=group),
-        lambda: known.is_sum(share, size, begin=member * per_rank),
+    return _OPEN[kind](_Place(group, device, per_rank))
+
+
+def _open_all_reduce(place: _Place) -> Exchange:
+    whole = place.whole()
+    return place.exchange(
+        whole, whole,
+        lambda: dist.all_reduce(whole, group=place.group),
+        lambda known: known.is_sum(whole, place.size),
     )  # fmt: skip
+
+
+def _open_all_gather(place: _Place) -> Exchange:
+    share, whole = place.share(), place.whole()
+    return place.exchange(
+        share, whole,
+        lambda: _all_gather(whole, share, group=place.group),
+        lambda known: all(known.is_message(part, member) for member, part in enumerate(whole.split(place.per_rank))),
+    )  # fmt: skip
+
+
+def _open_reduce_scatter(place: _Place) -> Exchange:
+    share, whole = place.share(), place.whole()
+    return place.exchange(
+        whole, share,
+        lambda: _reduce_scatter(share, whole, group=place.group),
+        lambda known: known.is_sum(share, place.size, begin=place.member * place.per_rank),
+    )  # fmt: skip
+
+
+def _open_broadcast(place: _Place) -> Exchange:
+    """Only the root has a message: what is found on another rank, it received."""
+    whole = place.whole()
+    sent = whole if place.member == 0 else whole[:0]
+    return place.exchange(
+        sent, whole,
+        lambda: dist.broadcast(whole, place.root, group=place.group),
+        lambda known: known.is_message(whole, 0),
+    )  # fmt: skip
+
+
+def _open_reduce(place: _Place) -> Exchange:
+    """The root alone can tell whether the sum is right; what the buffers of others hold then is not defined."""
+    whole = place.whole()
+    return place.exchange(
+        whole, whole,
+        lambda: dist.reduce(whole, place.root, group=place.group),
+        lambda known: place.member != 0 or known.is_sum(whole, place.size),
+    )  # fmt: skip
+
+
+def _open_all_to_all(place: _Place) -> Exchange:
+    sent, received = place.whole(), place.whole()
+    begin = place.member * place.per_rank
+    return place.exchange(
+        sent, received,
+        lambda: dist.all_to_all_single(received, sent, group=place.group),
+        lambda known: all(
+            known.is_message(part, member, begin) for member, part in enumerate(received.split(place.per_rank))
+        ),
+    )  # fmt: skip
+
+
+_OPEN: dict[ProbeKind, Callable[[_Place], Exchange]] = {
+    "all-reduce": _open_all_reduce,
+    "all-gather": _open_all_gather,
+    "reduce-scatter": _open_reduce_scatter,
+    "broadcast": _open_broadcast,
+    "reduce": _open_reduce,
+    "all-to-all": _open_all_to_all,
+}
 
 
 def open_send_receive(message_bytes: int, group: dist.ProcessGroup, device: torch.device, peer: int) -> Exchange:

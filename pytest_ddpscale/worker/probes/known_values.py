@@ -32,10 +32,11 @@ class KnownValues:
         for first, part in _parts(tensor):
             torch.add(self._from(first, len(part)), member % _RANKS_APART, out=part)
 
-    def is_message(self, tensor: torch.Tensor, member: int) -> bool:
-        """Whether a tensor is that member's message."""
+    def is_message(self, tensor: torch.Tensor, member: int, begin: int = 0) -> bool:
+        """Whether a tensor is that member's message, from its element `begin` on."""
         return all(
-            torch.equal(part, self._from(first, len(part)) + member % _RANKS_APART) for first, part in _parts(tensor)
+            torch.equal(part, self._from(begin + first, len(part)) + member % _RANKS_APART)
+            for first, part in _parts(tensor)
         )
 
     def is_sum(self, tensor: torch.Tensor, members: int, begin: int = 0) -> bool:

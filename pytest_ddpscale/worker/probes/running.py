@@ -19,6 +19,10 @@ from pytest_ddpscale.worker.rank_context import RankContext, arm_order
 # How often a probe is done to learn how long it takes: a few times, and then for this share of a block.
 _FIRST_ITERATIONS = 2
 _CALIBRATED_SHARE = 0.2
+# A message of at least so many bytes foretells how long larger ones take: smaller ones are all latency. A single
+# attempt has to exceed the limit this many times: on a shared machine any may be interrupted.
+_FORETELLING_BYTES = 2**20
+_SURELY = 4.0
 
 
 class ProbeRounds:
@@ -31,6 +35,8 @@ class ProbeRounds:
         self._seed = seed
         self._blocks = ProbeBlocks(context)
         self._told: set[tuple[str, int]] = set()  # of which probes it is recorded that which ranks cannot do them
+        # Of rank 0: bytes of the last message of each kind and group, and the seconds it took.
+        self._last_message: dict[tuple[str, int], tuple[int, float]] = {}
 
     def run(self) -> EndReason:
         """Probe until all rounds are done, time is up or all is known; all ranks of the gang call this.
@@ -69,29 +75,66 @@ class ProbeRounds:
         return "rounds"
 
     def _calibrated(self, probe: Probe) -> int:
-        """How many iterations fill a block on the slowest rank, the same on all of them; 0 if no rank can do it.
+        """How many iterations fill a block on the slowest rank, the same on all of them; 0 if no rank can do it, or if
+        one takes longer than the study allows.
 
         The first few connect and wake the clocks, and say how many it takes to know more.
         """
         self._progress.round = None
-        iterations = _FIRST_ITERATIONS
+        iterations, seconds = _FIRST_ITERATIONS, list[float]()
+        if self._study.limit_s(probe) is not None:
+            is_short = self._control.decided(f"{self._study.id}/foreseen/{probe.id}", partial(self._is_foreseen, probe))
+            if not is_short:
+                return 0
         for attempt, share in enumerate((_CALIBRATED_SHARE, 1.0)):
             key = f"{self._study.id}/calibration-{attempt}/{probe.id}"
             said = self._blocks.block(probe, key, iterations, verify=False)
             heard: list[RankProbed] = []
             self._gather(f"{key}/said", probe, said, heard.extend)
             goal_s = share * self._study.block_s
-            decide = partial(self._iterations, probe, iterations, goal_s, heard)
+            decide = partial(self._iterations, probe, iterations, goal_s, heard, seconds)
             iterations = int(self._control.decided(f"{key}/iterations", decide))
             if not iterations:
                 return 0
         return iterations
 
-    def _iterations(self, probe: Probe, before: int, goal_s: float, said: Sequence[RankProbed]) -> int:
-        """Rank 0's word on how many iterations take `goal_s` seconds, after so many were done by each rank."""
+    def _iterations(
+        self, probe: Probe, before: int, goal_s: float, said: Sequence[RankProbed], seconds: list[float]
+    ) -> int:
+        """Rank 0's word on how many iterations take `goal_s` seconds, after so many were done by each rank.
+
+        `seconds` are those of one iteration in each attempt. What else the machine does makes one seem slow, not both.
+        """
         self._context.sink.append_records(self._unsupported(probe, said))
         slowest_s = max((one.seconds for one in said if one.seconds is not None), default=None)
-        return 0 if slowest_s is None else max(1, int(before * goal_s / slowest_s))
+        if slowest_s is None:
+            return 0
+        seconds.append(slowest_s / before)
+        if probe.message_bytes is not None:
+            self._last_message[probe.kind, probe.world_size] = probe.message_bytes, min(seconds)
+        tolerance = 1.0 if len(seconds) > 1 else _SURELY
+        if not self._is_short(probe, min(seconds), tolerance):
+            return 0
+        return max(1, int(before * goal_s / slowest_s))
+
+    def _is_foreseen(self, probe: Probe) -> bool:
+        """Rank 0's word on a message that is larger than the last one of its kind, which took so long."""
+        size, (known, took_s) = probe.message_bytes, self._last_message.get((probe.kind, probe.world_size), (0, 0.0))
+        if size is None or size <= known or known < _FORETELLING_BYTES:
+            return True
+        return self._is_short(probe, took_s * size / known, _SURELY, f"{known >> 20} MiB took {took_s:.2g} s")
+
+    def _is_short(self, probe: Probe, iteration_s: float, tolerance: float, foretold_by: str = "") -> bool:
+        """Whether one iteration keeps to so many times the study's limit; if not, it is recorded that it does not."""
+        limit_s = self._study.limit_s(probe)
+        if limit_s is None or iteration_s <= tolerance * limit_s:
+            return True
+        ranks = _ranks(probe, self._control.layout)
+        takes = f"would take about {iteration_s:.3g} s ({foretold_by})" if foretold_by else f"takes {iteration_s:.2g} s"
+        reason = f"one iteration {takes}, more than the limit of {limit_s:g} s"
+        told = [RankProbed(rank=rank, unsupported=reason) for rank in ranks]
+        self._context.sink.append_records(self._unsupported(probe, told))
+        return False
 
     def _measure(self, probe: Probe, number: int, iterations: int) -> None:
         key = f"{self._study.id}/{number}/{probe.id}"

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
-from pytest_ddpscale.plan.probe import Probe, ProbeKind, ProbeStudy
-from pytest_ddpscale.results.probe_record import ProbeMeasurement, ProbeUnsupported
+from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeStudy
+from pytest_ddpscale.results.probe_record import ProbeBlock, ProbeMeasurement, ProbeUnsupported
 from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.results.records import GangRecord, RoundEnd
 from pytest_ddpscale.worker.control import Control
-from pytest_ddpscale.worker.device import CpuDevice
-from pytest_ddpscale.worker.probes import blocks, collectives, memory
+from pytest_ddpscale.worker.device import CpuDevice, Timing
+from pytest_ddpscale.worker.probes import blocks, collectives, known_values, memory
 from pytest_ddpscale.worker.probes.blocks import open_work
 from pytest_ddpscale.worker.probes.collectives import Exchange, open_collective
 from pytest_ddpscale.worker.probes.running import ProbeRounds
@@ -31,12 +33,15 @@ from ..ranks import on_ranks
 pytestmark = pytest.mark.slow
 
 RANKS, KIB = 3, 2**10
-KINDS: tuple[ProbeKind, ...] = ("all-reduce", "all-gather", "reduce-scatter")
 COPY = Probe("memory-copy")
 REDUCE = Probe("all-reduce-48kib", RANKS)
 BY_TWO = Probe("all-reduce-64kib", 2)
 GATHER = Probe("all-gather-48kib", RANKS)
 SCATTER = Probe("reduce-scatter-48kib", RANKS)
+BROADCAST = Probe("broadcast-48kib", RANKS)
+TO_ROOT = Probe("reduce-48kib", RANKS)
+ALL_TO_ALL = Probe("all-to-all-48kib", RANKS)
+EXCHANGES = (REDUCE, GATHER, SCATTER, BROADCAST, TO_ROOT, ALL_TO_ALL)
 UNEVEN = Probe("all-reduce-1kib", RANKS)  # 256 numbers, which three ranks do not share evenly
 PAIRS = Probe("send-recv-16kib", RANKS)
 # What goes wrong where: rank 1 gathers one wrong number, rank 2 receives one and has no memory for two probes.
@@ -45,7 +50,7 @@ SPOILED_PAIRS = Probe("send-recv-6kib", RANKS)
 REFUSED = Probe("all-reduce-4kib", RANKS)
 REFUSED_COPY = Probe("host-to-device")
 SPOILED_NUMBERS = 6 * KIB // 4
-PROBES = (COPY, REDUCE, BY_TWO, GATHER, SCATTER, UNEVEN, PAIRS, SPOILED, SPOILED_PAIRS, REFUSED, REFUSED_COPY)
+PROBES = (COPY, *EXCHANGES, BY_TWO, UNEVEN, PAIRS, SPOILED, SPOILED_PAIRS, REFUSED, REFUSED_COPY)
 
 
 class Spoiled(Exchange):
@@ -71,6 +76,55 @@ def _probe(rank: int) -> tuple[str, list[bytes]]:
     study = ProbeStudy(PROBES, rounds=2, block_s=0.01)
     context = context_on_cpu(CpuDevice(), control, timedelta(seconds=30), sink=sink)
     return ProbeRounds(study, context).run(), [line_of(record) for record in sink.records]
+
+
+SMALL, MEDIUM, LARGER, LARGEST = (Probe(f"all-reduce-{size}", RANKS) for size in ("4kib", "1mib", "64mib", "1gib"))
+S_PER_MIB = 0.05
+
+
+class SlowByBytes(CpuDevice):
+    """On which messages take as long as they are large, whatever else the machine does."""
+
+    opened: ClassVar[list[float]] = []
+
+    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
+        iterations: list[None] = []
+        self.on_step = lambda: iterations.append(None)
+        step()
+        seconds = len(iterations) * self.opened[-1] / 2**20 * S_PER_MIB
+        return Timing(time.time(), (seconds,), seconds, None, None)
+
+
+def _open_slow_work(*arguments: Any) -> Any:
+    work = open_work(*arguments)
+    SlowByBytes.opened.append(work.work if work else 1.0)
+    return work
+
+
+def _within_limit(rank: int) -> tuple[list[bytes], list[float]]:
+    """What rank 0 writes, and the messages that this rank made."""
+    setattr(blocks, "open_work", _open_slow_work)  # noqa: B010 (which mypy lets pass)
+    store = PrefixStore("gang", dist.distributed_c10d._get_default_store())
+    sink = KeptRecords()
+    study = ProbeStudy((SMALL, MEDIUM, LARGER, LARGEST), rounds=2, block_s=0.01, iteration_limit_s=0.1)
+    context = context_on_cpu(SlowByBytes(), Control(store, rank, rank, RANKS), timedelta(seconds=30), sink=sink)
+    ProbeRounds(study, context).run()
+    return [line_of(record) for record in sink.records], SlowByBytes.opened
+
+
+def test_messages_that_take_longer_than_the_limit_are_not_even_tried(tmp_path: Path) -> None:
+    answers = on_ranks(_within_limit, tmp_path, RANKS)
+    reader = RecordReader()
+    reader.know([WHO])
+    records = [reader.read(line) for line in answers[0][0]]
+    assert {record.probe for record in records if isinstance(record, ProbeBlock)} == {SMALL.name, MEDIUM.name}
+    unsupported = {record.probe: record for record in records if isinstance(record, ProbeUnsupported)}
+    assert list(unsupported) == [LARGER.id, LARGEST.id]
+    assert unsupported[LARGER.id].ranks == (0, 1, 2)
+    assert unsupported[LARGEST.id].reasons == (
+        "one iteration would take about 51.2 s (1 MiB took 0.05 s), more than the limit of 0.1 s"
+    )
+    assert max(max(opened) for _, opened in answers) <= 2**20
 
 
 Told = tuple[list[str], list[list[AnyRecord]]]
@@ -107,7 +161,7 @@ def test_single_devices_are_measured_by_all_ranks(told: Told) -> None:
     assert ranks_of(of(told, COPY)) == [0, 1, 2] * 2
 
 
-@pytest.mark.parametrize("probe", [REDUCE, GATHER, SCATTER, COPY])
+@pytest.mark.parametrize("probe", [*EXCHANGES, COPY])
 def test_what_comes_out_is_correct_on_every_rank(told: Told, probe: Probe) -> None:
     measured = of(told, probe)
     assert ranks_of(measured) == [0, 1, 2] * 2
@@ -161,11 +215,66 @@ def test_a_device_that_cannot_keeps_no_other_from_being_measured(told: Told) -> 
 def test_one_wrong_number_of_a_sum_is_found(gloo_of_one: None) -> None:
     group = dist.group.WORLD
     assert group is not None
-    for kind in KINDS:
+    for kind in COLLECTIVES:
         exchange = open_collective(kind, 300 * 4, group, torch.device("cpu"))
         assert exchange.is_correct()
         exchange.received[299] += 1
         assert not exchange._is_expected()
+
+
+def group_of(ranks: list[int]) -> dist.ProcessGroup:
+    group: Any = dist.new_group(ranks)
+    return cast("dist.ProcessGroup", group)
+
+
+def _judged(rank: int) -> dict[str, list[bool]]:
+    """Of each collective, whether this rank finds right: what came, what one rank got wrong, what nobody sent."""
+    found: dict[str, list[bool]] = {}
+    group = group_of([0, 1, 2])
+    for kind in COLLECTIVES:
+        exchange = open_collective(kind, 3 * 700 * 4, group, torch.device("cpu"))
+        verdicts = [exchange.is_correct()]
+        if rank == 1:
+            exchange.received[len(exchange.received) // 2] += 1
+        verdicts.append(exchange._is_expected())
+        exchange._run = lambda: None
+        found[kind] = [*verdicts, exchange.is_correct()]
+    return found
+
+
+def test_each_collective_is_right_and_a_wrong_number_or_a_silent_one_is_found(tmp_path: Path) -> None:
+    """Of a reduce by its root alone: what is in the other buffers is not defined."""
+    by_rank = on_ranks(_judged, tmp_path, RANKS)
+    for kind in COLLECTIVES:
+        right, spoiled, silent = zip(*(found[kind] for found in by_rank), strict=True)
+        assert all(right), kind
+        assert spoiled == (True, kind == "reduce", True), kind
+        expected = {"reduce": (False, True, True), "broadcast": (True, False, False)}
+        assert silent == expected.get(kind, (False, False, False)), kind
+
+
+def _silent_broadcast(rank: int) -> bool:
+    """Where the ranks' messages are alike, as those of ranks 97 apart: whether nothing received counts as received."""
+    known_values._RANKS_APART = 1
+    exchange = open_collective("broadcast", 4096, group_of([0, 1, 2]), torch.device("cpu"))
+    exchange._run = lambda: None
+    return exchange.is_correct()
+
+
+def test_a_rank_that_received_nothing_is_not_saved_by_what_it_had(tmp_path: Path) -> None:
+    assert on_ranks(_silent_broadcast, tmp_path, RANKS) == [True, False, False]
+
+
+def _among_others(rank: int) -> list[bool]:
+    """Whether a root that is not rank 0 of the gang is found."""
+    group = group_of([1, 2])
+    if rank == 0:
+        return []
+    return [open_collective(kind, 4096, group, torch.device("cpu")).is_correct() for kind in COLLECTIVES]
+
+
+def test_the_root_is_the_first_rank_of_the_group(tmp_path: Path) -> None:
+    assert on_ranks(_among_others, tmp_path, RANKS) == [[], *[[True] * len(COLLECTIVES)] * 2]
 
 
 def test_a_message_without_a_number_for_each_rank_is_refused(gloo_of_one: None) -> None:

@@ -42,6 +42,14 @@ def test_one_wrong_number_is_found(place: int) -> None:
 
 
 @pytest.mark.parametrize("begin", [0, 1, 667, 1400])
+def test_a_share_of_a_message_is_known_wherever_it_begins(begin: int) -> None:
+    known, share = KnownValues(CPU, 2000), message(5, 2000)[begin : begin + 600]
+    assert known.is_message(share, 5, begin)
+    assert not known.is_message(share, 5, begin + 1)
+    assert not known.is_message(share, 4, begin)
+
+
+@pytest.mark.parametrize("begin", [0, 1, 667, 1400])
 def test_a_share_of_a_sum_is_known_wherever_it_begins(begin: int) -> None:
     total = torch.stack([message(member, 2000) for member in range(3)]).sum(dim=0)
     known = KnownValues(CPU, 2000)

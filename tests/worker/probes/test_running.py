@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -72,8 +73,10 @@ class Session:
         rounds: int,
         needed: Needed | None = None,
         deadline: float | None = None,
+        limit_s: float | None = None,
+        without_limit: tuple[str, ...] = (),
     ) -> str:
-        study = ProbeStudy(probes, rounds, block_s=0.2)
+        study = ProbeStudy(probes, rounds, 0.2, limit_s, without_limit)
         context = context_on_cpu(
             self.device, self.control, TIMEOUT, sink=self.sink, progress=self.progress, deadline_unix_s=deadline,
             steered=needed is not None,
@@ -192,3 +195,44 @@ def test_the_store_keeps_what_ranks_meet_by_for_one_block_only() -> None:
     said = [f"control/probes/{number}/{probe.id}" for number in range(3) for probe in COPIES]
     assert not any(store.check([f"{key}/said/0"]) for key in said)
     assert sum(store.check([f"{key}/0/0/ready"]) for key in said) == 1
+
+
+def test_a_probe_that_takes_longer_than_the_limit_is_left_out_and_told() -> None:
+    session = Session(iteration_s=0.3)
+    assert session.run(COPIES[:1], rounds=2, limit_s=0.25) == "rounds"
+    assert session.measured == []
+    (told,) = [record for record in session.records if isinstance(record, ProbeUnsupported)]
+    assert told.ranks == (0,)
+    assert told.reasons == "one iteration takes 0.3 s, more than the limit of 0.25 s"
+
+
+def test_a_probe_within_the_limit_is_measured() -> None:
+    session = Session(iteration_s=0.2)
+    session.run(COPIES[:1], rounds=2, limit_s=0.25)
+    assert len(session.measured) == 2
+
+
+def test_a_probe_of_which_something_is_required_has_no_limit() -> None:
+    session = Session(iteration_s=3.0)
+    session.run(COPIES[:2], rounds=2, limit_s=0.25, without_limit=(COPIES[0].id,))
+    assert {one.probe for one in session.measured} == {COPIES[0].name}
+
+
+def test_one_interrupted_attempt_does_not_leave_a_probe_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, timed = Session(iteration_s=0.01), list[float]()
+    time_steps = session.device.time_steps
+
+    def interrupted(step: Callable[[], None], steps: int) -> Timing:
+        timing = time_steps(step, steps)
+        timed.append(timing.block_s)
+        return replace(timing, block_s=1.0) if len(timed) == 1 else timing
+
+    monkeypatch.setattr(session.device, "time_steps", interrupted)
+    session.run(COPIES[:1], rounds=2, limit_s=0.25)
+    assert len(session.measured) == 2
+
+
+def test_what_takes_many_times_the_limit_is_not_tried_twice() -> None:
+    session = Session(iteration_s=3.0)
+    session.run(COPIES[:1], rounds=2, limit_s=0.25)
+    assert session.device.steps == 2

@@ -1,0 +1,96 @@
+"""The sweep of collectives as a test of an acceptance run: beside what is asked, in a run directory of its own.
+
+Most sizes have no bound, so that it is left out unless ``-m collectives`` asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.results.notices import Listener
+    from pytest_ddpscale.session.measure import MeasureSource
+    from pytest_ddpscale.suites.suite import SuiteNodes
+
+MARK = "collectives"
+_FIXTURE = "collective_sweep"
+
+
+@dataclass(eq=False, repr=False)  # made at the start of every pytest session: more would take longer
+class CollectiveSweep:
+    """The sweep on the nodes of this session."""
+
+    config: pytest.Config
+    source: MeasureSource
+
+    def __repr__(self) -> str:
+        """Short: pytest asks for it at each failed assertion."""
+        return f"<sweep of collectives on {self.source.subject.sku}>"
+
+    def check(self) -> None:
+        """Measure, write the report, and end the test by it.
+
+        Raises:
+            pytest.fail.Exception: a result was wrong, a bound was not kept, or something could not be measured.
+            BadInput: the run directory holds a sweep already.
+        """
+        from pytest_ddpscale.suites.collectives_suite import Collectives, sweep_plan
+        from pytest_ddpscale.suites.suite_source import SuiteSource
+        from pytest_ddpscale.suites.suite_views import write_suite_reports
+
+        nodes = self._nodes()
+        if nodes.world_size < 2:
+            pytest.skip("there is one rank; a collective needs others")
+        suite, plan = Collectives(), sweep_plan(nodes)
+        source = SuiteSource(suite, nodes, plan)
+        source.open_run()
+        source.measure_and_close(self._listener(source), lambda measured: None)
+        measured = source.measured_suite()
+        report = suite.conclude(measured)
+        write_suite_reports(source.measured_run, suite.name, report, measured.record)
+        said = [*report.failures, *(f"not measured: {problem}" for problem in report.problems)]
+        if said:
+            page = source.measured_run.path / "report.html"
+            pytest.fail("\n".join([report.headline, *said, f"report: {page}"]), pytrace=False)
+
+    def _nodes(self) -> SuiteNodes:
+        """Those of the session, and its settings but for where measurements go."""
+        from dataclasses import replace
+
+        from pytest_ddpscale.suites.suite import SuiteNodes
+
+        subject, run = self.source.subject, self.source.measured_run
+        settings = replace(subject.settings, run_dir=run.path / MARK, rounds=None, block_s=None)
+        return SuiteNodes(replace(subject, site=replace(subject.site, settings=settings)), self.source.machine)
+
+    def _listener(self, source: MeasureSource) -> Listener:
+        from pytest_ddpscale.plugin.console import progress_of
+
+        assert source.plan_to_measure is not None
+        return progress_of(self.config, source.plan_to_measure, {})
+
+
+@pytest.fixture
+def collective_sweep(request: pytest.FixtureRequest) -> CollectiveSweep:
+    """The sweep of collectives, for a test marked ``collectives``: ``collective_sweep.check()`` is all of it."""
+    from pytest_ddpscale.plugin.active import session_of
+    from pytest_ddpscale.session.measure import MeasureSource
+    from pytest_ddpscale.session.resume import ResumeSource
+
+    source = session_of(request.config).source
+    if not isinstance(source, MeasureSource) or isinstance(source, ResumeSource):
+        pytest.skip("nothing is measured anew: the sweep is of a run that measures")
+    if source.was_refused:
+        pytest.skip("nodes are unfit, so that nothing was launched on them")
+    return CollectiveSweep(request.config, source)
+
+
+def unasked(items: Sequence[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
+    """Sweeps among the items that nobody asked for."""
+    if MARK in config.option.markexpr:
+        return []
+    return [item for item in items if _FIXTURE in getattr(item, "fixturenames", ())]

@@ -1,0 +1,43 @@
+"""What thresholds require of the collectives and pairs of a sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_ddpscale.errors import BadInput
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.probe import COLLECTIVES
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.run_json import RunRecord
+from pytest_ddpscale.thresholds.cases import NodeCase, cases_for
+from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
+
+
+def sweep_cases(thresholds: ThresholdsFile, sku: str, layout: Layout) -> list[NodeCase]:
+    """Requirements of a SKU on collectives and pairs that so many ranks can measure."""
+    return [
+        case
+        for case in cases_for(thresholds, sku, layout)
+        if isinstance(case, NodeCase) and case.probe is not None and not case.missing
+        if case.probe.kind in (*COLLECTIVES, "send-recv") and case.probe.world_size <= layout.world_size
+    ]
+
+
+def cases_of_run(record: RunRecord, plan: Plan) -> tuple[list[NodeCase], str]:
+    """Requirements on what a run swept, by the thresholds that it began with.
+
+    Returns:
+        The requirements, and why there are none if the file is no longer what it was; else empty.
+    """
+    used = record.thresholds
+    if used is None or plan.probes is None:
+        return [], "the run does not say by which thresholds"
+    try:
+        thresholds = load_thresholds(Path(used.path))
+    except (BadInput, OSError) as error:
+        return [], str(error)
+    extends = [sha256 for _, sha256 in thresholds.extended]
+    if (thresholds.sha256, extends) != (used.sha256, [one.sha256 for one in used.extends]):
+        return [], f"{used.path} has changed since the run began"
+    probes = set(plan.probes.probes)
+    return [case for case in sweep_cases(thresholds, plan.sku, plan.layout) if case.probe in probes], ""

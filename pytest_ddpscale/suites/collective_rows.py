@@ -1,0 +1,167 @@
+"""What a sweep of collectives measured, as rows of nccl-tests' table.
+
+From the bus bandwidth of each round, by place, as verdicts have it: where several nodes measured the same at once, the
+row is the slowest. Algorithm bandwidth and time follow from it by the definitions of nccl-tests
+(github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): algbw = busbw / factor, time = size / algbw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.metrics.probes import GIGA, ProbedPlace, bus_factor, places
+from pytest_ddpscale.plan.per_round import PerRound
+from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeKind
+from pytest_ddpscale.plan.probe_pairs import expected_ranks
+from pytest_ddpscale.stats.intervals import Estimate, geometric_mean_estimate
+
+_FP32_BYTES = 4
+# As nccl-tests counts the elements of its `count` column: those of each rank, where ranks share the message.
+_COUNTED_BY_RANK: tuple[ProbeKind, ...] = ("all-gather", "reduce-scatter", "all-to-all")
+_SUMMING: tuple[ProbeKind, ...] = ("all-reduce", "reduce-scatter", "reduce")
+_ROOTED: tuple[ProbeKind, ...] = ("broadcast", "reduce")
+_NO_ROOT = -1
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """One operation with one message size among so many ranks.
+
+    Attributes:
+        probe: that measured it.
+        size_bytes: of the message, as `Probe.message_bytes` counts it; rounded down to whole numbers for each rank.
+        busbw_gbps: bus bandwidth of the slowest place, geometric mean over the rounds, in 10⁹ bytes per second; None if
+            it was not measured.
+        interval: Student-t interval of that over the rounds, of which there is a fixed number; None of a single round.
+        place: the slowest.
+        measured_places: how many groups of ranks measured it at once: one, or one on every node.
+        expected_places: how many should have.
+        rounds: of the slowest place.
+        wrong: results that were not the known ones, over all ranks and rounds.
+        checked: results that were looked at.
+        why_not: why there is no value; empty if there is one.
+    """
+
+    probe: Probe
+    size_bytes: int
+    expected_places: int
+    busbw_gbps: float | None = None
+    interval: tuple[float, float] | None = None
+    place: ProbedPlace | None = None
+    measured_places: int = 0
+    rounds: int = 0
+    wrong: int = 0
+    checked: int = 0
+    why_not: str = ""
+
+    @property
+    def algbw_gbps(self) -> float | None:
+        """Size over time, in 10⁹ bytes per second."""
+        return None if self.busbw_gbps is None else self.busbw_gbps / bus_factor(self.probe)
+
+    @property
+    def time_us(self) -> float | None:
+        """Of one operation, in microseconds."""
+        return None if self.algbw_gbps is None else self._time_us(self.algbw_gbps)
+
+    @property
+    def time_interval_us(self) -> tuple[float, float] | None:
+        """Of `time_us`, from that of the bandwidth."""
+        if self.interval is None:
+            return None
+        low, high = (self._time_us(end / bus_factor(self.probe)) for end in reversed(self.interval))
+        return low, high
+
+    @property
+    def relative_reach(self) -> float | None:
+        """Half of the interval's width over the value."""
+        if self.interval is None or self.busbw_gbps is None:
+            return None
+        return (self.interval[1] - self.interval[0]) / (2 * self.busbw_gbps)
+
+    @property
+    def count(self) -> int:
+        """Elements, as nccl-tests counts them."""
+        of_all = self.size_bytes // _FP32_BYTES
+        return of_all // self.probe.world_size if self.probe.kind in _COUNTED_BY_RANK else of_all
+
+    @property
+    def redop(self) -> str:
+        """``sum`` or ``none``."""
+        return "sum" if self.probe.kind in _SUMMING else "none"
+
+    @property
+    def root(self) -> int:
+        """Member of the group that sends or gets all; -1 where there is none."""
+        return 0 if self.probe.kind in _ROOTED else _NO_ROOT
+
+    def _time_us(self, algbw_gbps: float) -> float:
+        return self.size_bytes / (algbw_gbps * GIGA) * 1e6
+
+
+def collective_rows(evidence: Evidence, confidence: float) -> list[CollectiveRow]:
+    """A row for each collective that was planned, in the plan's order.
+
+    Args:
+        evidence: of a plan with probes.
+        confidence: of the intervals, 0 … 1.
+    """
+    study = evidence.plan.probes
+    probes = () if study is None else study.probes
+    return [_row(probe, evidence, confidence) for probe in probes if probe.kind in COLLECTIVES]
+
+
+def _row(probe: Probe, evidence: Evidence, confidence: float) -> CollectiveRow:
+    layout = evidence.plan.layout
+    expected = len(expected_ranks(probe, layout))
+    probed = evidence.probes.get((probe.name, probe.world_size))
+    found = _of_sweep(places(probed, probe, layout), evidence)
+    if probed is None or not found:
+        return CollectiveRow(probe, probe.message_bytes or 0, expected, why_not=_why_not(probe, evidence))
+    place, estimate = _slowest(found, confidence)
+    return CollectiveRow(
+        probe, int(np.nanmax(probed.work)), expected, estimate.value,
+        None if math.isnan(estimate.interval[0]) else estimate.interval,
+        place, len(found), len(found[place]), int(probed.wrong.sum()), int(probed.present.sum()),
+    )  # fmt: skip
+
+
+def _of_sweep(found: Mapping[ProbedPlace, PerRound], evidence: Evidence) -> dict[ProbedPlace, PerRound]:
+    """Without rounds that were added until a bound was decided: an interval of so many as were needed is too narrow."""
+    study = evidence.plan.probes
+    assert study is not None  # it has the probe
+    swept = {place: _first(values, study.swept_rounds or study.rounds) for place, values in found.items()}
+    return {place: values for place, values in swept.items() if len(values)}
+
+
+def _first(values: PerRound, rounds: int) -> PerRound:
+    return PerRound(values.numbers[values.numbers < rounds], values.values[values.numbers < rounds])
+
+
+def _slowest(found: Mapping[ProbedPlace, PerRound], confidence: float) -> tuple[ProbedPlace, Estimate]:
+    estimates = {place: _estimate(values, confidence) for place, values in found.items()}
+    return min(estimates.items(), key=lambda one: (one[1].value, one[0].ranks))
+
+
+def _estimate(values: PerRound, confidence: float) -> Estimate:
+    if len(values) == 1:
+        return Estimate(float(values.values[0]), (math.nan, math.nan))
+    return geometric_mean_estimate(values.values.tolist(), confidence)
+
+
+def _why_not(probe: Probe, evidence: Evidence) -> str:
+    study = evidence.plan.probes
+    assert study is not None  # it has the probe
+    for reasons, key in (
+        (evidence.unsupported, probe.id),
+        (evidence.errors, study.id),
+        (evidence.interrupted, study.id),
+    ):
+        if key in reasons:
+            return reasons[key]
+    return "no complete round"

@@ -1,0 +1,230 @@
+"""What a sweep of collectives has shown: nccl-tests' tables, curves, pairs, and bounds that are kept or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pytest_ddpscale.plan.collective_sweep import size_text
+from pytest_ddpscale.plan.probe import COLLECTIVES
+from pytest_ddpscale.report.svg_maps import PairValues, pair_bandwidths, pair_bandwidths_within, pair_matrix
+from pytest_ddpscale.report.svg_sweep import SweptCurve, SweptPoint, sweep_chart
+from pytest_ddpscale.report.text import ABSENT, bound_text, one_line, value_text, verdict_word
+from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.suites.collective_bounds import cases_of_run
+from pytest_ddpscale.suites.collective_rows import CollectiveRow, collective_rows
+from pytest_ddpscale.suites.collective_table import grouped, nccl_lines, not_measured
+from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
+from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
+from pytest_ddpscale.thresholds.cases import NodeCase
+from pytest_ddpscale.verdict.judge import judge
+
+Judged = Sequence[tuple[NodeCase, Verdict]]
+
+
+def collectives_report(measured: MeasuredSuite) -> SuiteReport:
+    """All of it."""
+    evidence, confidence = measured.evidence, measured.confidence
+    rows = collective_rows(evidence, confidence)
+    cases, no_bounds = cases_of_run(measured.record, evidence.plan)
+    judged = [(case, judge(case, evidence, confidence)) for case in cases]
+    sections = [
+        _section([row for row in rows if row.probe.world_size == world_size], judged, confidence)
+        for world_size in sorted({row.probe.world_size for row in rows})
+    ]
+    return SuiteReport(
+        _headline(rows, judged),
+        [*sections, _bounds(judged, no_bounds), *_pairs(measured)],
+        problems=_problems(measured, rows, judged),
+        failures=_failures(rows, judged),
+        values={
+            "confidence": confidence,
+            "rows": [_row_values(row) for row in rows],
+            "bounds": [_bound_values(case, verdict) for case, verdict in judged],
+            "pairs_within_nodes_gbps": _pair_values(pair_bandwidths_within(evidence)),
+            "pairs_of_nodes_gbps": _pair_values(pair_bandwidths(evidence)),
+        },
+    )
+
+
+def _headline(rows: Sequence[CollectiveRow], judged: Judged) -> str:
+    """The largest bandwidth of the widest group, and whether all is well."""
+    there = [row for row in rows if row.busbw_gbps is not None]
+    if not there:
+        return "Collectives: nothing was measured"
+    most = max(row.probe.world_size for row in there)
+    best = max((row for row in there if row.probe.world_size == most), key=lambda row: row.busbw_gbps or 0.0)
+    wrong = sum(row.wrong for row in rows)
+    said = [
+        f"Collectives over {most} ranks reach up to {_gbps(best.busbw_gbps or 0.0)} of bus bandwidth "
+        f"({best.probe.kind} of {size_text(best.probe.message_bytes or 0)})",
+        "all results right" if not wrong else f"{wrong} wrong results",
+    ]
+    if judged:
+        said.append(f"{sum(verdict.passed for _, verdict in judged)} of {len(judged)} bounds kept")
+    return "; ".join(said)
+
+
+def _section(rows: Sequence[CollectiveRow], judged: Judged, confidence: float) -> SuiteSection:
+    """One world size: curves and tables."""
+    world_size, nodes = rows[0].probe.world_size, rows[0].expected_places
+    where = f"{world_size} ranks of each node" if nodes > 1 else f"{world_size} ranks"
+    key = f"sweep-{world_size}"
+    curves = [_bandwidths(theirs, judged) for theirs in grouped(rows)]
+    times = [_times(theirs) for theirs in grouped(rows)]
+    figures = (
+        sweep_chart(key, f"Bus bandwidth over {where}", "busbw (GB/s)", curves),
+        sweep_chart(f"{key}-time", f"Time over {where}", "time (us)", times, is_log=True),
+    )
+    how = (
+        "Bus bandwidth, algorithm bandwidth and time by the formulas of nccl-tests, of the slowest rank"
+        + (" on the slowest node" if nodes > 1 else "")
+        + f"; ± is half of the {100 * confidence:g} % interval over the rounds. #wrong counts results of a rank in a "
+        "round that were not the known values."
+    )
+    return SuiteSection(
+        f"Over {where}", [how], [_summary(rows)], ["\n".join(nccl_lines(rows))], [one for one in figures if one]
+    )
+
+
+def _summary(rows: Sequence[CollectiveRow]) -> SuiteTable:
+    """A line for each operation: latency of the smallest message, bandwidth of the largest."""
+    lines = []
+    for theirs in grouped(rows):
+        there = [row for row in theirs if row.busbw_gbps is not None]
+        if not there:
+            lines.append((theirs[0].probe.kind, *[ABSENT] * 5))
+            continue
+        small, large = there[0], there[-1]
+        lines.append((
+            small.probe.kind, size_text(small.probe.message_bytes or 0), f"{small.time_us:.1f}",
+            size_text(large.probe.message_bytes or 0), _gbps(large.busbw_gbps or 0.0), _interval(large),
+        ))  # fmt: skip
+    columns = ("operation", "smallest", "time (us)", "largest", "busbw", "interval")
+    return SuiteTable(columns, lines, "Latency of the smallest message and bandwidth of the largest")
+
+
+def _interval(row: CollectiveRow) -> str:
+    if row.interval is None:
+        return ABSENT
+    low, high = row.interval
+    return f"{low:.3g} to {_gbps(high)}"
+
+
+def _gbps(value: float) -> str:
+    return f"{value:.3g} GB/s"
+
+
+def _bandwidths(rows: Sequence[CollectiveRow], judged: Judged) -> SweptCurve:
+    bounds = {case.probe: (case.requirement.bound, verdict.outcome == "failed") for case, verdict in judged}
+    points = []
+    for row in rows:
+        if row.busbw_gbps is not None:
+            bound, has_failed = bounds.get(row.probe, (None, False))
+            points.append(SweptPoint(row.probe.message_bytes or 0, row.busbw_gbps, row.interval, bound, has_failed))
+    return SweptCurve(rows[0].probe.kind, tuple(points), COLLECTIVES.index(rows[0].probe.kind))
+
+
+def _times(rows: Sequence[CollectiveRow]) -> SweptCurve:
+    points = [
+        SweptPoint(row.probe.message_bytes or 0, row.time_us, row.time_interval_us)
+        for row in rows
+        if row.time_us is not None
+    ]
+    return SweptCurve(rows[0].probe.kind, tuple(points), COLLECTIVES.index(rows[0].probe.kind))
+
+
+def _bounds(judged: Judged, why_none: str) -> SuiteSection:
+    """What the thresholds require, and whether it is kept."""
+    if why_none:
+        return SuiteSection("Bounds", [f"Nothing was judged: {one_line(why_none)}."])
+    if not judged:
+        return SuiteSection("Bounds", ["The thresholds have no bound for any operation and size that was measured."])
+    rows = [(case.id, value_text(verdict), bound_text(verdict), verdict_word(verdict)) for case, verdict in judged]
+    table = SuiteTable(("requirement", "value", "bound", "verdict"), rows, "Requirements on what was measured")
+    how = (
+        "As an acceptance run judges, in up to twice as many rounds; these intervals are wider, as they hold whenever "
+        "measuring stops."
+    )
+    why = [f"{case.id}: {one_line(verdict.reason)}" for case, verdict in judged if not verdict.passed]
+    return SuiteSection("Bounds", [how, *why], [table])
+
+
+def _pairs(measured: MeasuredSuite) -> Iterator[SuiteSection]:
+    """Matrices of pairs of ranks within a node, and of nodes; nothing if none was measured."""
+    within, between = pair_bandwidths_within(measured.evidence), pair_bandwidths(measured.evidence)
+    figures = [
+        figure
+        for figure in (
+            pair_matrix("pairs-within", within, "Bandwidth between ranks of a node"),
+            pair_matrix("pairs-between", between),
+        )
+        if figure
+    ]
+    said = [
+        _range_of(pairs, noun)
+        for pairs, noun in ((within, "ranks of a node"), (between, "neighbouring nodes"))
+        if pairs
+    ]
+    if figures:
+        yield SuiteSection("Pairs", said, figures=figures)
+
+
+def _range_of(pairs: PairValues, noun: str) -> str:
+    slowest = min(pairs, key=lambda pair: pairs[pair])
+    return (
+        f"Pairs of {noun} ({len(pairs)}): from {_gbps(pairs[slowest])} ({' and '.join(slowest)}) to "
+        f"{_gbps(max(pairs.values()))} in each direction, both at once."
+    )
+
+
+def _problems(measured: MeasuredSuite, rows: Sequence[CollectiveRow], judged: Judged) -> list[str]:
+    """What is missing though it could have been measured: sizes that are left out by a limit are none of it."""
+    evidence = measured.evidence
+    assert evidence.plan.probes is not None  # of a sweep
+    why = why_missing(evidence, evidence.plan.probes.id)
+    if why:
+        return [f"all or part of the sweep: {one_line(why)}"]
+    found = [
+        f"{theirs[0].probe.kind} over {theirs[0].probe.world_size} ranks, of any size: {one_line(theirs[0].why_not)}"
+        for theirs in grouped(rows)
+        if all(row.why_not for row in theirs)
+    ]
+    lacking = [row for row in rows if not (row.why_not and row.probe.id in evidence.unsupported)]
+    unjudged = [
+        f"{case.id}: {one_line(verdict.reason)}"
+        for case, verdict in judged
+        if verdict.outcome == "not_measured" and verdict.blocks()
+    ]
+    return [*found, *not_measured(lacking), *unjudged]
+
+
+def _failures(rows: Sequence[CollectiveRow], judged: Judged) -> list[str]:
+    """Wrong results, and bounds that are not kept."""
+    wrong = [
+        f"{row.probe.id} gave {row.wrong} wrong results of {row.checked}" for row in rows if row.wrong
+    ]  # fmt: skip
+    not_kept = [(case, verdict) for case, verdict in judged if verdict.blocks() and verdict.outcome != "not_measured"]
+    return wrong + [f"{case.id}: {verdict_word(verdict)}, {one_line(verdict.reason)}" for case, verdict in not_kept]
+
+
+def _row_values(row: CollectiveRow) -> dict[str, Any]:
+    return {
+        "operation": row.probe.kind, "world_size": row.probe.world_size, "size_bytes": row.size_bytes,
+        "count": row.count, "type": "float", "redop": row.redop, "root": row.root,
+        "time_us": row.time_us, "time_interval_us": row.time_interval_us, "alg_bw_gbps": row.algbw_gbps,
+        "bus_bw_gbps": row.busbw_gbps, "bus_bw_interval_gbps": row.interval, "rounds": row.rounds,
+        "place": None if row.place is None else row.place.name, "measured_places": row.measured_places,
+        "expected_places": row.expected_places, "wrong": row.wrong, "checked": row.checked, "why_not": row.why_not,
+    }  # fmt: skip
+
+
+def _bound_values(case: NodeCase, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "requirement": case.id, "bound": case.requirement.bound, "outcome": verdict.outcome,
+        "severity": verdict.severity, "value": verdict.value, "interval": verdict.interval, "reason": verdict.reason,
+    }  # fmt: skip
+
+
+def _pair_values(pairs: PairValues) -> list[dict[str, Any]]:
+    return [{"pair": list(names), "gbps": gbps} for names, gbps in sorted(pairs.items())]

@@ -1,0 +1,161 @@
+"""`ddpscale suite collectives`: nccl-tests' operations over message sizes, on one node and on all nodes.
+
+Sizes take turns round by round in random order, each result is checked, and where the SKU's thresholds have a bound for
+an operation and size it is judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.collective_sweep import (
+    ITERATION_LIMITS_S,
+    LARGEST_BYTES,
+    SMALLEST_BYTES,
+    STEP_FACTOR,
+    message_sizes,
+    probe_size,
+    sweep_probes,
+    sweep_study,
+)
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeKind
+from pytest_ddpscale.settings import duration_s, read_value
+from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.launch.supervisor import Judge
+    from pytest_ddpscale.plan.study import Plan
+    from pytest_ddpscale.suites.suite_report import SuiteReport
+    from pytest_ddpscale.thresholds.cases import NodeCase
+
+_SIZE = re.compile(r"([0-9]{1,4}) ?([KMG])(i?B)?", re.IGNORECASE)
+_UNIT_BYTES = {"k": 2**10, "m": 2**20, "g": 2**30}
+_SIZES = "BEGIN:END or BEGIN:END:FACTOR, with whole KiB, MiB or GiB up to 9999 and a factor from 2 up"
+
+
+class Collectives(Suite):
+    """The sweep."""
+
+    name = "collectives"
+    help = "all-reduce, all-gather, reduce-scatter, broadcast, reduce and all-to-all over message sizes, as nccl-tests"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Which operations and sizes."""
+        add = parser.add_argument
+        add("--sizes", metavar="BEGIN:END[:FACTOR]",
+            help=f"message sizes; default: {probe_size(SMALLEST_BYTES)}:{probe_size(LARGEST_BYTES)}:{STEP_FACTOR}, and "
+                 "those that the thresholds have bounds for")  # fmt: skip
+        add("--operations", metavar="A,B", help=f"of {', '.join(COLLECTIVES)}; default: all")
+        add("--iteration-limit", metavar="TIME",
+            help="leave out sizes of which one operation takes longer, and larger ones; default: "
+                 f"{ITERATION_LIMITS_S['cuda']:g}s, on CPUs {ITERATION_LIMITS_S['cpu']:g}s")  # fmt: skip
+
+    def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
+        """One study of all probes. Raises OptionError."""
+        sizes = message_sizes(SMALLEST_BYTES, LARGEST_BYTES)
+        if arguments.sizes is not None:
+            sizes = read_value("--sizes", arguments.sizes, sizes_of)
+        kinds = COLLECTIVES
+        if arguments.operations is not None:
+            kinds = read_value("--operations", arguments.operations, operations_of)
+        limit_s = None
+        if arguments.iteration_limit is not None:
+            limit_s = read_value("--iteration-limit", arguments.iteration_limit, duration_s)
+        within = (sizes[0], sizes[-1]) if arguments.sizes is not None else None
+        return sweep_plan(nodes, sizes, kinds, within, limit_s)
+
+    def judge_of(self, plan: Plan, nodes: SuiteNodes) -> Judge:
+        """Goes on until what is required is decided, if the rounds of the sweep leave it open."""
+        from pytest_ddpscale.verdict.deciding import Decider
+
+        return Decider(plan, bounded_cases(nodes, plan.layout), nodes.settings.confidence)
+
+    def conclude(self, measured: MeasuredSuite) -> SuiteReport:
+        """Tables, curves, pairs, and what is required of them."""
+        from pytest_ddpscale.suites.collectives_report import collectives_report
+
+        return collectives_report(measured)
+
+
+def sweep_plan(
+    nodes: SuiteNodes,
+    sizes: tuple[int, ...] = message_sizes(SMALLEST_BYTES, LARGEST_BYTES),
+    kinds: tuple[ProbeKind, ...] = COLLECTIVES,
+    within: tuple[int, int] | None = None,
+    iteration_limit_s: float | None = None,
+) -> Plan:
+    """The sweep on some nodes.
+
+    Args:
+        nodes: on which.
+        sizes: of messages, in bytes, ascending.
+        kinds: operations.
+        within: least and most bytes of what is measured because the thresholds have a bound for it; None for all.
+        iteration_limit_s: of one operation; None for that of the device.
+
+    Raises:
+        OptionError: there is only one rank.
+    """
+    empty, settings = nodes.empty_plan(), nodes.settings
+    layout = empty.layout
+    if layout.world_size < 2:
+        raise OptionError("--ddp-gpus-per-node", "found one rank", "at least 2: a collective needs others")
+    bounded = [
+        case.probe
+        for case in bounded_cases(nodes, layout)
+        if case.probe is not None and _is_swept(case.probe, kinds, within)
+    ]
+    probes = sweep_probes(layout, empty.device_type, sizes, kinds, bounded)
+    rounds = settings.rounds or FEWEST_ROUNDS
+    study = sweep_study(probes, empty.device_type, rounds, settings.block_s, iteration_limit_s, bounded)
+    return replace(empty, probes=study)
+
+
+def bounded_cases(nodes: SuiteNodes, layout: Layout) -> list[NodeCase]:
+    """What the thresholds require of collectives and pairs on these nodes."""
+    from pytest_ddpscale.suites.collective_bounds import sweep_cases
+
+    return sweep_cases(nodes.subject.thresholds, nodes.subject.sku, layout)
+
+
+def sizes_of(text: str) -> tuple[int, ...]:
+    """``1KiB:1GiB`` or ``1M:64M:2``. Raises ValueError."""
+    parts = text.split(":")
+    if len(parts) not in (2, 3):
+        raise ValueError(_SIZES)
+    try:
+        first, last = map(_size_bytes, parts[:2])
+        found = message_sizes(first, last, int(parts[2]) if len(parts) == 3 else STEP_FACTOR)
+        for size in found:
+            probe_size(size)
+    except ValueError:
+        raise ValueError(f"{_SIZES}, the second not less than the first") from None
+    return found
+
+
+def _size_bytes(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(text)
+    return int(match[1]) * _UNIT_BYTES[match[2].lower()]
+
+
+def operations_of(text: str) -> tuple[ProbeKind, ...]:
+    """Names of operations, each once, in our order. Raises ValueError."""
+    names = [name.strip().lower().replace("_", "-") for name in text.split(",")]
+    unknown = [name for name in names if name not in COLLECTIVES]
+    if unknown:
+        raise ValueError(f"names among {', '.join(COLLECTIVES)}; {unknown[0]!r} is none")
+    return tuple(kind for kind in COLLECTIVES if kind in names)
+
+
+def _is_swept(probe: Probe, kinds: tuple[ProbeKind, ...], within: tuple[int, int] | None) -> bool:
+    if probe.kind not in (*kinds, "send-recv"):
+        return False
+    return within is None or within[0] <= (probe.message_bytes or 0) <= within[1]
