@@ -196,6 +196,7 @@ class Supervisor:
         nodes = len(hosts) if self._lost and hosts else plan.nodes
         launch = replace(self._launch, hosts=hosts, nodes=nodes, gang_id=uuid.uuid4().hex)
         ranks = nodes * plan.layout.ranks_per_node
+        settings, shares = launch.launcher.settings, launch.launcher.shares_environment
         assignment = Assignment(
             plan=msgspec.Raw(strict_json(plan).encode()),
             studies=tuple(studies),
@@ -203,8 +204,9 @@ class Supervisor:
             # Longer than we wait for any rank: we see all of them, and can say which one keeps the others waiting.
             timeout_s=1.5 * self._limits.inactivity_s + 30,
             steered=self._judge is not None,
+            profile_steps=settings.profile_steps or 0,
+            nvtx=settings.nvtx,
         )
-        settings, shares = launch.launcher.settings, launch.launcher.shares_environment
         task = Task(
             gang_id=launch.gang_id,
             nodes=nodes,

@@ -172,7 +172,7 @@ class MeasureSource(EvidenceSource):
             self.measured_run,
             self._limits(plan),
             listener,
-            isolate=settings.isolate,
+            isolate=settings.is_isolated,
             judge=Decider(plan, self.selected, settings.confidence, settings.family_confidence),
             admit=admit,
         )
@@ -183,7 +183,7 @@ class MeasureSource(EvidenceSource):
 
     def _limits(self, plan: Plan) -> Limits:
         settings = self.subject.settings
-        expected_s = estimate(plan, isolate=settings.isolate, img_per_s=self.expected_img_per_s).most_seconds
+        expected_s = estimate(plan, isolate=settings.is_isolated, img_per_s=self.expected_img_per_s).most_seconds
         return Limits(
             budget_s=settings.budget_s,
             inactivity_s=settings.inactivity_limit_s,

@@ -11,6 +11,8 @@ import torchvision
 from torch import nn
 
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.worker.step_names import BACKWARD, FORWARD, OPTIMIZER, STEP
+from pytest_ddpscale.worker.step_ranges import StepRanges
 
 _AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -65,6 +67,7 @@ class Trainer:
     Args:
         model: what a step calls: the network, plain, under DistributedDataParallel or compiled.
         scaler: of fp16's loss, kept by the arm over its blocks; None in other precisions.
+        ranges: names a step and its parts, for profilers.
     """
 
     def __init__(
@@ -74,7 +77,9 @@ class Trainer:
         batch: Batch,
         workload: Workload,
         scaler: torch.amp.GradScaler | None,
+        ranges: StepRanges | None = None,
     ) -> None:
+        self._ranges = ranges or StepRanges()
         self._model = model
         self._optimizer = optimizer
         self._batch = batch
@@ -89,17 +94,19 @@ class Trainer:
 
     def __call__(self) -> None:
         """One optimizer step."""
-        self._optimizer.zero_grad(set_to_none=True)
-        with autocast(self._workload, self._batch.images.device):
-            loss = self._criterion(self._model(self._batch.images), self._batch.labels)
-        if self._scaler is None:
-            loss.backward()
-            self._optimizer.step()
-        else:
-            self._scaler.scale(loss).backward()
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-        self._loss = loss.detach()
+        with self._ranges(STEP):
+            self._optimizer.zero_grad(set_to_none=True)
+            with self._ranges(FORWARD), autocast(self._workload, self._batch.images.device):
+                loss = self._criterion(self._model(self._batch.images), self._batch.labels)
+            with self._ranges(BACKWARD):
+                (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+            with self._ranges(OPTIMIZER):
+                if self._scaler is None:
+                    self._optimizer.step()
+                else:
+                    self._scaler.step(self._optimizer)
+                    self._scaler.update()
+            self._loss = loss.detach()
 
     def check_loss(self) -> None:
         """Raise RuntimeError unless the last step's loss is a number: training that has died is faster."""

@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -149,11 +150,11 @@ def _break_in(arm_name: str) -> None:
     """Fail in the second block of an arm."""
     original, blocks = StudyArms.time_block, []
 
-    def time_block(self: StudyArms, arm: Arm, steps: int) -> Timing:
+    def time_block(self: StudyArms, arm: Arm, steps: int, *profiler: AbstractContextManager[object]) -> Timing:
         blocks.append(arm.name)
         if blocks.count(arm_name) == 2:
             raise ArithmeticError("broken on purpose")
-        return original(self, arm, steps)
+        return original(self, arm, steps, *profiler)
 
     StudyArms.time_block = time_block  # type: ignore[method-assign]
 
