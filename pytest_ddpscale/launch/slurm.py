@@ -127,7 +127,8 @@ class SlurmLauncher(Launcher):
             )  # fmt: skip
         if not hosts and settings.is_isolated:
             raise OptionError(
-                "--ddp-isolate" if settings.isolate else "--ddp-profile", "each study would be a Slurm job of its own, maybe on other nodes", "one allocation",
+                "--ddp-isolate" if settings.isolate else "--ddp-profile",
+                "each study would be a Slurm job of its own, maybe on other nodes", "one allocation",
                 "Start pytest by sbatch or within salloc.",
             )  # fmt: skip
         return Cluster(nodes, hosts[:nodes], self.name, is_elsewhere=not _is_one_of(hosts, self.environ))

@@ -25,8 +25,9 @@ from pytest_ddpscale.launch.gang_owner import GangEnd
 from pytest_ddpscale.launch.launcher import Launch, why_signalled
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import SILENCE_S, Task
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.results.notices import Interrupted, Listener, Notice
+from pytest_ddpscale.results.profile_record import ArmProfile
 from pytest_ddpscale.results.rank_folder import MEASUREMENTS, Assignment, WantedArms, lines_by_file
 from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader
 from pytest_ddpscale.results.records import EndReason, Lost, RoundEnd, StudyEnd, StudyStart
@@ -155,6 +156,8 @@ class Supervisor:
         self._run.cut_torn_line()
         lost = [Lost(hosts=end.lost_hosts, message=end.why)] if end.lost_hosts else []
         self._run.append_records([*end.post_mortems, *lost])
+        if begun and begun[-1] in ended:
+            self._note_lost_profile(plan.study(begun[-1]), int(log.stem.removeprefix("gang-")), end.why)
         left = [study for study in studies if study not in ended]
         if end.interrupted:
             self._end(left, "interrupted", end.interrupted)
@@ -177,6 +180,19 @@ class Supervisor:
         end = self._gang(plan, studies, log).run()
         self._gangs += end.was_started
         return end, log
+
+    def _note_lost_profile(self, study: Study | None, gang: int, why: str) -> None:
+        """Of a gang that ended after its last study was measured, and before its arms were profiled."""
+        if study is None or study.launch > 1 or not self._launch.launcher.settings.profile_steps:
+            return
+        profiled = {(one.study, one.arm) for one in self._run.read_profiles()}
+        self._run.append_profiles(
+            [
+                ArmProfile(study=study.id, arm=arm.name, gang=gang, rank=0, problem=f"the ranks ended before it: {why}")
+                for arm in study.arms
+                if (study.id, arm.name) not in profiled
+            ]
+        )
 
     def _may_start_again(self) -> bool:
         """Whether a gang that died before its first study is tried again: once, if an earlier one had come further."""

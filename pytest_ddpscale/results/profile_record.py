@@ -114,7 +114,9 @@ class ArmProfile(Record, frozen=True, kw_only=True, tag_field="kind", tag="profi
 
     def __post_init__(self) -> None:
         """Refuse numbers that contradict each other. Raises ValueError."""
-        refuse_other_lengths(self, len(self.step_ms), "compute_ms", "waiting_ms", "idle_ms", "all_reduce_ms", "hidden_ms")
+        refuse_other_lengths(
+            self, len(self.step_ms), "compute_ms", "waiting_ms", "idle_ms", "all_reduce_ms", "hidden_ms"
+        )
         if bool(self.problem) == bool(self.step_ms):
             raise ValueError(f"problem is {self.problem!r} beside {len(self.step_ms)} steps; expected one of the two")
         parts = zip(self.step_ms, self.compute_ms, self.waiting_ms, self.idle_ms, strict=True)

@@ -19,6 +19,8 @@ from pytest_ddpscale.worker.replica_checksum import align, checksum
 from pytest_ddpscale.worker.step_ranges import StepRanges
 from pytest_ddpscale.worker.training import Batch, Trainer, build_model, new_scaler
 
+UNOBSERVED = nullcontext()
+
 
 class StudyArms:
     """Model, batches and process groups of one study on this rank.
@@ -56,7 +58,7 @@ class StudyArms:
         """The model, untrained until the first block."""
         return self._model
 
-    def time_block(self, arm: Arm, steps: int, profiler: AbstractContextManager[object] = nullcontext()) -> Timing:
+    def time_block(self, arm: Arm, steps: int, profiler: AbstractContextManager[object] = UNOBSERVED) -> Timing:
         """Train `steps` timed steps of an arm this rank belongs to, after a few untimed ones.
 
         All ranks of the arm call this at the same time. Peak memory is without what other arms'

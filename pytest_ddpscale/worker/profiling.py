@@ -1,7 +1,7 @@
 """Steps of every arm of a study under torch.profiler, after its timed rounds.
 
-Rank 0, which is in every arm, records; all ranks of an arm take the same steps. Whatever the profiler cannot do costs the
-profile and nothing else: what was measured is written down before.
+Rank 0, which is in every arm, records; all ranks of an arm take the same steps. Whatever the profiler cannot do costs
+the profile and nothing else: what was measured is written down before.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import gzip
 import re
 import shutil
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -47,9 +48,10 @@ class StepProfiler:
         """Begin to record, if that is possible."""
         activities = [ProfilerActivity.CPU]
         activities += [ProfilerActivity.CUDA] if self._device_type == "cuda" else []
+        if not torch.profiler.kineto_available():
+            self.problem = "this build of torch has no Kineto, so torch.profiler writes no trace"
+            return self
         try:
-            if not torch.profiler.kineto_available():
-                raise RuntimeError("this build of torch has no Kineto, so torch.profiler writes no trace")
             profile = torch.profiler.profile(activities=activities, record_shapes=True)  # shapes tell message sizes
             profile.start()
         except Exception as error:
@@ -95,21 +97,21 @@ class StudyProfile:
         """Take the steps, one of each arm after the other, pass by pass, so that drift hits all arms alike."""
         context, study = self._context, self._study
         with tempfile.TemporaryDirectory(prefix="ddpscale-traces-") as folder:
-            for number in range(context.profile_steps):
+            for number in range(-1, context.profile_steps):  # the first pass wakes the profiler, and is thrown away
                 key = f"{study.id}/profile/{number}"
                 if context.control.decided(f"{key}/late", lambda: context.is_out_of_time):
                     break
                 for arm in arm_order(study.arms, self._seed, f"{study.id}/profile", number):
-                    self._step(arm, f"{key}/{arm.name}", Path(folder) / f"{number}-{arm.name}.json.gz")
+                    self._step(arm, number, f"{key}/{arm.name}", Path(folder))
             context.progress.phase = "reading the profile"
             if context.control.rank == 0:
                 for arm in study.arms:
                     context.sink.append_profile(self._profile_of(arm))
         self._together(f"{study.id}/profile/done")
 
-    def _step(self, arm: Arm, key: str, path: Path) -> None:
+    def _step(self, arm: Arm, number: int, key: str, folder: Path) -> None:
         """One step by the ranks of an arm, while all others are idle."""
-        context = self._context
+        context, path = self._context, folder / f"{number}-{arm.name}.json.gz"
         context.progress.arm, context.progress.round, context.progress.phase = arm.name, None, "profile"
         if context.control.rank == 0:
             profiler = StepProfiler(_device_type(context), self._ranges)
@@ -117,7 +119,7 @@ class StudyProfile:
             problem = profiler.problem or profiler.write_trace(path)
             if problem:
                 self._problems.setdefault(arm.name, problem)
-            else:
+            elif number >= 0:
                 self._traces[arm.name].append(path)
         elif context.control.rank in context.control.layout.ranks([arm]):
             self._arms.time_block(arm, 1)
@@ -133,7 +135,9 @@ class StudyProfile:
 
     def _profile_of(self, arm: Arm) -> ArmProfile:
         """What was recorded of an arm, or why nothing was."""
-        about = partial(ArmProfile, study=self._study.id, arm=arm.name, gang=self._context.gang, rank=0)
+        about: Callable[..., ArmProfile] = partial(
+            ArmProfile, study=self._study.id, arm=arm.name, gang=self._context.gang, rank=0
+        )
         problem = self._problems.get(arm.name, "there was no time left for it (--ddp-budget)")
         read: list[tuple[TracedStep, Path]] = []
         for path in self._traces[arm.name]:

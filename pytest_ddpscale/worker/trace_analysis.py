@@ -1,4 +1,4 @@
-"""Numbers from a Chrome trace of torch.profiler: what computes, what communicates, what of that is hidden, what is idle.
+"""Numbers from a Chrome trace of torch.profiler: what computes, what communicates, how much of that is hidden.
 
 On a GPU kernels tell: those of NCCL communicate, all others compute. A step begins there with the first kernel that was
 launched in it. On a CPU the thread that trains computes while one of its operators runs, and gloo's threads say when a
@@ -35,7 +35,7 @@ from pytest_ddpscale.worker.step_names import BACKWARD, FORWARD, OPTIMIZER, STEP
 _PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
-# Kernels of NCCL, `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)` (before 2.19 `ncclKernel_…`), and ranges of gloo's threads.
+# Kernels of NCCL, `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)` (before 2.19 `ncclKernel_…`); ranges of gloo's threads.
 _COLLECTIVE = re.compile(r"nccl(?:Dev)?Kernel|gloo:")
 _ALL_REDUCE = re.compile(r"nccl(?:Dev)?Kernel_AllReduce|gloo:all_reduce", re.IGNORECASE)
 # Of the thread that trains: handing a collective over is no computing.
@@ -206,9 +206,7 @@ def _gpu_step(
     computing = [one for one in running if not _COLLECTIVE.match(one.name)]
     found = []
     for phase in phases:
-        of_phase = [
-            one for at, one in launched if phase.ts <= at <= phase.end and not _COLLECTIVE.match(one.name)
-        ]
+        of_phase = [one for at, one in launched if phase.ts <= at <= phase.end and not _COLLECTIVE.match(one.name)]
         if of_phase:
             latest = max(one.end for one in of_phase)
             found.append((phase.name, span(of_phase[0])[0], min(latest, end) / _US_PER_MS - begin / _US_PER_MS))
@@ -246,7 +244,7 @@ def _collectives(events: Iterable[TraceEvent], begin: float, end: float) -> list
 
 
 def message_bytes(args: dict[str, Any]) -> int | None:
-    """Size of a collective's message: NCCL's kernels have its elements and type, gloo's ranges those of their inputs."""
+    """Size of a collective's message: NCCL's kernels say its elements and type, gloo's ranges those of their inputs."""
     try:
         if "In msg nelems" in args:
             return int(args["In msg nelems"]) * _BYTES[str(args["dtype"]).lower()]
@@ -364,8 +362,10 @@ def idle_gaps(step: TracedStep) -> tuple[IdleGap, ...]:
 def timeline(step: TracedStep) -> tuple[ProfileSpan, ...]:
     """The spans of a step's picture: computing is joined where gaps are too short to be seen."""
     found = [_span("phase", begin, end, name.partition(":")[2]) for name, begin, end in step.phases]
-    for one in step.collectives[: MOST_SPANS // 4]:
-        found.append(_span("all_reduce" if one.is_all_reduce else "other_collective", one.begin, one.end, one.name))
+    found += [
+        _span("all_reduce" if one.is_all_reduce else "other_collective", one.begin, one.end, one.name)
+        for one in step.collectives[: MOST_SPANS // 4]
+    ]
     gap, compute = step.length / MOST_SPANS, step.compute
     while len(compute) > MOST_SPANS // 2:
         compute = merged(np.column_stack([compute[:, 0], compute[:, 1] + gap]).tolist()) - [0.0, gap]
