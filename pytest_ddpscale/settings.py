@@ -156,9 +156,9 @@ def number_of_launches(text: str) -> int:
 
 def number_of_profiled_steps(text: str) -> int:
     """Steps of each arm that are profiled."""
-    from pytest_ddpscale.results.profile_record import MOST_STEPS  # here, as every pytest session loads this module
+    from pytest_ddpscale.plan.study import MOST_PROFILED_STEPS  # here, as every pytest session loads this module
 
-    return count_up_to(MOST_STEPS)(text)
+    return count_up_to(MOST_PROFILED_STEPS)(text)
 
 
 def world_sizes(text: str) -> tuple[int, ...]:

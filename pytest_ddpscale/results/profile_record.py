@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from pytest_ddpscale.plan.study import MOST_PROFILED_STEPS
 from pytest_ddpscale.results.strict_json import Count, Positive, Record, refuse_other_lengths
 
-MOST_STEPS = 100  # of an arm: a trace has megabytes for each
 MOST_KERNELS = 10
 MOST_GAPS = 5
 MOST_SPANS = 1000
@@ -18,7 +18,7 @@ LONGEST_NAME = 200
 _SLACK_MS = 0.01
 Milliseconds = Annotated[float, Meta(ge=0, le=1e10)]
 Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
-PerStep = Annotated[tuple[Milliseconds, ...], Meta(max_length=MOST_STEPS)]
+PerStep = Annotated[tuple[Milliseconds, ...], Meta(max_length=MOST_PROFILED_STEPS)]
 Lane = Literal["phase", "compute", "all_reduce", "other_collective"]
 
 
