@@ -121,6 +121,8 @@ def test_a_trace_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     with StepProfiler("cpu", StepRanges()) as profiler:
         torch.zeros(1)
     assert "No such file" in profiler.write_trace(tmp_path / "nowhere" / "trace.json.gz")
+    with StepProfiler("cpu", StepRanges()) as profiler:
+        torch.zeros(1)
     assert profiler.write_trace(tmp_path / "trace.json.gz") == ""
     with pytest.raises(ValueError, match="no step"):
         read_steps(tmp_path / "trace.json.gz", "cpu")
