@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reporting import argument_parser, keep, positive_int, table
+from reporting import argument_parser, keep, positive_int, table
+
 from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
 from pytest_ddpscale.metrics.profiled_exposure import profiled_exposures
 from pytest_ddpscale.report.profile_text import do_agree
