@@ -103,7 +103,5 @@ def test_the_latest_profiles_of_planned_arms_are_evidence(run: RunDirectory) -> 
     run.append_profiles([first, again])
     assert read_evidence(run).profiles == (again,)
     run.append_profiles([ArmProfile(study=STUDY.id, arm="ddp@2", gang=0, rank=0, problem="c")])
-    with pytest.raises(
-        RunDirectoryError, match=r"profiles\.jsonl: has ddp@2 of weak/r, which plan\.json"
-    ):
+    with pytest.raises(RunDirectoryError, match=r"profiles\.jsonl: has ddp@2 of weak/r, which plan\.json"):
         read_evidence(run)

@@ -99,7 +99,7 @@ def test_nsys_would_hear_of_each_step_and_its_parts(tmp_path: Path) -> None:
     library = tmp_path / "heard.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "heard.c"], check=True)
     run = measured(
-        tmp_path / "site", "--ddp-nvtx", "--ddp-pass-env=NVTX_*",
+        tmp_path / "site", "--ddp-nvtx",
         NVTX_INJECTION64_PATH=str(library), CUDA_NVTX_HEARD=str(tmp_path / "heard"),
     )  # fmt: skip
     by_rank = [path.read_text().splitlines() for path in tmp_path.glob("heard.[0-9]*")]
