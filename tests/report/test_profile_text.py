@@ -92,7 +92,7 @@ def test_names_of_kernels_stay_text() -> None:
 
 
 def _with(one: ArmProfile, **changes: object) -> ArmProfile:
-    return ArmProfile(**{name: getattr(one, name) for name in one.__struct_fields__} | changes)  # type: ignore[arg-type]
+    return ArmProfile(**{name: getattr(one, name) for name in one.__struct_fields__} | changes)
 
 
 def test_details_are_of_the_largest_arm_under_ddp() -> None:

@@ -247,5 +247,5 @@ def test_merging_and_subtracting_spans_is_what_it_is_with_sets_of_moments(ours: 
     assert cells(one.tolist()) == cells(ours)
     assert length_of(one) == len(cells(ours))
     assert cells(without(one, other).tolist()) == cells(ours) - cells(theirs)
-    assert sum(covered(*span, other) for span in one.tolist()) == len(cells(ours) & cells(theirs))
+    assert sum(covered(begin, end, other) for begin, end in one.tolist()) == len(cells(ours) & cells(theirs))
     assert np.all(one[1:, 0] > one[:-1, 1])
