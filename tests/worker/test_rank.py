@@ -62,8 +62,11 @@ def test_arms_are_profiled_after_the_study_has_ended_where_that_is_asked(gloo_of
     (tmp_path / LOGS).mkdir()
     control = Control(HashStore(), rank=0, local_rank=0, world_size=1)
     context = replace(context_on_cpu(CpuDevice(), control, TIMEOUT, sink=sink), profile_steps=2)
+    profiled_before: list[int] = []
+    sink.after_study = lambda: profiled_before.append(len(sink.profiles))
     GangMember(Plan("cpu", "cpu", (weak,)), context).run_study(weak.id)
-    assert sink.records[-1] == StudyEnd(weak.id, "rounds"), "before it is profiled"
+    assert sink.records[-1] == StudyEnd(weak.id, "rounds")
+    assert profiled_before == [0], "whatever a profiler does, the study is measured"
     alone, ddp = sink.profiles
     assert (alone.arm, len(alone.step_ms), alone.buckets, alone.problem) == ("alone", 2, (), "")
     assert (ddp.arm, len(ddp.step_ms), ddp.problem) == ("ddp@1", 2, "")
