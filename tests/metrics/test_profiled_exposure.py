@@ -41,7 +41,7 @@ def test_steps_of_one_pass_are_held_against_each_other() -> None:
 
 def test_rounds_count_where_both_arms_were_timed_at_the_pace_of_the_profiled_rank() -> None:
     timed = [
-        block(arm, number, rank, seconds * (1 if rank == 0 else 3))
+        block(arm, number, rank, seconds * ((1, 3) if arm == "ddp@2" else (1, 2))[rank])
         for arm, number, seconds in (("ddp@2", 0, 1.0), ("no_sync@2", 0, 0.8), ("ddp@2", 1, 1.0), ("ddp@2", 2, 1.0),
                                      ("no_sync@2", 2, 0.7))
         for rank in range(2)
