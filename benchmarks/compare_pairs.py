@@ -1,9 +1,12 @@
-"""How often `ddpscale compare` shows a difference between two simulated runs of one machine.
+"""How often `ddpscale compare` shows a difference between two simulated runs of one machine, and of a slowed one.
 
     python benchmarks/compare_pairs.py --pairs 25
 
 Every pair is two runs of 8 A100s with other seeds, 16 rounds. Printed is, by kind of noise, how many requirements of
-all pairs show no difference, and how many of the worst pair.
+all pairs show no difference, and how many of the worst pair. Then the same pairs with GPU 3 of the second run 10 %
+slower: how many requirements are shown to be worse of those that are so by 1 % or more without any noise: of all GPUs,
+and of fewer, which take turns, so that the slow one is in some of the rounds. And how many show no difference of
+those that differ by less than 0.1 % then.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import argparse
 from typing import Any
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
-from pytest_ddpscale.compare.comparing import compare_runs
+from pytest_ddpscale.compare.comparing import ComparedRequirement, compare_runs
 from pytest_ddpscale.evidence.columns import columns_of
 from pytest_ddpscale.evidence.evidence import evidence_of
 from pytest_ddpscale.results.records import Block, gangs_by_number
@@ -23,12 +26,14 @@ from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.spread import NodeSpread
 from pytest_ddpscale.simulate.writing import records
+from pytest_ddpscale.stats.value_change import NEGLIGIBLE_CHANGE
 from pytest_ddpscale.thresholds.cases import training_cases
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 from pytest_ddpscale.verdict.judge import judge
 
-CONFIDENCE, ROUNDS = 0.95, 16
+CONFIDENCE, ROUNDS, GPUS = 0.95, 16, 8
+NONE, SLOW, LEAST_LOSS = "no difference shown", "slow-gpu:3:1.1", 0.01
 WORKLOADS = ("resnet152-fp16", "vit-b-16-fp16")
 NOISES: dict[str, dict[str, Any]] = {
     "independent rounds": {},
@@ -37,10 +42,10 @@ NOISES: dict[str, dict[str, Any]] = {
 }
 
 
-def simulated(cluster: SimulatedCluster, seed: int) -> ComparedRun:
+def simulated(cluster: SimulatedCluster, seed: int, *faults: str) -> ComparedRun:
     """One run, judged."""
     plan = cluster.plan(ROUNDS, short_blocks=True)
-    found = list(records(SimulatedRun(plan, cluster.performance, parse_faults((), plan.layout), seed), cluster))
+    found = list(records(SimulatedRun(plan, cluster.performance, parse_faults(faults, plan.layout), seed), cluster))
     blocks = (one for one in found if isinstance(one, Block))
     evidence = evidence_of(plan, columns_of(blocks, gangs_by_number(found).values()), found)
     verdicts = tuple(judge(case, evidence, CONFIDENCE) for case in training_cases(cluster.cases))
@@ -49,21 +54,31 @@ def simulated(cluster: SimulatedCluster, seed: int) -> ComparedRun:
     return ComparedRun(str(seed), record, evidence, judgement, {}, str(seed))
 
 
+def compared(cluster: SimulatedCluster, pair: int, *faults: str) -> list[ComparedRequirement]:
+    """Two runs, the second with the faults."""
+    a, b = simulated(cluster, 1000 + 2 * pair), simulated(cluster, 1001 + 2 * pair, *faults)
+    return list(compare_runs(a, b, CONFIDENCE).requirements)
+
+
 def main() -> None:
-    """Print a line for each kind of noise."""
+    """Print two lines for each kind of noise."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=25)
     pairs = parser.parse_args().pairs
     file = load_thresholds(packaged("thresholds.yaml"))
+    quiet = open_cluster(file, ClusterOptions("a100", GPUS, workloads=WORKLOADS, round_noise=1e-6))
+    truth = {one.id: one.change.size for one in compared(quiet, 0, SLOW) if one.change}
     for name, options in NOISES.items():
-        cluster = open_cluster(file, ClusterOptions("a100", 8, workloads=WORKLOADS, **options))
-        alike = []
-        for pair in range(pairs):
-            a, b = (simulated(cluster, 1000 + 2 * pair + one) for one in (0, 1))
-            found = compare_runs(a, b, CONFIDENCE)
-            alike.append([one.difference == "no difference shown" for one in found.requirements])
+        cluster = open_cluster(file, ClusterOptions("a100", GPUS, workloads=WORKLOADS, **options))
+        alike = [[one.difference == NONE for one in compared(cluster, pair)] for pair in range(pairs)]
         same, count = sum(map(sum, alike)), sum(map(len, alike))
         print(f"{name}: {same} of {count} show none; worst pair {min(map(sum, alike))} of {len(alike[0])}")
+        slowed = [one for pair in range(pairs) for one in compared(cluster, pair, SLOW)]
+        worse = [(one.world_size == GPUS, one.is_worse) for one in slowed if abs(truth[one.id]) >= LEAST_LOSS]
+        of_all, of_fewer = ([told for is_of_all, told in worse if is_of_all is wanted] for wanted in (True, False))
+        spared = [one.difference == NONE for one in slowed if abs(truth[one.id]) < NEGLIGIBLE_CHANGE]
+        print(f"  {SLOW}: of all GPUs {sum(of_all)} of {len(of_all)} that are worse are shown to be, of fewer "
+              f"{sum(of_fewer)} of {len(of_fewer)}; {sum(spared)} of {len(spared)} that are not show none")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/forecast.py
     python benchmarks/forecast.py --clusters 1000
+    python benchmarks/forecast.py --clusters 1000 --launches 3
 
 Of each table of published_scaling.json every size from the third up that is at most twice the next smaller one is
 forecast from all smaller sizes, except where these do not reach across nodes. Every table with four sizes or more
@@ -11,7 +12,7 @@ the value. Exit code 1 otherwise.
 Simulated clusters differ in GPUs and their links, nodes, model, batch, noise, rounds and how alike these are; their
 times are of simulate/performance.py, whose buckets, overlap, rings and trees are no form that is fitted. Half the
 largest measured size, left out, and twice and four times that are forecast, and compared with what the same rounds
-measure there.
+measure there. Of several launches each has the rounds, and each of its sizes is off by up to 0.5 % (1 sd) more.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.forecast.measured_sizes import MeasuredSize, ScalingSeries, round_errors
+from pytest_ddpscale.forecast.measured_sizes import MeasuredSize, ScalingSeries, mean_of_launches, round_errors
 from pytest_ddpscale.forecast.scaling_model import Forecast, ScalingModel
 from pytest_ddpscale.plan.study import Arm, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -37,6 +38,7 @@ from pytest_ddpscale.simulate.performance import Noise, Performance, expected_ma
 from pytest_ddpscale.simulate.sound_machine import Expectation
 
 MOST_MISSES, WIDEST_HALF = 1, 0.05
+LAUNCH_SD = 0.005  # at most
 NOISY = 0.005  # mean standard error of the sizes
 # Images per second of one GPU, from a V100 to a B200, of the published and derived ones in thresholds.yaml.
 MODELS = {"resnet50": (800, 5000), "resnet152": (460, 2500), "vit_b_16": (360, 2500)}
@@ -47,8 +49,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--clusters", type=int, default=0, help="simulate so many clusters instead")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--launches", type=int, default=1, help="of each cluster")
     arguments = parser.parse_args()
-    return clusters(arguments.clusters, arguments.seed) if arguments.clusters else tables()
+    if arguments.clusters:
+        return clusters(arguments.clusters, arguments.seed, arguments.launches)
+    return tables()
 
 
 def half_width(found: Forecast) -> float:
@@ -90,12 +95,12 @@ def tables() -> int:
     return int(most > MOST_MISSES or half > WIDEST_HALF)
 
 
-def clusters(number: int, seed: int) -> int:
+def clusters(number: int, seed: int, launches: int = 1) -> int:
     """Forecast simulated clusters."""
     found: dict[tuple[Scaling, float], list[tuple[bool, float]]] = defaultdict(list)
     noisy: dict[bool, list[float]] = defaultdict(list)
     for index in range(number):
-        series, truths = cluster(np.random.default_rng([seed, index]))
+        series, truths = cluster(np.random.default_rng([seed, index]), launches)
         largest = series.sizes[-1].gpus
         for times, rate in truths.items():
             gpus = round(times * largest)
@@ -116,7 +121,7 @@ def clusters(number: int, seed: int) -> int:
     return 0
 
 
-def cluster(chance: np.random.Generator) -> tuple[ScalingSeries, dict[float, float]]:
+def cluster(chance: np.random.Generator, launches: int = 1) -> tuple[ScalingSeries, dict[float, float]]:
     """A cluster's measured series, and what it reaches at half, twice and four times its largest measured size."""
     scaling: Scaling = "weak" if chance.random() < 0.75 else "strong"
     per_node = int(chance.choice([4, 8]))
@@ -142,17 +147,27 @@ def cluster(chance: np.random.Generator) -> tuple[ScalingSeries, dict[float, flo
     rounds = int(chance.choice([8, 16, 32]))
     sizes = [1 << power for power in range(largest.bit_length() + 2)]
     workload = Workload(model, model, "fp16", batch)
-    logs = {}
-    for gpus in sizes:
-        own = batch if scaling == "weak" else max(1, batch * 8 // gpus)
-        rate_of_gpu = img_per_s(performance, Arm("ddp", gpus, own), workload, scaling, gpu_sd, together)
-        noise = performance.noise.of_rounds.series(chance, rounds)[0]
-        logs[gpus] = dict(enumerate((math.log(rate_of_gpu) - noise).tolist()))
-    means = {gpus: gpus * math.exp(statistics.fmean(of_size.values())) for gpus, of_size in logs.items()}
-    errors = round_errors({gpus: logs[gpus] for gpus in sizes if gpus <= largest})
-    measured = tuple(MeasuredSize(gpus, means[gpus], error=errors[gpus]) for gpus in errors)
+    rate_of_gpu = {
+        gpus: img_per_s(
+            performance, Arm("ddp", gpus, batch if scaling == "weak" else max(1, batch * 8 // gpus)), workload, scaling,
+            gpu_sd, together,
+        ) for gpus in sizes
+    }  # fmt: skip
+    launch_sd = LAUNCH_SD * chance.random() if launches > 1 else 0.0
+    found: list[list[MeasuredSize]] = []
+    for _ in range(launches):
+        logs = {}
+        for gpus in sizes:
+            noise = performance.noise.of_rounds.series(chance, rounds)[0]
+            own = launch_sd * chance.standard_normal() if launches > 1 else 0.0
+            logs[gpus] = dict(enumerate((math.log(rate_of_gpu[gpus]) + own - noise).tolist()))
+        errors = round_errors({gpus: logs[gpus] for gpus in sizes if gpus <= largest})
+        means = {gpus: gpus * math.exp(statistics.fmean(of_size.values())) for gpus, of_size in logs.items()}
+        found.append([MeasuredSize(gpus, means[gpus], error=errors.get(gpus)) for gpus in sizes])
+    measured = mean_of_launches([[one for one in of_launch if one.gpus <= largest] for of_launch in found])
+    reached = {one.gpus: one.img_per_s for one in mean_of_launches(found)}
     return ScalingSeries(scaling, model, per_node, measured), {
-        times: means[round(times * largest)] for times in (0.5, 2, 4)
+        times: reached[round(times * largest)] for times in (0.5, 2, 4)
     }
 
 

@@ -18,6 +18,7 @@ from pytest_ddpscale.find_batch.find_max_batch import add_find_max_batch
 from pytest_ddpscale.forecast.forecast_command import add_forecast, add_scaling
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.simulate.subcommands import add_power, add_simulate, add_thresholds
+from pytest_ddpscale.suites.suite_command import add_suite, report_suite
 from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show, warn_of_problems
 from pytest_ddpscale.util.packaged import usual_thresholds
 
@@ -83,11 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     add_scaling(commands)
     add_simulate(commands)
     add_find_max_batch(commands, _gpus_here)
+    add_suite(commands)
     return parser
 
 
 def _command(
-    commands: Commands, name: str, run: Callable[[argparse.Namespace], None], explanation: str
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int | None], explanation: str
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=explanation)
     command.set_defaults(run=run)
@@ -121,7 +123,7 @@ def _import_paik(arguments: argparse.Namespace) -> None:
     print(f"Imported {studies} studies into {run.path}.\nNext: pytest --ddp-judge={run.path}")
 
 
-def _report(arguments: argparse.Namespace) -> None:
+def _report(arguments: argparse.Namespace) -> int:
     from pytest_ddpscale.evidence.evidence import read_evidence
     from pytest_ddpscale.report.files import write_reports
     from pytest_ddpscale.report.terminal import table_lines
@@ -129,6 +131,8 @@ def _report(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.results.verdicts import read_judgement
 
     run = RunDirectory.open(arguments.directory)
+    if run.suite_json.exists():
+        return report_suite(run)
     judgement = read_judgement(run.verdicts_json)
     for line, _ in table_lines(judgement, shutil.get_terminal_size((100, 24)).columns):
         print(line)
@@ -140,6 +144,7 @@ def _report(arguments: argparse.Namespace) -> None:
 
         if not webbrowser.open(page.absolute().as_uri()):
             print(f"No browser was found: open {page.absolute()}.", file=sys.stderr)
+    return 0
 
 
 def _culprits(arguments: argparse.Namespace) -> None:

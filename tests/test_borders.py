@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "find_batch": {"settings", "plan", "results", "thresholds", "sku", "node", "launch"},
     "simulate": {"settings", "plan", "results", "thresholds", "metrics", "evidence", "verdict"},
 }
-TOP = {"session", "plugin", "cli"}
+TOP = {"session", "plugin", "cli", "suites"}
 LOOSE = {"cli", "settings", "errors"}
 THIRD_PARTY: dict[str, set[str]] = {
     "pytest": {"plugin"},

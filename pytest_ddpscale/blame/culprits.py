@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,6 +21,7 @@ from pytest_ddpscale.blame.stragglers import (
     find_stragglers,
     find_watched,
     slow_nodes,
+    slower_than_their_node,
 )
 from pytest_ddpscale.blame.two_groups import find_slow_group, in_ranks
 from pytest_ddpscale.evidence.evidence import Evidence
@@ -105,6 +106,13 @@ class RankComparison:
         # Its other ranks, too, are slow, whether or not they took part in what was judged.
         hosts = {straggler.host for straggler in stragglers}
         return [node for node in slow_nodes(self.stragglers, self.peers.rounds) if node.host in hosts]
+
+    def slower_than(self, node: SlowNode) -> list[Straggler]:
+        """Ranks of a slow node that are slower than it is, slowest first."""
+        rounds, gap = self.peers.rounds, self.minimum_relative_gap
+        key = ("slower than their node", self.study.id, node.host)
+        found: list[Straggler] = self.evidence.once(key, lambda: slower_than_their_node(node, rounds, gap))
+        return found
 
     def among(self, found: Sequence[Straggler], measured: ArmRounds) -> list[Straggler]:
         """Those that took part in what was judged."""
@@ -210,16 +218,17 @@ def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, mea
         return replace(verdict, reason=f"{verdict.reason}{none}", notes=notes)
     nodes = compared.slow_nodes_of(found)
     blame = Blame(verdict, case, compared, tuple(found))
-    whole = {node.host for node in nodes}
-    named = [(blame.of_node(node), f"host {node.host}") for node in nodes]
-    named += [(blame.of_gpu(s), f"rank {s.rank} on {s.host}") for s in found if s.host not in whole]
+    whole = {node.host: {s.rank for s in compared.slower_than(node)} for node in nodes}
+    named = [(blame.of_node(node, whole[node.host]), f"host {node.host}") for node in nodes]
+    own = [s for s in found if s.host not in whole or s.rank in whole[s.host]]
+    named += [(blame.of_gpu(s), f"rank {s.rank} on {s.host}") for s in own]
     named.sort(key=lambda one: not one[0].is_certain)
     culprits = tuple(culprit for culprit, _ in named)
     first, who = named[0]
     more = f" and {len(named) - 1} more" if len(named) > 1 else ""
     seen = f"{who}{more}, slow without communication too ({first.evidence})"
     if others := found[0].others:
-        all_in_nodes = whole == {straggler.host for straggler in found}
+        all_in_nodes = whole.keys() == {straggler.host for straggler in found}
         slower = first_few(sorted(whole)) if all_in_nodes else in_ranks([straggler.rank for straggler in found])
         ratio = statistics.median(straggler.ratio for straggler in found)
         seen = f"two groups of ranks: {others} and {slower}, {ratio:.2f}× apart without communication too"
@@ -277,11 +286,12 @@ class Blame:
             slow_rounds=len(straggler.slow_rounds), rounds=straggler.rounds,
         )  # fmt: skip
 
-    def of_node(self, node: SlowNode) -> Culprit:
-        """A whole node of them."""
+    def of_node(self, node: SlowNode, slower: Collection[int]) -> Culprit:
+        """A whole node of them, but for what those ranks of it explain that are slower than it is."""
         is_of_two = self.compared.evidence.plan.nodes > 1 and self.compared.peers.hosts <= 2
         ambiguous = is_of_two or node.ambiguous
-        explains = self._explains(max(s.ratio for s in self.found if s.host == node.host))
+        own = [s.ratio for s in self.found if s.host == node.host and s.rank not in slower]
+        explains = self._explains(max(own, default=node.ratio))
         evidence = node.evidence
         below = any(self.compared.peers.misses_floor(straggler, self.case) for straggler in node.stragglers)
         if not below and ambiguous:

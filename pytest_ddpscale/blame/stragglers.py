@@ -283,6 +283,21 @@ def slow_nodes(stragglers: Iterable[Straggler], measured: ArmRounds) -> list[Slo
     return sorted(nodes, key=lambda node: (-node.ratio, node.host))
 
 
+def slower_than_their_node(node: SlowNode, measured: ArmRounds, minimum_relative_gap: float) -> list[Straggler]:
+    """Ranks of a slow node that are slow even beside its other ranks, by the same rule, slowest first.
+
+    Of two ranks nobody has to ask which one is unusual, as where there is no other node: the faster is slow as well.
+
+    Args:
+        node: as `slow_nodes` found it in `measured`.
+        measured: the same rounds.
+        minimum_relative_gap: how much slower than the median of the node's others, as a fraction.
+    """
+    on_node = ArmRounds(measured.measured.of(slice(None), measured.ranks.by_host[node.host]))
+    numbers = {straggler.rank for straggler in find_stragglers(on_node, minimum_relative_gap)}
+    return [straggler for straggler in node.stragglers if straggler.rank in numbers]
+
+
 def rounds_needed(share: float, rounds: int) -> int:
     """A share of the rounds, rounded up; 0.7 of 10 is 7, although the product in floating point is more."""
     return math.ceil(share * rounds - 1e-9)

@@ -1,4 +1,4 @@
-"""A run beside what the site's history has of the same places: GPU by GPU and node by node."""
+"""A run beside what the site's history has of the same nodes: by requirement, and GPU by GPU and node by node."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
+from pytest_ddpscale.compare.comparing import ComparedRequirement
+from pytest_ddpscale.compare.requirements_beside_past import requirements_beside_past
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.history.baseline import read_baseline
+from pytest_ddpscale.history.baseline import missing_gpus, read_baseline
 from pytest_ddpscale.history.key_values import KeyValue, key_values_of
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.recording import history_sku, started_at_of
@@ -37,6 +39,18 @@ class ValueBesidePast:
     high: float
 
     @property
+    def place(self) -> str:
+        """A node, or a GPU of one."""
+        value = self.value
+        return value.host if value.gpu_index is None else f"GPU {value.gpu_index} of {value.host}"
+
+    @property
+    def name(self) -> str:
+        """What was done, and where."""
+        value = self.value
+        return f"{value.metric} {value.subject} {value.arm}@{value.world_size} on {self.place}"
+
+    @property
     def difference(self) -> Literal["faster", "slower", "no difference shown"]:
         """What that comes to."""
         if not ValueChange(self.ratio - 1, self.low - 1, self.high - 1).is_shown:
@@ -46,23 +60,30 @@ class ValueBesidePast:
 
 @dataclass(frozen=True)
 class RunBesidePast:
-    """All values of a run that have a past; the intervals hold together at the confidence.
+    """What a run has of what its nodes had before.
 
     Attributes:
+        confidence: of each requirement's interval by itself, and of those of all places together, 0 … 1.
+        requirements: each with the mean of earlier runs of exactly these nodes, if there are enough.
+        values: of places that have a past.
         without_past: how many values have too few earlier runs.
+        lost: requirements and GPUs that earlier runs have values of, and this one has none.
         changes: of the software since then, by host.
     """
 
     run: ComparedRun
     history: str
     confidence: float
+    requirements: tuple[ComparedRequirement, ...]
     values: tuple[ValueBesidePast, ...]
     without_past: int
+    lost: tuple[str, ...]
     changes: tuple[tuple[str, tuple[str, ...]], ...]
 
-    def slower_by(self, share: float) -> list[ValueBesidePast]:
-        """Values that surely are below their past by more than that."""
-        return [one for one in self.values if one.difference == "slower" and one.high < 1 - share]
+    def worse_by(self, share: float) -> list[str]:
+        """Requirements and places that are shown to be worse than before by more than that."""
+        slower = [one for one in self.values if one.difference == "slower" and one.high < 1 - share]
+        return [one.id for one in self.requirements if one.is_worse_by(share)] + [one.name for one in slower]
 
 
 def beside_past(run: ComparedRun, history_file: Path, confidence: float) -> RunBesidePast:
@@ -74,14 +95,18 @@ def beside_past(run: ComparedRun, history_file: Path, confidence: float) -> RunB
     """
     sku = history_sku(run.record.sku, is_simulated=run.is_simulated)
     baseline = read_baseline(history_file, sku, run.hosts, started_at_of(run.record))
-    found: Regression = regression_of(key_values_of(run.evidence), baseline, confidence, run.versions)
-    if not found.compared:
+    current = key_values_of(run.evidence)
+    found: Regression = regression_of(current, baseline, confidence, run.versions)
+    of_requirements = requirements_beside_past(run, history_file, current, confidence)
+    if not found.compared and not any(one.change for one in of_requirements.requirements):
         raise OptionError(
             "RUN_DIR", f"{run.path} cannot be compared with {history_file}: none of its values has {FEWEST_VALUES} "
             "earlier runs of the same places", "a run of nodes that the history knows",
         )  # fmt: skip
+    missing = missing_gpus(baseline.places, [one.series for one in current])
     return RunBesidePast(
-        run, str(history_file), confidence, tuple(map(_value, found.compared)), len(found.without_past),
+        run, str(history_file), confidence, of_requirements.requirements, tuple(map(_value, found.compared)),
+        len(found.without_past), (*of_requirements.lost, *(f"GPU {gpu} of {host}" for host, gpu in missing)),
         tuple(sorted((host, tuple(said)) for host, said in found.changes.items())),
     )  # fmt: skip
 

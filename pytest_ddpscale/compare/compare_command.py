@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.settings import OPTIONS, confidence_level, read_value
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.compare.compared_run import ComparedRun
+    from pytest_ddpscale.compare.gate import Gate, Gated
     from pytest_ddpscale.results.run_directory import RunDirectory
     from pytest_ddpscale.results.verdicts import Judgement
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
     JudgementOf = Callable[[RunDirectory], Judgement]
 
+Found = TypeVar("Found", bound="Gated")
 WORSE = 1  # exit code where something is worse than --fail-below allows
 
 
@@ -29,7 +30,14 @@ def add_compare(commands: Commands, judgement_of: JudgementOf) -> None:
     add = command.add_argument
     add("directories", type=Path, nargs="+", metavar="RUN_DIR", help="A and B; with --history one run")
     add("--history", type=Path, metavar="FILE", help="compare one run with earlier runs of the same nodes")
-    add("--fail-below", metavar="5%", help="exit 1 if any requirement is shown to be worse by more than that")
+    add(
+        "--fail-below", metavar="5%",
+        help="exit 1 if anything is shown to be worse by more than that, or was measured before and not now",
+    )  # fmt: skip
+    add(
+        "--allow-missing", action="store_true",
+        help="with --fail-below: what was measured before and not now does not fail",
+    )  # fmt: skip
     add("--confidence", default=OPTIONS["confidence"].default, metavar="C",
         help="of each interval; default: %(default)s")  # fmt: skip
     add("--format", choices=("text", "json"), default="text", help="default: %(default)s")
@@ -38,51 +46,52 @@ def add_compare(commands: Commands, judgement_of: JudgementOf) -> None:
 
 def _compare(arguments: argparse.Namespace, judgement_of: JudgementOf) -> int:
     """Print the comparison. Returns the exit code; raises BadInput."""
-    from pytest_ddpscale.compare.compare_text import compared_json, compared_lines
     from pytest_ddpscale.compare.compared_run import read_compared_run
-    from pytest_ddpscale.compare.comparing import compare_runs
+    from pytest_ddpscale.compare.gate import Gate
 
     fail_below = None if arguments.fail_below is None else read_value("--fail-below", arguments.fail_below, _share)
+    if arguments.allow_missing and fail_below is None:
+        raise OptionError("--allow-missing", "found it without --fail-below", "both, as nothing fails otherwise")
+    gate = Gate(fail_below, arguments.allow_missing)
     confidence = read_value("--confidence", arguments.confidence, confidence_level)
     expected = 1 if arguments.history is not None else 2
     if len(arguments.directories) != expected:
-        raise OptionError(
-            "RUN_DIR", f"found {len(arguments.directories)}", "two runs, or one and --history FILE"
-        )  # fmt: skip
+        found = f"found {len(arguments.directories)}{' and --history' if expected == 1 else ''}"
+        raise OptionError("RUN_DIR", found, "two runs, or one and --history FILE")
     runs = [read_compared_run(directory, judgement_of) for directory in arguments.directories]
-    if arguments.history is not None:
-        return _with_history(runs[0], arguments, confidence, fail_below)
-    found = compare_runs(runs[0], runs[1], confidence)
-    if arguments.format == "json":
-        print(compared_json(found, fail_below))
-    else:
-        for line in compared_lines(found, fail_below):
-            print(line)
-    return WORSE if fail_below is not None and found.worse_by(fail_below) else 0
+    if arguments.history is None:
+        from pytest_ddpscale.compare.compare_text import compared_json, compared_lines
+        from pytest_ddpscale.compare.comparing import compare_runs
 
-
-def _with_history(
-    run: ComparedRun, arguments: argparse.Namespace, confidence: float, fail_below: float | None
-) -> int:  # fmt: skip
+        return _print(compare_runs(runs[0], runs[1], confidence), compared_lines, compared_json, gate, arguments.format)
     from pytest_ddpscale.compare.against_history import beside_past
     from pytest_ddpscale.compare.history_lines import past_json, past_lines
 
-    found = beside_past(run, arguments.history, confidence)
-    if arguments.format == "json":
-        print(past_json(found, fail_below))
+    return _print(beside_past(runs[0], arguments.history, confidence), past_lines, past_json, gate, arguments.format)
+
+
+def _print(
+    found: Found, lines: Callable[[Found], Iterator[str]], as_json: Callable[[Found], dict[str, Any]], gate: Gate,
+    form: str,
+) -> int:  # fmt: skip
+    """A comparison in the form asked for, and what --fail-below says of it. Returns the exit code."""
+    from pytest_ddpscale.results.strict_json import strict_json
+
+    if form == "json":
+        print(strict_json(as_json(found) | gate.as_json(found)))
     else:
-        for line in past_lines(found, fail_below):
+        for line in (*lines(found), *gate.lines(found)):
             print(line)
-    return WORSE if fail_below is not None and found.slower_by(fail_below) else 0
+    return WORSE if gate.fails(found) else 0
 
 
 def _share(text: str) -> float:
     """``5%``, ``5 %`` or ``0.05``, as 0.05."""
     number = text.strip().removesuffix("%").strip()
     try:
-        share = float(number) / (100 if text.strip().endswith("%") else 1)
+        share = float(number.replace("_", "?")) / (100 if text.strip().endswith("%") else 1)
     except ValueError:
         share = float("nan")
     if not 0 <= share < 1:
         raise ValueError("a share such as 5% or 0.05, from 0% to below 100%")
-    return share
+    return abs(share)  # no -0

@@ -11,21 +11,16 @@ from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns
 from pytest_ddpscale.compare.step_percentiles import PERCENTS_COMPARED, StepPercentiles
 from pytest_ddpscale.report import text
-from pytest_ddpscale.results.strict_json import strict_json
 
+EARLIER_HEADER = ("REQUIREMENT", "EARLIER", "NOW", "NOW ÷ EARLIER", "INTERVAL", "RESULT")
 _HEADERS = {
     "same SKU": ("REQUIREMENT", "A", "B", "B ÷ A", "INTERVAL", "RESULT"),
     "generations": ("WORKLOAD", "A img/s/GPU", "B img/s/GPU", "RATIO", "INTERVAL", "RESULT"),
 }
 
 
-def compared_lines(found: ComparedRuns, fail_below: float | None) -> Iterator[str]:
-    """Who was compared, in what their configurations differ, each requirement, step times, and what it comes to.
-
-    Args:
-        found: the comparison.
-        fail_below: share by which nothing may be worse; None where nobody asked.
-    """
+def compared_lines(found: ComparedRuns) -> Iterator[str]:
+    """Who was compared, in what their configurations differ, each requirement, step times, and what it comes to."""
     for letter, run in (("A", found.a), ("B", found.b)):
         yield f"{letter}  {text.one_line(run.path)}: {_run_text(run)}"
     yield ""
@@ -33,29 +28,27 @@ def compared_lines(found: ComparedRuns, fail_below: float | None) -> Iterator[st
     yield ""
     yield from _requirements(found)
     yield from _steps(found.steps)
-    yield from _conclusion(found, fail_below)
+    yield ""
+    yield counts_line(found.requirements, "in B")
 
 
-def compared_json(found: ComparedRuns, fail_below: float | None) -> str:
+def compared_json(found: ComparedRuns) -> dict[str, Any]:
     """One JSON object; shares and ratios are numbers, not per cent."""
-    said: dict[str, Any] = {
+    return {
         "schema_version": 1,
         "kind": found.kind,
         "confidence": found.confidence,
         "a": _run_json(found.a),
         "b": _run_json(found.b),
         "configuration": [asdict(one) for one in found.configuration],
-        "requirements": [_requirement_json(one) for one in found.requirements],
+        "requirements": [requirement_json(one) for one in found.requirements],
         "only_a": found.only_a,
         "only_b": found.only_b,
         "steps": [
             one._asdict() | {"percentiles": [percentile._asdict() for percentile in one.percentiles]}
             for one in found.steps
         ],
-        "fail_below": fail_below,
-        "worse": [one.id for one in found.worse_by(fail_below)] if fail_below is not None else [],
     }
-    return strict_json(said)
 
 
 def _run_text(run: ComparedRun) -> str:
@@ -77,7 +70,8 @@ def _run_json(run: ComparedRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _requirement_json(one: ComparedRequirement) -> dict[str, Any]:
+def requirement_json(one: ComparedRequirement) -> dict[str, Any]:
+    """Of one requirement."""
     said = asdict(one)
     for name in ("a", "b", "change"):
         value = getattr(one, name)
@@ -96,17 +90,21 @@ def _configuration(found: ComparedRuns) -> Iterator[str]:
 def _requirements(found: ComparedRuns) -> Iterator[str]:
     """What is worse first, then what is better, then what shows nothing."""
     told = [one for one in found.requirements if one.change]
-    if found.kind == "same SKU":
-        told.sort(key=_most_telling_first)
-    yield from table_lines_of([_HEADERS[found.kind], *map(_row, told)])
-    yield ""
-    for one in found.requirements:
-        if one.change is None:
-            yield f"not compared: {text.one_line(one.id)}: {text.one_line(one.why_not)}"
+    yield from requirement_lines(found.requirements, _HEADERS[found.kind])
     for letter, ids in (("A", found.only_a), ("B", found.only_b)):
         if ids:
             yield f"only in {letter}: {text.one_line(', '.join(ids))}"
     yield from _provisos(found, told)
+
+
+def requirement_lines(requirements: Sequence[ComparedRequirement], header: Sequence[str]) -> Iterator[str]:
+    """A table of what was compared, what is worse first; and why the others were not."""
+    told = sorted((one for one in requirements if one.change), key=_most_telling_first)
+    yield from table_lines_of([header, *map(_row, told)])
+    yield ""
+    for one in requirements:
+        if one.change is None:
+            yield f"not compared: {text.one_line(one.id)}: {text.one_line(one.why_not)}"
 
 
 def _most_telling_first(one: ComparedRequirement) -> tuple[bool, bool, float]:
@@ -115,7 +113,9 @@ def _most_telling_first(one: ComparedRequirement) -> tuple[bool, bool, float]:
 
 
 def _row(one: ComparedRequirement) -> tuple[str, ...]:
-    values = (text.ABSENT if value is None else text.number_text(value, one.unit) for value in _values(one))
+    values = [text.ABSENT if value is None else text.number_text(value, one.unit) for value in _values(one)]
+    if one.earlier_runs:
+        values[0] += f" ({one.earlier_runs})"
     return (one.id, *values, *_change_texts(one), one.difference)
 
 
@@ -184,24 +184,13 @@ def _steps_row(one: StepPercentiles) -> tuple[str, ...]:
     return (how, *(cell for of_percentile in cells for cell in of_percentile))
 
 
-def _conclusion(found: ComparedRuns, fail_below: float | None) -> Iterator[str]:
-    yield ""
-    told = [one for one in found.requirements if one.change]
-    worse = [one for one in told if one.is_worse]
-    better = [one for one in told if one.difference != "no difference shown" and not one.is_worse]
-    same = len(told) - len(worse) - len(better)
-    yield f"Of {len(told)} requirements {len(worse)} are worse in B, {len(better)} better, {same} show no difference."
-    if fail_below is None:
-        return
-    failed = found.worse_by(fail_below)
-    limit = f"{100 * fail_below:g} %"
-    if failed:
-        names = ", ".join(text.one_line(one.id) for one in failed)
-        yield f"FAIL: worse by more than {limit} in {text.count_text(len(failed), 'requirement')}: {names}"
-    else:
-        left_out = len(found.requirements) - len(told)
-        unknown = f"; {text.count_text(left_out, 'requirement')} not compared" if left_out else ""
-        yield f"No requirement is shown to be worse by more than {limit}{unknown}."
+def counts_line(requirements: Sequence[ComparedRequirement], where: str) -> str:
+    """How many are worse, better, or neither."""
+    told = [one for one in requirements if one.change]
+    worse = sum(one.is_worse for one in told)
+    better = sum(one.difference != "no difference shown" and not one.is_worse for one in told)
+    same = len(told) - worse - better
+    return f"Of {len(told)} requirements {worse} are worse {where}, {better} better, {same} show no difference."
 
 
 def table_lines_of(rows: Sequence[Sequence[str]], indent: str = "") -> Iterator[str]:

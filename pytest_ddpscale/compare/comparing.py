@@ -42,6 +42,8 @@ class ComparedRequirement:
         of: the worst of the nodes that both runs have, or the mean of all where they have other nodes.
         knows_launches: whether both intervals hold how far launches differ.
         why_not: why it was not compared; empty if it was.
+        is_lost: whether the first run has a value of it, and the second nothing to compare with that.
+        earlier_runs: of how many `a` is the mean, beside a history; 0 of a single run.
     """
 
     id: str
@@ -63,11 +65,18 @@ class ComparedRequirement:
     of: Of = "worst"
     knows_launches: bool = False
     why_not: str = ""
+    is_lost: bool = False
+    earlier_runs: int = 0
 
     def is_worse_by(self, share: float) -> bool:
-        """Whether the near end of the interval is worse by more than that: of the first run's value, or in points."""
+        """Whether the near end of the interval is worse by more than that: of the first run's value, or in points.
+
+        Wrong data is worse by any share: one rank of many that computes wrongly is a small one.
+        """
         if not self.is_worse or self.change is None:
             return False
+        if METRICS[self.metric].compares_results:
+            return True
         near = self.change.low if METRICS[self.metric].upper_bound else -self.change.high
         return near > share
 
@@ -83,6 +92,7 @@ class ComparedRuns:
         requirements: in the order of the first run.
         only_a: ids of requirements that only the first run was judged by.
         only_b: likewise.
+        lost: ids of those that the first run has a value of, and the second nothing to compare with that.
         steps: percentiles of the step time of both.
     """
 
@@ -94,11 +104,12 @@ class ComparedRuns:
     requirements: tuple[ComparedRequirement, ...]
     only_a: tuple[str, ...] = ()
     only_b: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
     steps: tuple[StepPercentiles, ...] = ()
 
-    def worse_by(self, share: float) -> list[ComparedRequirement]:
-        """Requirements that the second run is shown to be worse in by more than that."""
-        return [one for one in self.requirements if one.is_worse_by(share)]
+    def worse_by(self, share: float) -> list[str]:
+        """Ids of the requirements that the second run is shown to be worse in by more than that."""
+        return [one.id for one in self.requirements if one.is_worse_by(share)]
 
 
 def compare_runs(a: ComparedRun, b: ComparedRun, confidence: float) -> ComparedRuns:
@@ -115,11 +126,14 @@ def compare_runs(a: ComparedRun, b: ComparedRun, confidence: float) -> ComparedR
     if not any(one.change for one in found):
         raise OptionError("RUN_DIR", f"{a.path} and {b.path} cannot be compared: {_why_nothing(found)}", "two runs "
                           "that measured the same")  # fmt: skip
-    asked_a, asked_b = (_requirements(run) if is_same_sku else {} for run in (a, b))
+    asked_a, asked_b = (requirements_of(run) if is_same_sku else {} for run in (a, b))
+    only_a, only_b = (
+        tuple(name for name in ours if name not in theirs) for ours, theirs in ((asked_a, asked_b), (asked_b, asked_a))
+    )
+    lost = [one.id for one in found if one.is_lost] + [name for name in only_a if _has_value(asked_a[name])]
     return ComparedRuns(
         a, b, "same SKU" if is_same_sku else "generations", confidence, configuration_differences(a, b), found,
-        tuple(one for one in asked_a if one not in asked_b), tuple(one for one in asked_b if one not in asked_a),
-        step_percentiles(a, b),
+        only_a, only_b, tuple(lost), step_percentiles(a, b),
     )  # fmt: skip
 
 
@@ -138,24 +152,30 @@ class _AskedOfBoth(NamedTuple):
     b: AskedOfRun
     values: tuple[float | None, float | None]
     why_not: str = ""
+    has_value: bool = True
 
 
-def _requirements(run: ComparedRun) -> dict[str, Verdict]:
+def requirements_of(run: ComparedRun) -> dict[str, Verdict]:
     """Verdicts on what was measured round by round, by the id of their requirement."""
     return {one.id: one for one in run.judgement.verdicts if METRICS[one.metric].subject in ("workload", "probe")}
 
 
 def _of_requirements(a: ComparedRun, b: ComparedRun) -> Iterator[_AskedOfBoth]:
-    others = _requirements(b)
-    for identity, verdict in _requirements(a).items():
+    others = requirements_of(b)
+    for identity, verdict in requirements_of(a).items():
         other = others.get(identity)
         if other is not None:
             asked = asked_of(a, verdict), asked_of(b, other)
             why_not = _why_other_work(verdict, other, *asked)
             yield _AskedOfBoth(
                 identity, METRICS[verdict.metric], verdict.workload, verdict.world_size, *asked,
-                (verdict.value, other.value), why_not,
+                (verdict.value, other.value), why_not, _has_value(verdict),
             )  # fmt: skip
+
+
+def _has_value(verdict: Verdict) -> bool:
+    """Whether something was measured that a later run can lose."""
+    return verdict.value is not None and verdict.outcome not in ("not_measured", "error")
 
 
 def _why_other_work(a: Verdict, b: Verdict, asked_a: AskedOfRun, asked_b: AskedOfRun) -> str:
@@ -212,6 +232,7 @@ def _compared(asked: _AskedOfBoth, confidence: float) -> ComparedRequirement:
     blank = ComparedRequirement(
         asked.id, metric.name, asked.workload, asked.world_size, metric.unit, value_a=asked.values[0],
         value_b=asked.values[1], is_ratio=is_ratio, why_not=asked.why_not,
+        is_lost=bool(asked.why_not) and asked.has_value,
     )  # fmt: skip
     if asked.why_not:
         return blank
@@ -220,11 +241,11 @@ def _compared(asked: _AskedOfBoth, confidence: float) -> ComparedRequirement:
     a = estimated(asked.a, launches[0], hosts, metric, scale, confidence)
     b = estimated(asked.b, launches[1], hosts, metric, scale, confidence)
     change = change_between(a.limits, b.limits, by_factors=is_ratio) if a.limits and b.limits else None
-    difference: Difference = "not compared" if change is None else _difference(change, metric)
+    value_a = _told(a, asked.values[0])
     return replace(
-        blank, a=a.limits, b=b.limits, value_a=_told(a, asked.values[0]), value_b=_told(b, asked.values[1]),
-        rounds_a=a.rounds, rounds_b=b.rounds, change=change, difference=difference,
-        is_worse=change is not None and change.is_shown and (change.size > 0) == metric.upper_bound,
+        blank, a=a.limits, b=b.limits, value_a=value_a, value_b=_told(b, asked.values[1]),
+        rounds_a=a.rounds, rounds_b=b.rounds, change=change, difference=difference_of(change, metric),
+        is_worse=is_worse(change, metric), is_lost=change is None and asked.has_value and value_a is not None,
         nodes=len([host for host in hosts if host != TOGETHER]) or 1, of="worst" if hosts else "mean",
         knows_launches=a.knows_launches and b.knows_launches,
         why_not="; ".join(f"{run}: {one.why_not}" for one, run in ((a, "A"), (b, "B")) if one.why_not),
@@ -236,9 +257,20 @@ def _told(one: Estimated, of_verdict: float | None) -> float | None:
     return one.value if of_verdict is None else of_verdict
 
 
-def _difference(change: ValueChange, metric: Metric) -> Difference:
+def is_worse(change: ValueChange | None, metric: Metric) -> bool:
+    """Whether a change is shown to be for the worse; of computed results any disagreement is."""
+    if change is None:
+        return False
+    if metric.compares_results:
+        return change.size < 0
+    return change.is_shown and (change.size > 0) == metric.upper_bound
+
+
+def difference_of(change: ValueChange | None, metric: Metric) -> Difference:
     """Rates and ratios are fast or slow, costs and shares are more or less."""
-    if not change.is_shown:
+    if change is None:
+        return "not compared"
+    if not (change.is_shown or is_worse(change, metric)):
         return "no difference shown"
     if metric.scale == "differences" or metric.unit == "img/J":
         return "more" if change.size > 0 else "less"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from pytest_ddpscale.forecast.scaling_model import Forecast
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+_MOST = 1e15
 
 
 def add_forecast(commands: Commands) -> None:
@@ -44,37 +47,47 @@ def _add(commands: Commands, name: str, run: Callable[[argparse.Namespace], None
     return command
 
 
-def _series(directory: Path) -> list[ScalingSeries]:
-    """Raises BadInput."""
+def _series(directory: Path) -> tuple[list[ScalingSeries], bool]:
+    """What a run measured, and whether it was simulated. Raises BadInput."""
     from pytest_ddpscale.evidence.evidence import read_evidence
     from pytest_ddpscale.forecast.measured_sizes import scaling_series
     from pytest_ddpscale.results.run_directory import RunDirectory
 
-    found = scaling_series(read_evidence(RunDirectory.open(directory)))
+    run = RunDirectory.open(directory)
+    evidence = read_evidence(run)
+    found = scaling_series(evidence)
     if not found:
         raise OptionError("RUN_DIR", f"{directory} has no complete round of training", "a run that trained something")
-    return found
+    return found, run.read_run().is_simulated(evidence.columns.devices)
+
+
+def _print(said: Sequence[dict[str, Any]], lines: Iterable[str], form: str, *, is_simulated: bool) -> None:
+    """All studies as JSON, or in lines, with the mark of what no machine did."""
+    from pytest_ddpscale.results.run_json import WATERMARK
+    from pytest_ddpscale.results.strict_json import strict_json
+
+    if form == "json":
+        print(strict_json([{"simulated": is_simulated, **one} for one in said]))
+        return
+    for line in (*([WATERMARK] if is_simulated else []), *lines):
+        print(line)
 
 
 def _forecast(arguments: argparse.Namespace) -> None:
     """Print the forecasts. Raises BadInput where there is none at all."""
     from dataclasses import asdict
 
-    from pytest_ddpscale.results.strict_json import strict_json
-
     asked = read_value("--gpus", arguments.gpus, world_sizes)
-    found = [(one, *_forecasts(one, asked)) for one in _series(arguments.directory)]
+    series, is_simulated = _series(arguments.directory)
+    found = [(one, *_forecasts(one, asked)) for one in series]
     if not any(forecasts for _, forecasts, _ in found):
         raise next(refusal for *_, refusal in found if refusal is not None)
-    if arguments.format == "json":
-        print(strict_json([
-            {**asdict(one), "forecasts": [asdict(f) for f in forecasts], "refused": refusal and str(refusal)}
-            for one, forecasts, refusal in found
-        ]))  # fmt: skip
-        return
-    for one, forecasts, refusal in found:
-        for line in _forecast_lines(one, forecasts, refusal):
-            print(line)
+    said = [
+        {**asdict(one), "forecasts": [asdict(f) for f in forecasts], "refused": refusal and str(refusal)}
+        for one, forecasts, refusal in found
+    ]
+    lines = [line for one in found for line in _forecast_lines(*one)]
+    _print(said, lines, arguments.format, is_simulated=is_simulated)
 
 
 def _forecasts(series: ScalingSeries, asked: Sequence[int]) -> tuple[list[Forecast], OptionError | None]:
@@ -131,46 +144,51 @@ def _scaling(arguments: argparse.Namespace) -> None:
     from dataclasses import asdict
 
     from pytest_ddpscale.forecast.scaling_facts import TrainingJob, scaling_facts, sweet_spots
-    from pytest_ddpscale.results.strict_json import strict_json
 
     for option in ("images", "fixed_s", "deadline", "gpu_hour_price", "kwh_price"):
         _refuse_nonsense(option, getattr(arguments, option))
     job = TrainingJob(arguments.images, arguments.fixed_s, arguments.gpu_hour_price, arguments.kwh_price)
-    found = []
-    for one in _series(arguments.directory):
+    series, is_simulated = _series(arguments.directory)
+    said: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for one in series:
         facts = scaling_facts(one.sizes, job)
-        found.append((one, facts, sweet_spots(facts, arguments.deadline)))
-    if arguments.format == "json":
-        print(strict_json([
+        spots = sweet_spots(facts, arguments.deadline)
+        said.append(
             {"study": f"{one.scaling}/{one.workload}", "job": asdict(job), "sizes": [asdict(fact) for fact in facts],
-             "sweet_spots": asdict(spots)} for one, facts, spots in found
-        ]))  # fmt: skip
-        return
-    for one, facts, spots in found:
-        for line in _scaling_lines(one, facts, spots, job):
-            print(line)
+             "sweet_spots": asdict(spots)}
+        )  # fmt: skip
+        lines += _scaling_lines(one, facts, spots, job)
         if arguments.deadline is not None and spots.deadline is None:
-            print(f"  deadline of {arguments.deadline:g} s: met by no number of GPUs that was measured")
+            lines.append(f"  deadline of {arguments.deadline:g} s: met by no number of GPUs that was measured")
+    _print(said, lines, arguments.format, is_simulated=is_simulated)
 
 
 def _refuse_nonsense(option: str, number: float | None) -> None:
-    if number is not None and not (math.isfinite(number) and number >= 0):
-        raise OptionError(f"--{option.replace('_', '-')}", f"found {number:g}", "a number from 0 up")
+    if number is None:
+        return
+    # Trained images have to be some; beyond the most no table and no JSON has room for what comes of it.
+    if not (math.isfinite(number) and 0 <= number <= _MOST and (number > 0 or option != "images")):
+        expected = f"a number {'above 0' if option == 'images' else 'from 0 up'}, at most {_MOST:g}"
+        raise OptionError(f"--{option.replace('_', '-')}", f"found {number:g}", expected)
 
 
 def _scaling_lines(
     series: ScalingSeries, facts: Sequence[ScalingFact], spots: SweetSpots, job: TrainingJob
 ) -> list[str]:
+    from pytest_ddpscale.forecast.scaling_facts import SATURATED_GAIN
+
     lines = [f"{series.scaling}/{series.workload}: {job.images:.4g} images and {job.fixed_s:g} s fixed"]
     if not series.has_one_gpu:
         lines.append(f"  one GPU was not measured: relative to {series.sizes[0].gpus} GPUs")
-    heads = ("GPUs", "img/s", "speed-up", "efficiency", "serial", "gain", "time", "saved", "GPU cost", "energy cost")
+    heads = ("GPUs", "img/s", "speed-up", "efficiency", "serial", "more img/s", "gain", "time", "saved", "GPU cost",
+             "energy cost")  # fmt: skip
     rows = [heads]
     rows += [
         (
             str(one.gpus), f"{one.img_per_s:.0f}", f"{one.speedup:.2f}x", f"{one.efficiency:.1%}",
-            _share(one.serial_share), _share(one.gain), f"{one.train_s:.0f} s", _share(one.saved_share),
-            _price(one.gpu_cost), _price(one.energy_cost),
+            _share(one.serial_share), _more(one.more_img_per_s), _share(one.gain), f"{one.train_s:.0f} s",
+            _share(one.saved_share), _price(one.gpu_cost), _price(one.energy_cost),
         ) for one in facts
     ]  # fmt: skip
     lines += _table(rows)
@@ -178,12 +196,18 @@ def _scaling_lines(
              ("energy", spots.energy_cost))  # fmt: skip
     lines += [f"  sweet spot for {aim}: {gpus} {_gpus(gpus)}" for aim, gpus in named if gpus is not None]
     if (last := spots.saturation) is not None:
-        lines.append(f"  saturated at {last} {_gpus(last)}: the next size saves less than 10 % of the time")
+        lines.append(
+            f"  saturated at {last} {_gpus(last)}: a doubling saves less than {SATURATED_GAIN:.0%} of the time"
+        )
     return lines
 
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
+
+
+def _more(img_per_s: float | None) -> str:
+    return "-" if img_per_s is None else f"{img_per_s:+.0f}"
 
 
 def _price(value: float | None) -> str:

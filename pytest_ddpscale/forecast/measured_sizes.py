@@ -10,7 +10,8 @@ import numpy as np
 
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.rounds import ArmRounds, group_rounds
-from pytest_ddpscale.plan.study import Arm, Scaling
+from pytest_ddpscale.plan.study import Arm, Scaling, Study
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.stats.correlation import lag_one_correlations
 
 FEWEST_ROUNDS = 4  # that tell an error, and how much successive rounds are alike
@@ -22,10 +23,10 @@ class MeasuredSize:
 
     Attributes:
         gpus: ranks that trained together.
-        img_per_s: of all of them together, geometric mean over the rounds of the slowest rank's pace.
+        img_per_s: of all of them together, geometric mean over the rounds and launches of the slowest rank's pace.
         energy_j_per_image: mean of the GPUs; None if any rank's is unknown.
-        error: relative standard error of `img_per_s` by the rounds, of `round_errors`; None where these are too few
-            to tell it, as of an imported sample.
+        error: relative standard error of `img_per_s` by the rounds, of `round_errors`, or by the launches, of
+            `mean_of_launches`; None where rounds are too few to tell it, as of an imported sample.
     """
 
     gpus: int
@@ -50,27 +51,71 @@ class ScalingSeries:
 
 
 def scaling_series(evidence: Evidence) -> list[ScalingSeries]:
-    """A series for each study of the first launch of which a round was measured, in the plan's order.
+    """A series for each study of which a round was measured, in the plan's order; of several launches their mean.
 
     One rank is the arm ``alone``, or ``ddp@1`` where there is no such. Of what each of several nodes measured by itself
     the mean over all nodes counts: one slow node is no property of a size.
     """
+    by_study: dict[tuple[Scaling, Workload], list[tuple[MeasuredSize, ...]]] = {}
+    for launch in evidence.launches:
+        for study in launch.plan.studies:
+            by_study.setdefault((study.scaling, study.workload), []).append(_sizes(launch, study))
+    per_node = evidence.plan.layout.ranks_per_node
+    return [
+        ScalingSeries(scaling, workload.name, per_node, mean_of_launches(launches))
+        for (scaling, workload), launches in by_study.items()
+        if any(launches)
+    ]
+
+
+def _sizes(evidence: Evidence, study: Study) -> tuple[MeasuredSize, ...]:
+    """Of one launch."""
+    by_size: dict[int, MeasuredSize] = {}
+    rounds: dict[int, dict[int, float]] = {}
+    arms = [arm for arm in study.arms if arm.kind in ("alone", "ddp") and arm.placement == "packed"]
+    for arm in sorted(arms, key=lambda arm: arm.kind):
+        groups = [one for one in group_rounds(evidence.columns, study.id, arm, evidence.plan.layout) if len(one)]
+        if groups and arm.world_size not in by_size:
+            rounds[arm.world_size] = _of_rounds(groups)
+            by_size[arm.world_size] = _measured(arm, groups)
+    errors = round_errors(rounds)
+    return tuple(replace(by_size[gpus], error=errors[gpus]) for gpus in sorted(by_size))
+
+
+def mean_of_launches(launches: Sequence[Sequence[MeasuredSize]]) -> tuple[MeasuredSize, ...]:
+    """Each size's geometric mean over the launches that have all sizes; where a launch broke, the others.
+
+    Its error is that of the rounds of all of them, or how far launches differ, if that is more: the standard deviation
+    of their values, less what all sizes share in a launch, pooled over the sizes, with (sizes - 1) (launches - 1)
+    degrees of freedom, over the root of the number of launches.
+    """
+    most = max(map(len, launches))
+    whole = [one for one in launches if len(one) == most]
+    whole = [one for one in whole if [size.gpus for size in one] == [size.gpus for size in whole[0]]]
+    logs = np.log([[size.img_per_s for size in one] for one in whole])
+    number = len(whole)
+    between = 0.0
+    if number > 1 and most > 1:
+        own = logs - logs.mean(axis=1, keepdims=True)
+        deviations = own - own.mean(axis=0)
+        between = math.sqrt(float((deviations**2).sum()) / ((most - 1) * (number - 1)) / number)
     found = []
-    for study in evidence.plan.of_launch(1).studies:
-        by_size: dict[int, MeasuredSize] = {}
-        rounds: dict[int, dict[int, float]] = {}
-        arms = [arm for arm in study.arms if arm.kind in ("alone", "ddp") and arm.placement == "packed"]
-        for arm in sorted(arms, key=lambda arm: arm.kind):
-            groups = [one for one in group_rounds(evidence.columns, study.id, arm, evidence.plan.layout) if len(one)]
-            if groups and arm.world_size not in by_size:
-                rounds[arm.world_size] = _of_rounds(groups)
-                by_size[arm.world_size] = _measured(arm, groups)
-        if by_size:
-            errors = round_errors(rounds)
-            sizes = tuple(replace(by_size[gpus], error=errors[gpus]) for gpus in sorted(by_size))
-            per_node = evidence.plan.layout.ranks_per_node
-            found.append(ScalingSeries(study.scaling, study.workload.name, per_node, sizes))
-    return found
+    for of_size, mean in zip(zip(*whole, strict=True), logs.mean(axis=0).tolist(), strict=True):
+        energy = _mean([one.energy_j_per_image for one in of_size])
+        found.append(MeasuredSize(of_size[0].gpus, math.exp(mean), energy, _error(of_size, between)))
+    return tuple(found)
+
+
+def _error(of_size: Sequence[MeasuredSize], between: float) -> float | None:
+    """Of the mean of a size's launches; None where no launch knows its own."""
+    squares = _mean([None if one.error is None else one.error**2 for one in of_size])
+    return None if squares is None else max(math.sqrt(squares / len(of_size)), between)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Of all; None if any is unknown."""
+    known = [one for one in values if one is not None]
+    return math.fsum(known) / len(known) if len(known) == len(values) else None
 
 
 def round_errors(rounds: Mapping[int, Mapping[int, float]]) -> dict[int, float | None]:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from pytest_ddpscale.forecast.measured_sizes import MeasuredSize
 
-SATURATED_GAIN = 0.1  # a doubling that shortens the time by less saves little
+SATURATED_GAIN = 0.05  # a doubling that shortens the time by less saves little
 GOOD_EFFICIENCY = 0.9
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What is to be trained: images, seconds that no GPU shortens, and prices; None where nobody said one."""
+    """What is to be trained: images, more than 0; seconds that no GPU shortens; prices, None where nobody said one."""
 
     images: float
     fixed_s: float = 0.0
@@ -33,9 +33,11 @@ class ScalingFact:
         speedup: over the smallest size, times the GPUs of that.
         efficiency: `speedup` over `gpus`.
         serial_share: Amdahl's serial fraction as Karp and Flatt (1990) take it from the speed-up; None of one GPU.
+        more_img_per_s: than the next smaller size; None of the smallest.
         gain: of throughput over the next smaller size, per doubling: 0.69 is 69 %; None of the smallest.
         train_s: fixed seconds and images over throughput.
         saved_share: of the next smaller size's `train_s`; None of the smallest.
+        saved_per_doubling: as if sizes grew by two, the same share for each doubling between them; None likewise.
         gpu_cost: GPU-hours times their price; None without a price.
         energy_cost: kWh of the GPUs times their price; None without a price or a measured energy.
     """
@@ -45,9 +47,11 @@ class ScalingFact:
     speedup: float
     efficiency: float
     serial_share: float | None
+    more_img_per_s: float | None
     gain: float | None
     train_s: float
     saved_share: float | None
+    saved_per_doubling: float | None
     gpu_cost: float | None
     energy_cost: float | None
 
@@ -60,6 +64,7 @@ def scaling_facts(sizes: Sequence[MeasuredSize], job: TrainingJob) -> list[Scali
         speedup = size.img_per_s / per_gpu
         train_s = job.fixed_s + job.images / size.img_per_s
         before = found[-1] if found else None
+        doublings = math.log2(size.gpus / before.gpus) if before else 1.0
         kwh = None if size.energy_j_per_image is None else size.energy_j_per_image * job.images / 3.6e6
         found.append(
             ScalingFact(
@@ -68,20 +73,16 @@ def scaling_facts(sizes: Sequence[MeasuredSize], job: TrainingJob) -> list[Scali
                 speedup,
                 speedup / size.gpus,
                 (1 / speedup - 1 / size.gpus) / (1 - 1 / size.gpus) if size.gpus > 1 else None,
-                None if before is None else _per_doubling(before, size),
+                None if before is None else size.img_per_s - before.img_per_s,
+                None if before is None else (size.img_per_s / before.img_per_s) ** (1 / doublings) - 1,
                 train_s,
-                None if before is None or not before.train_s else 1 - train_s / before.train_s,
+                None if before is None else 1 - train_s / before.train_s,
+                None if before is None else 1 - (train_s / before.train_s) ** (1 / doublings),
                 None if job.gpu_hour_price is None else size.gpus * train_s / 3600 * job.gpu_hour_price,
                 None if job.kwh_price is None or kwh is None else kwh * job.kwh_price,
             )
         )
     return found
-
-
-def _per_doubling(before: ScalingFact, size: MeasuredSize) -> float:
-    """Gain of throughput, as if sizes grew by two: the same factor for each doubling between them."""
-    doublings = math.log2(size.gpus / before.gpus)
-    return math.exp(math.log(size.img_per_s / before.img_per_s) / doublings) - 1
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class SweetSpots:
         efficiency: most that are at least `GOOD_EFFICIENCY` efficient.
         gpu_cost: cheapest by GPU-hours.
         energy_cost: cheapest by energy.
-        saturation: fewest beyond which the next size saves less than `SATURATED_GAIN` of the time.
+        saturation: fewest beyond which a doubling saves less than `SATURATED_GAIN` of the time.
     """
 
     deadline: int | None
@@ -110,7 +111,7 @@ def sweet_spots(facts: Sequence[ScalingFact], deadline_s: float | None) -> Sweet
     by_gpu = [(one.gpu_cost, one.gpus) for one in facts if one.gpu_cost is not None]
     by_kwh = [(one.energy_cost, one.gpus) for one in facts if one.energy_cost is not None]
     pairs = itertools.pairwise(facts)
-    flat = [one.gpus for one, after in pairs if (after.saved_share or 0.0) < SATURATED_GAIN]
+    flat = [one.gpus for one, after in pairs if (after.saved_per_doubling or 0.0) < SATURATED_GAIN]
     return SweetSpots(
         min(in_time, default=None),
         max(efficient, default=None),

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from pytest_ddpscale.history.database import reading
+from pytest_ddpscale.history.key_values import KeyValue
+from pytest_ddpscale.history.same_nodes import (
+    EarlierRun,
+    RequirementKey,
+    done_otherwise,
+    reached_by,
+    runs_of_exactly,
+)
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
-from pytest_ddpscale.results.verdicts import ACCEPTING, LastAcceptance, RunOutcome, Verdict
+from pytest_ddpscale.results.verdicts import ACCEPTING, LastAcceptance, Verdict
 from pytest_ddpscale.stats.value_change import ComparedValue, change_between
 
 
 def last_acceptance(
-    history_file: Path, sku: str, hosts: Collection[str], before_iso: str, verdicts: Sequence[Verdict]
+    history_file: Path,
+    sku: str,
+    hosts: Collection[str],
+    before_iso: str,
+    verdicts: Sequence[Verdict],
+    values: Sequence[KeyValue] = (),
 ) -> LastAcceptance | None:
     """The last run of exactly these hosts that was accepted, with waivers or without, and what it reached.
 
@@ -26,6 +38,7 @@ def last_acceptance(
         hosts: that took part.
         before_iso: when this run began, ISO 8601 in UTC.
         verdicts: of this run.
+        values: that it reached: what it did otherwise than that run, as with another batch, is not compared.
 
     Returns:
         None if there was none.
@@ -34,41 +47,22 @@ def last_acceptance(
         HistoryError: the history cannot be used.
     """
     with reading(history_file) as connection:
-        for run, path, began, outcome in _accepted(connection, sku, before_iso):
-            took_part = connection.execute("SELECT host FROM hosts WHERE run = ?", (run,))
-            if {host for (host,) in took_part} == set(hosts):
-                return _beside(began, path, outcome, _values(connection, run), verdicts)
+        for run in runs_of_exactly(connection, sku, hosts, before_iso):
+            if run.outcome in ACCEPTING:
+                others = done_otherwise(connection, run, values)
+                return _beside(
+                    run, reached_by(connection, run), [one for one in verdicts if one.workload not in others]
+                )
     return None
 
 
-def _accepted(
-    connection: sqlite3.Connection, sku: str, before_iso: str
-) -> Iterator[tuple[str, str, str, RunOutcome]]:  # fmt: skip
-    """Latest first."""
-    rows = connection.execute(
-        "SELECT id, run_path, started_at, outcome FROM runs WHERE sku = ? AND started_at < ? "
-        "ORDER BY started_at DESC, id",
-        (sku, before_iso),
-    ).fetchall()
-    return (row for row in rows if row[3] in ACCEPTING)
-
-
-def _values(connection: sqlite3.Connection, run: str) -> dict[tuple[str, int], ComparedValue]:
-    """By requirement and number of ranks."""
-    rows = connection.execute(
-        "SELECT id, world_size, value, low, high FROM verdicts WHERE run = ? AND value IS NOT NULL AND low IS NOT NULL",
-        (run,),
-    )
-    return {(name, size): ComparedValue(*numbers) for name, size, *numbers in rows}
-
-
 def _beside(
-    began: str, path: str, outcome: RunOutcome, then: dict[tuple[str, int], ComparedValue], verdicts: Sequence[Verdict]
+    run: EarlierRun, then: Mapping[RequirementKey, ComparedValue], verdicts: Sequence[Verdict]
 ) -> LastAcceptance:
     count, worse, throughput = 0, [], []
     for one in verdicts:
         metric, was = METRICS[one.metric], then.get((one.id, one.world_size))
-        if metric.subject not in ("workload", "probe") or was is None or one.value is None or one.interval is None:
+        if was is None or one.value is None or one.interval is None:
             continue
         by_factors = metric.compared_scale == "factors"
         now = ComparedValue(one.value, *one.interval)
@@ -81,4 +75,4 @@ def _beside(
         if change.is_shown and (change.size > 0) == metric.upper_bound:
             worse.append(one.id)
     ends = min(throughput, default=None), max(throughput, default=None)
-    return LastAcceptance(began, path, outcome, count, *ends, tuple(worse))
+    return LastAcceptance(run.began, run.path, run.outcome, count, *ends, tuple(worse))

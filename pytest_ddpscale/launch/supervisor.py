@@ -120,8 +120,8 @@ class Supervisor:
                 if plan.survey and not pending:
                     self._only_survey(plan)
                 while pending:
-                    launch = plan.launch_of(pending[0])
-                    batch = [study for study in pending if plan.launch_of(study) == launch]
+                    first = _gang_of(plan, pending[0])
+                    batch = [study for study in pending if _gang_of(plan, study) == first]
                     batch = batch[:1] if self._isolate else batch
                     ended = self._run_gang(plan, batch)
                     pending = [study for study in pending if study not in ended]
@@ -210,7 +210,9 @@ class Supervisor:
     def _gang(self, plan: Plan, studies: Sequence[str], log: Path) -> Gang:
         hosts = tuple(host for host in self._launch.hosts if host not in self._lost)
         nodes = len(hosts) if self._lost and hosts else plan.nodes
-        launch = replace(self._launch, hosts=hosts, nodes=nodes, gang_id=uuid.uuid4().hex)
+        further = plan.environment_of(studies[0]) if studies else {}
+        environment = {**self._launch.environment, **further}
+        launch = replace(self._launch, hosts=hosts, nodes=nodes, gang_id=uuid.uuid4().hex, environment=environment)
         ranks = nodes * plan.layout.ranks_per_node
         settings, shares = launch.launcher.settings, launch.launcher.shares_environment
         assignment = Assignment(
@@ -228,7 +230,7 @@ class Supervisor:
             nodes=nodes,
             ranks_per_node=plan.layout.ranks_per_node,
             assignment=assignment,
-            environment={} if shares else travelling(launch.environment, pass_env=settings.pass_env),
+            environment={} if shares else {**travelling(environment, pass_env=settings.pass_env), **further},
             beat_s=min(_LONGEST_BEAT_S, max(1.0, ranks / _RANKS_PER_BEAT_S)),
             survey=plan.survey and not self._is_surveyed,
             has_gpus=plan.device_type == "cuda",
@@ -315,6 +317,11 @@ class Supervisor:
         named = str(interrupt)
         told = why_signalled(self._launch.launcher.settings, os.environ) if named else ""
         return told or (f"{named} was received" if named else "Ctrl-C was pressed")
+
+
+def _gang_of(plan: Plan, study_id: str) -> tuple[int, dict[str, str]]:
+    """What studies have to have alike to be measured by one gang: their launch, and their environment."""
+    return plan.launch_of(study_id), plan.environment_of(study_id)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,8 +48,7 @@ def profiled_exposures(evidence: Evidence) -> Iterator[ProfiledExposure]:
 
 
 def _is_silent(one: Arm, arm: Arm) -> bool:
-    alike = (one.world_size, one.batch_size, one.placement) == (arm.world_size, arm.batch_size, arm.placement)
-    return alike and (one.kind, arm.kind) == ("no_sync", "ddp")
+    return arm.kind == "ddp" and one == replace(arm, kind="no_sync")
 
 
 def _by_rounds(evidence: Evidence, study: Study, arm: Arm, silent: Arm, rank: int) -> FloatArray:

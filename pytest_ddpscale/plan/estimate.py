@@ -101,6 +101,11 @@ def probes_seconds(study: ProbeStudy, rounds: int | None = TYPICAL_ROUNDS) -> fl
     return len(study.probes) * (PROBE_SETUP_S + times * (study.block_s + OVERHEAD_PER_BLOCK_S))
 
 
+def pairs_seconds(nodes: int) -> float:
+    """Wall time of the rounds of node pairs that come before anything is looked at."""
+    return PAIRS_ROUND_S * len(first_rounds(nodes))
+
+
 def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float] = UNKNOWN) -> TimeEstimate:
     """Wall time of the whole plan with one gang a launch, or with one for each study."""
     ids = plan.study_ids
@@ -109,8 +114,11 @@ def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float
         gangs * STARTUP_S
         + SURVEY_S * plan.survey
         + (probes_seconds(plan.probes, rounds) if plan.probes else 0.0)
-        + (PAIRS_ROUND_S * pair_rounds(plan.nodes) if plan.pairs else 0.0)
-        for rounds, pair_rounds in ((TYPICAL_ROUNDS, lambda nodes: len(first_rounds(nodes))), (None, most_rounds))
+        + (pairs_s if plan.pairs else 0.0)
+        for rounds, pairs_s in (
+            (TYPICAL_ROUNDS, pairs_seconds(plan.nodes)),
+            (None, PAIRS_ROUND_S * most_rounds(plan.nodes)),
+        )
     )
     typical += sum(usual_seconds(plan, study, img_per_s) for study in plan.studies)
     most += sum(study_seconds(study, img_per_s, rounds=None) for study in plan.studies)

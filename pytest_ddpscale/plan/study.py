@@ -10,6 +10,7 @@ from typing import Literal
 from pytest_ddpscale.plan.layout import Layout, refuse_below_one
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import ProbeStudy
+from pytest_ddpscale.plan.variant import USUAL, Variant
 from pytest_ddpscale.plan.workload import Workload
 
 Scaling = Literal["weak", "strong"]
@@ -19,7 +20,7 @@ OneGpu = Literal["alone", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
 Placement = Literal["packed", "spread"]
 
-PLAN_SCHEMA_VERSION: Literal[3] = 3
+PLAN_SCHEMA_VERSION: Literal[4] = 4
 # Of each block: it brings caches and queues to where they are in the middle of training. What happens once, such as
 # DDP laying its buckets out anew in its second step, has happened in the warm-up.
 STEPS_BEFORE_TIMING = 1
@@ -41,22 +42,25 @@ class Arm:
         world_size: ranks that train together. What fits one node is trained by every node at once.
         batch_size: per-GPU batch, in images.
         placement: ``packed`` fills a node before the next; ``spread`` takes as many nodes as there are.
+        variant: in what it trains otherwise than its study's workload says.
     """
 
     kind: ArmKind
     world_size: int
     batch_size: int
     placement: Placement = "packed"
+    variant: Variant = USUAL
 
     def __post_init__(self) -> None:
         refuse_below_one(self, "an arm", "world_size", "batch_size")
+        self.variant.batch_of(self.batch_size, 0)
 
     @property
     def name(self) -> str:
-        """``alone``, ``each@k``, ``no_sync@k`` or ``ddp@k``; with ``-spread`` behind it if it is that."""
-        if self.kind == "alone":
-            return "alone"
-        return f"{self.kind}@{self.world_size}" + ("-spread" if self.placement == "spread" else "")
+        """``alone``, ``each@k``, ``no_sync@k`` or ``ddp@k``; then ``-spread`` if it is that, and its variant's name."""
+        name = "alone" if self.kind == "alone" else f"{self.kind}@{self.world_size}"
+        spread = "-spread" if self.placement == "spread" else ""
+        return f"{name}{spread}" + (f"+{self.variant.name}" if self.variant != USUAL else "")
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Study:
         turns: how many ranks of each node take turns, round by round, at the arms of fewer ranks: as many as a
             requirement trains at once.
         launch: in which of the plan's launches it is measured, from 1.
+        environment: variables that its ranks are started with, by name, beside those of all ranks: a gang of its own.
         id: ``weak/resnet152-fp16``, of a later launch ``weak/resnet152-fp16/launch-2``: unique in a plan.
     """
 
@@ -82,6 +87,7 @@ class Study:
     warmup_s: float
     turns: int = 1
     launch: int = 1
+    environment: tuple[tuple[str, str], ...] = ()
     id: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
@@ -150,7 +156,7 @@ class Plan:
     gpus_asked: int | None = None
     launches: int = 1
     precision: float | None = None
-    schema_version: Literal[3] = PLAN_SCHEMA_VERSION
+    schema_version: Literal[4] = PLAN_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is None:
@@ -212,6 +218,11 @@ class Plan:
         """The launch in which a study, the probes or the pairs are measured, from 1."""
         study = self.study(study_id)
         return 1 if study is None else study.launch
+
+    def environment_of(self, study_id: str) -> dict[str, str]:
+        """What else the ranks that measure it are started with."""
+        study = self.study(study_id)
+        return {} if study is None else dict(study.environment)
 
     def fits_nodes(self, study_id: str) -> bool:
         """Whether each node measures that study by itself, so that a lost node does not keep the others from it."""

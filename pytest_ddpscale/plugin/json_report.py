@@ -57,29 +57,40 @@ class _Concluded:
     def __init__(self, session: pytest.Session, sku: str) -> None:
         self._told, self._sku = session.config.stash[TOLD], sku
         self._requirements = {item.nodeid: case.id for item in session.items if (case := case_of(item))}
+        self._passed: dict[str, set[str]] = {}  # stages, by test
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember what passed: with --json-report-summary the report has numbers of tests, and no tests."""
+        stages = self._passed.setdefault(report.nodeid, set())
+        stages.add(report.when if report.passed else report.outcome)
 
     @pytest.hookimpl(trylast=True)  # after whoever else adds a number
     def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
         """Values of each test, outcome of the run; no interrupted test passed; and no number that JSON lacks."""
         judgement, outcome, lead = self._told.judgement, None, "; ".join(self._told.problems)
+        counts = ""
         verdicts: dict[str, Verdict] = {}
         if judgement is not None:
             from pytest_ddpscale.report.cause import headline
+            from pytest_ddpscale.report.unmet import counts_text
 
-            outcome, lead = judgement.outcome, headline(judgement)
+            outcome, lead, counts = judgement.outcome, headline(judgement), counts_text(judgement)
             verdicts = {one.id: one for one in judgement.verdicts}
         # Other plugins show the same dictionary: it stays as it is.
-        concluded = {"outcome": outcome, "headline": lead, "sku": self._sku}
+        concluded = {"outcome": outcome, "headline": lead, "requirements": counts, "sku": self._sku}
         json_report["environment"] = {**json_report.get("environment", {}), **concluded}
+        interrupted = {test for test, stages in self._passed.items() if stages < {"setup", "call", "teardown"}}
         for test in json_report.get("tests", ()):
             # What no item shows as a failure is reported by its requirement's name.
             name = self._requirements.get(test["nodeid"], test["nodeid"].removeprefix("ddpscale::"))
             if verdict := verdicts.get(name):
                 test["metadata"] = {**test.get("metadata", {}), **_values(verdict)}
-            if test["outcome"] == "passed" and not {"setup", "call", "teardown"} <= test.keys():
+            if test["nodeid"] in interrupted:
                 test["outcome"] = "error"
-                json_report["summary"]["passed"] -= 1
-                json_report["summary"]["error"] = json_report["summary"].get("error", 0) + 1
+        if interrupted:
+            summary = json_report["summary"]
+            summary["passed"] -= len(interrupted)
+            summary["error"] = summary.get("error", 0) + len(interrupted)
         finite = _finite(json_report)
         json_report.clear()
         json_report.update(finite)

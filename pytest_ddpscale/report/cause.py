@@ -11,13 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_ddpscale.plan.metric_catalogue import METRICS, RANK_UNIFORMITY
+from pytest_ddpscale.plan.metric_catalogue import MATMUL_TFLOPS, METRICS, RANK_UNIFORMITY
 from pytest_ddpscale.report import text
+from pytest_ddpscale.report.unmet import explained_text
 from pytest_ddpscale.results.verdicts import WRONG_DATA, Blocker, Culprit, Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
 
-_OF_RANKS = ("workload", "probe")  # metrics that every rank is measured for
 _Who = tuple[str, str, int | None, str | None, int | None]  # kind, host, GPU, other end
+_Found = list[tuple[Culprit, Verdict]]
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,28 @@ def causes(judgement: Judgement) -> tuple[Cause, ...]:
     Every blocker is explained by one of them at least.
     """
     blocking = [verdict for verdict in judgement.verdicts if judgement.is_blocked_by(verdict)]
-    named = _of_devices(blocking)
-    named += _of_missing_gpus(judgement, blocking)
+    named = [*_of_devices(blocking), *_of_missing_gpus(judgement, blocking)]
     explained = frozenset[str]().union(*(cause.explains for cause in named))
     left = [verdict for verdict in blocking if verdict.id not in explained]
-    unnamed = [*_of_other_blockers(judgement.other_blockers), *_of_nobody(left, _are_alike(judgement))]
+    unnamed = [*_of_other_blockers(judgement.other_blockers), *_of_nobody(left, judgement)]
     failed = {verdict.id for verdict in blocking if verdict.outcome == "failed"}
     for found in (named, unnamed):
         found.sort(key=_weight)
     return tuple(sorted((*named, *unnamed), key=lambda cause: failed.isdisjoint(cause.explains)))
+
+
+def warnings(judgement: Judgement) -> tuple[Cause, ...]:
+    """Devices that certainly miss bounds which only warn, and are no cause of anything else; the most first."""
+    missed = [one for one in judgement.verdicts if one.outcome == "failed" and not one.is_waived]
+    found = _of_devices([one for one in missed if not judgement.is_blocked_by(one)])
+    told = {_who(culprit) for cause in causes(judgement) for culprit in cause.culprits if culprit.is_certain}
+    return tuple(sorted((one for one in found if told.isdisjoint(map(_who, one.culprits))), key=_weight))
+
+
+def warning_text(cause: Cause) -> str:
+    """``warning: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower … (3 requirements that only warn)``."""
+    count = text.count_text(len(cause.explains), "requirement that only warns", "requirements that only warn")
+    return f"warning: {cause.sentence} ({count})"
 
 
 def _weight(cause: Cause) -> tuple[bool, int, float]:
@@ -59,18 +73,17 @@ def _weight(cause: Cause) -> tuple[bool, int, float]:
 
 
 def headline(judgement: Judgement) -> str:
-    """``REJECTED: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower …; that explains 21 of 21 failures``."""
+    """``REJECTED: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower …; that explains 21 of 21 failures``.
+
+    Of a machine that is accepted: how much is met, and who is slow or wrong all the same.
+    """
     found = causes(judgement)
     if not found or judgement.accepts or judgement.outcome == "partial":
-        return text.outcome_text(judgement)
+        return "; ".join([text.outcome_text(judgement), *map(warning_text, warnings(judgement)[:1])])
     first, parts = found[0], [found[0].sentence]
-    unmeasured = {one.id for one in judgement.verdicts if one.outcome in ("inconclusive", "not_measured")}
-    failures = [blocker.name for blocker in judgement.blockers if blocker.name not in unmeasured]
     if len(judgement.blockers) > 1:
-        counted = failures if any(name in first.explains for name in failures) else [b.name for b in judgement.blockers]
-        noun = "failures" if counted is failures else "requirements that are not decided"
-        parts.append(f"that explains {sum(name in first.explains for name in counted)} of {len(counted)} {noun}")
-        shared = frozenset[str]().union(*(one.explains for one in found[1:])) & first.explains & set(counted)
+        parts.append(f"that explains {explained_text(first.explains, judgement)}")
+        shared = frozenset[str]().union(*(one.explains for one in found[1:])) & first.explains
         parts[-1] += f", {len(shared)} of them not alone" if shared else ""
     if len(found) > 1:
         parts.append(f"{len(found) - 1} more cause{'s' if len(found) > 2 else ''}")
@@ -80,33 +93,58 @@ def headline(judgement: Judgement) -> str:
 
 def _of_devices(blocking: Sequence[Verdict]) -> list[Cause]:
     """One cause for each device, node or link that a verdict is certain of."""
-    by_who: dict[_Who, list[tuple[Culprit, Verdict]]] = defaultdict(list)
+    by_who: dict[_Who, _Found] = defaultdict(list)
     for verdict in blocking:
         for culprit in verdict.culprits:
             if culprit.is_certain:
                 by_who[_who(culprit)].append((culprit, verdict))
-    gpus = [found for who, found in by_who.items() if who[0] == "gpu"]
-    merged = []
     for who, found in by_who.items():
-        if who[0] == "node":
-            there = [own for own in gpus if own[0][0].host == who[1]]
-            # A node with a slowdown of its own is not explained by that of one of its GPUs.
-            explained = {v.id for c, v in found if c.slowdown is None and any(_explains(own, v) for own in there)}
-            for own in there:
-                own += [one for one in found if one[1].id in explained and _explains(own, one[1])]
-            found = [one for one in found if one[1].id not in explained]
-        if found:
-            merged.append(found)
-    return [_of_device(found) for found in merged]
+        if _slowdown(found):
+            found += _undecided_for(who, blocking)
+    nodes = {who: found for who, found in by_who.items() if who[0] == "node"}
+    others = {who: found for who, found in by_who.items() if who[0] != "node"}
+    merged = []
+    for who, found in nodes.items():
+        there = {gpu: own for gpu, own in others.items() if gpu[0] == "gpu" and gpu[1] == who[1]}
+        if slow := _slowdown(found):
+            # A node with a slowdown of its own is not explained by that of one of its GPUs: both are told.
+            both = [gpu for gpu, own in there.items() if _slowdown(own) > slow and _ids(own) & _ids(found)]
+            merged.append(found + [one for gpu in both for one in others.pop(gpu)])
+            continue
+        explained = {v.id for _, v in found if any(_explains(own, v) for own in there.values())}
+        for own in there.values():
+            own += [one for one in found if one[1].id in explained and _explains(own, one[1])]
+        merged.append([one for one in found if one[1].id not in explained])
+    return [_of_device(found) for found in (*merged, *others.values()) if found]
+
+
+def _undecided_for(who: _Who, blocking: Iterable[Verdict]) -> Iterator[tuple[Culprit, Verdict]]:
+    """What is not decided and names somebody who is slow for certain, if it would be kept without that.
+
+    So it is where a node scales well relative to itself, or where either of two groups of ranks may be the odd one.
+    """
+    for verdict in blocking:
+        for culprit in verdict.culprits:
+            is_open = verdict.outcome == "inconclusive" and not culprit.is_certain
+            if is_open and _who(culprit) == who and culprit.slowdown and _is_kept(verdict, culprit.slowdown):
+                yield culprit, verdict
+
+
+def _is_kept(verdict: Verdict, gain: float) -> bool:
+    """Whether a requirement that one slow rank makes worse would be kept if all were so many times faster."""
+    if verdict.value is None or not METRICS[verdict.metric].slowed_by_one_rank:
+        return False
+    if "at_most" in verdict.bound:
+        return verdict.value / gain <= verdict.bound_value
+    return verdict.value * gain >= verdict.bound_value
 
 
 def _of_missing_gpus(judgement: Judgement, blocking: Sequence[Verdict]) -> list[Cause]:
-    """GPUs that left while their peers were measured: what is not decided of training and probes may be theirs."""
+    """GPUs that were not there while their peers were measured, with what is not decided of that."""
     gpus = judgement.coverage.gpus if judgement.coverage is not None else []
-    # One round may have been cut short by the end of the run.
-    missing = [(node, gpu) for node, gpu in gpus if gpu.rounds_missing > 1]
-    open_ = {v.id for v in blocking if v.outcome == "inconclusive" and METRICS[v.metric].subject in _OF_RANKS}
-    if not missing or not open_:
+    open_ = {v.id for v in blocking if v.outcome in ("inconclusive", "not_measured")}
+    missing = [(node, gpu) for node, gpu in gpus if not open_.isdisjoint(gpu.missing_in)]
+    if not missing:
         return []
     suspects = [
         Culprit("gpu", node.host, gpu.index, gpu.uuid, f"not measured in {gpu.rounds_missing} rounds of its peers")
@@ -116,27 +154,48 @@ def _of_missing_gpus(judgement: Judgement, blocking: Sequence[Verdict]) -> list[
     rounds = text.count_text(max(gpu.rounds_missing for _, gpu in missing), "round")
     verb, most = ("is", "") if len(missing) == 1 else ("are", "up to ")
     sentence = f"{who} {verb} missing in {most}{rounds} in which other GPUs were measured"
-    return [Cause(sentence, frozenset(open_), tuple(suspects))]
+    explained = open_.intersection(name for _, gpu in missing for name in gpu.missing_in)
+    return [Cause(sentence, frozenset(explained), tuple(suspects))]
 
 
-def _explains(own: Sequence[tuple[Culprit, Verdict]], verdict: Verdict) -> bool:
+def _explains(own: _Found, verdict: Verdict) -> bool:
     """Whether what is known of a GPU explains a failure that its whole node is named for."""
-    is_slow = any(culprit.slowdown is not None for culprit, _ in own) and METRICS[verdict.metric].slowed_by_one_rank
     is_wrong = WRONG_DATA in verdict.flags and any(culprit.computed_wrong for culprit, _ in own)
-    return is_slow or is_wrong
+    return (_slowdown(own) > 0 and METRICS[verdict.metric].slowed_by_one_rank) or is_wrong
 
 
-def _of_device(found: Sequence[tuple[Culprit, Verdict]]) -> Cause:
-    first = found[0][0]
-    own = [(culprit, verdict) for culprit, verdict in found if _who(culprit) == _who(first)]
-    slow = [culprit for culprit, _ in own if culprit.slowdown is not None]
-    wrong = [culprit for culprit, _ in own if culprit.computed_wrong]
-    # Wrong data matters more than speed, and speed alone is told in numbers that are typed.
-    culprit = (wrong or slow or [first])[0]
-    sentence = _slow_text(culprit) if culprit.slowdown is not None and not wrong else text.culprit_text(culprit)
-    if wrong:
+def _slowdown(found: _Found) -> float:
+    """The largest of a device; 0 of one that is not slow in computing, and of wrong data, which matters more."""
+    is_wrong = any(culprit.computed_wrong for culprit, _ in found)
+    return 0.0 if is_wrong else max((culprit.slowdown or 0.0 for culprit, _ in found), default=0.0)
+
+
+def _ids(found: _Found) -> set[str]:
+    return {verdict.id for _, verdict in found}
+
+
+def _of_device(found: _Found) -> Cause:
+    """Of one device, and of the GPUs of a slow node that are slower still."""
+    of_each: dict[_Who, list[Culprit]] = defaultdict(list)
+    for culprit, _ in found:
+        # Of a node that a GPU explains only the GPU is told.
+        if culprit.kind != "node" or found[0][0].kind == "node":
+            of_each[_who(culprit)].append(culprit)
+    told = []
+    for own in of_each.values():
+        slow = [culprit for culprit in own if culprit.slowdown is not None]
+        wrong = [culprit for culprit in own if culprit.computed_wrong]
+        # Wrong data matters more than speed, and speed alone is told in numbers that are typed.
+        told.append((wrong or slow or own)[0])
+    first = told[0]
+    is_slow = first.slowdown is not None and not first.computed_wrong
+    sentence = _slow_text(first) if is_slow else text.culprit_text(first)
+    if first.computed_wrong:
         sentence = f"wrong data: {sentence}"
-    return Cause(sentence, frozenset(verdict.id for _, verdict in found), (culprit,))
+    if told[1:]:
+        even = [f"{text.culprit_name(one)} even {one.slowdown:.2f}×" for one in told[1:]]
+        sentence += f", {first_few(even, 2)}"
+    return Cause(sentence, frozenset(_ids(found)), tuple(told))
 
 
 def _slow_text(culprit: Culprit) -> str:
@@ -161,16 +220,28 @@ def _of_other_blockers(blockers: Iterable[Blocker]) -> Iterator[Cause]:
         yield Cause(f"{who} {text.one_line(reason)}", frozenset(names))
 
 
-def _of_nobody(verdicts: Sequence[Verdict], are_alike: bool) -> list[Cause]:
+def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]:
     """Failures that no verdict is certain of anybody for: alike ones together, told once."""
     uniform = [verdict for verdict in verdicts if _is_uniform(verdict)]
+    same = {verdict.id for verdict in verdicts if uniform and _shows_same_loss(verdict)}
+    same |= {verdict.id for verdict in uniform}
     others: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
-        if verdict not in uniform:
+        if verdict.id not in same:
             is_measured = verdict.outcome in ("failed", "inconclusive")
-            others[verdict.outcome, verdict.metric if is_measured else verdict.reason].append(verdict)
-    found = [_uniform_loss(uniform, are_alike)] if uniform else []
+            others[verdict.outcome, _subject(verdict) if is_measured else verdict.reason].append(verdict)
+    found = [_uniform_loss(uniform, frozenset(same), judgement)] if uniform else []
     return found + [_of_alike(alike) for alike in others.values()]
+
+
+def _subject(verdict: Verdict) -> str:
+    """What is told once though several metrics see it: computing, or what is lost by working together."""
+    metric = METRICS[verdict.metric]
+    if WRONG_DATA in verdict.flags or not (metric.slowed_by_one_rank or metric is MATMUL_TFLOPS):
+        return metric.name
+    if metric.compares_ranks:
+        return metric.name
+    return "computing" if metric.baseline is None else "working together"
 
 
 def _is_uniform(verdict: Verdict) -> bool:
@@ -179,27 +250,36 @@ def _is_uniform(verdict: Verdict) -> bool:
     return verdict.outcome == "failed" and verdict.shows_uniform_loss and no_rank and WRONG_DATA not in verdict.flags
 
 
-def _are_alike(judgement: Judgement) -> bool:
-    """Whether ranks were compared with each other, and none was slower."""
-    return any(one.metric == RANK_UNIFORMITY.name and one.passed for one in judgement.verdicts)
+def _shows_same_loss(verdict: Verdict) -> bool:
+    """Whether it is about the speed of computing too, is worse than published, and names no slow rank either."""
+    is_measured = verdict.outcome in ("failed", "inconclusive") and verdict.value is not None
+    if not is_measured or _subject(verdict) != "computing" or any(one.slowdown for one in verdict.culprits):
+        return False
+    reference = verdict.published or verdict.bound_value
+    return (verdict.value or 0.0) > reference if "at_most" in verdict.bound else (verdict.value or 0.0) < reference
 
 
-def _uniform_loss(verdicts: Sequence[Verdict], are_alike: bool) -> Cause:
+def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgement: Judgement) -> Cause:
     losses = [1 - v.value / v.published for v in verdicts if v.value is not None and v.published]
     loss = text.number_text(statistics.median(losses), "fraction")
-    sentence = f"all GPUs are alike and {loss} below the published throughput, so no device is named"
-    if not are_alike:
-        sentence = f"{loss} below the published throughput; whether all GPUs are alike was not measured"
-    return Cause(sentence, frozenset(verdict.id for verdict in verdicts), _suspects(verdicts))
+    compared = [one.outcome for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name]
+    is_any_slow = any(one.slowdown and one.is_certain for v in judgement.verdicts for one in v.culprits)
+    if is_any_slow or "failed" in compared:
+        return Cause(f"{loss} below the published throughput, by no single device alone", explains)
+    if compared and set(compared) == {"passed"}:
+        return Cause(f"all GPUs are alike and {loss} below the published throughput, so no device is named", explains)
+    known = "is not decided" if {"passed", "inconclusive"} & set(compared) else "was not measured"
+    return Cause(f"{loss} below the published throughput; whether all GPUs are alike {known}", explains)
 
 
 def _of_alike(verdicts: Sequence[Verdict]) -> Cause:
-    """Of one outcome and metric, or of one reason why nothing is known."""
+    """Of one outcome and subject, or of one reason why nothing is known."""
     names, first = first_few([text.one_line(verdict.id) for verdict in verdicts], 2), verdicts[0]
-    suspects = _suspects(verdicts)
+    suspects = tuple({_who(culprit): culprit for verdict in verdicts for culprit in verdict.culprits}.values())
     if first.outcome == "failed":
         worst = min(verdicts, key=lambda verdict: verdict.margin or 0.0)
         sentence = f"{text.one_line(worst.id)} is {text.point_text(worst)}, bound {text.bound_text(worst)}"
+        sentence += f" ({len(verdicts) - 1} more like it)" if verdicts[1:] else ""
         # Of one link that is slow many times, or of two ranks either of which may be odd, the verdict is not certain.
         whom = first_few([text.culprit_name(one) for one in suspects], 2)
         sentence += f"; nobody is certain to be at fault: look at {whom}" if whom else "; no device stands out"
@@ -208,11 +288,6 @@ def _of_alike(verdicts: Sequence[Verdict]) -> Cause:
     else:
         sentence = f"{text.verdict_word(first).lower()}: {names}: {text.reason_text(first)}"
     return Cause(sentence, frozenset(verdict.id for verdict in verdicts), suspects)
-
-
-def _suspects(verdicts: Iterable[Verdict]) -> tuple[Culprit, ...]:
-    """Everybody whom they name, once."""
-    return tuple({_who(culprit): culprit for verdict in verdicts for culprit in verdict.culprits}.values())
 
 
 def _who(culprit: Culprit) -> _Who:

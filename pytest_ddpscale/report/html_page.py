@@ -34,6 +34,7 @@ from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
 from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.report.not_tested_text import not_tested_lines
 from pytest_ddpscale.report.svg_figures import figures
+from pytest_ddpscale.report.unmet import counts_text, explained_text
 from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
@@ -68,13 +69,15 @@ class TopologyOfHosts:
 def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goes_on: bool = False) -> str:
     """The page of a run; one that goes on has `LIVE`, and is read again by the browser every `REFRESH_S` seconds."""
     sources = _sources(judgement.verdicts)
-    return _template().render(
+    return page_template("report.html.j2").render(
         judgement=judgement,
         run=run,
         live=Markup(LIVE) if goes_on else "",  # noqa: S704 (ours)
         watermark=WATERMARK if judgement.simulated or run.is_simulated() else "",
         headline=cause.headline(judgement),
         causes=cause.causes(judgement),
+        warnings=cause.warnings(judgement),
+        counts=counts_text(judgement),
         certainty=list(certainty_lines(judgement)),
         key_numbers=key_numbers(judgement),
         tested=coverage_text.summary(judgement.coverage) if judgement.coverage else [],
@@ -104,7 +107,8 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
 
 
 @cache
-def _template() -> jinja2.Template:
+def page_template(name: str) -> jinja2.Template:
+    """A page whose text is made one line and escaped, with our style and script."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -122,13 +126,15 @@ def _template() -> jinja2.Template:
         profile_text=profile_text,
         interval_mark=interval_mark,
         remarks=_remarks,
+        explained_text=explained_text,
+        warning_text=cause.warning_text,
         refresh_s=REFRESH_S,
         most_hosts=_MOST_HOSTS,
         script=script,
         script_digest=f"sha256-{digest}",
         style=Markup((TEMPLATES / "report.css").read_text("utf-8")),  # noqa: S704 (ours)
     )
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)
 
 
 def _harmless(content: object) -> object:
@@ -227,7 +233,7 @@ def topologies(surveys: Sequence[Survey]) -> list[TopologyOfHosts]:
     hosts: dict[str, list[str]] = {}
     for survey in surveys:
         if survey.topology:
-            hosts.setdefault(_printable(survey.topology), []).append(survey.host)
+            hosts.setdefault(printable(survey.topology), []).append(survey.host)
     ordered = sorted(hosts.items(), key=lambda one: -len(one[1]))
     return [
         TopologyOfHosts(first_few(names, 8), escape(matrix), differs=n > 0)
@@ -235,6 +241,7 @@ def topologies(surveys: Sequence[Survey]) -> list[TopologyOfHosts]:
     ]
 
 
-def _printable(content: str) -> str:
+def printable(content: str) -> str:
+    """Text that keeps its lines and columns, without control characters."""
     lines = (line.expandtabs(8) for line in content.splitlines())
     return "\n".join("".join(one for one in line if one.isprintable()).rstrip() for line in lines)

@@ -13,6 +13,7 @@ from xml.etree.ElementTree import Element, SubElement
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.cause import headline
+from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.results.run_json import WATERMARK
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
 
@@ -28,6 +29,7 @@ def render_junit(judgement: Judgement) -> str:
     suite = SubElement(suites, "testsuite", name=f"ddpscale.{text.one_line(judgement.sku)}")
     properties = SubElement(suite, "properties")
     _property(properties, "headline", headline(judgement))
+    _property(properties, "requirements", counts_text(judgement))
     _property(properties, "sku", judgement.sku)
     _property(properties, "outcome", judgement.outcome)
     _property(properties, "reason", text.headline(judgement))

@@ -22,6 +22,7 @@ from pytest_ddpscale.report.certainty_text import certainty_lines
 from pytest_ddpscale.report.launches_text import interval_mark
 from pytest_ddpscale.report.not_tested_text import not_tested_lines
 from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.report.unmet import counts_text, explained_text
 from pytest_ddpscale.results.run_json import WATERMARK, RunDevice, RunRecord
 from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
 
@@ -99,6 +100,7 @@ def _template() -> jinja2.Template:
         cause_of=_cause_of,
         certainty_lines=certainty_lines,
         code_block=code_block,
+        explained_text=explained_text,
         image=image,
         interval_mark=interval_mark,
         mark=_mark,
@@ -109,6 +111,7 @@ def _template() -> jinja2.Template:
         most_lowered=_MOST_LOWERED,
         rerun_command=_rerun_command,
         sentence=_sentence,
+        warning_text=cause.warning_text,
     )
     return environment.get_template("report.md.j2")
 
@@ -129,6 +132,7 @@ def render_markdown(
         watermark=WATERMARK if judgement.simulated or run.is_simulated() else "",
         headline=cause.headline(judgement),
         causes=cause.causes(judgement),
+        warnings=cause.warnings(judgement),
         meaning=_MEANINGS[judgement.outcome],
         summary=_summary(judgement, run),
         tested=coverage_text.summary(judgement.coverage) if judgement.coverage else [],
@@ -192,20 +196,9 @@ def _sentence(content: str) -> str:
 
 def _summary(judgement: Judgement, run: RunRecord) -> str:
     """Counts, machine and time in one or two sentences."""
-    verdicts = judgement.verdicts
-    counts = Counter(text.verdict_word(verdict) for verdict in verdicts)
-    words = {"PASS": "kept", "FAIL": "not kept", "WAIVED": "not kept but waived",
-             "WARN": "not kept but only warning", "INCONCLUSIVE": "inconclusive",
-             "NOT MEASURED": "not measured", "ERROR": "ended in an error"}  # fmt: skip
-    counted = ", ".join(f"{counts[word]} {meaning}" for word, meaning in words.items() if counts[word])
-    sentence = f"{text.count_text(len(verdicts), 'requirement')} judged for {judgement.sku}"
     machine = _devices(run)
-    if machine:
-        sentence += f" on {machine}"
-    sentence += f": {counted}." if counted else "."
-    if judgement.blockers:
-        blocking = text.count_text(len(judgement.blockers), "reason")
-        sentence += f" There {'is' if len(judgement.blockers) == 1 else 'are'} {blocking} not to accept it."
+    where = f" on {machine}" if machine else ""
+    sentence = f"Judged for {judgement.sku}{where}: {counts_text(judgement)}."
     if run.is_imported:
         sentence += f" The measurements were imported from {run.source or 'elsewhere'}."
     elif run.is_simulated():

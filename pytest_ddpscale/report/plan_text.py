@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pytest_ddpscale.plan.estimate import (
-    PAIRS_ROUND_S,
     ROUND_SD,
     UNKNOWN,
     estimate,
+    pairs_seconds,
     precise_rounds,
     probes_seconds,
     usual_seconds,
@@ -49,7 +49,7 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
     if plan.pairs is not None:
         rounds = len(first_rounds(plan.nodes))
         rows.append(
-            (plan.pairs.id, PAIRS_ROUND_S * rounds, f"at least {count_text(rounds, 'round')} of pairs of nodes")
+            (plan.pairs.id, pairs_seconds(plan.nodes), f"at least {count_text(rounds, 'round')} of pairs of nodes")
         )
     if plan.precision is not None and plan.studies and plan.launches > 1:
         rows.append((_precision_text(plan.precision), 0.0, "of it: launches have a fixed number of rounds"))

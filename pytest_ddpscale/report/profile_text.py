@@ -130,7 +130,7 @@ def largest_profiles(profiles: Sequence[ArmProfile]) -> list[ArmProfile]:
 
 
 def _ranks(one: ArmProfile) -> int:
-    kind, _, ranks = one.arm.removesuffix("-spread").partition("@")
+    kind, _, ranks = one.arm.partition("+")[0].removesuffix("-spread").partition("@")
     return int(ranks) if kind == "ddp" and ranks.isdecimal() else 0
 
 

@@ -11,11 +11,13 @@ from pytest_ddpscale.plan.estimate import (
     SURVEY_S,
     TYPICAL_ROUNDS,
     UNKNOWN,
+    pairs_seconds,
     probes_seconds,
     round_seconds,
     usual_seconds,
     warm_up_seconds,
 )
+from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.results.notices import Idle, Notice, Queued, Unfit
 from pytest_ddpscale.results.pair_record import PairRound
@@ -46,8 +48,13 @@ class Progress:
     ) -> None:
         self._plan = plan
         self._planned_s = {study.id: usual_seconds(plan, study, img_per_s) for study in plan.studies}
+        self._usual_rounds: dict[str, int] = {}  # of what is no study of training
         if plan.probes is not None:
             self._planned_s[plan.probes.id] = probes_seconds(plan.probes)
+            self._usual_rounds[plan.probes.id] = min(plan.probes.rounds, TYPICAL_ROUNDS)
+        if plan.pairs is not None:
+            self._planned_s[plan.pairs.id] = pairs_seconds(plan.nodes)
+            self._usual_rounds[plan.pairs.id] = len(first_rounds(plan.nodes))
         self._expected_img_per_s = img_per_s
         self._show = show
         self._now = now
@@ -76,8 +83,7 @@ class Progress:
             case ProbeBlock():
                 self._probed(record)
             case PairRound():
-                self._round = max(self._round, record.round + 1)
-                self._say(f"pairs of nodes: round {self._round}", passing=True)
+                self._paired(record)
             case Unfit():
                 for host, why in record.nodes.items():
                     self._say(f"{host} is not as it should be: {why}", passing=False)
@@ -120,6 +126,13 @@ class Progress:
             self._round = max(self._round, block.round + 1)
             self._go_on(f"probes: round {self._round}/{self._plan.probes.rounds}  {block.probe}")
 
+    def _paired(self, record: PairRound) -> None:
+        self._round = max(self._round, record.round + 1)
+        if record.study in self._usual_rounds:
+            usual = self._usual_rounds[record.study]
+            of = f"/{usual}" if self._round <= usual else ", slow ones once more"
+            self._go_on(f"pairs of nodes: round {self._round}{of}")
+
     def _end(self, end: StudyEnd) -> None:
         self._settled.add(end.study)
         seconds = self._now() - self._study_begun
@@ -145,12 +158,10 @@ class Progress:
             self._say(f"starting ranks, {_clock(planned_s)} estimated", passing=True)
 
     def _planned_so_far_s(self) -> float:
-        """What the plan gives this study, or the probes, for as much as has been timed of it."""
-        probes = self._plan.probes
+        """What the plan gives this study, the probes or the pairs, for as much as has been timed of it."""
         if self._study is None:
-            usual_rounds = min(probes.rounds, TYPICAL_ROUNDS) if probes is not None else 0
-            is_probing = probes is not None and self._current == probes.id
-            return self._planned_s[self._current] * min(1.0, self._round / usual_rounds) if is_probing else 0.0
+            usual = self._usual_rounds.get(self._current)
+            return self._planned_s[self._current] * min(1.0, self._round / usual) if usual else 0.0
         expected = self._expected_img_per_s
         rounds = self._blocks / len(self._study.arms)
         return warm_up_seconds(self._study, expected) + rounds * round_seconds(self._study, self._study.arms, expected)
@@ -164,7 +175,8 @@ class Progress:
         left_s = (own_s + later_s) * (spent_s / timed_s if timed_s else 1.0)  # at the pace of what has been timed
         whole_s = sum(self._planned_s.values())
         done = 1 - (own_s + later_s) / whole_s if whole_s else 0.0
-        self._say(f"[ {math.floor(100 * done):2d} %  {_clock(left_s)} left ] {line}", passing=True)
+        per_cent = min(math.floor(100 * done), 99)  # something goes on, or it would not be said
+        self._say(f"[ {per_cent:2d} %  {_clock(left_s)} left ] {line}", passing=True)
 
     def _say(self, line: str, *, passing: bool) -> None:
         if line != self._last:

@@ -182,18 +182,18 @@ def point_text(verdict: Verdict) -> str:
     return ABSENT if verdict.value is None else number_text(verdict.value, verdict.unit, _decimals(verdict))
 
 
-def limits_text(verdict: Verdict) -> str:
+def limits_text(verdict: Verdict, *, nearer_end: bool = False) -> str:
     """What is certain of the value, at the confidence of its interval.
 
     ``at least 97.1 %`` or ``at most 95.2 %`` where that end of the interval decides, ``± 0.3 %`` where the interval is
-    as narrow as was asked for, else both ends: ``95.1 … 97.2 %``. Ends are rounded outwards: nothing is claimed that is
-    not known.
+    as narrow as was asked for, else both ends: ``95.1 … 97.2 %``, or with `nearer_end` the one that would have to keep
+    the bound. Ends are rounded outwards: nothing is claimed that is not known.
     """
-    limits = _limits(verdict)
+    limits = _limits(verdict, nearer_end)
     return limits + _SUFFIX[verdict.unit] if limits else ABSENT
 
 
-def _limits(verdict: Verdict) -> str:
+def _limits(verdict: Verdict, nearer_end: bool = False) -> str:
     """`limits_text` without the unit; empty where nothing varied, or nothing is known."""
     if not verdict.half_width or verdict.interval is None or not has_interval(verdict):
         return ""
@@ -204,7 +204,10 @@ def _limits(verdict: Verdict) -> str:
     is_lower_bound = "at_least" in verdict.bound
     is_kept = low >= verdict.bound_value if is_lower_bound else high <= verdict.bound_value
     is_missed = high < verdict.bound_value if is_lower_bound else low > verdict.bound_value
-    if not ((verdict.passed and is_kept) or (verdict.outcome == "failed" and is_missed)):
+    is_decided = (verdict.passed and is_kept) or (verdict.outcome == "failed" and is_missed)
+    if not is_decided and nearer_end:
+        is_kept, is_missed = True, False  # the end that keeping the bound would depend on
+    elif not is_decided:
         return f"{_digits(low, unit, decimals, ROUND_FLOOR)} … {_digits(high, unit, decimals, ROUND_CEILING)}"
     end, word, rounding = (
         (low, "at least", ROUND_FLOOR) if is_lower_bound == is_kept else (high, "at most", ROUND_CEILING)
@@ -223,9 +226,12 @@ def bound_text(verdict: Verdict) -> str:
 
 
 def margin_text(verdict: Verdict) -> str:
-    """Distance from the bound, ``+1.5 %``, with digits enough that a miss is never shown as zero."""
+    """Distance from the bound, ``+1.5 %``, with digits enough that a miss is never shown as zero.
+
+    Of what is counted, such as nodes that pass a check, none can be better than its bound: then it says nothing.
+    """
     margin = verdict.margin
-    if margin is None:
+    if margin is None or (margin == 0 and not METRICS[verdict.metric].errs_by_chance):
         return ABSENT
     decimals = 1
     if margin < 0:

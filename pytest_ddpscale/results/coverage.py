@@ -27,7 +27,8 @@ class GpuCoverage:
         uuid: as NVML has it; empty if nobody ever saw it.
         tested_by: ``probes``, ``training``: those whose requirements were decided with it.
         problem: why it does not answer; empty if it does.
-        rounds_missing: rounds of one arm in which its peers were measured and it was not, the most of all arms.
+        rounds_missing: rounds of one arm or probe in which its peers were measured and it was not, the most of all.
+        missing_in: ids of the requirements that are not decided and were measured while it was missing.
     """
 
     index: int | None
@@ -35,6 +36,7 @@ class GpuCoverage:
     tested_by: tuple[str, ...] = ()
     problem: str = ""
     rounds_missing: int = 0
+    missing_in: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -78,6 +78,11 @@ class RunDirectory:
         return self.path / "verdicts.json"
 
     @property
+    def suite_json(self) -> Path:
+        """What a suite found, of a run that judges nothing."""
+        return self.path / "suite.json"
+
+    @property
     def plots(self) -> Path:
         """PNG plots."""
         return self.path / "plots"

@@ -14,7 +14,7 @@ from pytest_ddpscale.launch.container import container_of
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.launcher import Cluster, Launch, launchers
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.supervisor import NotAdmitted, Supervisor
+from pytest_ddpscale.launch.supervisor import Judge, NotAdmitted, Supervisor
 from pytest_ddpscale.plan.estimate import estimate
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import PACES, Pace, Question
@@ -47,6 +47,24 @@ class MeasureSource(EvidenceSource):
         self._was_launched = False
         self._was_refused = False  # its nodes are unfit: nothing is to run on them
 
+    @property
+    def named(self) -> str:
+        """What its run directory is called, behind the time."""
+        return self.subject.sku
+
+    def judge_of(self, plan: Plan) -> Judge | None:
+        """Who knows when a study of the plan has told enough; None measures all rounds."""
+        from pytest_ddpscale.verdict.deciding import Decider
+
+        settings = self.subject.settings
+        return Decider(plan, self.selected, settings.confidence, settings.family_confidence)
+
+    def unfit_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
+        """Which nodes should not be measured, and why, from what was found out before anything was launched on them."""
+        from pytest_ddpscale.verdict.checking import unfit_nodes
+
+        return unfit_nodes(self.selected, plan, surveys_of(surveys), today())
+
     def select(self, cases: Sequence[AnyCase]) -> None:
         """Plan what can be measured here."""
         self.selected = list(cases)
@@ -55,7 +73,7 @@ class MeasureSource(EvidenceSource):
     def _open(self) -> None:
         self._refuse_wrong_arguments()
         assert self.plan is not None  # select comes first
-        run, self._lock = new_run_directory(self.subject.settings.run_dir, self.subject.sku)
+        run, self._lock = new_run_directory(self.subject.settings.run_dir, self.named)
         thresholds, settings = self.subject.thresholds, self.subject.settings
         # First, so that a run killed on the way is known for one, and begun anew in its directory.
         start_run(
@@ -156,16 +174,13 @@ class MeasureSource(EvidenceSource):
         return remember(history_file, self.measured_run, judgement, self.evidence) if history_file else ""
 
     def _launch(self, plan: Plan, listener: Listener) -> None:
-        from pytest_ddpscale.verdict.checking import unfit_nodes
-        from pytest_ddpscale.verdict.deciding import Decider
-
         settings = self.subject.settings
         unfit: dict[str, str] = {}
 
         def admit(surveys: Sequence[Survey]) -> str:
             """Why nothing shall be launched on these nodes; empty if it shall."""
             nonlocal unfit
-            unfit = unfit_nodes(self.selected, plan, surveys_of(surveys), today())
+            unfit = self.unfit_of(plan, surveys)
             if unfit:
                 listener(Unfit(unfit))  # at once, hours before the report
             return "" if settings.unfit == MEASURE else "; ".join(f"{host}: {why}" for host, why in unfit.items())
@@ -176,7 +191,7 @@ class MeasureSource(EvidenceSource):
             self._limits(plan),
             listener,
             isolate=settings.is_isolated,
-            judge=Decider(plan, self.selected, settings.confidence, settings.family_confidence),
+            judge=self.judge_of(plan),
             admit=admit,
         )
         try:

@@ -36,7 +36,7 @@ def find_source(site: Site) -> EvidenceSource:
     Raises:
         BadInput: thresholds, SKU, options or the run to be judged or resumed are not usable.
     """
-    thresholds, settings, sku = load_thresholds(_thresholds_path(site)), site.settings, site.settings.gpu_sku
+    thresholds, settings, sku = load_thresholds(thresholds_path(site)), site.settings, site.settings.gpu_sku
     if settings.judge is not None:
         earlier = RunDirectory.open(settings.judge)
         subject = Subject(site, thresholds, measured_sku(thresholds, settings, earlier))
@@ -45,17 +45,17 @@ def find_source(site: Site) -> EvidenceSource:
         begun = RunDirectory.open(settings.resume)
         if not begun.is_only_begun:
             resumption = read_resumption(begun)
-            subject, machine = _look(site, thresholds, measured_sku(thresholds, settings, begun))
+            subject, machine = look(site, thresholds, measured_sku(thresholds, settings, begun))
             return ResumeSource(subject, machine, resumption)
         # Killed before it had a plan: measured as a new run, in its place.
         sku = measured_sku(thresholds, settings, begun)
         site = replace(site, settings=replace(settings, resume=None, run_dir=begun.path))
-    subject, machine = _look(site, thresholds, sku)
+    subject, machine = look(site, thresholds, sku)
     per_node = machine.per_node or _usual_devices(thresholds, subject.sku)
     return MeasureSource(subject, machine, Layout(machine.cluster.nodes, per_node))
 
 
-def _look(site: Site, thresholds: ThresholdsFile, sku: str) -> tuple[Subject, Machine]:
+def look(site: Site, thresholds: ThresholdsFile, sku: str) -> tuple[Subject, Machine]:
     """What there is to measure, and which SKU it is; `sku` is what was asked for.
 
     Raises:
@@ -99,7 +99,8 @@ def _usual_devices(thresholds: ThresholdsFile, sku: str) -> int:
     return (node.gpus if node else None) or USUAL_GPUS_PER_NODE
 
 
-def _thresholds_path(site: Site) -> Path:
+def thresholds_path(site: Site) -> Path:
+    """The file asked for, else the one here or in the root directory, else the packaged one."""
     if site.settings.thresholds is not None:
         return site.settings.thresholds
     here = [folder / DEFAULT_NAME for folder in (site.invocation_dir, site.rootdir)]

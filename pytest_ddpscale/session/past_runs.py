@@ -8,6 +8,7 @@ from pathlib import Path
 from pytest_ddpscale.errors import BadInput, HistoryError
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.history.baseline import BASELINE_SCHEMA_VERSION, Baseline, read_baseline
+from pytest_ddpscale.history.key_values import key_values_of
 from pytest_ddpscale.history.last_acceptance import last_acceptance
 from pytest_ddpscale.history.recording import history_sku, record_run, started_at_of
 from pytest_ddpscale.results.run_directory import RunDirectory, read_file
@@ -39,7 +40,9 @@ def acceptance_before(
     record = measured.read_run()
     kept_as = history_sku(sku, is_simulated=record.is_simulated(evidence.columns.devices))
     try:
-        return last_acceptance(history_file, kept_as, _hosts(evidence), started_at_of(record), verdicts)
+        return last_acceptance(
+            history_file, kept_as, _hosts(evidence), started_at_of(record), verdicts, key_values_of(evidence)
+        )
     except HistoryError:  # said where the history decides something
         return None
 

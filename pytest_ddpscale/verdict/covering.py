@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_ddpscale.blame.link_faults import node_pair_results
-from pytest_ddpscale.evidence.columns import ArmColumns, RankColumns
+from pytest_ddpscale.evidence.columns import RankColumns
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.results.column_record import BoolArray
 from pytest_ddpscale.results.coverage import (
     PAIRS,
     PROBES,
@@ -27,7 +28,9 @@ from pytest_ddpscale.verdict.answering_study import matching_study
 _Block = tuple[str, str]  # study and arm, or probe's study and id
 _Place = tuple[str, int]  # host and local rank
 _KINDS = (SURVEY, PROBES, TRAINING, PAIRS)
-_DECIDED = ("passed", "failed")
+_DECIDED, _UNDECIDED = ("passed", "failed"), ("inconclusive", "not_measured")
+# One round may have been cut short by the end of the run.
+_MOST_CUT_SHORT = 1
 
 
 def coverage_of(
@@ -49,9 +52,13 @@ def coverage_of(
     blocks = _Blocks(evidence)
     judged = {case.id: block for case in cases if case.id in verdicts and (block := _block(case, evidence))}
     decided = {name: block for name, block in judged.items() if verdicts[name].outcome in _DECIDED}
+    undecided = [(name, study) for name, (study, _) in judged.items() if verdicts[name].outcome in _UNDECIDED]
     hosts = sorted(blocks.hosts | evidence.surveys.keys() | set(evidence.hosts) | left_out.keys())
     tested = blocks.tested(decided.values())
-    nodes = tuple(_node(host, evidence, tested, blocks, left_out.get(host, ""), gpus_per_node) for host in hosts)
+    missing_in = {place: [n for n, study in undecided if study in at] for place, at in blocks.missing_in.items()}
+    nodes = tuple(
+        _node(host, evidence, tested, blocks, left_out.get(host, ""), gpus_per_node, missing_in) for host in hosts
+    )
     planned = max(evidence.plan.nodes, len(hosts) - len(left_out))
     together = {name: blocks.of[block] for name, block in judged.items() if blocks.spans_nodes(block)}
     return Coverage(
@@ -81,7 +88,9 @@ class _Blocks:
     Attributes:
         of: host, local rank of all that took part, by block.
         devices: UUIDs, by host and local rank.
-        missed: rounds of an arm in which others were measured and it was not, by host and local rank.
+        seen: the same of all that computed a seeded step, if one of them was never measured.
+        missed: rounds of an arm or probe in which others were measured and it was not, by host and local rank.
+        missing_in: studies, or the probes, of which it missed more than the end of a run may cut short.
         places: of all that measured anything, by host.
         hosts: their names.
         paired: hosts of the pairs of nodes that were measured.
@@ -94,17 +103,32 @@ class _Blocks:
         self._sizes: dict[_Block, int] = {}
         self.devices: dict[_Place, str] = {}
         self.missed: dict[_Place, int] = defaultdict(int)
+        self.missing_in: dict[_Place, set[str]] = defaultdict(set)
         for key, trained in evidence.columns.arms.items():
             self._take(key, trained.ranks)
-            self._miss(trained)
+            self._miss(key[0], trained.ranks, trained.present)
+            arm = self._arms.get(key)
+            if arm is not None and not self._layout.takes_turns(arm) and not trained.single_sample.any():
+                self._never_came(key[0], trained.ranks, trained.present, self._layout.ranks([arm]))
         for (name, world_size), probed in evidence.probes.items():
             block = (PROBES, f"{name}@{world_size}")
             self._sizes[block] = world_size
             self._take(block, probed.ranks)
+            if world_size == 1:
+                self._never_came(PROBES, probed.ranks, probed.present, range(self._layout.world_size))
+        self._miss_probes(evidence)
         self.places: dict[str, list[_Place]] = defaultdict(list)
         for place in self.devices:
             self.places[place[0]].append(place)
         self.hosts = self.places.keys()
+        never, on_host = self.missing_in.keys() - self.devices.keys(), defaultdict[str, set[str]](set)
+        for (study, _), places in self.of.items() if never else ():
+            for host in {host for host, _ in places}:
+                on_host[host].add(study)
+        for place in never:  # neither does it take its turn anywhere
+            self.missing_in[place] |= on_host[place[0]]
+        steps = (step for of_study in evidence.seeded_steps.values() for step in of_study) if never else ()
+        self.seen = {(step.host, step.local_rank): step.device for step in steps}
         self.paired = {host for pair in evidence.pairs for host in pair.hosts}
 
     def _take(self, block: _Block, ranks: RankColumns) -> None:
@@ -112,13 +136,41 @@ class _Blocks:
         self.of[block].update(places)
         self.devices.update(zip(places, ranks.devices.tolist(), strict=True))
 
-    def _miss(self, trained: ArmColumns) -> None:
-        """Who is missing in rounds of an arm that has all its ranks in others; ranks may take turns where none has."""
-        if trained.present.all(axis=1).any():
-            missed = (trained.present.any(axis=1, keepdims=True) & ~trained.present).sum(axis=0)
+    def _miss(self, study: str, ranks: RankColumns, present: BoolArray) -> None:
+        """Who is missing in some rounds if all were there in others; ranks may take turns where they never were."""
+        if present.all(axis=1).any():
+            missed = (present.any(axis=1, keepdims=True) & ~present).sum(axis=0)
             for at in missed.nonzero()[0].tolist():
-                place = trained.ranks.places[at]
-                self.missed[place] = max(self.missed[place], int(missed[at]))
+                self._note(study, ranks.places[at], int(missed[at]))
+
+    def _miss_probes(self, evidence: Evidence) -> None:
+        """Who is missing in training and was probed less often than others: of pairs the other end is so as well."""
+        for probed in evidence.probes.values() if self.missing_in else ():
+            times = probed.present.sum(axis=0)
+            for at in (times < times.max(initial=0) - _MOST_CUT_SHORT).nonzero()[0].tolist():
+                if (place := probed.ranks.places[at]) in self.missing_in:
+                    self.missing_in[place].add(PROBES)
+
+    def _never_came(self, study: str, ranks: RankColumns, present: BoolArray, planned: Iterable[int]) -> None:
+        """Who is missing from the first round on, while half of its node or more was there: of a lost node nobody."""
+        per_node, numbers = self._layout.ranks_per_node, ranks.numbers.tolist()
+        there: dict[int, list[int]] = defaultdict(list)
+        for column, number in enumerate(numbers):
+            there[number // per_node].append(column)
+        absent: dict[int, list[int]] = defaultdict(list)
+        for number in set(planned) - set(numbers):
+            absent[number // per_node].append(number)
+        rounds = int(present.any(axis=1).sum())
+        for node, missing in absent.items():
+            if len(there[node]) >= len(missing):
+                host = ranks.places[there[node][0]][0]
+                for number in missing:
+                    self._note(study, (host, number % per_node), rounds)
+
+    def _note(self, study: str, place: _Place, rounds: int) -> None:
+        self.missed[place] = max(self.missed[place], rounds)
+        if rounds > _MOST_CUT_SHORT:
+            self.missing_in[place].add(study)
 
     def tested(self, blocks: Iterable[_Block]) -> dict[_Place, set[str]]:
         """By what each place was tested."""
@@ -153,6 +205,7 @@ def _node(
     blocks: _Blocks,
     left_out: str,
     gpus_per_node: int,
+    missing_in: Mapping[_Place, Sequence[str]],
 ) -> NodeCoverage:
     by = {kind for place in blocks.places.get(host, ()) for kind in tested.get(place, ())}
     if host in evidence.surveys and not evidence.surveys[host].problem:
@@ -160,7 +213,7 @@ def _node(
     if host in blocks.paired:
         by.add(PAIRS)
     has_gpus = evidence.plan.device_type == "cuda"
-    gpus = _gpus(host, evidence, tested, blocks, gpus_per_node) if has_gpus else ()
+    gpus = _gpus(host, evidence, tested, blocks, gpus_per_node, missing_in) if has_gpus else ()
     return NodeCoverage(host, _in_order(by), left_out, gpus)
 
 
@@ -170,19 +223,22 @@ def _gpus(
     tested: Mapping[_Place, set[str]],
     blocks: _Blocks,
     gpus_per_node: int,
+    missing_in: Mapping[_Place, Sequence[str]],
 ) -> tuple[GpuCoverage, ...]:
     """Those that ranks may use, by number, and after them those that do not answer."""
     survey = evidence.surveys.get(host)
     seen = survey.gpus if survey else ()
     uuids = {gpu.local_rank: gpu.uuid for gpu in seen if gpu.local_rank is not None}
+    uuids |= {rank: uuid for (node, rank), uuid in blocks.seen.items() if node == host}
     uuids |= {place[1]: blocks.devices[place] for place in blocks.places.get(host, ())}
     numbers = sorted(uuids.keys() | set(range(gpus_per_node)))
     found = [
         GpuCoverage(
-            i, uuids.get(i, ""), _in_order(tested.get((host, i), ())), rounds_missing=blocks.missed.get((host, i), 0)
+            i, uuids.get(i, ""), _in_order(tested.get((host, i), ())), rounds_missing=blocks.missed.get((host, i), 0),
+            missing_in=tuple(missing_in.get((host, i), ())),
         )
         for i in numbers
-    ]
+    ]  # fmt: skip
     silent = [gpu for gpu in seen if gpu.local_rank is None and gpu.is_visible and gpu.problem]
     return (*found, *(GpuCoverage(None, gpu.uuid or f"NVML index {gpu.index}", (), gpu.problem) for gpu in silent))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from pytest_ddpscale.stats.correlation import MOST_CORRELATION
 from pytest_ddpscale.stats.intervals import Estimate
 from pytest_ddpscale.verdict.estimating import Found
@@ -29,12 +31,17 @@ def stretched_interval(found: Found, estimate: Estimate) -> tuple[float, float]:
     """The interval of an estimate, wider where rounds are more alike than it allows for.
 
     A mean of AR(1) noise varies by sqrt((1 + ρ) / (1 - ρ)) more than one of independent noise. The interval is
-    stretched by what that is more at the correlation found than at the largest allowed for.
+    stretched by what that is more at the correlation found than at the largest allowed for: as the rounds were
+    averaged, so that of what errs by factors both ends move by factors, and none below nought.
     """
     value, (low, high) = estimate
     if not found.exceeds or found.correlation is None:
         return low, high
     stretch = _inflation(found.correlation) / _inflation(MOST_CORRELATION)
+    if found.outlook is not None and found.outlook.scale == "factors":
+        with np.errstate(over="ignore"):  # beyond all numbers no bound is far off
+            below, above = np.power(np.array([low, high]) / value, stretch)
+        return value * float(below), value * float(above)
     return value - stretch * (value - low), value + stretch * (high - value)
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Study
+from pytest_ddpscale.plan.workload import MemoryFormat, Workload
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.replica import Replica, Replicas, make_groups
@@ -40,7 +41,8 @@ class StudyArms:
     ) -> None:  # fmt: skip
         if study.world_size > layout.world_size:
             raise RuntimeError(f"study {study.id} needs {study.world_size} ranks; this gang has {layout.world_size}")
-        device.check(study.workload.precision)
+        for precision in dict.fromkeys(arm.variant.applied_to(study.workload).precision for arm in study.arms):
+            device.check(precision)
         torch.backends.cudnn.benchmark = study.workload.cudnn_benchmark
         compute_fp32_in_full()
         self._study = study
@@ -49,8 +51,8 @@ class StudyArms:
         self._ranges = ranges or StepRanges()
         self._groups = make_groups(study.arms, layout, timeout, study.turns)
         self._model = build_model(study.workload, device.torch_device)
-        self._replicas = Replicas(self._model, device, self._groups, compiled=study.workload.compile)
-        self._batches: dict[int, Batch] = {}
+        self._replicas = Replicas(self._model, study.workload, device, self._groups)
+        self._batches: dict[tuple[int, MemoryFormat], Batch] = {}
         self._trainers: dict[str, Trainer] = {}
 
     @property
@@ -103,19 +105,22 @@ class StudyArms:
         if arm.name not in self._trainers:
             # Each arm has a scaler of its own: ranks of an arm under DDP see the same gradients, and so
             # keep the same scale, which they would not with other arms' gradients in between.
-            scaler = new_scaler(self._study.workload, self._device.torch_device)
-            batch = self._batch(arm.batch_size)
+            workload = arm.variant.applied_to(self._study.workload)
+            scaler = new_scaler(workload, self._device.torch_device)
+            batch = self._batch(workload, arm.variant.batch_of(arm.batch_size, self._rank))
+            batches = [batch] * arm.variant.accumulation_steps
             self._trainers[arm.name] = Trainer(
-                replica.call, replica.weights.optimizer, batch, self._study.workload, scaler, self._ranges
+                replica.call, replica.weights.optimizer, batches, workload, scaler, replica.silent, self._ranges
             )
         return self._trainers[arm.name]
 
-    def _batch(self, batch_size: int) -> Batch:
-        if batch_size not in self._batches:
+    def _batch(self, workload: Workload, batch_size: int) -> Batch:
+        key = batch_size, workload.memory_format
+        if key not in self._batches:
             # Ranks must not train on the same images: their gradients would not need averaging.
             seed = 1000 * self._rank + batch_size
-            self._batches[batch_size] = Batch(self._study.workload, batch_size, self._device.torch_device, seed)
-        return self._batches[batch_size]
+            self._batches[key] = Batch(workload, batch_size, self._device.torch_device, seed)
+        return self._batches[key]
 
 
 def steps_for_block(step_s: float, block_s: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm, Placement
+from pytest_ddpscale.plan.variant import USUAL, Variant
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.worker.communication_hooks import register_hook
 from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.process_groups import new_group
 
@@ -23,8 +27,12 @@ from pytest_ddpscale.worker.process_groups import new_group
 LEARNING_RATE = 1e-3
 # Arms in which DistributedDataParallel wraps the model.
 WRAPPED_KINDS = ("no_sync", "ddp")
-# What tells apart the groups that one rank is in: of each size and placement it is in one at most.
-Crew = tuple[int, Placement]
+# What tells apart the groups that one rank is in: of each size, placement and stream priority it is in one at most.
+Crew = tuple[int, Placement, bool]
+
+
+_Key = tuple[str, Crew | None, Variant]
+_FORWARD_SYNC = "forward_sync_buffers"
 
 
 class StepCounter:
@@ -47,9 +55,10 @@ class Weights:
     Momentum is there from the beginning, as zeros, so that no arm has more memory for being the first.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, fused: bool = False) -> None:
         self.model = model
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+        # None leaves the choice to torch, which fuses nothing by itself.
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9, fused=fused or None)
         for parameter in model.parameters():
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self.steps = StepCounter(self.optimizer)
@@ -83,21 +92,22 @@ class Replicas:
     further arm costs gradient buckets and no more. Wrappers do not disturb each other, nor arms
     without one: the hooks of a reducer whose own forward pass did not come before return at once.
     A wrapper is kept because DDP lays its buckets out and gathers statistics in its first steps.
-    Under torch.compile, where going from wrapper to wrapper would recompile, an arm has a copy of its own.
+    Under torch.compile, where going from wrapper to wrapper would recompile, an arm has a copy of its own, and so has
+    one with settings of its own: views of buckets or a static graph would disturb the others.
 
     Args:
         groups: that this rank is in, as `make_groups` made them.
     """
 
     def __init__(
-        self, model: nn.Module, device: Device, groups: Mapping[Crew, dist.ProcessGroup], *, compiled: bool
+        self, model: nn.Module, workload: Workload, device: Device, groups: Mapping[Crew, dist.ProcessGroup]
     ) -> None:
         self._model = model
+        self._workload = workload
         self._device = device
         self._groups = groups
-        self._compiled = compiled
-        self._shared = None if compiled else Weights(model)
-        self._replicas: dict[tuple[str, Crew | None], Replica] = {}
+        self._shared = None if workload.compile else Weights(model)
+        self._replicas: dict[_Key, Replica] = {}
 
     def of(self, arm: Arm) -> Replica:
         """What an arm trains. All ranks of an arm ask for it at the same time: a wrapper's making communicates."""
@@ -109,39 +119,62 @@ class Replicas:
     def group(self, arm: Arm) -> dist.ProcessGroup | None:
         """The process group of an arm under DDP that needs its replicas aligned before a block; else None.
 
-        Under torch.compile a replica trains in its own arm only and never leaves the others.
+        One of its own trains in its own arm only and never leaves the others.
         """
-        return None if self._compiled or arm.kind != "ddp" else self._groups[crew(arm)]
+        return None if self._has_its_own(arm) or arm.kind != "ddp" else self._groups[crew(arm)]
 
     def idle_bytes(self, arm: Arm) -> int:
         """Device memory that other arms' replicas hold while this one trains; 0 where the device does not count."""
         key = self._key(arm)
         return sum(replica.held_bytes for other, replica in self._replicas.items() if other != key)
 
-    def _key(self, arm: Arm) -> tuple[str, Crew | None]:
-        if self._compiled:
-            return arm.kind, crew(arm)
-        return ("ddp", crew(arm)) if arm.kind in WRAPPED_KINDS else ("plain", None)
+    def _has_its_own(self, arm: Arm) -> bool:
+        return self._shared is None or arm.variant != USUAL
+
+    def _key(self, arm: Arm) -> _Key:
+        if self._has_its_own(arm):
+            return arm.kind, crew(arm), arm.variant
+        return ("ddp", crew(arm), USUAL) if arm.kind in WRAPPED_KINDS else ("plain", None, USUAL)
 
     def _make(self, arm: Arm) -> Replica:
         before_bytes = self._device.allocated_bytes()
-        weights = self._shared or Weights(copy.deepcopy(self._model))
+        weights = self._own_weights(arm.variant) if self._shared is None or self._has_its_own(arm) else self._shared
         wrapper = self._wrap(weights.model, arm) if arm.kind in WRAPPED_KINDS else None
         call: Any = weights.model if wrapper is None else wrapper
-        if self._compiled:
+        if arm.variant.applied_to(self._workload).compile:
             # After DDP, as its optimizer splits graphs at the gradient buckets.
-            call = torch.compile(call)
+            call = torch.compile(call, mode=arm.variant.compile)
         return Replica(weights, wrapper, call, self._device.allocated_bytes() - before_bytes)
 
+    def _own_weights(self, variant: Variant) -> Weights:
+        model, format_now = copy.deepcopy(self._model), variant.memory_format
+        if format_now is not None:
+            channels_last = format_now == "channels_last"
+            model = model.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+        return Weights(model, fused=variant.fused_optimizer)
+
     def _wrap(self, model: nn.Module, arm: Arm) -> DistributedDataParallel:
-        device = self._device.torch_device
+        device, variant = self._device.torch_device, arm.variant
+        group = self._groups[crew(arm)]
         ids = [device.index] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids, process_group=self._groups[crew(arm)])
+        wrapper = DistributedDataParallel(model, device_ids=ids, process_group=group, **_ddp_arguments(variant))
+        if variant.hook is not None:
+            register_hook(wrapper, variant.hook, group)
+        return wrapper
+
+
+def _ddp_arguments(variant: Variant) -> dict[str, Any]:
+    """What is not as in torch: its defaults change with its versions, and are what users train with."""
+    names = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "broadcast_buffers")
+    said = {name: getattr(variant, name) for name in names if getattr(variant, name) != getattr(USUAL, name)}
+    if _FORWARD_SYNC in inspect.signature(DistributedDataParallel).parameters and "broadcast_buffers" in said:
+        said[_FORWARD_SYNC] = said.pop("broadcast_buffers")  # its name from torch 2.15 on
+    return said
 
 
 def crew(arm: Arm) -> Crew:
     """What the group of ranks that train an arm is known by."""
-    return arm.world_size, arm.placement
+    return arm.world_size, arm.placement, arm.variant.high_priority_stream
 
 
 def make_groups(
@@ -156,13 +189,14 @@ def make_groups(
         By crew, in the order in which they were made.
     """
     crews = {crew(arm): arm for arm in arms if arm.kind in WRAPPED_KINDS}
-    made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+    made: dict[tuple[tuple[int, ...], bool], dist.ProcessGroup | None] = {}
     groups: dict[Crew, dist.ProcessGroup] = {}
     for key in sorted(crews):
+        priority = key[2]
         for ranks in itertools.chain.from_iterable(layout.groups(crews[key], turn) for turn in range(turns)):
-            if ranks not in made:
-                made[ranks] = new_group(ranks, timeout)
-            group = made[ranks]
+            if (ranks, priority) not in made:
+                made[ranks, priority] = new_group(ranks, timeout, high_priority=priority)
+            group = made[ranks, priority]
             if group is not None:
                 groups[key] = group
     return groups

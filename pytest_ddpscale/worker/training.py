@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -66,7 +67,9 @@ class Trainer:
 
     Args:
         model: what a step calls: the network, plain, under DistributedDataParallel or compiled.
+        batches: images of each forward pass of a step: several accumulate gradients.
         scaler: of fp16's loss, kept by the arm over its blocks; None in other precisions.
+        silent: a context in which gradients are not communicated, for all passes but the last.
         ranges: names a step and its parts, for profilers.
     """
 
@@ -74,15 +77,17 @@ class Trainer:
         self,
         model: Any,
         optimizer: torch.optim.Optimizer,
-        batch: Batch,
+        batches: Sequence[Batch],
         workload: Workload,
         scaler: torch.amp.GradScaler | None,
+        silent: Callable[[], AbstractContextManager[None]] = nullcontext,
         ranges: StepRanges | None = None,
     ) -> None:
         self._ranges = ranges or StepRanges()
         self._model = model
         self._optimizer = optimizer
-        self._batch = batch
+        self._batches = batches
+        self._silent = silent
         self._workload = workload
         self._scaler = scaler
         self._criterion = nn.CrossEntropyLoss()
@@ -90,23 +95,33 @@ class Trainer:
 
     def refill(self) -> None:
         """New random data for the next block."""
-        self._batch.refill()
+        for batch in dict.fromkeys(self._batches):
+            batch.refill()
 
     def __call__(self) -> None:
         """One optimizer step."""
         with self._ranges(STEP):
             self._optimizer.zero_grad(set_to_none=True)
-            with self._ranges(FORWARD), autocast(self._workload, self._batch.images.device):
-                loss = self._criterion(self._model(self._batch.images), self._batch.labels)
-            with self._ranges(BACKWARD):
-                (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+            for batch in self._batches[:-1]:
+                with self._silent():
+                    self._pass(batch)
+            self._pass(self._batches[-1])
             with self._ranges(OPTIMIZER):
                 if self._scaler is None:
                     self._optimizer.step()
                 else:
                     self._scaler.step(self._optimizer)
                     self._scaler.update()
-            self._loss = loss.detach()
+
+    def _pass(self, batch: Batch) -> None:
+        """Forward and backward; the passes of a step add up to the mean over all their images."""
+        with self._ranges(FORWARD), autocast(self._workload, batch.images.device):
+            loss = self._criterion(self._model(batch.images), batch.labels)
+        self._loss = loss.detach()
+        with self._ranges(BACKWARD):
+            if len(self._batches) > 1:
+                loss = loss / len(self._batches)
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
 
     def check_loss(self) -> None:
         """Raise RuntimeError unless the last step's loss is a number: training that has died is faster."""

@@ -31,8 +31,9 @@ def test_the_a100_tables_are_those_of_the_published_files() -> None:
     assert table["rates"]["8"] == pytest.approx(json.loads(path.read_text())["images_per_sec_global"], abs=0.1)
 
 
-def test_intervals_hold_what_simulated_clusters_reach(capsys: pytest.CaptureFixture[str]) -> None:
-    assert forecast.clusters(20, seed=1) == 0
+@pytest.mark.parametrize("launches", [1, 3])
+def test_intervals_hold_what_simulated_clusters_reach(launches: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert forecast.clusters(20, 1, launches) == 0
     printed = capsys.readouterr().out
     held = {(scaling, times): float(share) for scaling, times, share in
             re.findall(r"^(weak|strong) +([0-9.]+)x +[0-9]+ +([0-9.]+)%", printed, re.MULTILINE)}  # fmt: skip

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.blame.stragglers import Straggler, find_stragglers, find_watched, slow_nodes
+from pytest_ddpscale.blame.stragglers import (
+    MINIMUM_RELATIVE_GAP,
+    Straggler,
+    find_stragglers,
+    find_watched,
+    slow_nodes,
+    slower_than_their_node,
+)
 from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds
 from tests.builders import rounds as builders
 from tests.builders.measurements import Measurement
@@ -365,6 +372,32 @@ class TestSlowNodes:
             for rank in range(8)
         ]  # fmt: skip
         assert slow_nodes(everybody, measured) == []
+
+
+class TestRanksSlowerThanTheirSlowNode:
+    @staticmethod
+    def found(node: Sequence[float], seed: int = 7) -> list[int]:
+        measured = noisy([*([1.0] * len(node) * 3), *node], GPU_NOISE, seed, per_host=len(node))
+        (slow,) = slow_nodes(find_stragglers(measured), measured)
+        return ranks(slower_than_their_node(slow, measured, MINIMUM_RELATIVE_GAP))
+
+    @pytest.mark.parametrize("ratio", [1.07, 1.5])
+    @pytest.mark.parametrize("per_host", [2, 4, 8])
+    def test_one_that_is_slower_by_more_than_the_gap_is_named(self, per_host: int, ratio: float) -> None:
+        assert self.found([SLOW] * (per_host - 1) + [SLOW * ratio]) == [4 * per_host - 1]
+
+    def test_two_are(self) -> None:
+        assert self.found([SLOW] * 6 + [2 * SLOW, 3 * SLOW]) == [31, 30]
+
+    @pytest.mark.parametrize("ratio", [1.0, 1.03])
+    def test_one_that_is_not_is_part_of_the_node(self, ratio: float) -> None:
+        assert self.found([SLOW] * 7 + [SLOW * ratio]) == []
+
+    def test_ordinary_spread_names_hardly_anybody(self) -> None:
+        """GPUs that differ by 1.5 %, as the rule for single stragglers was made for: less than 0.8 % of 300 nodes."""
+        source = random.Random(20261123)
+        nodes = [[SLOW * (1 + source.gauss(0, 0.015)) for _ in range(8)] for _ in range(300)]
+        assert sum(bool(self.found(node, seed)) for seed, node in enumerate(nodes)) <= 2
 
 
 @given(FACTORS, st.integers(0, 999))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpscale.cli import USER_ERROR, main
 from pytest_ddpscale.history.recording import add_run
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.verdicts import Judgement, Verdict
 from tests.builders.json_types import run_record
-from tests.builders.nights import judged_run, run_json
+from tests.builders.nights import SKU, at, judged_run, run_json, verdict
 
 Printed = pytest.CaptureFixture[str]
 
@@ -25,7 +29,7 @@ def pair(tmp_path: Path, pace: float = 100.0) -> list[str]:
 def test_a_slower_run_fails_below_and_is_named(tmp_path: Path, capsys: Printed) -> None:
     assert main(["compare", *pair(tmp_path, 90.0), "--fail-below", "5%"]) == 1
     printed = capsys.readouterr().out
-    assert "FAIL: worse by more than 5 % in 1 requirement: throughput_per_gpu[r-2gpu]" in printed
+    assert "FAIL: worse by more than 5 %: 1: throughput_per_gpu[r-2gpu]" in printed
     assert "Of these two launches only" in printed
 
 
@@ -33,7 +37,7 @@ def test_a_run_that_is_worse_by_less_passes(tmp_path: Path, capsys: Printed) -> 
     assert main(["compare", *pair(tmp_path, 97.0), "--fail-below", "5 %"]) == 0
     printed = capsys.readouterr().out
     assert "slower" in printed
-    assert "No requirement is shown to be worse by more than 5 %." in printed
+    assert "Nothing is shown to be worse by more than 5 %." in printed
 
 
 def test_json_has_what_the_text_says(tmp_path: Path, capsys: Printed) -> None:
@@ -91,6 +95,60 @@ def test_runs_without_a_common_requirement_say_so_in_a_sentence(tmp_path: Path, 
     assert said.count("\n") == 1
 
 
+LOST = "FAIL: measured before, and nothing to compare with it now: 1: throughput_per_gpu[gone]"
+
+
+@pytest.fixture
+def vanished(tmp_path: Path) -> list[str]:
+    """Two nights alike, of which the first was judged by one more requirement."""
+    paths = pair(tmp_path, 100.1)
+    of_first, gone = verdict(value=100.0), verdict(value=100.0, id="throughput_per_gpu[gone]")
+    write_verdicts(tmp_path / "a", of_first, gone)
+    return paths
+
+
+def write_verdicts(path: Path, *verdicts: Verdict) -> None:
+    judgement = Judgement(SKU, "accepted", "because", verdicts, basis={"judged_at": at(0)})
+    RunDirectory.open(path).write_json(path / "verdicts.json", judgement)
+
+
+def test_a_requirement_that_vanished_fails_the_gate(vanished: list[str], capsys: Printed) -> None:
+    assert main(["compare", *vanished, "--fail-below", "5%"]) == 1
+    printed = capsys.readouterr().out
+    assert LOST in printed
+    assert "Nothing is shown to be worse" not in printed
+
+
+def test_one_that_only_the_second_run_has_fails_nothing(vanished: list[str]) -> None:
+    assert main(["compare", *reversed(vanished), "--fail-below", "5%"]) == 0
+
+
+def test_what_vanished_may_be_allowed_and_is_counted(vanished: list[str], capsys: Printed) -> None:
+    assert main(["compare", *vanished, "--fail-below", "5%", "--allow-missing"]) == 0
+    assert "; 1 measured before and not now: allowed." in capsys.readouterr().out
+
+
+def test_without_a_gate_nothing_fails(vanished: list[str], capsys: Printed) -> None:
+    assert main(["compare", *vanished]) == 0
+    assert "FAIL" not in capsys.readouterr().out
+    assert main(["compare", *vanished, "--allow-missing"]) == USER_ERROR
+
+
+@pytest.mark.parametrize("outcome", ["not_measured", "error"])
+def test_one_that_could_not_be_measured_now_vanished_too(vanished: list[str], outcome: str, capsys: Printed) -> None:
+    gone = verdict(outcome, value=None, interval=None, id="throughput_per_gpu[gone]", reason="a rank died")
+    write_verdicts(Path(vanished[1]), verdict(), gone)
+    assert main(["compare", *vanished, "--fail-below", "5%", "--format", "json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["lost"], said["worse"], said["fails"]) == (["throughput_per_gpu[gone]"], [], True)
+
+
+def test_what_was_not_measured_before_either_is_not_lost(vanished: list[str]) -> None:
+    gone = verdict("not_measured", value=None, interval=None, id="throughput_per_gpu[gone]")
+    write_verdicts(Path(vanished[0]), verdict(), gone)
+    assert main(["compare", *vanished, "--fail-below", "5%"]) == 0
+
+
 def nights(tmp_path: Path, last: float) -> list[str]:
     """Six nights in a history, and a later run."""
     for night, pace in enumerate((100.0, 100.4, 99.7, 100.1, 99.8, 100.2)):
@@ -98,6 +156,18 @@ def nights(tmp_path: Path, last: float) -> list[str]:
         add_run(tmp_path / "history.sqlite", run.path)
     run = judged_run(tmp_path / "last", 9, {"n1": [last] * 2})
     return ["compare", str(run.path), "--history", str(tmp_path / "history.sqlite"), "--fail-below", "5%"]
+
+
+def test_a_gpu_that_told_something_before_and_not_now_fails_the_gate(tmp_path: Path, capsys: Printed) -> None:
+    arguments = nights(tmp_path, 100.0)
+    with closing(sqlite3.connect(tmp_path / "history.sqlite")) as connection, connection:
+        connection.execute(
+            "INSERT INTO key_values SELECT run, host, 2, 'GPU-n1-2', metric, subject, world_size, arm, definition, "
+            "value, unit, standing FROM key_values WHERE arm = 'each' AND gpu_index = 1"
+        )
+    assert main(arguments) == 1
+    assert "nothing to compare with it now: 1: GPU GPU-n1-2 of n1 (" in capsys.readouterr().out
+    assert main([*arguments, "--allow-missing"]) == 0
 
 
 def test_a_run_is_compared_with_the_history_of_its_places(tmp_path: Path, capsys: Printed) -> None:
@@ -108,7 +178,7 @@ def test_a_run_is_compared_with_the_history_of_its_places(tmp_path: Path, capsys
 def test_a_run_that_fell_fails_beside_the_history(tmp_path: Path, capsys: Printed) -> None:
     assert main(nights(tmp_path, 85.0)) == 1
     printed = capsys.readouterr().out
-    assert "FAIL: slower by more than 5 %" in printed
+    assert "FAIL: worse by more than 5 %" in printed
     assert "GPU 0 of n1" in printed
 
 

@@ -76,11 +76,34 @@ def test_the_other_way_round_it_is_faster() -> None:
 
 def test_only_what_is_surely_worse_by_more_than_a_share_is_told() -> None:
     found = compared(run(1), run(3, "slow-gpu:3:1.1"))
-    names = {one.id for one in found.worse_by(0.05)}
+    names = set(found.worse_by(0.05))
     assert of(found, "throughput_per_gpu", 8).id in names
     assert of(found, "rank_uniformity", 8).id in names
     assert found.worse_by(0.2) == []
     assert compared(run(3, "slow-gpu:3:1.1"), run(1)).worse_by(0.0) == []
+
+
+def test_one_rank_that_computes_wrongly_is_worse_by_any_share() -> None:
+    found = compared(run(1), run(3, "corrupt-rank:3"))
+    agreement = next(one for one in found.requirements if one.metric == "replica_agreement")
+    assert agreement.change is not None
+    assert -0.13 < agreement.change.size < 0
+    assert agreement.id in found.worse_by(0.2)
+
+
+def test_what_wrong_data_makes_useless_is_lost() -> None:
+    found = compared(run(1), run(3, "corrupt-rank:3"))
+    lost = {one.id for one in found.requirements if one.why_not.startswith("B: error")}
+    assert lost
+    assert set(found.lost) == lost
+
+
+def test_what_has_too_few_rounds_now_is_lost() -> None:
+    found = compared(run(1), run(2, "missing-rank:3:5"))
+    throughput = of(found, "throughput_per_gpu", 8)
+    assert throughput.change is None
+    assert throughput.id in found.lost
+    assert of(found, "throughput_per_gpu", 1).id not in found.lost
 
 
 def test_several_launches_are_compared_by_their_means() -> None:

@@ -42,7 +42,7 @@ def test_a_study_that_is_refused_keeps_no_other_from_a_forecast(two_nodes: str, 
 
 def test_columns_stand_under_their_heads(two_nodes: str, capsys: Printed) -> None:
     main(["forecast", two_nodes, "--gpus", "16,32,1000000"])
-    head, *rows = capsys.readouterr().out.split("strong/")[0].splitlines()[1:]
+    head, *rows = capsys.readouterr().out.split("strong/")[0].splitlines()[2:]
     assert len(rows) == 3
     for title in ("GPUs", "img/s", "efficiency"):
         end = head.index(title) + len(title)
@@ -106,10 +106,26 @@ def test_scaling_as_json_has_each_size(imported: str, capsys: Printed) -> None:
     assert weak["sizes"][-1]["efficiency"] == pytest.approx(0.9745, abs=1e-4)
 
 
+@pytest.mark.parametrize("number", ["nan", "-1", "inf", "1e308"])
 @pytest.mark.parametrize("option", ["--images", "--fixed-s", "--deadline", "--gpu-hour-price", "--kwh-price"])
-def test_nonsense_is_refused(two_nodes: str, option: str, capsys: Printed) -> None:
-    assert main(["scaling", two_nodes, f"{option}=nan"]) == USER_ERROR
-    assert f"{option}: found nan" in capsys.readouterr().err
+def test_nonsense_is_refused(tmp_path: Path, option: str, number: str, capsys: Printed) -> None:
+    assert main(["scaling", str(tmp_path), f"{option}={number}"]) == USER_ERROR
+    assert f"{option}: found {float(number):g}; expected a number " in capsys.readouterr().err
+
+
+def test_no_images_are_no_job(tmp_path: Path, capsys: Printed) -> None:
+    assert main(["scaling", str(tmp_path), "--images", "0"]) == USER_ERROR
+    assert "--images: found 0; expected a number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["forecast", "--gpus", "8"], ["scaling"]])
+def test_what_no_machine_did_says_so(two_nodes: str, imported: str, command: list[str], capsys: Printed) -> None:
+    main([*command, two_nodes])
+    assert capsys.readouterr().out.startswith("SIMULATED: no machine was measured\n")
+    main([*command, imported])
+    assert "SIMULATED" not in capsys.readouterr().out
+    main([*command, two_nodes, "--format", "json"])
+    assert all(one["simulated"] for one in json.loads(capsys.readouterr().out))
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:

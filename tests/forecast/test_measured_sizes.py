@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from pytest_ddpscale.forecast.measured_sizes import ScalingSeries, round_errors, scaling_series
+from pytest_ddpscale.forecast.measured_sizes import (
+    MeasuredSize,
+    ScalingSeries,
+    mean_of_launches,
+    round_errors,
+    scaling_series,
+)
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from tests.builders.judged import WORKLOAD, evidence_of_plan, measure
 
@@ -94,3 +101,48 @@ def test_a_single_round_has_no_error() -> None:
 def test_one_gpu_is_the_arm_alone_before_ddp_of_one_rank() -> None:
     found = series_of(ONE, ALONE, TWO, rate=lambda arm, number, rank: 90.0 if arm == ONE else 100.0)
     assert found.sizes[0].img_per_s == pytest.approx(100)
+
+
+def launch(*rates: float, error: float | None = 0.001) -> list[MeasuredSize]:
+    """Sizes of 1, 2, 4 … GPUs."""
+    return [MeasuredSize(2**i, rate, 2.0, error) for i, rate in enumerate(rates)]
+
+
+class TestMeanOfLaunches:
+    def test_is_the_geometric_mean_of_each_size(self) -> None:
+        found = mean_of_launches([launch(100.0, 200.0), launch(110.0, 198.0), launch(90.0, 202.0)])
+        rates = [one.img_per_s for one in found]
+        assert rates == pytest.approx([(100 * 110 * 90) ** (1 / 3), (200 * 198 * 202) ** (1 / 3)])
+        assert [one.energy_j_per_image for one in found] == [2.0, 2.0]
+
+    def test_is_known_better_than_one_launch_where_launches_are_alike(self) -> None:
+        (one, *_) = mean_of_launches([launch(100.0, 200.0)] * 4)
+        assert one.error == pytest.approx(0.001 / 2)
+
+    def test_is_known_as_launches_differ_where_they_differ_by_more_than_rounds(self) -> None:
+        chance = np.random.default_rng(1)
+        sizes = [100.0 * 2**power for power in range(20)]
+        launches = [launch(*(rate * math.exp(0.02 * chance.standard_normal()) for rate in sizes)) for _ in range(10)]
+        found = mean_of_launches(launches)
+        assert found[0].error == pytest.approx(0.02 / math.sqrt(10), rel=0.2)  # 171 degrees of freedom: sd 5 %
+        assert {one.error for one in found} == {found[0].error}
+
+    def test_leaves_out_what_all_sizes_share_in_a_launch(self) -> None:
+        (one, *_) = mean_of_launches([launch(100.0, 200.0), launch(50.0, 100.0), launch(70.0, 140.0)])
+        assert one.error == pytest.approx(0.001 / math.sqrt(3))
+
+    def test_leaves_out_a_launch_that_broke(self) -> None:
+        found = mean_of_launches([launch(50.0), launch(100.0, 200.0), []])
+        assert {one.gpus: one.img_per_s for one in found} == pytest.approx({1: 100.0, 2: 200.0})
+
+    def test_without_errors_of_rounds_has_none(self) -> None:
+        assert [one.error for one in mean_of_launches([launch(100.0, 200.0, error=None)] * 2)] == [None, None]
+
+
+def test_all_launches_of_a_run_count() -> None:
+    study = Study("weak", WORKLOAD, (ALONE, TWO), ROUNDS, 1.0, 0.0)
+    second = replace(study, launch=2)
+    plan = Plan("a100", "cuda", (study, second), launches=2)
+    found = measure(study, ROUNDS, lambda *_: 100.0) + measure(second, ROUNDS, lambda *_: 121.0)
+    (series,) = scaling_series(evidence_of_plan(plan, found))
+    assert series.sizes[0].img_per_s == pytest.approx(110)

@@ -20,10 +20,15 @@ def test_gains_and_efficiencies_are_those_of_the_published_tables() -> None:
     assert [round(100 * (one.gain or 0)) for one in facts[1:]] == [93, 92, 87, 84, 69]
     assert [round(100 * one.efficiency, 1) for one in facts] == [100, 96.7, 92.9, 86.9, 80.1, 67.8]
 
+    assert [round(one.more_img_per_s or 0) for one in facts[1:]] == [224, 428, 776, 1407, 2130]
+
 
 def test_fixed_time_saturates_while_throughput_grows() -> None:
-    spots = sweet_spots(facts_of(TrainingJob(240 * 240, 316)), deadline_s=400)
-    assert spots.saturation == 4
+    """Times as in table 12.4 of that chapter, "saturation effects beyond 8 GPUs": 556, 439, 380, 347, 330, 328 s."""
+    facts = facts_of(TrainingJob(240 * 240, 316))
+    assert [round(one.train_s) for one in facts] == pytest.approx([556, 439, 380, 347, 330, 328], abs=5)
+    spots = sweet_spots(facts, deadline_s=400)
+    assert spots.saturation == 8
     assert spots.deadline == 4
     assert spots.efficiency == 4
 
@@ -37,3 +42,11 @@ def test_costs_are_of_gpu_hours_and_kilowatt_hours() -> None:
     (one,) = scaling_facts([MeasuredSize(4, 1000.0, 3.6)], TrainingJob(3.6e6, 0, 2.0, 0.5))
     assert one.gpu_cost == pytest.approx(8.0)
     assert one.energy_cost == pytest.approx(1.8)
+
+
+def test_a_leap_of_three_doublings_saturates_as_each_of_them_would() -> None:
+    sizes = [MeasuredSize(1, 100.0), MeasuredSize(8, 112.0)]
+    (_, leap) = scaling_facts(sizes, TrainingJob(1e5))
+    assert leap.saved_share == pytest.approx(0.107, abs=0.001)
+    assert leap.saved_per_doubling == pytest.approx(0.037, abs=0.001)
+    assert sweet_spots(scaling_facts(sizes, TrainingJob(1e5)), None).saturation == 1

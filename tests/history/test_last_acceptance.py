@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from pytest_ddpscale.history.last_acceptance import last_acceptance
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.report.last_acceptance_text import last_acceptance_lines
 from pytest_ddpscale.results.verdicts import Judgement, LastAcceptance, Verdict
-from tests.builders.nights import SKU, at, judged_run, verdict
+from tests.builders.nights import SKU, at, judged_run, key_value, verdict
 
 NIGHT = 9
 
@@ -71,3 +72,19 @@ def test_what_has_no_value_is_not_compared(tmp_path: Path) -> None:
     assert last is not None
     assert last.compared == 0
     assert lines(last)[0].endswith("no requirement in common")
+
+
+def test_work_done_otherwise_is_not_compared(tmp_path: Path) -> None:
+    add(tmp_path, 1)
+    slower = verdict(value=90.0, interval=(89.5, 90.5))
+
+    def compared(definition: str) -> int:
+        with sqlite3.connect(tmp_path / "history.sqlite") as connection:
+            row = connection.execute("SELECT DISTINCT definition FROM key_values WHERE arm = 'ddp'").fetchone()
+        now = key_value(arm="ddp", definition=definition or row[0])
+        last = last_acceptance(tmp_path / "history.sqlite", SKU, ["n1"], at(NIGHT), [slower], [now])
+        assert last is not None
+        return last.compared
+
+    assert compared("") == 1
+    assert compared("another batch") == 0

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -196,6 +197,15 @@ class TestGroupsOnSeveralNodes:
             for number, value in zip(one.numbers.tolist(), one.img_per_s_per_gpu.tolist(), strict=True)
         }
         assert len(of_rows) == 4 * 3 - len(missing)
+
+    def test_rows_of_nodes_are_views_of_one_array_in_the_order_of_ranks_not_of_names(self) -> None:
+        every = [(node, rank, number) for node in (2, 10) for rank in range(3) for number in range(2)]
+        columns = columns_of([on_node(n, r, i, block_s=1.0 + r) for n, r, i in every])
+        (rows,) = rows_of_nodes(columns, "weak/r", [ARM])
+        assert rows.hosts == ("n2", "n10")
+        block_s = rows.arms[0].measured.block_s
+        assert block_s.shape == (2 * 2, 3)
+        assert np.shares_memory(block_s, columns.arms["weak/r", ARM.name].block_s)
 
     def test_a_rank_beyond_the_arm_makes_a_round_unusable(self) -> None:
         assert self.groups([on_node(0, rank) for rank in range(4)]) == [{}]

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.cli import main
+from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.results.run_json import WATERMARK
+from pytest_ddpscale.results.verdicts import read_judgement
 from tests.plugin.site import Site, assert_no_crash
 
 MOST_LINES, COLUMNS = 40, 80
@@ -64,7 +66,7 @@ class Scenario:
 SCENARIOS = {
     "one slow GPU of 128": Scenario(
         "REJECTED: GPU 5 (SIM-77) on simulated-9 is 1.20× slower than its 127 peers even without communication; "
-        "that explains 5 of 5 failures",
+        "that explains 5 of 5 failures and 1 of 1 undecided",
         128,
         ("slow-gpu:77:1.2",),
     ),
@@ -73,12 +75,23 @@ SCENARIOS = {
         32,
         tuple(f"slow-gpu:{rank}:1.2" for rank in range(8, 16)),
     ),
+    "a GPU slower than its slow node": Scenario(
+        "REJECTED: node simulated-1 is 1.20× slower than its peers even without communication, "
+        "GPU 3 (SIM-11) on simulated-1 even 1.50×; that explains ",
+        32,
+        tuple(f"slow-gpu:{rank}:{1.5 if rank == 11 else 1.2}" for rank in range(8, 16)),
+    ),
     "a slow link": Scenario("REJECTED: node simulated-2: 16 of its 16 pairs fail", 32, ("slow-link:2:0.3",)),
     "a corrupt GPU": Scenario("REJECTED: wrong data: GPU 5 (SIM-5) on simulated-0: ", faults=("corrupt-rank:5",)),
     "a missing GPU": Scenario(
         "INCOMPLETE: GPU 5 (SIM-5) on simulated-0 is missing in 31 rounds in which other GPUs were measured; "
-        "that explains 8 of 8 requirements that are not decided",
+        "that explains 8 of 8 undecided",
         faults=("missing-rank:5:1",),
+    ),
+    "a GPU that was never there": Scenario(
+        "INCOMPLETE: GPU 5 (SIM-5) on simulated-0 is missing in 32 rounds in which other GPUs were measured; "
+        "that explains ",
+        faults=("missing-rank:5:0",),
     ),
     "a uniform loss": Scenario(
         "REJECTED: all GPUs are alike and 20.0 % below the published throughput, so no device is named",
@@ -136,6 +149,10 @@ def test_the_cause_comes_first_and_all_fits_on_a_screen(
     assert (WATERMARK in result.outlines) == scenario.is_simulated
     assert ("E       assert [1, 2, 3] == [1, 2]" in result.outlines) == bool(scenario.own_test), "its traceback stays"
     lines = [line.replace(str(tmp_path), "/home/hpc/site") for line in _without_tracebacks(result.outlines)]
+    (report,) = (line.removeprefix("report: ") for line in result.outlines if line.startswith("report: "))
+    judgement = read_judgement((site.path / report).with_name("verdicts.json"))
+    assert result.parseoutcomes().get("failed", 0) == len(judgement.blockers), "pytest counts what reports count"
+    assert any(line.startswith(counts_text(judgement)[:40]) for line in result.outlines) != judgement.accepts
     assert sum(max(1, -(-len(line) // COLUMNS)) for line in lines) <= MOST_LINES, "\n".join(lines)
 
 

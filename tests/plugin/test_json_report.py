@@ -77,3 +77,13 @@ def test_an_interrupted_test_did_not_pass(site: Site, ending: str, arguments: tu
         assert (summary["error"], summary.get("passed", 0)) == (1, len(outcomes))
         assert summary["total"] == len(outcomes) + 1
         assert report["environment"]["outcome"] == site.outcome() == "incomplete"
+
+
+def test_an_interrupted_test_did_not_pass_where_only_numbers_are_asked_for(site: Site) -> None:
+    own = "def test_own():\n    raise KeyboardInterrupt\n"
+    judge(site, own, "--json-report", "--json-report-summary", "--json-report-file=own.json")
+    for file in ("own.json", "measured/pytest-report.json"):
+        report = report_of(site, file)
+        assert "tests" not in report
+        assert report["summary"]["error"] == 1
+        assert report["summary"].get("passed", 0) == report["summary"]["total"] - 1

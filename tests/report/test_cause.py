@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.report.cause import causes, headline
+from pytest_ddpscale.report.cause import causes, headline, warnings
 from pytest_ddpscale.results.coverage import Coverage, GpuCoverage, NodeCoverage
 from pytest_ddpscale.results.verdicts import WRONG_DATA, Blocker, Culprit, Judgement, RunOutcome, Verdict
 from tests.builders.judgements import ACCEPTED, FAILED, HOSTILE, MEMORY, NOT_MEASURED, PASSED, hostile_judgement
@@ -12,6 +12,12 @@ from tests.builders.judgements import ACCEPTED, FAILED, HOSTILE, MEMORY, NOT_MEA
 GPU = Culprit("gpu", "node7", 3, "GPU-4f1c0b7a-77aa", "1.20× the median of 7 peers", slowdown=1.2, peers=7)
 SLOW_GPU = "GPU 3 (GPU-4f1c0b7a…) on node7 is 1.20× slower than its 7 peers even without communication"
 NODE = Culprit("node", "node7", None, None, "all 8 ranks slow", slowdown=1.31)
+UNIFORMITY = replace(PASSED, id="rank_uniformity[a]", metric="rank_uniformity", bound={"at_most": 1.05}, value=1.01)
+PRODUCTS = replace(
+    PASSED, id="matmul_tflops[a]", metric="matmul_tflops", bound={"at_least": 900.0}, value=950.0, published=1000.0,
+    interval=None,
+)  # fmt: skip
+STEPS = replace(PRODUCTS, id="step_time_p95[a]", metric="step_time_p95", bound={"at_most": 468.0}, published=446.0)
 LINK = Culprit("link", "node7", None, None, "2 GB/s, others reach 25 GB/s", "node9")
 
 
@@ -106,13 +112,85 @@ def test_gpus_that_nobody_compared_are_not_said_to_be_alike() -> None:
 
 
 def test_a_gpu_that_is_missing_is_named_for_what_is_not_decided() -> None:
-    gpus = (GpuCoverage(3, "GPU-4f1c", rounds_missing=31), GpuCoverage(4, "GPU-5", rounds_missing=1))
-    coverage = Coverage((NodeCoverage("node7", (), "", gpus),))
     undecided = replace(PASSED, outcome="inconclusive", reason="only 1 of 32 rounds are complete")
+    missing = GpuCoverage(3, "GPU-4f1c", rounds_missing=31, missing_in=(undecided.id,))
+    coverage = Coverage((NodeCoverage("node7", (), "", (missing, GpuCoverage(4, "GPU-5", rounds_missing=1))),))
     judged = replace(_judged(undecided, NOT_MEASURED, outcome="incomplete"), coverage=coverage)
     first, second = causes(judged)
     assert first.sentence == "GPU 3 (GPU-4f1c) on node7 is missing in 31 rounds in which other GPUs were measured"
     assert [first.explains, second.explains] == [{undecided.id}, {NOT_MEASURED.id}]
+
+
+def _uniform(*others: Verdict) -> Judgement:
+    slow = replace(FAILED, value=900.0, published=1200.0, interval=(890.0, 910.0), culprits=())
+    return _judged(slow, replace(UNIFORMITY, outcome="passed"), *others)
+
+
+def test_one_loss_of_all_gpus_is_one_cause_whatever_sees_it() -> None:
+    nodes = tuple(replace(NODE, host=f"node{i}", slowdown=None, is_certain=False) for i in range(3))
+    products = replace(PRODUCTS, outcome="failed", value=800.0, culprits=nodes)
+    steps = replace(STEPS, outcome="failed", value=550.0)
+    undecided = replace(PRODUCTS, id="matmul_tflops[b]", outcome="inconclusive", value=880.0)
+    (told,) = causes(_uniform(products, steps, undecided))
+    assert told.sentence.startswith("all GPUs are alike and 25.0 % below")
+    assert told.culprits == ()
+    assert headline(_uniform(products, steps, undecided)).endswith("explains 3 of 3 failures and 1 of 1 undecided")
+
+
+def test_what_is_no_loss_of_computing_is_a_cause_beside_it() -> None:
+    lost_together = _failed("weak_scaling_efficiency[b]")
+    better = replace(PRODUCTS, outcome="inconclusive", value=1001.0, reason="the bound lies inside the interval")
+    assert [len(one.explains) for one in causes(_uniform(lost_together, better))] == [1, 1, 1]
+
+
+def test_gpus_are_not_said_to_be_alike_beside_a_slow_one() -> None:
+    told = [one.sentence for one in causes(_uniform(_failed("weak_scaling_efficiency[b]", GPU)))]
+    assert told == [SLOW_GPU, "25.0 % below the published throughput, by no single device alone"]
+    warned = replace(UNIFORMITY, id="rank_uniformity[b]", outcome="failed", severity="warn", value=1.2)
+    (alone,) = causes(_uniform(warned))
+    assert "alike" not in alone.sentence
+    undecided = replace(UNIFORMITY, id="rank_uniformity[b]", outcome="inconclusive", severity="warn")
+    assert causes(_uniform(undecided))[0].sentence.endswith("whether all GPUs are alike is not decided")
+
+
+def test_metrics_of_one_thing_that_nobody_is_named_for_are_told_once() -> None:
+    weak = [_failed(f"weak_scaling_efficiency[{i}]") for i in range(3)]
+    strong = replace(weak[0], id="strong_scaling_efficiency[a]", metric="strong_scaling_efficiency", value=0.7)
+    (told,) = causes(_judged(*weak, strong))
+    assert told.sentence.startswith("strong_scaling_efficiency[a] is 70.0 %")
+    assert told.sentence.endswith("(3 more like it); no device stands out")
+
+
+def test_a_gpu_that_is_slower_than_its_slow_node_is_told_with_it() -> None:
+    (told,) = causes(_judged(_failed("one", NODE, replace(GPU, slowdown=1.52)), _failed("two", NODE)))
+    assert told.sentence == (
+        "node node7 is 1.31× slower than its peers even without communication, "
+        "GPU 3 (GPU-4f1c0b7a…) on node7 even 1.52×"
+    )
+    assert [culprit.kind for culprit in told.culprits] == ["node", "gpu"]
+    assert told.explains == {"one", "two"}
+
+
+def test_a_slow_node_explains_what_is_undecided_because_of_it() -> None:
+    """Relative to itself it scales well; and what would not be kept by a faster one either is told apart."""
+    either = replace(NODE, is_certain=False)
+    open_ = replace(PASSED, id="open", outcome="inconclusive", culprits=(either,), reason="slow by itself")
+    far = replace(open_, id="far", value=0.3, reason="the bound lies inside the interval")
+    judged = _judged(_failed("one", NODE), open_, far)
+    assert [one.explains for one in causes(judged)] == [{"one", "open"}, {"far"}]
+    assert headline(judged).endswith("that explains 1 of 1 failure and 1 of 2 undecided; 1 more cause")
+
+
+def test_who_only_misses_what_warns_is_told_of_a_machine_that_is_accepted() -> None:
+    warned = [_failed(name, GPU, severity="warn") for name in ("one", "two")]
+    said = headline(_judged(PASSED, *warned, outcome="accepted"))
+    assert said == f"ACCEPTED: why; warning: {SLOW_GPU} (2 requirements that only warn)"
+
+
+def test_who_is_a_cause_is_no_warning_too() -> None:
+    judged = _judged(_failed("one", GPU), _failed("two", GPU, severity="warn"), _failed("three", LINK, severity="warn"))
+    (warned,) = warnings(judged)
+    assert warned.culprits == (LINK,)
 
 
 def test_a_slow_rank_is_never_told_as_a_uniform_loss() -> None:

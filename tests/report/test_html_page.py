@@ -158,3 +158,14 @@ def test_whoever_measured_resumed_and_judged_is_on_the_first_page() -> None:
 def test_a_topology_unlike_most_is_marked() -> None:
     surveys = [Survey(host=host, unix_s=1.0, topology=matrix) for host, matrix in zip("abc", "YXX", strict=True)]
     assert [(one.hosts, one.differs) for one in topologies(surveys)] == [("b, c", False), ("a", True)]
+
+
+def test_who_only_misses_what_warns_is_on_the_first_page() -> None:
+    slow = Culprit("gpu", "node7", 3, "GPU-4f1c", "1.20× the median of 7 peers", slowdown=1.2, peers=7)
+    warned = [replace(FAILED, id=f"throughput_per_gpu[{i}]", severity="warn", culprits=(slow,)) for i in range(2)]
+    first, second = warned[0], replace(warned[1], culprits=(replace(slow, gpu_index=4, gpu_uuid="GPU-5"),))
+    page = render_html(replace(ACCEPTED, verdicts=(*ACCEPTED.verdicts, first, second)), RUN, NOTHING)
+    front = page[: page.index("Four numbers")]
+    for who in ("GPU 3 (GPU-4f1c)", "GPU 4 (GPU-5)"):
+        assert f"warning: {who} on node7 is 1.20× slower than its 7 peers" in front
+    assert "3 of 5 requirements passed, 2 only warn" in front

@@ -15,7 +15,7 @@ from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.report.cause import causes, headline
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import code_block, escape_markdown, render_markdown
-from pytest_ddpscale.results.verdicts import Judgement, RunOutcome
+from pytest_ddpscale.results.verdicts import Culprit, Judgement, RunOutcome
 from tests.builders.json_types import as_json, run_record
 from tests.builders.judgements import (
     ACCEPTED,
@@ -64,8 +64,7 @@ def test_it_begins_with_the_cause() -> None:
 
 def test_summary_counts_and_names_the_machine() -> None:
     summary = FULL.split("## What was tested\n\n")[1].splitlines()[0]
-    assert "8 requirements judged for a100-sxm4-80gb on 8 × NVIDIA A100-SXM4-80GB in 1 host: 3 kept" in summary
-    assert "There are 4 reasons not to accept it." in summary
+    assert "Judged for a100-sxm4-80gb on 8 × NVIDIA A100-SXM4-80GB in 1 host: 4 of 8 requirements not met" in summary
     assert "Measured 2026-03-01 10:00 UTC to 2026-03-01 10:09 UTC." in summary
 
 
@@ -188,7 +187,7 @@ def test_what_run_json_need_not_say_may_be_missing(missing: str) -> None:
 def test_empty_judgement_renders() -> None:
     rendered = render_markdown(Judgement("cpu", "incomplete", "", ()), run_record())
     assert "No requirement was judged." in rendered
-    assert "0 requirements judged for cpu." in rendered
+    assert "Judged for cpu: 0 of 0 requirements passed." in rendered
 
 
 def test_imported_run_names_its_source_and_offers_no_command() -> None:
@@ -266,3 +265,10 @@ def test_code_cannot_leave_its_block(content: str) -> None:
     assert fence == f"{end}sh"
     assert len(inside) <= 1
     assert all(end not in line for line in inside)
+
+
+def test_who_only_misses_what_warns_is_told_before_anything_else() -> None:
+    slow = Culprit("gpu", "node7", 3, "GPU-4f1c", "1.20× the median of 7 peers", slowdown=1.2, peers=7)
+    warned = replace(FAILED, severity="warn", culprits=(slow,))
+    rendered = render_markdown(replace(ACCEPTED, verdicts=(*ACCEPTED.verdicts, warned)), RUN)
+    assert "- warning: GPU 3 (GPU-4f1c) on node7 is 1.20× slower" in rendered.split("## What was tested")[0]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import plots
@@ -89,6 +90,20 @@ def test_efficiency_far_above_or_below_one_stays_inside_the_axes(tmp_path: Path)
     for loss in (-0.9, 0.95):
         measurements = make_measurements(study, 1000.0, loss, rounds=2)
         assert len(write_plots(columns_of(measurements), make_plan(study), ACCEPTED, tmp_path)) == 4
+
+
+def test_the_overview_shows_pictures_as_they_are_on_their_own(tmp_path: Path) -> None:
+    write_plots(columns_of(MEASUREMENTS), PLAN, JUDGEMENT, tmp_path)
+    overview, throughput, efficiency, speedup = (
+        imread(tmp_path / f"{name}.png")
+        for name in ("overview", "weak-throughput", "weak-efficiency", "strong-speedup")
+    )
+    height, width = throughput.shape[:2]
+    assert overview.shape == (2 * height, 2 * width, 4)
+    np.testing.assert_array_equal(overview[:height, :width], throughput)
+    np.testing.assert_array_equal(overview[:height, width:], efficiency)
+    np.testing.assert_array_equal(overview[height:, :width], speedup)
+    assert (overview[height:, width:] == 1).all()  # utilization, which was not measured
 
 
 def _weak_axes(plan: Plan) -> tuple[list[str], str, str, list[float]]:

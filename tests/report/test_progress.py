@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.plan.estimate import estimate, probes_seconds, round_seconds, study_seconds, warm_up_seconds
+from pytest_ddpscale.plan.estimate import (
+    PAIRS_ROUND_S,
+    estimate,
+    probes_seconds,
+    round_seconds,
+    study_seconds,
+    warm_up_seconds,
+)
+from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -242,13 +250,37 @@ class TestProbes:
         assert terminal.shown == []
 
 
-def test_pairs_of_nodes_show_and_keep_their_rounds(terminal: Terminal) -> None:
-    first, second = (
-        PairRound(study="pairs", round=number, gang=0, message_bytes=1, iterations=1, ranks=((0, 1),), busbw_gbps=1.0)
-        for number in (0, 1)
-    )
-    terminal.feed(STARTUP, StudyStart(study="pairs", unix_s=1.7e9), first)
-    assert terminal.feed(second, second) == ("pairs of nodes: round 2", True)
-    terminal.seconds += 3
-    ended = StudyEnd("pairs", "decided")
-    assert terminal.feed(ended) == ("pairs: decided after 2 rounds in 0:03", False)
+class TestPairsOfNodes:
+    """Four nodes: three rounds, and more where a pair was slow."""
+
+    BEGIN = StudyStart(study="pairs", unix_s=1.7e9)
+
+    @pytest.fixture
+    def terminal(self) -> Terminal:
+        return Terminal(replace(PLAN, studies=(WEAK,), nodes=4, ranks_per_node=1, pairs=pair_study("cpu")))
+
+    @staticmethod
+    def round_of(number: int) -> PairRound:
+        return PairRound(
+            study="pairs", round=number, gang=0, message_bytes=1, iterations=1, ranks=((0, 1),), busbw_gbps=1.0
+        )
+
+    def test_show_per_cent_and_time_left(self, terminal: Terminal) -> None:
+        terminal.feed(STARTUP, BEGIN)
+        terminal.seconds += study_seconds(WEAK)
+        terminal.feed(*(block(arm, number) for number in range(6) for arm in ("alone", "ddp")))
+        terminal.feed(StudyEnd("weak/r", "rounds"), self.BEGIN)
+        terminal.seconds += 2
+        whole_s = study_seconds(WEAK) + 3 * PAIRS_ROUND_S
+        done = int(100 * (1 - 2 * PAIRS_ROUND_S / whole_s))
+        assert terminal.feed(self.round_of(0)) == (f"[ {done} %  0:04 left ] pairs of nodes: round 1/3", True)
+        assert terminal.feed(self.round_of(2))[0].startswith("[ 99 %  0:00 left ] pairs of nodes: round 3/3")
+
+    def test_say_that_slow_ones_are_measured_once_more(self, terminal: Terminal) -> None:
+        terminal.feed(STARTUP, self.BEGIN)
+        assert terminal.feed(self.round_of(3))[0].endswith("pairs of nodes: round 4, slow ones once more")
+
+    def test_keep_their_rounds_at_the_end(self, terminal: Terminal) -> None:
+        terminal.feed(STARTUP, self.BEGIN, self.round_of(0), self.round_of(1))
+        terminal.seconds += 3
+        assert terminal.feed(StudyEnd("pairs", "decided")) == ("pairs: decided after 2 rounds in 0:03", False)

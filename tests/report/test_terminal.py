@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.report.terminal import table_lines
+from pytest_ddpscale.report.terminal import brief_lines, table_lines
 from pytest_ddpscale.results.verdicts import Blocker, Judgement, RunOutcome, Verdict
 from tests.builders.judgements import (
     ACCEPTED,
@@ -49,15 +49,52 @@ def test_80_columns_show_every_column_and_group_by_metric() -> None:
     header, style = lines[0]
     assert style == "header"
     assert header.split("  ")[0] == "requirement"
-    assert [word in header for word in ("value (limits)", "bound", "margin", "verdict")] == [True] * 4
+    assert header.split()[1:] == ["value", "limit", "bound", "verdict"]
     assert lines[1] == ("weak_scaling_efficiency", "")
-    assert " ".join(lines[2][0].split()) == "resnet…p16-8gpu 97.4 (≥ 97.1) % ≥ 96.0 % +1.5 % PASS"
+    assert " ".join(lines[2][0].split()) == "resnet152-fp16-8gpu 97.4 % ≥ 97.1 % ≥ 96.0 % PASS"
     assert lines[2][1] == "passed"
-    assert lines[3][0].split()[0] == "vit-b1…f16-8gpu", "verdicts of one metric stand together"
+    assert lines[3][0].split()[0] == "vit-b16-bf16-8gpu", "verdicts of one metric stand together"
+
+
+WIDE = replace(
+    INCONCLUSIVE, id="throughput_per_gpu[resnet50-nchw-fp16-2nodes]", value=102021.3, interval=(101923.2, 102115.0),
+    bound={"at_least": 101970.25}, metric="throughput_per_gpu", provisional=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize("verdicts", [(WIDE,), (WIDE, replace(WIDE, id="throughput_per_gpu[other]")), ALL])
+def test_from_80_columns_up_value_limit_bound_and_verdict_are_always_there(
+    verdicts: tuple[Verdict, ...], columns: int
+) -> None:
+    for lines_of in (table_lines, brief_lines):
+        lines = [line for line, _ in lines_of(judgement_with(*verdicts), columns)]
+        assert all(len(line) <= columns for line in lines if not line.startswith("REJECTED"))
+        header = next(line.split() for line in lines if line.endswith("verdict"))
+        assert [word for word in header if word not in ("requirement", "margin")] == [
+            "value", "limit", "bound", "verdict",
+        ]  # fmt: skip
+
+
+def test_an_interval_gives_its_further_end_before_anything_else_gives_way() -> None:
+    lines = [line for line, _ in table_lines(judgement_with(WIDE), 80)]
+    assert "102021.30 img/s ≥ 101923.20 img/s ≥ 101970.25 img/s* INCONCLUSIVE" in [
+        " ".join(one.split()) for one in lines
+    ]
+    assert "  resnet50-nchw-fp16-2nodes" in lines, "a name that does not fit has a line of its own"
+    assert any("101923.20 … 102115.00 img/s" in line for line, _ in table_lines(judgement_with(WIDE), 120))
+
+
+def test_what_is_counted_has_no_margin() -> None:
+    check = replace(
+        PASSED, metric="node_check", workload="ecc", id="node_check[ecc]", bound={"at_least": 1.0}, value=1.0
+    )
+    (line,) = (line for line, _ in table_lines(judgement_with(check), 120) if "node_check" in line)
+    assert line.split()[-2:] == ["–", "PASS"]
 
 
 def test_the_signs_of_limits_are_explained_where_there_are_any() -> None:
-    said = "(≥ …) at least, (≤ …) at most, (… … …) between: with a confidence of 0.95"
+    said = "limit: at least (≥), at most (≤) or between (…) with a confidence of 0.95"
     assert (said, "") in table_lines(JUDGEMENT, 100)
     without = judgement_with(replace(PASSED, interval=None))
     assert not [line for line, _ in table_lines(without, 100) if "with a confidence" in line]

@@ -112,7 +112,7 @@ class TestTerminal:
 
     def test_a_failed_check_says_what_was_asked_and_what_was_found(self) -> None:
         row = next(i for i, line in enumerate(self.LINES) if line.startswith("node_check[ecc]"))
-        assert " ".join(self.LINES[row].split()) == "node_check[ecc] 50.0 % ≥ 100.0 % −50.0 % FAIL"
+        assert " ".join(self.LINES[row].split()) == "node_check[ecc] 50.0 % – ≥ 100.0 % −50.0 % FAIL"
         assert self.LINES[row + 1] == f"    Memory errors: {MEANING}"
         assert self.LINES[row + 2] == f"    {CHECK.reason}"
 
@@ -210,4 +210,4 @@ class TestPlan:
 
 
 def test_a_passing_check_is_a_pass() -> None:
-    assert (text.verdict_word(CHECK_PASSED), text.margin_text(CHECK_PASSED)) == ("PASS", "+0.0 %")
+    assert (text.verdict_word(CHECK_PASSED), text.margin_text(CHECK_PASSED)) == ("PASS", "–")

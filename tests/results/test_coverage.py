@@ -198,6 +198,28 @@ class TestWhatTookNoPart:
         assert found.outcome == "partial"
         assert "2 of 6 GPUs took no part in any of them: GPU 2 on n0, GPU 2 on n1" in found.reason
 
+    @pytest.mark.parametrize(("from_round", "rounds"), [(0, 9), (3, 6)])
+    def test_a_gpu_that_its_peers_were_measured_without_says_in_what(self, from_round: int, rounds: int) -> None:
+        plan = plan_of_nodes(self.CASES, 2, 2)
+        measured = [one for one in measure_nodes(plan) if one.rank != 3 or one.round < from_round]
+        coverage = concluded(self.CASES, replace(nodes_evidence(plan, measured), pairs=all_pairs(2))).coverage
+        missing = {(node.host, gpu.index): gpu for node, gpu in coverage.gpus if gpu.rounds_missing}
+        assert list(missing) == [("n1", 1)]
+        assert missing["n1", 1].rounds_missing == rounds
+        assert missing["n1", 1].missing_in == (ON_EACH.id, TOGETHER.id)
+
+    def test_of_a_lost_node_no_gpu_is_missing_by_itself(self) -> None:
+        found = concluded(self.CASES, evidence_of(self.CASES, without=[1], pairs=())).coverage
+        assert not any(gpu.rounds_missing or gpu.missing_in for _, gpu in found.gpus)
+
+    @pytest.mark.parametrize(("is_imported", "missing"), [(False, 1), (True, 0)])
+    def test_of_an_imported_run_that_kept_one_rank_nobody_is_missing(self, is_imported: bool, missing: int) -> None:
+        case = make_case("rank_uniformity", 1.5, world_size=2)
+        plan = plan_of_nodes([case], 1, 2)
+        kept = [replace(one, single_sample=is_imported) for one in measure_nodes(plan) if one.rank == 0]
+        found = concluded([case], nodes_evidence(plan, kept)).coverage
+        assert sum(gpu.rounds_missing > 0 for _, gpu in found.gpus) == missing
+
     def test_gpus_that_take_part_in_nothing_but_turns_alone_take_none(self) -> None:
         """Over all turns the slowness of one of eight would be averaged away."""
         cases = [make_case("throughput_per_gpu", 0.9 * ALONE_IMG_PER_S, world_size=ranks) for ranks in (1, 4)]

@@ -103,6 +103,19 @@ class TestSlownessOfSeveralNodes:
         assert named(verdict) == [("gpu", "n1", True), ("gpu", "n2", True), ("gpu", "n3", False)]
         assert "rank 2 on n1 and 2 more" in verdict.reason
 
+    @pytest.mark.parametrize(("node", "is_enough"), [(1.2, True), (1.06, False)])
+    def test_of_a_gpu_that_is_slower_than_its_slow_node_names_both(self, node: float, is_enough: bool) -> None:
+        """The node is to blame only if it would be without that GPU."""
+
+        def slowness(at: int, local_rank: int) -> float:
+            return (1.6 if local_rank else node) if at == 1 else 1.0
+
+        verdict = judge_all(scaling(), slowness)
+        assert sorted(named(verdict)) == [("gpu", "n1", True), ("node", "n1", is_enough)]
+        (gpu,) = (culprit for culprit in verdict.culprits if culprit.kind == "gpu")
+        assert gpu.gpu_index == 1
+        assert gpu.slowdown == pytest.approx(1.6)
+
     def test_is_told_of_times_as_of_rates(self) -> None:
         case = make_case("step_time_p95", 45.0, world_size=8)
         assert named(judge_all(case, slow_rank(1, 1))) == [("gpu", "n1", True)]

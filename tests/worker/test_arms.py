@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm
+from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import arms as arms_module
 from pytest_ddpscale.worker.arms import StudyArms, steps_for_block
@@ -237,7 +238,7 @@ def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(
 ) -> None:
     compiled: list[object] = []
 
-    def fake_compile(model: object) -> object:
+    def fake_compile(model: object, mode: str | None) -> object:
         compiled.append(model)
         return model
 
@@ -282,3 +283,70 @@ def test_torch_compile_trains_after_ddp(gloo_of_one: None, monkeypatch: pytest.M
 def test_a_study_that_needs_more_ranks_than_the_gang_has_is_refused(gloo_of_one: None) -> None:
     with pytest.raises(RuntimeError, match="needs 4 ranks; this gang has 1"):
         StudyArms(study(Arm("ddp", 4, 2)), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)
+
+
+VARIANTS = (
+    Variant(bucket_cap_mb=1.0),
+    Variant(gradient_as_bucket_view=True),
+    Variant(static_graph=True),
+    Variant(broadcast_buffers=False),
+    Variant(hook="fp16"),
+    Variant(hook="bf16"),
+    Variant(hook="powersgd"),
+    Variant(precision="bf16"),
+    Variant(memory_format="channels_last"),
+    Variant(fused_optimizer=True),
+    Variant(accumulation_steps=2),
+    Variant(uneven_share=0.5),
+)
+
+
+def _train_variants(rank: int) -> dict[str, bool]:
+    """Whether replicas of each variant are alike on all ranks after two blocks, and were trained."""
+    arms = (Arm("ddp", 2, 4), *(Arm("ddp", 2, 4, variant=variant) for variant in VARIANTS))
+    trained = StudyArms(study(*arms), CpuDevice(), rank, Layout(1, 2), TIMEOUT)
+    before, found = checksum(trained.model.parameters()), {}
+    for arm in arms:
+        sums = [trained.time_block(arm, 2).parameters_checksum for _ in range(2)]
+        told: list[Any] = [None, None]
+        dist.all_gather_object(told, sums)
+        found[arm.name] = told[0] == told[1] and len({before, *sums}) == 3
+    trained.close()
+    return found
+
+
+def test_every_variant_trains_and_keeps_replicas_alike(tmp_path: Path) -> None:
+    found, _ = on_two_ranks(_train_variants, tmp_path)
+    assert found == dict.fromkeys(found, True)
+    assert len(found) == 1 + len(VARIANTS)
+
+
+def test_accumulated_passes_give_the_gradients_of_one(gloo_of_one: None) -> None:
+    whole, halves = Arm("ddp", 1, 4), Arm("ddp", 1, 4, variant=Variant(accumulation_steps=2))
+    arms = StudyArms(study(whole, halves), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)
+    passes = []
+    forward = nn.Module.__call__
+
+    def counted(module: nn.Module, *inputs: Any, **options: Any) -> Any:
+        if isinstance(module, DistributedDataParallel):
+            passes.append((len(inputs[0]), module.require_backward_grad_sync))
+        return forward(module, *inputs, **options)
+
+    nn.Module.__call__ = counted  # type: ignore[method-assign]
+    try:
+        arms.time_block(halves, 1)
+    finally:
+        nn.Module.__call__ = forward  # type: ignore[method-assign]
+    assert passes[-2:] == [(2, False), (2, True)], "half of the batch each, and only the last one communicates"
+    arms.close()
+
+
+def test_a_batch_that_cannot_be_divided_into_equal_passes_is_refused() -> None:
+    with pytest.raises(ValueError, match="a per-GPU batch of 5 is not 2 equal passes"):
+        Arm("ddp", 2, 5, variant=Variant(accumulation_steps=2))
+
+
+def test_stream_priority_is_refused_where_there_are_no_streams(gloo_of_one: None) -> None:
+    arm = Arm("ddp", 1, 2, variant=Variant(high_priority_stream=True))
+    with pytest.raises(RuntimeError, match="gloo has no stream priority"):
+        StudyArms(study(arm), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.plan.workload import MemoryFormat
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.replica import Replicas, StepCounter, make_groups
@@ -24,6 +25,7 @@ from tests.builders.trained import CPU, TIMEOUT, TINY
 from .ranks import on_two_ranks
 
 ALONE, DDP_1, DDP_2 = Arm("alone", 1, 2), Arm("ddp", 1, 2), Arm("ddp", 2, 2)
+COMPILED = replace(TINY, compile=True)
 EACH_2, SILENT_2 = Arm("each", 2, 2), Arm("no_sync", 2, 2)
 
 
@@ -43,7 +45,7 @@ def _two_wrappers(rank: int, memory_format: MemoryFormat) -> dict[str, bool]:
     workload = replace(TINY, memory_format=memory_format)
     groups = make_groups((DDP_1, DDP_2), Layout(1, 2), TIMEOUT)
     model = build_model(workload, CPU)
-    shared = Replicas(model, CpuDevice(), groups, compiled=False)
+    shared = Replicas(model, workload, CpuDevice(), groups)
     batch = Batch(workload, 2, CPU, seed=rank)
     if rank == 0:
         gradients(shared.of(DDP_1).call, batch)
@@ -52,7 +54,7 @@ def _two_wrappers(rank: int, memory_format: MemoryFormat) -> dict[str, bool]:
         if rank == 0:
             gradients(shared.of(DDP_1).call, batch)
     untouched = copy.deepcopy(model)
-    fresh = DistributedDataParallel(copy.deepcopy(model), process_group=groups[2, "packed"])
+    fresh = DistributedDataParallel(copy.deepcopy(model), process_group=groups[2, "packed", False])
     alone = gradients(untouched, batch)
     averaged = gradients(fresh, batch)
     found = {
@@ -94,7 +96,7 @@ def test_two_wrappers_over_one_model_give_the_gradients_of_a_fresh_one(program: 
 
 def test_arms_share_the_model_and_groups_share_their_wrapper(gloo_of_one: None) -> None:
     arms = (ALONE, Arm("each", 1, 2), DDP_1, Arm("no_sync", 1, 2))
-    replicas = Replicas(build_model(TINY, CPU), CpuDevice(), make_groups(arms, Layout(1, 1), TIMEOUT), compiled=False)
+    replicas = Replicas(build_model(TINY, CPU), TINY, CpuDevice(), make_groups(arms, Layout(1, 1), TIMEOUT))
     alone, each, ddp, silent = (replicas.of(arm) for arm in arms)
     assert alone is each
     assert ddp is silent
@@ -104,32 +106,44 @@ def test_arms_share_the_model_and_groups_share_their_wrapper(gloo_of_one: None) 
 
 
 def test_a_compiled_arm_has_weights_of_its_own(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda model: model)
+    monkeypatch.setattr(torch, "compile", lambda model, mode: model)
     model = build_model(TINY, CPU)
     arms = (ALONE, DDP_1, Arm("no_sync", 1, 2))
-    replicas = Replicas(model, CpuDevice(), make_groups(arms, Layout(1, 1), TIMEOUT), compiled=True)
+    replicas = Replicas(model, COMPILED, CpuDevice(), make_groups(arms, Layout(1, 1), TIMEOUT))
     models = [replicas.of(arm).weights.model for arm in arms]
     assert len({id(model) for model in [model, *models]}) == 4
     assert len({id(replicas.of(arm).weights.optimizer) for arm in arms}) == 3
 
 
+def test_an_arm_with_settings_of_its_own_shares_nothing(gloo_of_one: None) -> None:
+    other = replace(DDP_1, variant=Variant(bucket_cap_mb=1.0, broadcast_buffers=False, fused_optimizer=True))
+    groups = make_groups((DDP_1, other), Layout(1, 1), TIMEOUT)
+    replicas = Replicas(build_model(TINY, CPU), TINY, CpuDevice(), groups)
+    usual, changed = replicas.of(DDP_1), replicas.of(other)
+    assert changed.weights.model is not usual.weights.model
+    assert changed.weights.optimizer.defaults["fused"]
+    assert changed.call.bucket_bytes_cap == 2**20 != usual.call.bucket_bytes_cap
+    assert (changed.call.will_sync_module_buffers(), usual.call.will_sync_module_buffers()) == (False, True)
+    assert replicas.group(other) is None, "it trains in its own arm only"
+
+
 def test_only_arms_whose_replicas_can_differ_are_aligned(gloo_of_one: None) -> None:
     groups = make_groups((DDP_1,), Layout(1, 1), TIMEOUT)
-    kept = Replicas(build_model(TINY, CPU), CpuDevice(), groups, compiled=False)
-    assert kept.group(DDP_1) is groups[1, "packed"]
+    kept = Replicas(build_model(TINY, CPU), TINY, CpuDevice(), groups)
+    assert kept.group(DDP_1) is groups[1, "packed", False]
     assert kept.group(ALONE) is None
     assert kept.group(Arm("no_sync", 1, 2)) is None
-    assert Replicas(build_model(TINY, CPU), CpuDevice(), groups, compiled=True).group(DDP_1) is None
+    assert Replicas(build_model(TINY, CPU), COMPILED, CpuDevice(), groups).group(DDP_1) is None
 
 
 def test_groups_are_made_for_wrapped_arms_only(gloo_of_one: None) -> None:
     assert list(make_groups((ALONE, Arm("each", 1, 2)), Layout(1, 1), TIMEOUT)) == []
-    assert list(make_groups((Arm("no_sync", 1, 2), DDP_1), Layout(1, 1), TIMEOUT)) == [(1, "packed")]
+    assert list(make_groups((Arm("no_sync", 1, 2), DDP_1), Layout(1, 1), TIMEOUT)) == [(1, "packed", False)]
 
 
 def test_momentum_is_there_from_the_beginning_with_the_strides_of_the_weights() -> None:
     model = build_model(replace(TINY, memory_format="channels_last"), CPU)
-    replicas = Replicas(model, CpuDevice(), {}, compiled=False)
+    replicas = Replicas(model, TINY, CpuDevice(), {})
     state = replicas.of(ALONE).weights.optimizer.state
     for parameter in model.parameters():
         momentum = state[parameter]["momentum_buffer"]

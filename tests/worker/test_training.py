@@ -18,7 +18,7 @@ def trainer_for(workload: Workload) -> tuple[torch.nn.Module, Trainer, Batch]:
     model = build_model(workload, CPU)
     batch = Batch(workload, workload.batch_size, CPU, seed=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    return model, Trainer(model, optimizer, batch, workload, None), batch
+    return model, Trainer(model, optimizer, [batch], workload, None), batch
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

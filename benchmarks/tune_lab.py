@@ -1,0 +1,98 @@
+"""Plant settings that gain or lose, and see whether `ddpscale tune` finds them and says by how much.
+
+    python benchmarks/tune_lab.py link OUT       # accumulation over a link of 200 Mbit/s
+    python benchmarks/tune_lab.py buckets OUT    # small buckets, each message 5 ms late (slow_sends.c)
+    python benchmarks/tune_lab.py threads OUT    # more OpenMP threads than cores
+    python benchmarks/tune_lab.py nothing OUT    # twenty runs of settings that are torch's defaults
+
+Each runs in a network namespace of its own, with two ranks on this machine; needs root, ip and tc. `link` then measures
+the recommended setting as a suite would and prints both gains side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+SLOW_LINK = "tc qdisc add dev lo root tbf rate 200mbit burst 256kbit latency 400ms"
+LATENCY_US = 5000
+WORKLOAD = ("--model=resnet18", "--precision=fp32", "--image-size=64", "--batch=8")
+# torch's default said aloud, and a variable that gloo does not read.
+NOTHING = "bucket_cap_mb=25 NCCL_ALGO=Ring"
+RUNS_OF_NOTHING = 20
+
+
+def slow_sends(folder: Path) -> dict[str, str]:
+    """What makes every message of ranks wait: built here with cc."""
+    library = (folder / "slow_sends.so").resolve()
+    source = Path(__file__).with_name("slow_sends.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"], check=True)
+    return {"LD_PRELOAD": str(library), "SLOW_SENDS_US": str(LATENCY_US), "DDPSCALE_PASS_ENV": "SLOW_SENDS_US"}
+
+
+def tune(
+    out: Path, tried: str, shape: str, *more: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, dict[str, object]]:
+    """One run in a network namespace whose loopback is shaped so. Returns suite.json's settings by name."""
+    ddpscale = str(Path(sys.executable).with_name("ddpscale"))
+    ranks = ("--gpu-sku=cpu", "--ddp-gpus-per-node=2")
+    command = [ddpscale, "tune", *ranks, *WORKLOAD, f"--try={tried}", f"--ddp-run-dir={out}", *more]
+    script = f'ip link set lo up && {shape or "true"} && exec "$@"'
+    done = subprocess.run(["unshare", "--net", "sh", "-c", script, "sh", *command], check=False, text=True,
+                          env={**os.environ, **environment})  # fmt: skip
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}")
+    found = json.loads((out / "suite.json").read_text(encoding="utf-8"))
+    return {one["setting"]: one for one in found["settings"]}
+
+
+def say(name: str, one: dict[str, object]) -> None:
+    """One line."""
+    first, further = one["first_launch"], one["further_launches"]
+    print(f"{name:<28} {one['says']!s:<22} first {_limits(first)}   further {_limits(further)}", flush=True)
+
+
+def _limits(of: object) -> str:
+    assert isinstance(of, dict)
+    if of["ratio"] is None:
+        return "not measured so"
+    return f"{of['ratio']:.3f}x ({of['low'] or float('nan'):.3f} ... {of['high'] or float('nan'):.3f})"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("link", "buckets", "threads", "nothing"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--runs", type=int, default=RUNS_OF_NOTHING, help="of nothing; default: %(default)s")
+    given = parser.parse_args(arguments)
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.what == "link":
+        for name, one in tune(given.out / "tune", "accumulation_steps=4", SLOW_LINK).items():
+            say(name, one)
+        for name, one in tune(given.out / "again", "accumulation_steps=4", SLOW_LINK).items():
+            say(f"{name}, a run of its own", one)
+    elif given.what == "buckets":
+        for name, one in tune(given.out / "tune", "bucket_cap_mb=1,100", "", environment=slow_sends(given.out)).items():
+            say(name, one)
+    elif given.what == "threads":
+        for name, one in tune(given.out / "tune", "OMP_NUM_THREADS=4", "").items():
+            say(name, one)
+    else:
+        recommended = 0
+        for number in range(given.runs):
+            found = tune(given.out / f"run-{number}", NOTHING, "", "--ddp-block=0.1s")
+            said = [name for name, one in found.items() if one["says"] == "faster"]
+            recommended += bool(said)
+            print(f"run {number}: {', '.join(said) or 'nothing recommended'}", flush=True)
+        print(f"{recommended} of {given.runs} runs recommended something where nothing differs")
+
+
+if __name__ == "__main__":
+    main()

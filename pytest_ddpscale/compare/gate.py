@@ -1,0 +1,68 @@
+"""--fail-below: when a comparison fails, and what it says of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pytest_ddpscale.report import text
+from pytest_ddpscale.util.listing import first_few
+
+_MOST_NAMES = 20
+
+
+class Gated(Protocol):
+    """A comparison, as far as it may fail."""
+
+    @property
+    def lost(self) -> Sequence[str]:
+        """What was measured before, and has now nothing that could be compared with it."""
+
+    def worse_by(self, share: float) -> list[str]:
+        """What is shown to be worse by more than that."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What --fail-below asks for.
+
+    Attributes:
+        share: by which nothing may be worse, 0 … 1; None where nobody asked.
+        allows_missing: whether what was lost may pass: a run that measures less on purpose, as of one node of many.
+    """
+
+    share: float | None = None
+    allows_missing: bool = False
+
+    def fails(self, found: Gated) -> bool:
+        """Whether anything is too much worse, or was lost: what was not measured is not shown to be as good."""
+        return self.share is not None and bool(found.worse_by(self.share) or self._lost(found))
+
+    def as_json(self, found: Gated) -> dict[str, Any]:
+        """Its part of a JSON object."""
+        worse = [] if self.share is None else found.worse_by(self.share)
+        return {"fail_below": self.share, "worse": worse, "lost": list(found.lost), "fails": self.fails(found)}
+
+    def lines(self, found: Gated) -> Iterator[str]:
+        """A sentence for each reason, or for none."""
+        if self.share is None:
+            return
+        limit, worse = f"{100 * self.share:g} %", found.worse_by(self.share)
+        if worse:
+            yield f"FAIL: worse by more than {limit}: {len(worse)}: {_names(worse)}"
+        if lost := self._lost(found):
+            yield (
+                f"FAIL: measured before, and nothing to compare with it now: {len(lost)}: {_names(lost)} "
+                "(--allow-missing lets that pass)"
+            )
+        if not self.fails(found):
+            left_out = f"; {len(found.lost)} measured before and not now: allowed" if found.lost else ""
+            yield f"Nothing is shown to be worse by more than {limit}{left_out}."
+
+    def _lost(self, found: Gated) -> Sequence[str]:
+        return () if self.allows_missing else found.lost
+
+
+def _names(names: Sequence[str]) -> str:
+    return first_few([text.one_line(name) for name in names], _MOST_NAMES)

@@ -1,0 +1,106 @@
+"""Earlier runs of exactly the same nodes, with what they reached in each requirement."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from pytest_ddpscale.history.key_values import KeyValue
+from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.results.verdicts import RunOutcome
+from pytest_ddpscale.stats.value_change import ComparedValue
+
+RequirementKey: TypeAlias = "tuple[str, int]"  # id, and number of ranks
+_Work: TypeAlias = "dict[tuple[str, str, int], set[str]]"  # definitions by subject, arm and number of ranks
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """One run.
+
+    Attributes:
+        id: digest that tells it from all others.
+        path: where its directory was when it was added.
+        began: ISO 8601 in UTC.
+        is_norm: whether later runs may be held against it: it was neither rejected nor let pass by a waiver.
+    """
+
+    id: str
+    path: str
+    began: str
+    outcome: RunOutcome
+    is_norm: bool
+
+
+def runs_of_exactly(
+    connection: sqlite3.Connection, sku: str, hosts: Collection[str], before_iso: str
+) -> Iterator[EarlierRun]:  # fmt: skip
+    """Runs in which these hosts took part and no others, latest first.
+
+    Args:
+        connection: to the history.
+        sku: as the history keeps it.
+        hosts: by name.
+        before_iso: when this run began, ISO 8601 in UTC.
+    """
+    rows = connection.execute(
+        "SELECT id, run_path, started_at, outcome, outcome != 'rejected' AND NOT EXISTS (SELECT 1 FROM verdicts "
+        "WHERE run = runs.id AND outcome = 'failed' AND severity = 'fail') "
+        "FROM runs WHERE sku = ? AND started_at < ? ORDER BY started_at DESC, id",
+        (sku, before_iso),
+    ).fetchall()
+    for run, path, began, outcome, is_norm in rows:
+        took_part = connection.execute("SELECT host FROM hosts WHERE run = ?", (run,))
+        if {host for (host,) in took_part} == set(hosts):
+            yield EarlierRun(run, path, began, outcome, bool(is_norm))
+
+
+def reached_by(connection: sqlite3.Connection, run: EarlierRun) -> dict[RequirementKey, ComparedValue]:
+    """What it reached, with intervals, in each requirement that `is_kept`. Raises ValueError: of what is no number."""
+    rows = connection.execute(
+        "SELECT metric, id, world_size, value, low, high FROM verdicts WHERE run = ? AND value IS NOT NULL "
+        "AND low IS NOT NULL AND outcome NOT IN ('error', 'not_measured')",
+        (run.id,),
+    )
+    found = {}
+    for metric, name, size, *numbers in rows:
+        if metric in METRICS and is_kept(METRICS[metric]):
+            if not all(isinstance(one, float) and math.isfinite(one) for one in numbers):
+                raise ValueError(f"{name} is {numbers}; expected finite numbers")
+            found[name, size] = ComparedValue(*numbers)
+    return found
+
+
+def is_kept(metric: Metric) -> bool:
+    """Whether values of several runs can be compared: measured, and of no number of the thresholds, which may change.
+
+    (Throughput tells what a generation ratio and FLOPs utilization do.)
+    """
+    return metric.subject in ("workload", "probe") and not (metric.takes_versus or metric.takes_peak)
+
+
+def done_otherwise(connection: sqlite3.Connection, run: EarlierRun, now: Sequence[KeyValue]) -> set[str]:
+    """Names of the workloads and probes that it did otherwise, such as with another batch."""
+    then = _work(
+        connection.execute("SELECT subject, arm, world_size, definition FROM key_values WHERE run = ?", (run.id,))
+    )
+    ours = _work((one.subject, one.arm, one.world_size, one.definition) for one in now)
+    # Weak and strong scaling share a name: one of the runs may have measured but one of them.
+    return {key[0] for key in ours.keys() & then.keys() if not (ours[key] <= then[key] or then[key] <= ours[key])}
+
+
+def fallen_subjects(connection: sqlite3.Connection, run: EarlierRun) -> set[str]:
+    """Names of the workloads and probes in which a place of it had fallen, or which are no norm any more."""
+    rows = connection.execute("SELECT DISTINCT subject FROM key_values WHERE run = ? AND standing != 'norm'", (run.id,))
+    return {subject for (subject,) in rows}
+
+
+def _work(rows: Iterator[tuple[str, str, int, str]] | sqlite3.Cursor) -> _Work:
+    found: _Work = {}
+    for subject, arm, world_size, definition in rows:
+        found.setdefault((subject, arm, world_size), set()).add(definition)
+    return found

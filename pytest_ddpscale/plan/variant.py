@@ -1,0 +1,90 @@
+"""How an arm trains otherwise than its study's workload: settings of DistributedDataParallel and of the trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from pytest_ddpscale.plan.workload import MemoryFormat, Precision, Workload
+
+CompileMode = Literal["no", "default", "reduce-overhead", "max-autotune"]
+CommunicationHook = Literal["fp16", "bf16", "powersgd"]
+# DistributedDataParallel's own default, in MiB.
+USUAL_BUCKET_CAP_MB = 25.0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings of one arm; by default nothing differs from the workload, nor from torch's defaults.
+
+    Attributes:
+        bucket_cap_mb: size of DDP's gradient buckets, in MiB; None for torch's 25.
+        gradient_as_bucket_view: gradients are views of the buckets, which saves a copy.
+        static_graph: DDP is told that each step uses the same parameters in the same order.
+        broadcast_buffers: rank 0's buffers, such as batch normalisation's, go to all before each forward pass.
+        hook: gradients travel in fewer bits: fp16, bf16, or as a low-rank product (PowerSGD, arXiv:1905.13727).
+        high_priority_stream: NCCL's kernels go before others on the GPU.
+        precision: in place of the workload's.
+        memory_format: likewise.
+        compile: mode of torch.compile, or no; None as the workload has it.
+        fused_optimizer: one kernel for all parameters.
+        accumulation_steps: forward and backward passes per optimizer step, of which only the last one communicates. The
+            arm's per-GPU batch is that of the whole step.
+        uneven_share: half of the ranks train that share of the batch more, the others as much less.
+    """
+
+    bucket_cap_mb: float | None = None
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    broadcast_buffers: bool = True
+    hook: CommunicationHook | None = None
+    high_priority_stream: bool = False
+    precision: Precision | None = None
+    memory_format: MemoryFormat | None = None
+    compile: CompileMode | None = None
+    fused_optimizer: bool = False
+    accumulation_steps: int = 1
+    uneven_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.bucket_cap_mb is not None and not 0 < self.bucket_cap_mb <= 10**5:
+            raise ValueError(f"bucket_cap_mb is {self.bucket_cap_mb}; expected more than 0 and at most 100000 MiB")
+        if not 1 <= self.accumulation_steps <= 10**4:
+            raise ValueError(f"accumulation_steps is {self.accumulation_steps}; expected 1 to 10000")
+        if not 0 <= self.uneven_share < 1:
+            raise ValueError(f"uneven_share is {self.uneven_share}; expected 0 to below 1")
+
+    @property
+    def name(self) -> str:
+        """What differs, such as ``bucket_cap_mb=1``; empty if nothing does."""
+        usual = {one.name: one.default for one in fields(self)}
+        changed = [name for name in usual if getattr(self, name) != usual[name]]
+        return ",".join(f"{name}={_as_text(getattr(self, name))}" for name in changed)
+
+    def applied_to(self, workload: Workload) -> Workload:
+        """The workload as an arm with these settings trains it."""
+        return replace(
+            workload,
+            precision=self.precision or workload.precision,
+            memory_format=self.memory_format or workload.memory_format,
+            compile=workload.compile if self.compile is None else self.compile != "no",
+        )
+
+    def batch_of(self, batch_size: int, rank: int) -> int:
+        """Images of one forward pass of a rank, of an arm with that per-GPU batch.
+
+        Raises:
+            ValueError: the batch cannot be divided among the passes of a step.
+        """
+        if batch_size % self.accumulation_steps:
+            raise ValueError(f"a per-GPU batch of {batch_size} is not {self.accumulation_steps} equal passes")
+        of_pass = batch_size // self.accumulation_steps
+        more = round(of_pass * self.uneven_share)
+        return of_pass + (more if rank % 2 else -more)
+
+
+USUAL = Variant()
+
+
+def _as_text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

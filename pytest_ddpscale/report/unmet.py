@@ -1,0 +1,73 @@
+"""How many requirements are not met, by what became of them: the same count in every report and for pytest.
+
+pytest, JUnit XML and the exit code count every blocker as a failure. Here the same blockers are told apart: what
+failed, what ended in an error, what is undecided, and what was not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from pytest_ddpscale.report.text import count_text
+from pytest_ddpscale.results.verdicts import Judgement, VerdictOutcome
+
+# What becomes of a requirement → one of them, and several.
+_NOUNS: dict[VerdictOutcome, tuple[str, str]] = {
+    "failed": ("failure", "failures"),
+    "error": ("error", "errors"),
+    "inconclusive": ("undecided", "undecided"),
+    "not_measured": ("not measured", "not measured"),
+}
+_WORDS: dict[VerdictOutcome, str] = {
+    "failed": "failed",
+    "error": "ended in an error",
+    "inconclusive": "undecided",
+    "not_measured": "not measured",
+}
+
+
+def counts_text(judgement: Judgement) -> str:
+    """``6 of 81 requirements not met (5 failed, 1 undecided), 40 passed, 35 only warn``: each of them once."""
+    unmet = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
+    rest = [one for one in judgement.verdicts if not judgement.is_blocked_by(one)]
+    kinds = [(sum(one.outcome == outcome for one in unmet), word) for outcome, word in _WORDS.items()]
+    kinds = [(count, word) for count, word in kinds if count]
+    passed, waived = sum(one.passed for one in rest), sum(one.is_waived for one in rest)
+    total = count_text(len(judgement.verdicts), "requirement")
+    if not unmet:
+        parts = [f"{passed} of {total} passed"]
+    elif len(kinds) == 1:
+        parts = [f"{len(unmet)} of {total} {kinds[0][1]}", f"{passed} passed"]
+    else:
+        told = ", ".join(f"{count} {word}" for count, word in kinds)
+        parts = [f"{len(unmet)} of {total} not met ({told})", f"{passed} passed"]
+    warned, tests = len(rest) - passed - waived, sum(blocker.kind == "test" for blocker in judgement.blockers)
+    if waived:
+        parts.append(f"{waived} waived")
+    if warned:
+        parts.append(f"{warned} only warn{'s' if warned == 1 else ''}")
+    if tests:
+        parts.append(f"{count_text(tests, 'test')} failed or skipped")
+    if any(blocker.kind == "run" for blocker in judgement.blockers):
+        parts.append("1 failure: the run as a whole")
+    return ", ".join(parts)
+
+
+def explained_text(explains: Collection[str], judgement: Judgement) -> str:
+    """``5 of 5 failures and 1 of 2 undecided``: how much of what is not met has one cause."""
+    parts = []
+    for outcome, names in _by_outcome(judgement).items():
+        explained = sum(name in explains for name in names)
+        if explained:
+            parts.append(f"{explained} of {len(names)} {_NOUNS[outcome][len(names) != 1]}")
+    return " and ".join(parts)
+
+
+def _by_outcome(judgement: Judgement) -> Mapping[VerdictOutcome, list[str]]:
+    """Names of all blockers; a test, or the run as a whole, counts as a failure."""
+    outcomes = {one.id: one.outcome for one in judgement.verdicts if judgement.is_blocked_by(one)}
+    found: dict[VerdictOutcome, list[str]] = {outcome: [] for outcome in _NOUNS}
+    for blocker in judgement.blockers:
+        outcome = outcomes.get(blocker.name) if blocker.kind == "requirement" else None
+        found[outcome or "failed"].append(blocker.name)
+    return found

@@ -1,0 +1,1 @@
+"""Studies that no threshold asks for: benchmarks of others, tuning, collectives, inference."""

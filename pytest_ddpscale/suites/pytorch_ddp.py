@@ -1,0 +1,106 @@
+"""`ddpscale suite pytorch-ddp`: the models, sizes and tables of PyTorch's own DDP benchmark, in interleaved rounds.
+
+(github.com/pytorch/pytorch, benchmarks/distributed/ddp/benchmark.py.) As there: fp32, SGD, 32 images per GPU,
+broadcast_buffers off, one GPU without DDP and with it, then 2, 4 … GPUs of a node, then whole nodes; percentiles of the
+step time over all steps of all ranks. Otherwise than there, arms take turns round by round, so that two of them can be
+compared with an interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.variant import USUAL_BUCKET_CAP_MB, Variant
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.settings import count_up_to, read_value
+from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.results.survey_record import Survey
+    from pytest_ddpscale.suites.suite_report import SuiteReport
+
+MODELS = ("resnet50", "resnet101", "resnext50_32x4d", "resnext101_32x8d")
+BATCH_SIZE = 32
+# All that it sets, beside torch's defaults.
+AS_THERE = Variant(broadcast_buffers=False)
+
+
+class PytorchDdp(Suite):
+    """That benchmark."""
+
+    name = "pytorch-ddp"
+    help = "PyTorch's DDP benchmark: four models, sec/iter and ex/sec by number of GPUs, sweep of bucket sizes"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """What that benchmark fixes can be made small."""
+        add = parser.add_argument
+        add("--models", default=",".join(MODELS), metavar="M1,M2", help="of torchvision; default: %(default)s")
+        add("--batch", default=str(BATCH_SIZE), metavar="N", help="images per GPU; default: %(default)s")
+        add("--image-size", default="224", metavar="PIXELS", help="default: %(default)s")
+        add("--bucket-sizes", default="", metavar="MB,MB",
+            help="bucket_cap_mb to compare with 25 MiB on all ranks, such as 1,5,10,50,100")  # fmt: skip
+
+    def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
+        """A study for each model."""
+        batch = read_value("--batch", arguments.batch, count_up_to(10**6))
+        pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4))
+        buckets = read_value("--bucket-sizes", arguments.bucket_sizes, _bucket_sizes)
+        pace = nodes.pace()
+        arms = tuple(_arms(nodes.ranks_per_node, nodes.machine.cluster.nodes, batch, buckets))
+        studies = tuple(
+            Study(
+                "weak", Workload(model, model, "fp32", batch, image_size=pixels, memory_format="contiguous"), arms,
+                pace.rounds, pace.block_s, pace.warmup_s,
+            )
+            for model in read_value("--models", arguments.models, model_names)
+        )  # fmt: skip
+        has_hosts_to_compare = nodes.machine.cluster.nodes > 1
+        return replace(nodes.empty_plan(), studies=studies, survey=has_hosts_to_compare)
+
+    def unfit_of(self, surveys: Sequence[Survey]) -> dict[str, str]:
+        """Hosts whose topology is not that of the first: that benchmark refuses them too."""
+        first = surveys[0].topology if surveys else ""
+        return {one.host: "its topology differs from the first node's" for one in surveys if one.topology != first}
+
+    def conclude(self, measured: MeasuredSuite) -> SuiteReport:
+        """The table of each model, and what the sizes of buckets come to."""
+        from pytest_ddpscale.suites.pytorch_ddp_report import pytorch_ddp_report
+
+        return pytorch_ddp_report(measured, AS_THERE)
+
+
+def model_names(text: str) -> tuple[str, ...]:
+    """Names of torchvision's models, each once."""
+    from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
+
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    unknown = [name for name in names if name not in TORCHVISION_MODELS]
+    if unknown:
+        raise ValueError(f"classification models of torchvision; {unknown[0]!r} is none")
+    return names
+
+
+def _bucket_sizes(text: str) -> tuple[float, ...]:
+    """Sizes in MiB, each once, without the usual one, which is measured anyway."""
+    try:
+        sizes = {float(part) for part in text.split(",") if part.strip()} - {USUAL_BUCKET_CAP_MB}
+    except ValueError:
+        sizes = {0.0}
+    if not all(0 < size <= 10**5 for size in sizes):
+        raise ValueError("sizes in MiB such as 1,5,50, above 0 and up to 100000")
+    return tuple(sorted(sizes))
+
+
+def _arms(ranks_per_node: int, nodes: int, batch: int, buckets: Sequence[float]) -> Iterator[Arm]:
+    """One GPU without DDP and with it, two, four … of a node, whole nodes; on all of them each size of bucket."""
+    sizes = [2**power for power in range(ranks_per_node.bit_length()) if 2**power < ranks_per_node]
+    sizes += [ranks_per_node * count for count in range(1, nodes + 1)]
+    yield Arm("alone", 1, batch)
+    for size in sizes:
+        yield Arm("ddp", size, batch, variant=AS_THERE)
+    for megabytes in buckets:
+        yield Arm("ddp", sizes[-1], batch, variant=replace(AS_THERE, bucket_cap_mb=megabytes))

@@ -1,0 +1,158 @@
+"""`ddpscale suite NAME`, and commands that measure as suites do. Every command loads this."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_ddpscale.settings import OPTIONS, Option
+from pytest_ddpscale.suites.suite import Suite
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.results.notices import Listener
+    from pytest_ddpscale.results.run_directory import RunDirectory
+    from pytest_ddpscale.suites.suite import MeasuredSuite, SuiteNodes
+    from pytest_ddpscale.suites.suite_source import SuiteSource
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+SOME_MISSING = 1  # exit code where something could not be measured
+# Options of pytest that a suite has no use for: each plans its own studies, and no threshold judges them.
+_NOT_OURS = ("judge", "resume", "world_sizes", "history", "family_confidence", "allow_incomplete", "unfit", "launches",
+             "precision")  # fmt: skip
+_LOG_EVERY_S = 60.0
+
+
+def suites() -> dict[str, Suite]:
+    """All of them, by name."""
+    from pytest_ddpscale.suites.pytorch_ddp import PytorchDdp
+
+    return {one.name: one for one in (PytorchDdp(),)}
+
+
+def add_suite(commands: Commands) -> None:
+    """`ddpscale suite`, and the commands that measure as suites do."""
+    command = commands.add_parser(
+        "suite", help="measure a benchmark of others, collectives or inference on these nodes"
+    )
+    names = command.add_subparsers(required=True, metavar="SUITE")
+    for suite in suites().values():
+        add_measuring_command(names, suite)
+    for name, suite in measuring_commands().items():
+        if name not in suites():
+            add_measuring_command(commands, suite)
+
+
+def add_measuring_command(commands: Commands, suite: Suite) -> None:
+    """The command of one suite, with its own options and pytest's that say how to measure."""
+    parser = commands.add_parser(suite.name, help=suite.help)
+    suite.add_options(parser)
+    common = parser.add_argument_group("as in pytest --gpu-sku=SKU")
+    for option in common_options():
+        if option.metavar is None:
+            common.add_argument(option.flag, dest=option.name, action="store_true", help=option.help)
+        else:
+            common.add_argument(option.flag, dest=option.name, metavar=option.metavar, help=option.help)
+    parser.set_defaults(run=lambda arguments: run_suite(suite, arguments))
+
+
+def common_options() -> list[Option]:
+    """Of pytest's, those that every suite has."""
+    return [option for name, option in OPTIONS.items() if name not in _NOT_OURS]
+
+
+def run_suite(suite: Suite, arguments: argparse.Namespace) -> int:
+    """Plan, measure and report. Returns the exit code. Raises BadInput, OSError."""
+    from pytest_ddpscale.suites.suite_source import SuiteSource
+
+    nodes = nodes_of(arguments)
+    source = SuiteSource(suite, nodes, suite.plan(arguments, nodes))
+    assert source.plan is not None
+    source.open_run()
+    source.measured_run.write_json(source.measured_run.suite_json, {"suite": suite.name})  # a killed run can be told of
+    try:
+        source.measure_and_close(_progress(source), lambda measured: suite.further(arguments, nodes, measured))
+    except KeyboardInterrupt:
+        _tell(suite, source.measured_run, source.measured_suite())
+        raise
+    return _tell(suite, source.measured_run, source.measured_suite())
+
+
+def report_suite(run: RunDirectory) -> int:
+    """Conclude again from what a suite measured, and write its reports anew. Raises BadInput, OSError."""
+    from pytest_ddpscale.evidence.evidence import read_evidence
+    from pytest_ddpscale.results.run_directory import broken_file
+    from pytest_ddpscale.results.strict_json import parse_strict_json
+    from pytest_ddpscale.suites.suite import MeasuredSuite
+
+    said = parse_strict_json(run.suite_json.read_text(encoding="utf-8"))
+    name = said.get("suite") if isinstance(said, dict) else None
+    known = measuring_commands()
+    if not isinstance(name, str) or name not in known:
+        raise broken_file(run.suite_json, f"suite {name!r}; expected one of {', '.join(known)}")
+    confidence = float(OPTIONS["confidence"].default)
+    return _tell(known[name], run, MeasuredSuite(read_evidence(run), run.read_run(), confidence))
+
+
+def measuring_commands() -> dict[str, Suite]:
+    """Suites, and what measures as they do, by name."""
+    from pytest_ddpscale.suites.tune import Tune
+
+    return {**suites(), Tune.name: Tune()}
+
+
+def _tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
+    from pytest_ddpscale.suites.suite_views import text_lines, write_suite_reports
+
+    report = suite.conclude(measured)
+    write_suite_reports(run, suite.name, report, measured.record)
+    for line in text_lines(report):
+        print(line)
+    print(f"report: {run.path / 'report.html'}")
+    return SOME_MISSING if report.problems else 0
+
+
+def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
+    """What there is to measure. Raises BadInput."""
+    from pytest_ddpscale.session.open import look, thresholds_path
+    from pytest_ddpscale.session.sources import Site
+    from pytest_ddpscale.settings import settings_from
+    from pytest_ddpscale.suites.suite import SuiteNodes
+    from pytest_ddpscale.thresholds.loading import load_thresholds
+
+    settings = replace(settings_from(vars(arguments), {}), unfit="stop")  # what a suite finds unfit is not measured
+    site = Site(settings, Path.cwd(), Path.cwd(), tuple(sys.argv))
+    thresholds = load_thresholds(thresholds_path(site))
+    asked = settings.gpu_sku
+    sku = asked if asked == OPTIONS["gpu_sku"].default else thresholds.sku_name(asked)
+    return SuiteNodes(*look(site, thresholds, sku))
+
+
+def _progress(source: SuiteSource) -> Listener:
+    """Lines of progress: in place on a terminal, one a minute in a log."""
+    from pytest_ddpscale.report.progress import Progress, load_warning
+
+    assert source.plan_to_measure is not None
+    last_shown_s = -_LOG_EVERY_S
+    is_terminal = sys.stderr.isatty()
+
+    def show(line: str, passing: bool) -> None:
+        nonlocal last_shown_s
+        if passing and not is_terminal and time.monotonic() - last_shown_s < _LOG_EVERY_S:
+            return
+        last_shown_s = time.monotonic()
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns if is_terminal else len(line)
+        start, end = ("\r\x1b[K", "" if passing else "\n") if is_terminal else ("", "\n")
+        print(
+            f"{start}{line[: columns - 1] if is_terminal and passing else line}", end=end, file=sys.stderr, flush=True
+        )
+
+    warning = load_warning(os.getloadavg()[0], os.cpu_count() or 1)
+    if warning:
+        show(warning, False)
+    return Progress(source.plan_to_measure, show, img_per_s=source.expected_img_per_s)

@@ -1,0 +1,105 @@
+"""A suite's report as text, report.md and report.html. Import it only to render: it imports jinja2."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from markupsafe import Markup, escape
+
+from pytest_ddpscale.report.html_page import page_template, printable
+from pytest_ddpscale.report.text import one_line
+from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
+from pytest_ddpscale.results.run_json import RunRecord
+from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteTable
+
+SUITE_SCHEMA_VERSION = 1
+
+
+def write_suite_reports(run: RunDirectory, suite: str, report: SuiteReport, record: RunRecord) -> None:
+    """Write suite.json, report.md and report.html into the run directory. Raises OSError."""
+    values = {"schema_version": SUITE_SCHEMA_VERSION, "suite": suite, "headline": report.headline,
+              "problems": list(report.problems), **report.values}  # fmt: skip
+    run.write_json(run.suite_json, values)
+    write_atomically(run.path / "report.md", markdown_of(suite, report, record))
+    write_atomically(run.path / "report.html", html_of(suite, report, record))
+
+
+def text_lines(report: SuiteReport) -> Iterator[str]:
+    """For a terminal."""
+    yield report.headline
+    for section in report.sections:
+        yield from ("", section.title, "-" * len(section.title), *section.paragraphs)
+        for table in section.tables:
+            yield from ("", *([table.title] if table.title else []), *_aligned(table))
+        for listing in section.listings:
+            yield from ("", *listing.splitlines())
+    for problem in report.problems:
+        yield f"not measured: {problem}"
+
+
+def _aligned(table: SuiteTable) -> Iterator[str]:
+    """The first column to the left, the others to the right."""
+    rows = [table.columns, *table.rows]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(table.columns))]
+    for row in rows:
+        first, *rest = (
+            cell.ljust(width) if at == 0 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join([first, *rest]).rstrip()
+
+
+def markdown_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
+    """For a ticket."""
+    lines = [f"# {_cell(report.headline)}", "", *(f"- {name}: {_cell(said)}" for name, said in _facts(suite, record))]
+    for section in report.sections:
+        lines += ["", f"## {_cell(section.title)}"]
+        for paragraph in section.paragraphs:
+            lines += ["", _cell(paragraph)]
+        for table in section.tables:
+            lines += ["", *([f"{_cell(table.title)}:", ""] if table.title else []), *_markdown_table(table)]
+        for listing in section.listings:
+            lines += ["", "```text", listing.replace("```", "'''").rstrip("\n"), "```"]
+    if report.problems:
+        lines += ["", "## Not measured", "", *(f"- {_cell(problem)}" for problem in report.problems)]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_table(table: SuiteTable) -> Iterator[str]:
+    for row in (table.columns, ["---", *(["---:"] * (len(table.columns) - 1))], *table.rows):
+        yield "| " + " | ".join(cell if set(cell) <= {"-", ":"} else _cell(cell) for cell in row) + " |"
+
+
+def _cell(content: str) -> str:
+    """One line that Markdown shows as it is."""
+    escaped = one_line(content).replace("\\", "\\\\")
+    for mark in "|<>`*_[]":
+        escaped = escaped.replace(mark, f"\\{mark}")
+    return escaped
+
+
+def html_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
+    """One self-contained page, as a run's report.html."""
+    sections = [
+        {
+            "section": one,
+            "figures": [Markup(figure) for figure in one.figures],  # noqa: S704 (ours, escaped within)
+            "listings": [escape(printable(listing)) for listing in one.listings],
+        }
+        for one in report.sections
+    ]
+    return page_template("suite.html.j2").render(report=report, facts=_facts(suite, record), sections=sections)
+
+
+def _facts(suite: str, record: RunRecord) -> Sequence[tuple[str, str]]:
+    """What was tested, when, where and by whom."""
+    hosts = ", ".join(f"{host.host} ({len(host.devices)})" for host in record.hosts[:8])
+    more = f" and {len(record.hosts) - 8} more" if len(record.hosts) > 8 else ""
+    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    facts = (
+        ("Suite", suite), ("SKU", record.sku), ("Hosts", hosts + more), ("Began", f"{record.began:%Y-%m-%d %H:%M} UTC"),
+        ("Site", record.site), ("By", ", ".join(record.operators)), ("Ticket", record.ticket), ("Versions", versions),
+        ("Command", shlex.join(record.argv)),
+    )  # fmt: skip
+    return [(name, said) for name, said in facts if said]

@@ -1,0 +1,180 @@
+"""What tuning tries: settings of DDP, of the trainer and of the environment, each beside what a workload has."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args
+
+from pytest_ddpscale.plan.study import Arm, DeviceType
+from pytest_ddpscale.plan.variant import USUAL, CommunicationHook, CompileMode, Variant
+from pytest_ddpscale.plan.workload import MemoryFormat, Precision, Workload
+from pytest_ddpscale.suites.nccl_variables import NCCL_VARIABLES
+
+BATCH = "batch_size"
+_VARIABLE = re.compile("[A-Z_][A-Z0-9_]*")
+_WORDS: dict[str, Sequence[str]] = {
+    "hook": get_args(CommunicationHook), "precision": get_args(Precision), "memory_format": get_args(MemoryFormat),
+    "compile": get_args(CompileMode),
+}  # fmt: skip
+# What is tried where nobody says what: of each name several values.
+USUAL_SETTINGS: dict[DeviceType, str] = {
+    "cuda": "bucket_cap_mb=5,50,100 gradient_as_bucket_view=true static_graph=true broadcast_buffers=false "
+    "high_priority_stream=true precision=fp32,fp16,bf16 memory_format=channels_last,contiguous fused_optimizer=true "
+    "compile=default,reduce-overhead accumulation_steps=2,4 batch_size=half,double hook=fp16,bf16,powersgd "
+    "uneven_share=0.1 NCCL_ALGO=Ring,Tree NCCL_BUFFSIZE=8388608 NCCL_MIN_NCHANNELS=16",
+    "cpu": "bucket_cap_mb=5 gradient_as_bucket_view=true static_graph=true broadcast_buffers=false precision=bf16 "
+    "memory_format=channels_last fused_optimizer=true accumulation_steps=4 batch_size=double OMP_NUM_THREADS=2",
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting to try.
+
+    Attributes:
+        variant: what an arm has of it.
+        batch_size: per GPU; None for the workload's.
+        environment: variables, by name: a gang of its own has them.
+    """
+
+    variant: Variant = USUAL
+    batch_size: int | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """``bucket_cap_mb=5``, ``batch_size=64``, ``NCCL_ALGO=Ring``."""
+        batch = "" if self.batch_size is None else f"{BATCH}={self.batch_size}"
+        return ",".join(filter(None, [self.variant.name, batch, *(f"{n}={v}" for n, v in self.environment)]))
+
+    def arm(self, world_size: int, batch_size: int) -> Arm:
+        """What it is measured as, where the workload has that per-GPU batch. Raises ValueError: it cannot be."""
+        passes = self.variant.accumulation_steps
+        return Arm("ddp", world_size, (self.batch_size or batch_size) * passes, variant=self.variant)
+
+    @property
+    def changes_training(self) -> str:
+        """What of training it changes besides its speed; empty if nothing."""
+        if self.batch_size is not None or self.variant.accumulation_steps > 1:
+            return "changes the global batch"
+        if self.variant.hook is not None:
+            return "changes what is trained: gradients travel in fewer bits"
+        if self.variant.precision is not None:
+            return "changes the precision"
+        return "is no setting: what uneven batches cost" if self.variant.uneven_share else ""
+
+
+def candidates(text: str, workload: Workload) -> list[Candidate]:
+    """What ``name=value,value name=value`` asks for, each once, without what the workload has already.
+
+    Raises:
+        ValueError: something in it is no setting; the message says what, and what would be.
+    """
+    found = [one for word in text.split() for one in _of_word(word, workload)]
+    return [one for one in dict.fromkeys(found) if one != Candidate() and not _is_as_the_workload(one, workload)]
+
+
+def _is_as_the_workload(one: Candidate, workload: Workload) -> bool:
+    """Whether nothing would differ from how the workload is trained anyway."""
+    plain = replace(one.variant, precision=None, memory_format=None, compile=None) == USUAL
+    names_nothing = one.batch_size in (None, workload.batch_size) and not one.environment
+    is_compiled_otherwise = one.variant.compile is not None and (one.variant.compile != "no" or workload.compile)
+    return plain and names_nothing and not is_compiled_otherwise and one.variant.applied_to(workload) == workload
+
+
+def _of_word(word: str, workload: Workload) -> Iterator[Candidate]:
+    name, equals, values = word.partition("=")
+    if not equals or not values:
+        raise ValueError(f"name=value, not {word!r}")
+    for value in values.split(","):
+        if _VARIABLE.fullmatch(name):
+            _refuse_unknown_to_nccl(name)
+            yield Candidate(environment=((name, value),))
+        elif name == BATCH:
+            yield Candidate(batch_size=_batch(value, workload))
+        else:
+            yield Candidate(Variant(**{name: _value(name, value)}))
+
+
+def _refuse_unknown_to_nccl(name: str) -> None:
+    if name.startswith("NCCL_") and name not in NCCL_VARIABLES:
+        near = difflib.get_close_matches(name, NCCL_VARIABLES, 1)
+        raise ValueError(f"variables that NCCL knows; it does not know {name}" + _meant(near))
+
+
+def _meant(near: Sequence[str]) -> str:
+    return f" (perhaps {' or '.join(near)})" if near else ""
+
+
+def _batch(value: str, workload: Workload) -> int:
+    relative = {"half": max(1, workload.batch_size // 2), "double": 2 * workload.batch_size}
+    if value in relative:
+        return relative[value]
+    if not re.fullmatch("[0-9]{1,6}", value) or not int(value):
+        raise ValueError(f"{BATCH} as a number, half or double, not {value!r}")
+    return int(value)
+
+
+def _value(name: str, value: str) -> Any:
+    """Of a field of `Variant`."""
+    usual = {one.name: one.default for one in fields(Variant)}
+    if name not in usual:
+        near = difflib.get_close_matches(name, [*usual, BATCH], 1)
+        raise ValueError(f"settings such as {', '.join(usual)}; {name!r} is none" + _meant(near))
+    if name in _WORDS:
+        if value not in _WORDS[name]:
+            raise ValueError(f"{name} as one of {', '.join(_WORDS[name])}, not {value!r}")
+        return value
+    if isinstance(usual[name], bool):
+        if value not in ("true", "false"):
+            raise ValueError(f"{name} as true or false, not {value!r}")
+        return value == "true"
+    try:
+        return int(value) if name == "accumulation_steps" else float(value)
+    except ValueError:
+        raise ValueError(f"{name} as a number, not {value!r}") from None
+
+
+def snippet(chosen: Sequence[Candidate]) -> Mapping[str, str]:
+    """Settings to paste: Python, and the environment; empty where there is nothing of a kind."""
+    merged = {one.name: getattr(c.variant, one.name) for c in chosen for one in fields(Variant)
+              if getattr(c.variant, one.name) != one.default}  # fmt: skip
+    ddp = [f"{n}={merged[n]!r}" for n in ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph",
+                                           "broadcast_buffers") if n in merged]  # fmt: skip
+    lines = []
+    if "memory_format" in merged:
+        form = "channels_last" if merged["memory_format"] == "channels_last" else "contiguous_format"
+        lines.append(f"model = model.to(memory_format=torch.{form})")
+    if "high_priority_stream" in merged:
+        lines += ["options = torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)",
+                  "group = torch.distributed.new_group(pg_options=options)"]  # fmt: skip
+        ddp.append("process_group=group")
+    if ddp:
+        lines.append(f"model = DistributedDataParallel(model, {', '.join(ddp)})")
+    if "hook" in merged:
+        lines.append(_HOOKS[merged["hook"]])
+    if merged.get("compile", "no") != "no":
+        lines.append(f"model = torch.compile(model, mode={merged['compile']!r})")
+    if "fused_optimizer" in merged:
+        lines.append("optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)")
+    lines += [_AUTOCAST[merged["precision"]]] if "precision" in merged else []
+    lines += [f"batch_size = {c.batch_size}  # per GPU" for c in chosen if c.batch_size is not None]
+    if "accumulation_steps" in merged:
+        lines += [f"# {merged['accumulation_steps']} passes a step, all but the last one inside model.no_sync()"]
+    environment = [f"export {name}={value}" for c in chosen for name, value in c.environment]
+    return {"python": "\n".join(lines), "environment": "\n".join(environment)}
+
+
+_HOOKS = {
+    "fp16": "model.register_comm_hook(None, default_hooks.fp16_compress_hook)",
+    "bf16": "model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
+    "powersgd": "model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)",
+}
+_AUTOCAST = {
+    "fp32": "# without torch.autocast",
+    "fp16": "# forward inside torch.autocast(device, torch.float16), with torch.amp.GradScaler",
+    "bf16": "# forward inside torch.autocast(device, torch.bfloat16)",
+}

@@ -1,0 +1,46 @@
+"""Ends the study of a setting as soon as it has told enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_ddpscale.evidence.columns import GrowingColumns
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import Block, GangRecord
+from pytest_ddpscale.verdict.arm_change import throughput_ratio
+
+# A difference of less is not worth a change: further rounds would only say so more exactly.
+WORTH = 0.01
+
+
+class TuneJudge:
+    """As `pytest_ddpscale.launch.supervisor.Judge`; `confidence` is of each interval, 0 … 1."""
+
+    def __init__(self, plan: Plan, confidence: float) -> None:
+        self._plan, self._confidence = plan, confidence
+        self._columns = GrowingColumns()
+
+    def hear(self, record: AnyRecord) -> None:
+        """Take note of a record."""
+        if isinstance(record, GangRecord):
+            self._columns.add_gang(record)
+        elif isinstance(record, Block):
+            self._columns.add(record)
+
+    def needed_arms(self, study_id: str) -> Sequence[str]:
+        """All arms, until the interval shows a difference, or that there is none worth having."""
+        study = self._plan.study(study_id)
+        if study is None:
+            return []
+        if len(study.arms) < 2 or study.launch > 1:  # of a fixed length
+            return [arm.name for arm in study.arms]
+        usual, other = study.arms
+        evidence = Evidence(self._plan, self._columns.columns({(study.id, arm.name) for arm in study.arms}), {})
+        found = throughput_ratio(evidence, study, other, usual, self._confidence)
+        if found is None or found.estimate is None:
+            return [usual.name, other.name]
+        low, high = found.estimate.interval
+        is_told = low > 1 or high < 1 or (low >= 1 - WORTH and high <= 1 + WORTH)
+        return [] if is_told else [usual.name, other.name]

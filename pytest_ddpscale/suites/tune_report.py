@@ -1,0 +1,204 @@
+"""What tuning has shown: gains that further launches confirm, what made no difference, and settings to paste."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.stats.intervals import Estimate, geometric_mean_estimate
+from pytest_ddpscale.suites.ratio_text import estimate_texts
+from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
+from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
+from pytest_ddpscale.suites.tune_candidates import Candidate, snippet
+from pytest_ddpscale.suites.tune_judge import WORTH
+from pytest_ddpscale.verdict.arm_change import img_per_s, throughput_ratio
+from pytest_ddpscale.verdict.estimating import Found
+
+_SQRT = "multiply the learning rate by the square root of the factor (Adam and its kind: Malladi et al., 2022)"
+_LINEAR = "multiply the learning rate by the factor (SGD: Goyal et al., 2017, with a warm-up of some epochs)"
+
+
+@dataclass(frozen=True)
+class TriedSetting:
+    """One setting and what it came to.
+
+    Attributes:
+        screened: throughput over the usual one's in the first launch; None where that was not measured so.
+        confirmed: the same over the further launches; None where there were none.
+        why_missing: why it has no value; empty if it has one.
+    """
+
+    candidate: Candidate
+    screened: Found | None = None
+    confirmed: Estimate | None = None
+    why_missing: str = ""
+
+    @property
+    def is_gain(self) -> bool:
+        """Whether further launches confirm that it is faster, by as much as is worth a change."""
+        found = self.confirmed
+        return found is not None and found.interval[0] > 1 and found.value >= 1 + WORTH
+
+    @property
+    def is_recommended(self) -> bool:
+        """A gain that a user can have: uneven batches are no setting."""
+        return self.is_gain and not self.candidate.variant.uneven_share
+
+
+def promising(measured: MeasuredSuite) -> list[Study]:
+    """Studies of the first launch that show a gain worth having, to be measured again."""
+    studies = [one for one in measured.evidence.plan.studies if one.launch == 1 and len(one.arms) > 1]
+    return [one for one in studies if _looks_faster(_screened(measured, one))]
+
+
+def _looks_faster(found: Found | None) -> bool:
+    if found is None or found.estimate is None:
+        return False
+    return found.estimate.interval[0] > 1 and found.value >= 1 + WORTH
+
+
+def tried_settings(measured: MeasuredSuite) -> list[TriedSetting]:
+    """All that the plan tried, the largest confirmed gain first.
+
+    The intervals of all confirmed settings hold together with the confidence asked for (Bonferroni): which settings are
+    confirmed was decided by other launches.
+    """
+    plan, evidence = measured.evidence.plan, measured.evidence
+    by_candidate: dict[Candidate, list[Study]] = {}
+    for study in plan.studies:
+        by_candidate.setdefault(candidate_of(study), []).append(study)
+    usual = by_candidate.pop(Candidate(), [])
+    again = [one for one, studies in by_candidate.items() if any(study.launch > 1 for study in studies)]
+    confidence = 1 - (1 - measured.confidence) / max(1, len(again))
+    found = []
+    for candidate, studies in by_candidate.items():
+        first = next((study for study in studies if study.launch == 1), None)
+        screened = _screened(measured, first) if first is not None else None
+        launches = [_launch_ratio(measured, study, usual) for study in studies if study.launch > 1]
+        ratios = [ratio for ratio in launches if ratio is not None]
+        confirmed = geometric_mean_estimate(ratios, confidence) if len(ratios) > 2 else None
+        missing = next(filter(None, (why_missing(evidence, study.id) for study in studies)), "")
+        found.append(TriedSetting(candidate, screened, confirmed, missing))
+    return sorted(found, key=lambda one: (-one.is_gain, -(one.confirmed.value if one.confirmed else 0.0)))
+
+
+def tune_report(measured: MeasuredSuite) -> SuiteReport:
+    """All of it."""
+    tried = tried_settings(measured)
+    chosen = [one for one in tried if one.is_recommended]
+    problems = [f"{one.candidate.name}: {one.why_missing}" for one in tried if one.why_missing]
+    if chosen:
+        gains = ", ".join(f"{one.candidate.name} ({_percent(one.confirmed)})" for one in chosen)
+        headline = f"{len(chosen)} of {len(tried)} settings are faster: {gains}"
+    else:
+        headline = f"None of {len(tried)} settings is shown to be faster"
+    sections = [_results(tried, measured)]
+    if chosen:
+        sections.append(_settings(chosen))
+    values = {
+        "settings": [_json(one) for one in tried],
+        "recommended": [one.candidate.name for one in chosen],
+        **{f"snippet_{name}": text for name, text in snippet([one.candidate for one in chosen]).items()},
+    }
+    return SuiteReport(headline, sections, problems, values)
+
+
+def candidate_of(study: Study) -> Candidate:
+    """What a study tries, from its arms and environment."""
+    usual, other = study.arms[0], study.arms[-1]
+    of_pass = other.batch_size // other.variant.accumulation_steps
+    batch = None if of_pass == usual.batch_size else of_pass
+    return Candidate(other.variant, batch, study.environment)
+
+
+def _screened(measured: MeasuredSuite, study: Study) -> Found | None:
+    usual, other = study.arms
+    return throughput_ratio(measured.evidence, study, other, usual, measured.confidence)
+
+
+def _launch_ratio(measured: MeasuredSuite, study: Study, usual: Sequence[Study]) -> float | None:
+    """Geometric mean over the rounds of one launch; of a variable beside the gang of that launch without it."""
+    if len(study.arms) > 1:
+        of_rounds = img_per_s(measured.evidence, study, study.arms[1]) / img_per_s(
+            measured.evidence, study, study.arms[0]
+        )
+        return float(np.exp(np.log(of_rounds.values).mean())) if len(of_rounds) else None
+    beside = next((one for one in usual if one.launch == study.launch), None)
+    means = [_mean_img_per_s(measured, one, one.arms[0]) for one in (study, beside) if one is not None]
+    return means[0] / means[1] if len(means) == 2 and all(means) else None
+
+
+def _mean_img_per_s(measured: MeasuredSuite, study: Study, arm: Arm) -> float:
+    """Geometric mean over its rounds; 0 without any."""
+    values = img_per_s(measured.evidence, study, arm).values
+    return float(np.exp(np.log(values).mean())) if len(values) else 0.0
+
+
+def _results(tried: Sequence[TriedSetting], measured: MeasuredSuite) -> SuiteSection:
+    columns = ("setting", "first launch", "interval", "further launches", "interval", "says", "note")
+    rows = [_row(one) for one in tried]
+    return SuiteSection(
+        "Settings",
+        [
+            "Throughput with each setting over that without it. A gain counts if further launches of new processes "
+            f"confirm it, all of them together with {measured.confidence:.0%} confidence, and if it is at least "
+            f"{WORTH:.0%}. Gains do not add up: measure again with those that you take."
+        ],
+        [SuiteTable(columns, rows, "What each setting came to")],
+    )
+
+
+def _row(one: TriedSetting) -> tuple[str, ...]:
+    first = estimate_texts(one.screened.value, one.screened.estimate) if one.screened else ("—", "—")
+    further = estimate_texts(one.confirmed.value, one.confirmed) if one.confirmed else ("—", "—")
+    return (one.candidate.name, *first, *further, _says(one), one.candidate.changes_training)
+
+
+def _says(one: TriedSetting) -> str:
+    if one.why_missing:
+        return "not measured"
+    if one.is_gain:
+        return "faster"
+    estimate = one.confirmed or (one.screened.estimate if one.screened else None)
+    if estimate is None:
+        return "too few rounds"
+    if estimate.interval[1] < 1:
+        return "slower"
+    if one.confirmed is not None and estimate.interval[0] > 1:
+        return f"faster by less than {WORTH:.0%}"
+    return "no difference shown"
+
+
+def _settings(chosen: Sequence[TriedSetting]) -> SuiteSection:
+    text = snippet([one.candidate for one in chosen])
+    batches = [one for one in chosen if one.candidate.batch_size or one.candidate.variant.accumulation_steps > 1]
+    said = ["Take what changes training only if training may change."]
+    if batches:
+        said += ["A global batch that is larger by a factor needs another learning rate:", f"- {_LINEAR}", f"- {_SQRT}"]
+    said += ["With world size k the global batch is k times as large as on one GPU, and the same rules hold."]
+    return SuiteSection("Settings to paste", said, listings=[one for one in text.values() if one])
+
+
+def _percent(found: Estimate | None) -> str:
+    assert found is not None  # a gain has been confirmed
+    low, high = (100 * (limit - 1) for limit in found.interval)
+    return f"{100 * (found.value - 1):+.1f} %, {low:+.1f} … {high:+.1f}"
+
+
+def _json(one: TriedSetting) -> dict[str, object]:
+    screened = one.screened.estimate if one.screened else None
+    return {
+        "setting": one.candidate.name, "says": _says(one), "changes": one.candidate.changes_training,
+        "first_launch": _limits(one.screened.value if one.screened else None, screened),
+        "further_launches": _limits(one.confirmed.value if one.confirmed else None, one.confirmed),
+        "why_missing": one.why_missing,
+    }  # fmt: skip
+
+
+def _limits(value: float | None, estimate: Estimate | None) -> dict[str, float | None]:
+    low, high = estimate.interval if estimate is not None else (None, None)
+    return {"ratio": value, "low": low, "high": high if high is None or math.isfinite(high) else None}

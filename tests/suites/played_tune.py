@@ -1,0 +1,69 @@
+"""Tuning as it would go on a machine whose settings gain what we say, launch by launch."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from collections.abc import Mapping
+
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.suites.suite import MeasuredSuite, SuiteNodes
+from pytest_ddpscale.suites.suite_command import add_measuring_command, nodes_of
+from pytest_ddpscale.suites.tune import Tune
+from pytest_ddpscale.suites.tune_candidates import Candidate
+from pytest_ddpscale.suites.tune_report import candidate_of
+from tests.builders.judged import evidence_of_plan, measure
+from tests.builders.measurements import Measurement
+from tests.suites.run_records import SUITE_RECORD
+
+USUAL_IMG_PER_S = 100.0
+
+
+class PlayedTune:
+    """One run of `ddpscale tune` on two ranks.
+
+    Args:
+        options: of the command line.
+        gains: throughput over the usual one's, by the setting's name; 1 where nothing is said.
+        round_sd: of the logarithm of each block.
+        launch_sd: of what each arm of each launch has throughout, as memory that lies badly.
+    """
+
+    def __init__(
+        self, *options: str, gains: Mapping[str, float], seed: int = 0, round_sd: float = 0.01, launch_sd: float = 0.01
+    ) -> None:
+        commands = argparse.ArgumentParser().add_subparsers()
+        add_measuring_command(commands, Tune())
+        self.arguments = commands.choices["tune"].parse_args(["--gpu-sku=cpu", "--ddp-gpus-per-node=2", *options])
+        self.nodes: SuiteNodes = nodes_of(self.arguments)
+        self._gains, self._random = gains, random.Random(seed)
+        self._round_sd, self._launch_sd = round_sd, launch_sd
+
+    def measured(self) -> MeasuredSuite:
+        """All launches."""
+        tune, confidence = Tune(), self.nodes.settings.confidence
+        plan = tune.plan(self.arguments, self.nodes)
+        steps = self._of(plan)
+        first = MeasuredSuite(evidence_of_plan(plan, steps), SUITE_RECORD, confidence)
+        more = tune.further(self.arguments, self.nodes, first)
+        if more is None:
+            return first
+        both = plan.joined(more)
+        return MeasuredSuite(evidence_of_plan(both, [*steps, *self._of(more)]), SUITE_RECORD, confidence)
+
+    def _of(self, plan: Plan) -> list[Measurement]:
+        return [one for study in plan.studies for one in self._of_study(study)]
+
+    def _of_study(self, study: Study) -> list[Measurement]:
+        candidate = candidate_of(study)
+        luck = {arm: self._random.gauss(0, self._launch_sd) for arm in study.arms}
+        blocks: dict[tuple[Arm, int], float] = {}
+
+        def img_per_s(arm: Arm, number: int, rank: int) -> float:
+            is_tried = arm == study.arms[-1] and candidate != Candidate()
+            gain = self._gains.get(candidate.name, 1.0) if is_tried else 1.0
+            noise = blocks.setdefault((arm, number), self._random.gauss(0, self._round_sd))
+            return USUAL_IMG_PER_S * gain * math.exp(luck[arm] + noise)
+
+        return measure(study, study.rounds, img_per_s)
