@@ -10,10 +10,11 @@ import gzip
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -147,17 +148,12 @@ class StudyProfile:
                 problem = in_words(error)
         if not read:
             return about(problem=problem)
-        steps = [step for step, _ in read]
-        typical = trace_analysis.typical_step(steps)
-        path = next(path for step, path in read if step is typical)
-        return about(
-            trace=self._kept(path, arm),
-            **trace_analysis.step_columns(steps),
-            buckets=trace_analysis.buckets_of(steps),
-            longest=trace_analysis.longest_kernels(steps),
-            gaps=trace_analysis.idle_gaps(typical),
-            spans=trace_analysis.timeline(typical),
-        )
+        try:
+            typical = trace_analysis.typical_step([step for step, _ in read])
+            path = next(path for step, path in read if step is typical)
+            return about(trace=self._kept(path, arm), **numbers_of([step for step, _ in read]))
+        except Exception as error:  # as above
+            return about(problem=in_words(error))
 
     def _kept(self, path: Path, arm: Arm) -> str:
         """Leave a trace for the node's agent to send. Returns its path in the run directory; empty if that failed."""
@@ -184,6 +180,18 @@ def read_steps(path: Path, device_type: DeviceType) -> list[TracedStep]:
     if device_type == "cuda" and not any(event.cat == "kernel" for event in events):
         raise ValueError(_NO_KERNELS)
     return trace_analysis.traced_steps(events, device_type)
+
+
+def numbers_of(steps: Sequence[TracedStep]) -> dict[str, Any]:
+    """What an `ArmProfile` has of steps."""
+    typical = trace_analysis.typical_step(steps)
+    return {
+        **trace_analysis.step_columns(steps),
+        "buckets": trace_analysis.buckets_of(steps),
+        "longest": trace_analysis.longest_kernels(steps),
+        "gaps": trace_analysis.idle_gaps(typical),
+        "spans": trace_analysis.timeline(typical),
+    }
 
 
 def in_words(error: Exception) -> str:

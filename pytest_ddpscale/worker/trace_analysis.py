@@ -361,7 +361,8 @@ def idle_gaps(step: TracedStep) -> tuple[IdleGap, ...]:
 
 def timeline(step: TracedStep) -> tuple[ProfileSpan, ...]:
     """The spans of a step's picture: computing is joined where gaps are too short to be seen."""
-    found = [_span("phase", begin, end, name.partition(":")[2]) for name, begin, end in step.phases]
+    phases = step.phases[: MOST_SPANS // 4]
+    found = [_span("phase", begin, end, name.partition(":")[2]) for name, begin, end in phases]
     found += [
         _span("all_reduce" if one.is_all_reduce else "other_collective", one.begin, one.end, one.name)
         for one in step.collectives[: MOST_SPANS // 4]
