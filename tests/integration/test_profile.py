@@ -48,7 +48,7 @@ int InitializeInjectionNvtx2(const void *(*table_of)(uint32_t)) {
   const struct callbacks *callbacks = table_of(1);
   function **table; unsigned size = 0; char path[4096];
   if (!callbacks || !callbacks->module_table(1, &table, &size) || size <= 11) return 0;
-  snprintf(path, sizeof path, "%s.%d", getenv("CUDA_NVTX_HEARD"), (int)getpid());
+  snprintf(path, sizeof path, "%s.%d", getenv("NVTX_HEARD"), (int)getpid());
   heard = fopen(path, "a");
   *table[9] = (function)push;
   *table[11] = (function)pop;
@@ -57,19 +57,26 @@ int InitializeInjectionNvtx2(const void *(*table_of)(uint32_t)) {
 """
 
 
-def measured(path: Path, *arguments: str, **environment: str) -> RunDirectory:
-    site = make_site(path)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One session for all tests, with whoever listens to NVTX where a compiler makes one."""
+    folder = tmp_path_factory.mktemp("profile")
+    site, environment = make_site(folder / "site"), {"NVTX_HEARD": str(folder / "heard")}
     (site / "thresholds.yaml").write_text(ASKED)
+    if shutil.which("cc"):
+        (folder / "heard.c").write_text(NVTX_LISTENER)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "heard.so", folder / "heard.c"], check=True)
+        environment["NVTX_INJECTION64_PATH"] = str(folder / "heard.so")
     result = subprocess.run(
-        command("-q", "acceptance", *arguments), cwd=site, env=os.environ | environment, capture_output=True, text=True,
-        timeout=300, check=False,
+        command("-q", "acceptance", "--ddp-profile=2", "--ddp-nvtx"), cwd=site, env=os.environ | environment,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
-    return RunDirectory.open(site / "run")
+    return site
 
 
-def test_each_arm_is_profiled_after_its_rounds_and_reported(tmp_path: Path) -> None:
-    run = measured(tmp_path, "--ddp-profile=3")
+def test_each_arm_is_profiled_after_its_rounds_and_reported(site: Path) -> None:
+    run = RunDirectory.open(site / "run")
     profiles = {one.arm: one for one in run.read_profiles()}
     assert set(profiles) == {"each@2", "no_sync@2", "ddp@2"}
     ends = [n for n, record in enumerate(run.read_records()) if isinstance(record, StudyEnd)]
@@ -77,7 +84,7 @@ def test_each_arm_is_profiled_after_its_rounds_and_reported(tmp_path: Path) -> N
     assert len(ends) == 1
     assert max(blocks) < ends[0], "no round is timed once anything was profiled"
     for arm, one in profiles.items():
-        assert (one.problem, len(one.step_ms)) == ("", 3)
+        assert (one.problem, len(one.step_ms)) == ("", 2)
         events = json.loads(gzip.decompress((run.path / one.trace).read_bytes()))["traceEvents"]
         assert sum(event.get("name") == "gloo:all_reduce" for event in events) == len(one.buckets)
         assert (min(one.all_reduce_ms) > 0) == (arm == "ddp@2")
@@ -86,36 +93,20 @@ def test_each_arm_is_profiled_after_its_rounds_and_reported(tmp_path: Path) -> N
     assert "Timeline of a step: weak/tiny, ddp@2" in page
     assert "Longest operators, without what they call" in page_text(page)
 
-    judged = command("-q", "acceptance", "--ddp-judge=run")
-    judged.remove("--ddp-run-dir=run")
-    judging = [argument for argument in judged if argument not in ("--ddp-rounds=8", "--ddp-block=0.1s")]
-    subprocess.run(judging, cwd=tmp_path, check=True, capture_output=True, timeout=120)
-    assert "Timeline of a step: weak/tiny, ddp@2" in (run.path / "judged-1" / "report.html").read_text()
+
+def test_who_judges_the_run_later_reports_its_profile(site: Path) -> None:
+    measuring = ("--ddp-run-dir=run", "--ddp-rounds=8", "--ddp-block=0.1s")
+    judging = [word for word in command("-q", "acceptance", "--ddp-judge=run") if word not in measuring]
+    subprocess.run(judging, cwd=site, check=True, capture_output=True, timeout=120)
+    assert "Timeline of a step: weak/tiny, ddp@2" in (site / "run" / "judged-1" / "report.html").read_text()
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_nsys_would_hear_of_each_step_and_its_parts(tmp_path: Path) -> None:
-    (tmp_path / "heard.c").write_text(NVTX_LISTENER)
-    library = tmp_path / "heard.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "heard.c"], check=True)
-    run = measured(
-        tmp_path / "site", "--ddp-nvtx",
-        NVTX_INJECTION64_PATH=str(library), CUDA_NVTX_HEARD=str(tmp_path / "heard"),
-    )  # fmt: skip
-    by_rank = [path.read_text().splitlines() for path in tmp_path.glob("heard.[0-9]*")]
+def test_nsys_would_hear_of_each_step_and_its_parts(site: Path) -> None:
+    by_rank = [path.read_text().splitlines() for path in site.parent.glob("heard.[0-9]*")]
     assert len(by_rank) == 2
+    parts = ["push ddpscale:forward", "pop", "push ddpscale:backward", "pop", "push ddpscale:optimizer", "pop", "pop"]
+    block = ["push weak/tiny ddp@2", "push ddpscale:step", *parts, "push ddpscale:step"]
     for heard in by_rank:
-        parts = [
-            "push ddpscale:forward",
-            "pop",
-            "push ddpscale:backward",
-            "pop",
-            "push ddpscale:optimizer",
-            "pop",
-            "pop",
-        ]
-        assert "\n".join(["push weak/tiny ddp@2", "push ddpscale:step", *parts, "push ddpscale:step"]) in "\n".join(
-            heard
-        )
+        assert "\n".join(block) in "\n".join(heard)
         assert heard.count("pop") == sum(line.startswith("push") for line in heard)
-    assert not run.profiles_jsonl.exists()
