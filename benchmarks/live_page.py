@@ -1,12 +1,14 @@
-"""Whether rounds that follow a writing of report.html are slower than those that do not, in one run.
+"""Whether a round of a real run that follows a writing of report.html is slower than one that does not.
 
     python benchmarks/live_page.py --json live_page.json
     python benchmarks/live_page.py --rounds 64
 
-Two CPU ranks train for real. The page is rendered in full and written at the end of every second round from the eighth
-on, much more often than otherwise: every 5 s at most, and in at most 0.5 % of the time. Throughput of each arm in a
-round after a page is divided by that in the next round, without one; shown is the median of the ratios with its 95 %
-interval, and the seconds that pages took.
+Two CPU ranks train for real, all rounds in one gang. Of each two successive rounds a coin decides which one follows a
+page, which is rendered in full and written right before it, much more often than otherwise: every 5 s at most, and in
+at most 0.5 % of the time. Of each pair the ratio with / without is taken: of the throughput of each arm and of all
+together (their geometric mean), and of the CPU time that both ranks need for the round, which has the same steps in
+both. Other work on the machine lengthens blocks, but takes little CPU time from them. Shown is the median of the
+ratios with its 95 % interval, and the seconds that pages took.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from reporting import argument_parser, keep, positive_int, table
 
@@ -30,65 +34,110 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 CONFIDENCE = 0.95
 FEWEST_PAIRS = 6  # fewer have no such interval
 CHECKOUT = Path(__file__).parents[1]
-_THRESHOLDS = """\
-schema_version: 2
-sources: {paper: nobody}
-workloads:
-  tiny: {model: shufflenet_v2_x0_5, precision: fp32, image_size: 32, memory_format: contiguous, num_classes: 10}
-skus:
-  cpu:
-    description: any CPU
-    detect: {device: cpu}
-    batch: {tiny: {per_gpu: 4, global: 8}}
-    requirements:
-      - {throughput_per_gpu: {2: 500}, of: tiny, published: paper, bound: 0.01, because: made up}
-      - {weak_scaling_efficiency: {2: 0.97}, of: tiny, published: paper, bound: 0.001, because: made up}
-"""
-# Rounds 0, 2, 4 … end without a page, so that rounds 1, 3, 5 … do not follow one.
+ALL_ARMS, CPU_TIME = "all arms", "CPU time"
+# Pages are written before the rounds that follow.json names; what ranks have used of the CPU is read after each round.
 _CONFTEST = """\
 import json
 from pathlib import Path
-from pytest_ddpscale.results.records import RoundEnd
+from pytest_ddpscale.results.records import GangRecord, RoundEnd
 from pytest_ddpscale.session import live_page
 
 live_page.LARGEST_SHARE, live_page.EVERY_S = 1e9, 0.0
-PAGES_S = []
+FOLLOW = set(json.loads(Path("follow.json").read_text()))
+SEEN = {"pids": [], "pages_s": [], "cpu_s": {}}
 hear = live_page.LivePage.hear
 
-def every_second(self, record):
+def cpu_s(pid):
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(one.read_text().split()[0]) for one in tasks) / 1e9
+
+def before_some_rounds(self, record):
+    if isinstance(record, GangRecord):
+        SEEN["pids"] = record.pids
     before_s = self._spent_s
-    self._next_s = 0.0 if isinstance(record, RoundEnd) and record.round % 2 else float("inf")
+    follows = isinstance(record, RoundEnd) and record.round + 1 in FOLLOW
+    self._next_s = 0.0 if follows else float("inf")
     self._is_stale = True
     hear(self, record)
     if self._spent_s > before_s:
-        PAGES_S.append(self._spent_s - before_s)
-        Path("pages.json").write_text(json.dumps(PAGES_S))
+        SEEN["pages_s"].append(self._spent_s - before_s)
+    if isinstance(record, RoundEnd):
+        SEEN["cpu_s"][record.round] = sum(map(cpu_s, SEEN["pids"]))
+        Path("seen.json").write_text(json.dumps(SEEN))
 
-live_page.LivePage.hear = every_second
+live_page.LivePage.hear = before_some_rounds
 """
 
 
-def measure(rounds: int, folder: Path) -> tuple[dict[str, list[float]], list[float]]:
-    """Ratio of throughput after a page to that without one, by arm, for each pair of rounds; and seconds of each page.
+@dataclass(frozen=True)
+class RoundPair:
+    """Two successive rounds: the number of the one that follows a page, and of the other."""
+
+    after_page: int
+    other: int
+
+
+def drawn_pairs(rounds: int, seed: int) -> list[RoundPair]:
+    """Of all rounds before which a page can be written; which of two follows one is drawn."""
+    coin = Random(seed)
+    firsts = range(FEWEST_ROUNDS, rounds - 1, 2)
+    return [RoundPair(*coin.sample((first, first + 1), 2)) for first in firsts]
+
+
+def measure(pairs: Sequence[RoundPair], rounds: int, folder: Path) -> tuple[dict[str, list[float]], list[float]]:
+    """Ratios with / without by what was measured, one for each pair of rounds; and seconds of each page.
 
     Raises:
         SystemExit: the session did not measure.
     """
+    sys.path.insert(0, str(CHECKOUT))
+    from tests.builders.tiny_site import tiny_thresholds
+
     shutil.copytree(CHECKOUT / "acceptance", folder / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "thresholds.yaml").write_text(_THRESHOLDS)
+    rows = "throughput_per_gpu: {2: 500}, bound: 0.01", "weak_scaling_efficiency: {2: 0.97}, bound: 0.001"
+    (folder / "thresholds.yaml").write_text(tiny_thresholds(*rows))
     (folder / "conftest.py").write_text(_CONFTEST)
-    options = [f"--ddp-rounds={rounds}", "--ddp-block=0.5s", "--ddp-precision=0.01%", "--ddp-gpus-per-node=2"]
+    (folder / "follow.json").write_text(json.dumps([pair.after_page for pair in pairs]))
+    options = [
+        f"--ddp-rounds={rounds}",
+        "--ddp-block=0.25s",
+        "--ddp-precision=0.01%",
+        "--ddp-gpus-per-node=2",
+        "--ddp-total-limit=4h",
+    ]
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--gpu-sku=cpu", "--ddp-run-dir=run"]
     ended = subprocess.run([*pytest, *options], cwd=folder, capture_output=True, text=True, check=False)
-    if not (folder / "pages.json").exists():
-        raise SystemExit(f"no page was written:\n{ended.stdout[-4000:]}")
+    if not (folder / "seen.json").exists():
+        raise SystemExit(f"no round ended:\n{ended.stdout[-4000:]}")
+    seen = json.loads((folder / "seen.json").read_text())
+    cpu_s = {int(number): total_s for number, total_s in seen["cpu_s"].items()}
     blocks = [one for one in RunDirectory(folder / "run").read_records() if isinstance(one, Block)]
     speeds = {(one.arm, one.round): _img_per_s(one) for one in blocks}
     ratios: dict[str, list[float]] = {}
-    for (arm, number), speed in speeds.items():
-        if number % 2 == 0 and number >= FEWEST_ROUNDS and (arm, number + 1) in speeds:
-            ratios.setdefault(arm, []).append(speed / speeds[arm, number + 1])
-    return ratios, json.loads((folder / "pages.json").read_text())
+    for pair in pairs:
+        for name, ratio in _ratios(pair, speeds, cpu_s):
+            ratios.setdefault(name, []).append(ratio)
+    return ratios, seen["pages_s"]
+
+
+def _ratios(
+    pair: RoundPair, speeds: Mapping[tuple[str, int], float], cpu_s: Mapping[int, float]
+) -> Iterator[tuple[str, float]]:
+    """Of one pair; nothing of rounds that were not measured."""
+    arms = {arm for arm, number in speeds if number == pair.after_page}
+    of_arms = {
+        arm: speeds[arm, pair.after_page] / speeds[arm, pair.other] for arm in arms if (arm, pair.other) in speeds
+    }
+    yield from of_arms.items()
+    if of_arms:
+        yield ALL_ARMS, statistics.geometric_mean(of_arms.values())
+    took = [
+        cpu_s[number] - cpu_s[number - 1]
+        for number in (pair.after_page, pair.other)
+        if {number, number - 1} <= cpu_s.keys()
+    ]
+    if len(took) == 2:
+        yield CPU_TIME, took[0] / took[1]
 
 
 def _img_per_s(block: Block) -> float:
@@ -107,16 +156,18 @@ def median_and_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 def main() -> int:
     """Run the script. Returns its exit code."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--rounds", type=positive_int, default=32, help="of the study (%(default)s)")
+    parser.add_argument("--rounds", type=positive_int, default=400, help="of the study (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the coin (%(default)s)")
     arguments = parser.parse_args()
+    pairs = drawn_pairs(arguments.rounds, arguments.seed)
     with tempfile.TemporaryDirectory(prefix="live-page-") as folder:
-        ratios, pages_s = measure(arguments.rounds, Path(folder))
+        ratios, pages_s = measure(pairs, arguments.rounds, Path(folder))
     found = {arm: median_and_interval(values) for arm, values in sorted(ratios.items()) if len(values) >= FEWEST_PAIRS}
     rows = [
         (arm, str(len(ratios[arm])), f"{median:.3f}", f"{low:.3f} to {high:.3f}")
         for arm, (median, low, high) in found.items()
     ]
-    print(table(("arm", "pairs", "with ÷ without", "95 % interval"), rows))
+    print(table(("of", "pairs", "with ÷ without", "95 % interval"), rows))
     print(f"\n{len(pages_s)} pages in full, median {statistics.median(pages_s):.3f} s, most {max(pages_s):.3f} s")
     keep(arguments.json, "live_page", {"ratios": found, "pages_s": pages_s})
     return 0

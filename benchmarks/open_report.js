@@ -1,29 +1,119 @@
-// Opens a report.html in Chromium as a reader would: light, dark, on a phone, on A4; a line of JSON each with the time to
-// open, what the console said, what left the page, what is wider than the window, and what axe-core finds; pictures beside.
-//   npm install --no-save axe-core puppeteer-core && node benchmarks/open_report.js RUN_DIR/report.html /tmp/report
-const puppeteer = require("puppeteer-core"), fs = require("fs");
-(async () => {
-  const [file, out] = process.argv.slice(2), url = "file://" + require("path").resolve(file);
-  const browser = await puppeteer.launch({ executablePath: process.env.CHROMIUM || "/usr/bin/chromium", args: ["--no-sandbox", "--disable-gpu"], protocolTimeout: 120000 });
-  for (const [name, width, height, scheme, media] of [["light", 1200, 900, "light"], ["dark", 1200, 900, "dark"], ["phone", 390, 844, "light"], ["a4", 794, 1123, "light", "print"]]) {
-    const page = await browser.newPage(), errors = [], requests = [];
-    page.on("console", (m) => { if (["error", "warning"].includes(m.type())) errors.push(m.text()); });
-    page.on("pageerror", (e) => errors.push(String(e)));
-    page.on("request", (r) => { if (r.url() !== url) requests.push(r.url().slice(0, 80)); });
-    await page.setViewport({ width, height });
-    await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
-    if (media) await page.emulateMediaType(media);
-    const begun = Date.now();
-    await page.goto(url, { waitUntil: "load", timeout: 60000 });
-    const ms = Date.now() - begun;
-    await page.screenshot({ path: `${out}-${name}.png`, clip: { x: 0, y: 0, width, height: Math.min(3000, await page.evaluate(() => document.documentElement.scrollHeight)) } });
-    const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-    await page.setBypassCSP(true); await page.goto(url); 
-    await page.evaluate(fs.readFileSync(require.resolve("axe-core/axe.min.js"), "utf8"));
-    const result = await page.evaluate(() => axe.run({ resultTypes: ["violations"] }));
-    console.log(JSON.stringify({ name, ms, wide, errors, requests, axe: result.violations.map((v) => [v.impact, v.id, v.nodes.length, v.nodes[0].target.join(" "), v.nodes[0].failureSummary.slice(0, 300)]) }));
-    if (media) await page.pdf({ path: `${out}.pdf`, preferCSSPageSize: true, printBackground: true });
-    await page.close();
+// Opens report.html in Chromium as readers do: light, dark, on a phone, on A4; with --live also while a run goes on.
+//
+//   npm install --no-save axe-core puppeteer-core
+//   node benchmarks/open_report.js RUN_DIR/report.html /tmp/report           a run that is over
+//   node benchmarks/open_report.js RUN_DIR/report.html /tmp/report --live    one that is being measured
+//
+// Prints one line of JSON for each size, and leaves pictures, and of A4 a PDF. Exit 1 if anything is wrong: the console
+// said something, a request left the page, content is wider than the window, axe-core finds something serious, a table
+// cannot be sorted or filtered; live also if the page does not come back by itself, or not
+// to where it was read, or though its reader paused that.
+const fs = require("fs"), path = require("path"), puppeteer = require("puppeteer-core");
+
+// A4 is 210 mm wide less the margins of 15 mm, at 96 dots an inch.
+const SIZES = [["light", 1200, 900, "light"], ["dark", 1200, 900, "dark"], ["phone", 390, 844, "light"], ["a4", 680, 1009, "light", "print"]];
+const TALLEST_PICTURE = 1600, SCROLLED_TO = 500, REFRESHES = 2, LONGEST_WAIT_MS = 30000, LONGER_THAN_A_REFRESH_MS = 8000;
+const [file, out, mode] = process.argv.slice(2), url = "file://" + path.resolve(file), isLive = mode === "--live";
+const progresses = new Set();
+
+async function opened(browser, [, width, height, scheme, media], bypassCSP) {
+  const page = await browser.newPage(), said = [], requests = [];
+  page.on("console", (message) => { if (["error", "warn"].includes(message.type())) said.push(message.text()); });
+  page.on("pageerror", (error) => said.push(String(error)));
+  page.on("requestfailed", (request) => said.push(`${request.url().slice(0, 80)}: ${request.failure().errorText}`));
+  page.on("request", (request) => { if (request.url() !== url) requests.push(request.url().slice(0, 80)); });
+  await page.setViewport({ width, height });
+  await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
+  if (media) await page.emulateMediaType(media);
+  await page.setBypassCSP(bypassCSP);
+  const began = Date.now();
+  await page.goto(url, { waitUntil: "load", timeout: 60000 });
+  return { page, said, requests, ms: Date.now() - began };
+}
+
+// How far each refresh moves the first heading below the reader's place, in pixels, and how many seconds apart they came.
+async function refreshes(page) {
+  const lost = [], seconds = [], said = [];
+  const headingsAt = () => page.evaluate(() => [...document.querySelectorAll("dt, h2")]
+    .map((heading) => [heading.textContent, heading.getBoundingClientRect().top]).filter(([words]) => words));
+  await page.evaluate((y) => scrollTo(0, y), SCROLLED_TO);
+  for (let number = 0; number < REFRESHES; number++) {
+    const began = Date.now(), [words, before] = (await headingsAt()).find(([, top]) => top >= 0);
+    await page.waitForNavigation({ waitUntil: "load", timeout: LONGEST_WAIT_MS });
+    await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 100))));
+    lost.push(Math.round(Math.abs((await headingsAt()).find(([again]) => again === words)[1] - before)));
+    seconds.push((Date.now() - began) / 1000);
+    said.push(await page.evaluate(() => document.querySelector(".live")?.textContent ?? ""));
   }
-  await browser.close();
+  await paused(page);
+  said.forEach((progress) => progresses.add(progress));
+  return { lost, seconds, goesOn: !said.includes("") };
+}
+
+async function paused(page) {
+  await page.evaluate(() => { document.querySelector("button[aria-pressed]").click(); window.isPaused = true; });
+}
+
+// Of each table that its reader can sort and filter whether both work; a page without a script shows all rows.
+function tablesThatFail() {
+  const failing = [];
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const rows = () => [...table.tBodies[0].rows].filter((row) => !row.classList.contains("summary"));
+    const name = table.caption.textContent, count = rows().length, input = table.parentElement.previousElementSibling?.querySelector("input");
+    const filter = (words) => { input.value = words; input.dispatchEvent(new Event("input")); };
+    if (!input) { failing.push(`${name}: no filter`); continue; }
+    filter("no row has these words");
+    if (rows().some((row) => !row.hidden)) failing.push(`${name}: not filtered`);
+    filter("");
+    for (const button of table.tHead.querySelectorAll("button")) {
+      button.click();
+      const up = rows().map((row) => row.textContent);
+      button.click();
+      const down = rows().map((row) => row.textContent);
+      if (button.parentElement.ariaSort !== "descending" || up.length !== count || new Set(up).size > 1 && [...up].sort().join() !== [...down].sort().join())
+        failing.push(`${name}: ${button.textContent} not sorted`);
+    }
+  }
+  return failing;
+}
+
+async function look(browser, size) {
+  const [name, width, , , media] = size;
+  const { page, said, requests, ms } = await opened(browser, size, false);
+  const live = isLive ? await refreshes(page) : undefined;
+  const { height, wide } = await page.evaluate(() => ({ height: document.documentElement.scrollHeight, wide: document.documentElement.scrollWidth - innerWidth }));
+  await page.screenshot({ path: `${out}-${name}.png`, clip: { x: 0, y: 0, width, height: Math.min(TALLEST_PICTURE, height) } });
+  if (media) await page.pdf({ path: `${out}.pdf`, preferCSSPageSize: true, printBackground: true });
+  await page.close();
+  // axe-core is a script that the page's own policy forbids: in a second window, right after it was read.
+  const second = await opened(browser, size, true);
+  if (isLive) await paused(second.page);
+  const pausedAt = Date.now();
+  await second.page.evaluate(fs.readFileSync(require.resolve("axe-core/axe.min.js"), "utf8"));
+  const { violations } = await second.page.evaluate(() => axe.run({ resultTypes: ["violations"] }));
+  const tables = media ? [] : await second.page.evaluate(tablesThatFail);
+  if (live) {
+    await new Promise((done) => setTimeout(done, Math.max(LONGER_THAN_A_REFRESH_MS - (Date.now() - pausedAt), 0)));
+    live.stays = await second.page.evaluate(() => window.isPaused === true);
+  }
+  await second.page.close();
+  const found = violations.map((one) => [one.impact, one.id, one.nodes.length, one.nodes[0].target.join(" "), one.nodes[0].failureSummary.slice(0, 300)]);
+  const isFine = !said.length && !requests.length && wide <= 0 && !tables.length && !found.some(([impact]) => ["serious", "critical"].includes(impact))
+    && (!live || live.goesOn && live.stays && live.lost.every((pixels) => pixels <= 2));
+  console.log(JSON.stringify({ name, isFine, ms, wide, said, requests, tables, axe: found, live }));
+  return isFine;
+}
+
+(async () => {
+  const args = ["--no-sandbox", "--disable-gpu"];
+  const browser = await puppeteer.launch({ executablePath: process.env.CHROMIUM || "/usr/bin/chromium", args, protocolTimeout: 120000 });
+  try {
+    const fine = [];
+    for (const size of SIZES) fine.push(await look(browser, size));
+    const isNewOnes = !isLive || progresses.size > 1;
+    if (isLive) console.log(JSON.stringify({ name: "pages that differ", isFine: isNewOnes, pages: progresses.size }));
+    process.exitCode = fine.every(Boolean) && isNewOnes ? 0 : 1;
+  } finally {
+    await browser.close();
+  }
 })();

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 
@@ -12,11 +14,29 @@ from hypothesis import settings
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Collecting makes hundreds of thousands of objects that stay: looking through them again and again for garbage takes
+# a third of its time, and each full look while tests run a second.
+gc.disable()
+atexit.register(gc.unfreeze)
+
 # Examples are compared by what they compute, not by how long a busy machine takes over them; each run tries others.
 settings.register_profile("ddpscale", deadline=None, max_examples=40)
 settings.load_profile("ddpscale")
 
 pytest_plugins = ["pytester", "tests.slurm_lab.fixtures", "tests.side_by_side"]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Have the garbage collector look where nothing is collected, which workers do."""
+    if session.config.pluginmanager.hasplugin("dsession"):
+        gc.enable()
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector look at what tests leave, and at nothing that was there before."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

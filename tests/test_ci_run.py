@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 REACHED = 3  # exit code of the first tool that runs after the installing: the script came that far
-NEEDS_TOOLS = ("bash", "dirname", "grep")
+NEEDS_TOOLS = ("bash", "cat", "dirname", "grep", "mktemp", "nice", "timeout")
 LAB = "slurm-wlm slurmctld slurmd munge"
 
 
@@ -29,9 +29,9 @@ class Machine:
         for name in ("README.md", ".ci/run"):
             shutil.copy2(ROOT / name, self.checkout / name)
 
-    def command(self, name: str, script: str) -> None:
-        """Put a shell script on PATH."""
-        path = self.commands / name
+    def command(self, name: str, script: str, folder: Path | None = None) -> None:
+        """Put a shell script on PATH, or in a folder."""
+        path = (folder or self.commands) / name
         path.write_text(f"#!{shutil.which('bash')}\n{script}\n", encoding="utf-8")
         path.chmod(0o755)
 
@@ -39,6 +39,14 @@ class Machine:
         """Give it a user id and an apt-get that notes its arguments."""
         self.command("id", f"echo {uid}")
         self.command("apt-get", f'echo "$@" >>"{self._asked}"; exit {exit_code}')
+
+    def with_environment(self, failing: str) -> None:
+        """Give it a python3 that works, and an environment of tools that say what they are; one of them fails."""
+        self.command("python3", "exit 0")
+        folder = self.checkout / ".venv" / "bin"
+        folder.mkdir(parents=True)
+        for name in ("pip", "pytest", "ruff", "mypy"):
+            self.command(name, f'echo "{name} $*"; exit {int(name == failing)}', folder)
 
     def run(self) -> subprocess.CompletedProcess[str]:
         """``.ci/run`` until it calls python3."""
@@ -123,6 +131,18 @@ def test_another_package_manager_stops_nothing(machine: Machine) -> None:
     assert result.returncode == REACHED, result.stderr
     assert "shellcheck is missing" in result.stderr
     assert "DDPSCALE_LAB=unset" in result.stdout.splitlines()
+
+
+@pytest.mark.parametrize("failing", ["", "pytest", "ruff", "mypy"])
+def test_all_that_checks_is_run_and_told_and_each_can_fail_it(machine: Machine, failing: str) -> None:
+    machine.with_apt(uid=0)
+    machine.with_environment(failing)
+    result = machine.run()
+    assert result.returncode == int(bool(failing)), result.stderr
+    lines = result.stdout.splitlines()
+    assert {"pip install -e .[test]", "pytest tests -n 4", "ruff check ."} < set(lines)
+    assert ("mypy " in lines) == (failing != "ruff")
+    assert any(line.startswith("pytest --gpu-sku=cpu") for line in lines) == (not failing)
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck: apt-get install shellcheck")

@@ -27,7 +27,7 @@ from pytest_ddpscale.blame.two_groups import find_slow_group, in_ranks
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds, all_groups, one_after_another
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.plan.study import DeviceType, Study
+from pytest_ddpscale.plan.study import Arm, DeviceType, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
@@ -139,6 +139,8 @@ def with_culprits(
         return _with_least_busy(verdict, measured) if verdict.outcome == "failed" else verdict
     if definition.slowed_by_one_rank:
         named = _with_stragglers(verdict, case, compared, measured)
+        if definition.measured == "infer":
+            return named
         named = with_slow_links(named, compared.evidence, measured)
         return named if named.culprits else _with_note_on_computation(named, compared)
     return verdict
@@ -151,18 +153,19 @@ class ComparedRanks:
     Attributes:
         study: in which; None if there are no such rounds.
         rounds: complete ones.
+        arm: of the study, in which they did; None likewise.
     """
 
     study: Study | None
     rounds: ArmRounds
+    arm: Arm | None = None
 
     def of_launches(self, evidence: Evidence) -> list[ArmRounds]:
         """The same of each launch of the plan; none if there are no such rounds."""
-        if self.study is None:
+        if self.study is None or self.arm is None:
             return []
-        arm = max((arm for arm in self.study.arms if arm.kind == "each"), key=lambda arm: arm.world_size)
         studies = [replace(self.study, launch=number).id for number in range(1, evidence.plan.launches + 1)]
-        return [all_groups(evidence.columns, study, arm, evidence.plan.layout) for study in studies]
+        return [all_groups(evidence.columns, study, self.arm, evidence.plan.layout) for study in studies]
 
     @property
     def workload(self) -> Workload | None:
@@ -175,8 +178,9 @@ class ComparedRanks:
         return float(np.nanmedian(self.rounds.img_per_s[:, column]))
 
     def floor_img_per_s(self, case: Case) -> float | None:
-        """What one of them alone should reach, if the case knows: it does so of its own workload only."""
-        return case.floor_img_per_s if self.workload == case.workload else None
+        """What one of them alone should reach, if the case knows: it does so of its own workload's training only."""
+        is_training = self.arm is not None and self.arm.kind == "each"
+        return case.floor_img_per_s if is_training and self.workload == case.workload else None
 
     def misses_floor(self, straggler: Straggler, case: Case) -> bool:
         """Whether a rank is known to be slower than it should be alone."""
@@ -192,13 +196,14 @@ class ComparedRanks:
 def peers_of(study: Study, evidence: Evidence) -> ComparedRanks:
     """Complete rounds in which every rank computed by itself: of this study, else of another one of the run.
 
-    Of one with most ranks. A rank that computes slowly does so whatever it trains.
+    Of one with most ranks. A rank that computes slowly does so whatever it trains, and where nothing is trained its
+    forward passes tell.
     """
-    arms = [(candidate, arm) for candidate in evidence.plan.studies for arm in candidate.arms if arm.kind == "each"]
+    arms = [(candidate, arm) for candidate in evidence.plan.studies for arm in candidate.arms if arm.compares_ranks]
     if not arms:
         return ComparedRanks(None, NO_ROUNDS)
-    best, largest = max(arms, key=lambda pair: (pair[0] == study, pair[1].world_size))
-    return ComparedRanks(best, all_groups(evidence.columns, best.id, largest, evidence.plan.layout))
+    best, largest = max(arms, key=lambda pair: (pair[1].kind == "each", pair[0] == study, pair[1].world_size))
+    return ComparedRanks(best, all_groups(evidence.columns, best.id, largest, evidence.plan.layout), largest)
 
 
 def stragglers_of(rounds: ArmRounds, device_type: DeviceType) -> list[Straggler]:
@@ -232,7 +237,7 @@ def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, mea
         slower = first_few(sorted(whole)) if all_in_nodes else in_ranks([straggler.rank for straggler in found])
         ratio = statistics.median(straggler.ratio for straggler in found)
         seen = f"two groups of ranks: {others} and {slower}, {ratio:.2f}× apart without communication too"
-    if definition.compares_ranks and not others:
+    if not definition.communicates and not others:
         reason = f"{verdict.reason}; slow: {who}{more}"
     elif verdict.world_size == 1 or not blame.is_explained:
         reason = f"{verdict.reason}; {seen}"

@@ -211,8 +211,9 @@ def _of_generations(a: ComparedRun, b: ComparedRun) -> Iterator[_AskedOfBoth]:
 
 
 def _by_work(run: ComparedRun) -> dict[tuple[object, ...], Study]:
-    """Weak-scaling studies by what one rank trains; of several batches the one with the largest."""
-    studies = [one for one in run.evidence.plan.studies if one.scaling == "weak" and one.launch == 1]
+    """Weak-scaling studies by what one rank trains, if any does; of several batches the one with the largest."""
+    weak = [one for one in run.evidence.plan.studies if one.scaling == "weak" and one.launch == 1]
+    studies = [one for one in weak if _world_sizes(one)]
     ordered = sorted(studies, key=lambda one: one.workload.batch_size)
     return {tuple(getattr(one.workload, name) for name in COMPARABLE_FIELDS): one for one in ordered}
 

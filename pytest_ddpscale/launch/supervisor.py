@@ -42,6 +42,9 @@ Admit = Callable[[Sequence[Survey]], str]
 # lost, as it is after SILENCE_S.
 _RANKS_PER_BEAT_S = 200.0
 _LONGEST_BEAT_S = SILENCE_S / 3
+_ENDED_EARLY = (
+    "its ranks ended before they were done and left no error: look for the kernel's out-of-memory killer (dmesg)"
+)
 
 
 class Judge(Protocol):
@@ -169,7 +172,7 @@ class Supervisor:
             return set()
         # Before any study began, nothing says that the next one would fare better.
         blamed = begun[-1:] if begun and begun[-1] not in ended else left
-        self._end(blamed, "error", end.why)
+        self._end(blamed, "error", end.why or _ENDED_EARLY)
         return ended | set(blamed)
 
     def _launched(self, plan: Plan, studies: Sequence[str]) -> tuple[GangEnd, Path]:
@@ -190,7 +193,7 @@ class Supervisor:
             [
                 ArmProfile(study=study.id, arm=arm.name, gang=gang, rank=0, problem=f"the ranks ended before it: {why}")
                 for arm in study.arms
-                if (study.id, arm.name) not in profiled
+                if arm.kind != "infer" and (study.id, arm.name) not in profiled
             ]
         )
 

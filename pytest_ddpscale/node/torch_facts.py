@@ -13,6 +13,8 @@ from pytest_ddpscale.results.strict_json import Record
 LIMIT_S = 45.0  # where it comes from a shared disk that many nodes read at once
 # Nothing here touches a GPU: torch.cuda.get_arch_list() did once (it asked whether there is one), the flags do not.
 _PROGRAM = """
+import gc
+gc.disable()
 import json, torch
 found = {"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": None, "arch_list": []}
 try:

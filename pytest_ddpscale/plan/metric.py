@@ -148,7 +148,8 @@ class Metric:
             beyond.
         grows_with_ranks: whether the upper ends of all three are per rank.
         only_bound: the one bound that makes sense; None if any does.
-        slowed_by_one_rank: whether one slow rank makes it worse for all, because under DDP they wait for it.
+        slowed_by_one_rank: whether one slow rank makes it worse for all: under DDP they wait for it, and of ranks
+            apart the slowest counts.
         reads_utilization: whether it is what NVML calls utilization, which counts a kernel that only waits as busy.
         compares_results: whether it is about what ranks computed, so that one that computes otherwise fails it.
     """
@@ -205,6 +206,11 @@ class Metric:
     def compares_ranks(self) -> bool:
         """Whether it holds ranks, each computing by itself, against each other."""
         return self.measured == "each"
+
+    @property
+    def communicates(self) -> bool:
+        """Whether the ranks of its arm wait for each other, or may."""
+        return self.measured not in ("each", "infer")
 
     @property
     def tells_speed(self) -> bool:

@@ -31,6 +31,17 @@ def _model_flops_utilization(measured: MetricInput) -> PerRound:
     return measured.arm.img_per_s_per_gpu * (measured.flops_per_image / (measured.peak_tflops * 1e12))
 
 
+def _inference_latency(per_cent: int) -> Metric:
+    return Metric(
+        f"inference_latency_p{per_cent}", "ms", f"{per_cent}th percentile of the inference latency",
+        f"{per_cent} % of forward passes of a batch, on any rank, finish within this time.",
+        f"{per_cent}th percentile over all forward passes of a batch of all ranks, in infer@k",
+        samples=lambda measured: measured.arm.step_percentile_ms(per_cent),
+        measured="infer", upper_bound=True, slowed_by_one_rank=True, carries_acceptance=False,
+    )  # fmt: skip
+
+
+INFERENCE_LATENCIES = {per_cent: _inference_latency(per_cent) for per_cent in (50, 95, 99)}
 _ALL = (
     Metric(
         "throughput_per_gpu", "img/s", "Throughput per GPU",
@@ -157,6 +168,14 @@ _ALL = (
         carries_acceptance=False,
     ),
     Metric(
+        "inference_throughput", "img/s", "Inference throughput per GPU",
+        "Images that each GPU classifies per second, without training: the slowest of all that do so at once.",
+        "t(infer@k): forward passes in evaluation mode, at the slowest rank's pace",
+        samples=lambda measured: measured.arm.img_per_s_per_gpu,
+        measured="infer", slowed_by_one_rank=True, carries_acceptance=False,
+    ),
+    *INFERENCE_LATENCIES.values(),
+    Metric(
         "node_check", "fraction", "Node checks",
         "Share of nodes that are as they should be: their GPUs, memory errors, links, clocks and software.",
         "share of nodes that pass a check; it has no rounds",
@@ -218,4 +237,5 @@ GENERATION_RATIO = METRICS["generation_ratio"]
 IMAGES_PER_JOULE = METRICS["images_per_joule"]
 EXPOSED_COMMUNICATION = METRICS["exposed_communication"]
 NODE_CHECK = METRICS["node_check"]
+INFERENCE_THROUGHPUT = METRICS["inference_throughput"]
 MATMUL_TFLOPS = METRICS["matmul_tflops"]

@@ -152,7 +152,8 @@ def _fits_node(arms: Wanted, layout: Layout) -> bool:
 def _add_whole_nodes(arms: Wanted, layout: Layout) -> None:
     """Ranks of one node, two, four … that are fewer than those of weak scaling beyond a node, and more than one."""
     for (scaling, workload), wanted in arms.items():
-        beyond = [arm.world_size for arm in wanted if arm.placement == "packed" and not layout.fits_node(arm)]
+        packed = [arm for arm in wanted if arm.placement == "packed" and arm.kind != "infer"]
+        beyond = [arm.world_size for arm in packed if not layout.fits_node(arm)]
         size = layout.ranks_per_node
         while scaling == "weak" and size < max(beyond, default=0):
             if size > 1:
@@ -182,7 +183,9 @@ def _compared(arms: Iterable[Arm]) -> int:
 def _add_each(arms: Wanted, layout: Layout | None) -> None:
     """One study is enough: a rank that computes slowly does so whatever it trains."""
     sizes = {
-        key: max(arm.world_size for arm in wanted) for key, wanted in arms.items() if layout is None or key[0] == "weak"
+        key: max(arm.world_size for arm in wanted)
+        for key, wanted in arms.items()
+        if (layout is None or key[0] == "weak") and any(arm.kind != "infer" for arm in wanted)
     }
     largest = max(sizes.values(), default=1)
     candidates = [key for key, size in sizes.items() if key[0] == "weak" and size == largest]

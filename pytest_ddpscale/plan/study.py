@@ -14,7 +14,7 @@ from pytest_ddpscale.plan.variant import USUAL, Variant
 from pytest_ddpscale.plan.workload import Workload
 
 Scaling = Literal["weak", "strong"]
-ArmKind = Literal["alone", "each", "no_sync", "ddp"]
+ArmKind = Literal["alone", "each", "no_sync", "ddp", "infer"]
 # How one GPU is trained that many are compared with: without DDP, or wrapped in it as the many are.
 OneGpu = Literal["alone", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
@@ -38,7 +38,8 @@ class Arm:
     Attributes:
         kind: ``alone`` is one rank of a node, in turns, without DDP while its others idle; ``each`` is
             world_size ranks all at once, without DDP; ``no_sync`` is the same ranks under DistributedDataParallel
-            that does not communicate; ``ddp`` is with communication.
+            that does not communicate; ``ddp`` is with communication. ``infer`` is forward passes only, of
+            world_size ranks all at once, or of one rank of a node in turns.
         world_size: ranks that train together. What fits one node is trained by every node at once.
         batch_size: per-GPU batch, in images.
         placement: ``packed`` fills a node before the next; ``spread`` takes as many nodes as there are.
@@ -54,13 +55,22 @@ class Arm:
     def __post_init__(self) -> None:
         refuse_below_one(self, "an arm", "world_size", "batch_size")
         self.variant.batch_of(self.batch_size, 0)
+        if self.kind == "infer" and self.variant != USUAL:
+            raise ValueError(
+                f"{self.name}: an arm that infers is as its workload says; expected no {self.variant.name}"
+            )
 
     @property
     def name(self) -> str:
-        """``alone``, ``each@k``, ``no_sync@k`` or ``ddp@k``; then ``-spread`` if it is that, and its variant's name."""
+        """``alone``, ``each@k``, ``no_sync@k``, ``ddp@k`` or ``infer@k``; then ``-spread`` and its variant's name."""
         name = "alone" if self.kind == "alone" else f"{self.kind}@{self.world_size}"
         spread = "-spread" if self.placement == "spread" else ""
         return f"{name}{spread}" + (f"+{self.variant.name}" if self.variant != USUAL else "")
+
+    @property
+    def compares_ranks(self) -> bool:
+        """Whether its ranks all work at once and none waits for another, so that a slow one can be told."""
+        return self.kind == "each" or (self.kind == "infer" and self.world_size > 1)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -33,9 +33,10 @@ from pytest_ddpscale.report.launches_text import interval_mark, launch_sd_text, 
 from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
 from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.report.not_tested_text import not_tested_lines
+from pytest_ddpscale.report.software_text import software_line, software_versions
 from pytest_ddpscale.report.svg_figures import figures
 from pytest_ddpscale.report.unmet import counts_text, explained_text
-from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
+from pytest_ddpscale.results.run_json import WATERMARK, Resumed, RunRecord
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
@@ -44,6 +45,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 _MOST_HOSTS = 64
 _MOST_CULPRITS = 5  # of a requirement; culprits.csv lists all
 _WORST_WORDS = ("FAIL", "ERROR", "NOT MEASURED", "INCONCLUSIVE", "WAIVED", "WARN", "PASS")
+_ENDINGS = {"running": "killed"}  # what a run's status says of the session that left it so
 _STARTUP_NAMES = {"import_s": "imports", "rendezvous_s": "rendezvous", "first_step_s": "first step"}
 
 
@@ -69,13 +71,15 @@ class TopologyOfHosts:
 def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goes_on: bool = False) -> str:
     """The page of a run; one that goes on has `LIVE`, and is read again by the browser every `REFRESH_S` seconds."""
     sources = _sources(judgement.verdicts)
+    is_simulated = judgement.simulated or run.is_simulated()
+    versions = software_versions(run, evidence.surveys.values())
     return page_template("report.html.j2").render(
         judgement=judgement,
         run=run,
         live=Markup(LIVE) if goes_on else "",  # noqa: S704 (ours)
-        watermark=WATERMARK if judgement.simulated or run.is_simulated() else "",
-        headline=cause.headline(judgement),
-        causes=cause.causes(judgement),
+        watermark=WATERMARK if is_simulated else "",
+        headline=_headline_so_far(judgement) if goes_on else cause.headline(judgement),
+        causes=_causes_so_far(judgement) if goes_on else cause.causes(judgement),
         warnings=cause.warnings(judgement),
         counts=counts_text(judgement),
         certainty=list(certainty_lines(judgement)),
@@ -83,7 +87,11 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         tested=coverage_text.summary(judgement.coverage) if judgement.coverage else [],
         not_tested=not_tested_lines(judgement),
         machine=_machine(run),
-        when=_when(run),
+        hosts=first_few([host.host for host in run.hosts], 8),
+        software=software_line(versions),
+        versions=versions,
+        when=_when(run, has_gpus=evidence.plan.device_type == "cuda"),
+        resumed=[_resumed_text(one) for one in run.resumed],
         last_acceptance=last_acceptance_lines(judgement),
         nodes=node_table(judgement, run),
         verdicts=sorted(judgement.verdicts, key=_worst_first),
@@ -102,8 +110,25 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         provisional=[one for one in judgement.verdicts if text.is_provisional(one)],
         launches=launches_sentence(judgement.verdicts),
         startup=_startup(run),
+        not_signed=_why_nobody_signs(is_simulated=is_simulated, goes_on=goes_on),
         coverage_text=coverage_text,
     )
+
+
+def _headline_so_far(judgement: Judgement) -> str:
+    """``MEASURING: 3 of 29 requirements passed so far, 1 failed``: what is not measured yet is no cause of anything."""
+    passed, failed = sum(one.passed for one in judgement.verdicts), len(_failed(judgement))
+    said = f"{passed} of {text.count_text(len(judgement.verdicts), 'requirement')} passed so far"
+    return f"MEASURING: {said}{f', {failed} failed' if failed else ''}"
+
+
+def _causes_so_far(judgement: Judgement) -> list[cause.Cause]:
+    return [one for one in cause.causes(judgement) if _failed(judgement) & one.explains]
+
+
+def _failed(judgement: Judgement) -> set[str]:
+    blocking = filter(judgement.is_blocked_by, judgement.verdicts)
+    return {one.id for one in blocking if one.outcome in ("failed", "error")}
 
 
 @cache
@@ -146,10 +171,7 @@ def _remarks(verdict: Verdict) -> list[str]:
     """Why it did not pass and who is named, what it was compared with, and how far launches differ."""
     said: list[str] = []
     if not verdict.passed:
-        said += [text.reason_text(verdict)]
-        said += [text.culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits[:_MOST_CULPRITS]]
-        if verdict.culprits[_MOST_CULPRITS:]:
-            said.append(f"{len(verdict.culprits) - _MOST_CULPRITS} more")
+        said += [text.reason_text(verdict), *_named(verdict)]
         said.append(chance_text(verdict))
         said.append(text.waiver_text(verdict) if verdict.is_waived else "")
         said.append("only warns" if text.only_warns(verdict) else "")
@@ -157,6 +179,17 @@ def _remarks(verdict: Verdict) -> list[str]:
     said.append(text.compared_text(verdict.compared) if verdict.compared else "")
     said.append(launch_sd_text(verdict))
     return [one for one in said if one]
+
+
+def _named(verdict: Verdict) -> Iterator[str]:
+    """Who is at fault, or suspected, and what was seen where the reason does not say it."""
+    reason = text.reason_text(verdict)
+    for culprit in verdict.culprits[:_MOST_CULPRITS]:
+        is_told = text.one_line(culprit.evidence) in reason
+        who = (text.culprit_name if is_told else text.culprit_text)(culprit, full_uuid=True)
+        yield f"{'at fault' if culprit.is_certain else 'suspected'}: {who}"
+    if verdict.culprits[_MOST_CULPRITS:]:
+        yield f"{len(verdict.culprits) - _MOST_CULPRITS} more: culprits.csv lists all"
 
 
 def _worst_first(verdict: Verdict) -> int:
@@ -206,15 +239,32 @@ def _machine(run: RunRecord) -> str:
     return ", ".join(f"{count} × {name}" for name, count in names.items())
 
 
-def _when(run: RunRecord) -> str:
+def _when(run: RunRecord, *, has_gpus: bool) -> str:
     began = run.began
     if not run.finished_at:
         return f"{began:%Y-%m-%d %H:%M} UTC"
     ended = datetime.fromisoformat(run.finished_at).astimezone(timezone.utc)
     minutes, gpus = (ended - began).total_seconds() / 60, sum(len(host.devices) for host in run.hosts)
-    return f"{began:%Y-%m-%d %H:%M} to {ended:%Y-%m-%d %H:%M} UTC, {minutes:.1f} min" + (
-        f", {minutes * gpus / 60:.1f} GPU-hours" if gpus else ""
-    )
+    took = f", {minutes:.1f} min" + (f", {minutes * gpus / 60:.1f} GPU-hours" if gpus and has_gpus else "")
+    # A simulated or resumed run did not measure from its beginning to its end.
+    is_one_measurement = not run.is_simulated() and not run.resumed
+    return f"{began:%Y-%m-%d %H:%M} to {ended:%Y-%m-%d %H:%M} UTC{took if is_one_measurement else ''}"
+
+
+def _resumed_text(resumed: Resumed) -> str:
+    """``2026-03-01 11:00 UTC by Bob; the session before was interrupted; measured again: weak/resnet50``."""
+    at = datetime.fromisoformat(resumed.at).astimezone(timezone.utc)
+    who = f" by {resumed.operator}" if resumed.operator else ""
+    again = f"; measured again: {first_few(list(resumed.measured_anew))}" if resumed.measured_anew else ""
+    before = _ENDINGS.get(resumed.status_before, resumed.status_before)
+    return f"{at:%Y-%m-%d %H:%M} UTC{who}; the session before was {before}{again}"
+
+
+def _why_nobody_signs(*, is_simulated: bool, goes_on: bool) -> str:
+    """Empty of a page that is to be signed."""
+    if is_simulated:
+        return "Not to be signed: no machine was measured."
+    return "To be signed once measuring is over." if goes_on else ""
 
 
 def _startup(run: RunRecord) -> str:

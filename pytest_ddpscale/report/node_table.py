@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
-from pytest_ddpscale.results.coverage import PROBES, TRAINING
+from pytest_ddpscale.results.coverage import INFERENCE, PROBES, TRAINING
 from pytest_ddpscale.results.run_json import RunRecord
 from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
 
 MOST_ROWS = 50
 ALL_ROWS_UP_TO = 64
+MOST_REMARKS = 5  # of a node
+_SUSPECTED = "maybe"  # as short as the other words, which are side by side on paper
+_THEM = {False: "it", True: "them"}
+_IN_WORDS = {"not_measured": "not measured", "inconclusive": "undecided", "error": "ended in an error"}
 
 
 @dataclass(frozen=True)
@@ -23,13 +28,13 @@ class NodeRow:
         host: its name.
         cells: for each metric of `NodeTable.metrics`, what was found of the node; empty for nothing.
         failures: requirements that fail because of it for certain.
-        remark: the first thing that was seen, or what of the node was not tested.
+        remarks: what of the node was not tested, then what was seen of each thing that is named and belongs to it.
     """
 
     host: str
     cells: tuple[str, ...]
     failures: int
-    remark: str
+    remarks: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,9 @@ class NodeTable:
     """Rows, the worst first; how many more there are; and what is known of the nodes that have no row.
 
     Attributes:
-        metrics: titles of the columns: metrics of which anything did not pass.
-        others: ``15 nodes: all met``, or what keeps one from saying that; and how many nodes were never heard of.
+        metrics: titles of the columns: metrics whose failures name a node.
+        others: ``15 other nodes: all requirements met``, or what keeps one from saying that; and how many nodes were
+            never heard of.
     """
 
     metrics: tuple[str, ...]
@@ -50,22 +56,22 @@ class NodeTable:
 def node_table(judgement: Judgement, run: RunRecord) -> NodeTable:
     """The table of a judged run; nodes are those of its coverage, else of run.json."""
     missed = [verdict for verdict in judgement.verdicts if not verdict.passed]
-    metrics = tuple(dict.fromkeys(verdict.metric for verdict in missed))
     lacks = _not_tested(judgement)
     named: dict[str, list[tuple[Verdict, Culprit]]] = {host: [] for host in lacks}
     for verdict in missed:
         for culprit in verdict.culprits:
             for host in filter(None, {culprit.host, culprit.peer_host}):
                 named.setdefault(host, []).append((verdict, culprit))
+    metrics = tuple(dict.fromkeys(verdict.metric for verdict in missed if verdict.culprits))
     rows = [_row(host, found, metrics, lacks.get(host, "")) for host, found in named.items()]
     rows.sort(key=lambda row: (-row.failures, row.host))
     known = {node.host for node in judgement.coverage.nodes} if judgement.coverage else {one.host for one in run.hosts}
     shown = rows if len(known | named.keys()) <= ALL_ROWS_UP_TO else rows[:MOST_ROWS]
     titles = tuple(METRICS[metric].title for metric in metrics)
-    others = _others(known - named.keys(), missed)
     unnamed = judgement.coverage.unnamed_nodes if judgement.coverage else 0
     silent = f"{text.count_text(unnamed, 'further node')} never answered" if unnamed else ""
-    return NodeTable(titles, tuple(shown), len(rows) - len(shown), "; ".join(filter(None, (others, silent))))
+    others = (_others(sorted(known - named.keys()), len(rows), missed), _without_a_name(missed), silent)
+    return NodeTable(titles, tuple(shown), len(rows) - len(shown), "; ".join(filter(None, others)))
 
 
 def _not_tested(judgement: Judgement) -> dict[str, str]:
@@ -80,7 +86,7 @@ def _not_tested(judgement: Judgement) -> dict[str, str]:
     for host, count in idle.items():
         lacks.setdefault(host, f"{text.count_text(count, 'GPU')} not tested")
     for node in coverage.nodes:
-        if not {PROBES, TRAINING} & set(node.tested_by):
+        if not {PROBES, TRAINING, INFERENCE} & set(node.tested_by):
             lacks.setdefault(node.host, "no measurement")
     return lacks
 
@@ -88,34 +94,48 @@ def _not_tested(judgement: Judgement) -> dict[str, str]:
 def _row(host: str, found: list[tuple[Verdict, Culprit]], metrics: tuple[str, ...], lacks: str) -> NodeRow:
     failing = {verdict.id for verdict, culprit in found if culprit.is_certain and verdict.outcome == "failed"}
     cells = tuple(_cell([one for one in found if one[0].metric == metric]) for metric in metrics)
-    remark = "; ".join(part for part in (lacks, text.culprit_text(found[0][1]) if found else "") if part)
-    return NodeRow(host, cells, len(failing), remark)
+    return NodeRow(host, cells, len(failing), (*filter(None, [lacks]), *_remarks(found)))
+
+
+def _remarks(found: list[tuple[Verdict, Culprit]]) -> Iterator[str]:
+    """One line for each GPU, link or node that is named, the certain ones first."""
+    seen: dict[str, str] = {}
+    for _, culprit in sorted(found, key=lambda one: not one[1].is_certain):
+        doubt = "" if culprit.is_certain else "suspected: "
+        seen.setdefault(text.culprit_name(culprit, full_uuid=True), doubt + text.culprit_text(culprit))
+    remarks = list(seen.values())
+    yield from remarks[:MOST_REMARKS]
+    if remarks[MOST_REMARKS:]:
+        yield f"{len(remarks) - MOST_REMARKS} more: culprits.csv lists all"
 
 
 def _cell(found: list[tuple[Verdict, Culprit]]) -> str:
     """``FAIL 3``: the worst word of those that name the node, and how many requirements do."""
     if not found:
         return ""
-    worst = sorted({_word(*one) for one in found}, key=("FAIL", "ERROR", "suspected", "WAIVED").index)[0]
+    worst = sorted({_word(*one) for one in found}, key=("FAIL", "ERROR", _SUSPECTED, "WAIVED").index)[0]
     return f"{worst} {len({verdict.id for verdict, culprit in found if _word(verdict, culprit) == worst})}"
 
 
 def _word(verdict: Verdict, culprit: Culprit) -> str:
     word = text.verdict_word(verdict)
-    return word if culprit.is_certain and word in {"FAIL", "ERROR", "WAIVED"} else "suspected"
+    return word if culprit.is_certain and word in {"FAIL", "ERROR", "WAIVED"} else _SUSPECTED
 
 
-def _others(hosts: Collection[str], missed: list[Verdict]) -> str:
+def _others(hosts: Sequence[str], named: int, missed: list[Verdict]) -> str:
     """What is known of nodes that nothing names: that they meet all only where nothing else is open."""
-    nodes = text.count_text(len(hosts), "node")
     if not hosts:
         return ""
-    if not missed:
-        return f"{nodes}: all met"
-    open_ones = len(list(_without_a_name(missed)))
-    rest = f"; {text.count_text(open_ones, 'requirement')} not met or not measured without a node to name"
-    return f"{nodes}: no fault found" + (rest if open_ones else "")
+    are_many = len(hosts) > 1
+    who = text.count_text(len(hosts), "other node" if named else "node") if named or are_many else hosts[0]
+    return f"{who}: {f'no failure names {_THEM[are_many]}' if missed else 'all requirements met'}"
 
 
-def _without_a_name(missed: list[Verdict]) -> Iterator[Verdict]:
-    return (verdict for verdict in missed if not verdict.culprits)
+def _without_a_name(missed: list[Verdict]) -> str:
+    """``2 requirements failed, 1 not measured, without a node to name``."""
+    counts = Counter(verdict.outcome for verdict in missed if not verdict.culprits)
+    if not counts:
+        return ""
+    (first, number), *rest = ((_IN_WORDS.get(outcome, outcome), number) for outcome, number in counts.items())
+    more = "".join(f", {number} {outcome}" for outcome, number in rest)
+    return f"{text.count_text(number, 'requirement')} {first}{more}, without a node to name"

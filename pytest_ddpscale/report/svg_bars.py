@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from pytest_ddpscale.report.svg_axes import BAD, SERIES_COLOURS, label, line, re
 from pytest_ddpscale.report.text import number_text, one_line, shorten
 from pytest_ddpscale.results.column_record import FloatArray
 
-MOST_BARS = 64
+MOST_BARS = 36  # more are higher than a page of paper
 _WIDTH, _LEFT, _BAR_WIDTH = 480.0, 8.0, 464.0
 _LONGEST_NAME = 34  # beside the longest value
 # Without colour the parts differ by how much ink they have.
@@ -47,17 +47,22 @@ class BarRow:
 
 
 def _bars(
-    key: str, title: str, rows: Sequence[BarRow], keys: Sequence[tuple[str, str, float]], mark: float | None = None
-) -> str:
+    key: str, title: str, rows: Sequence[BarRow], keys: Sequence[tuple[str, str, float]], mark: float | None = None,
+    said_above: Sequence[str] = (),
+) -> str:  # fmt: skip
     """All rows; empty without any.
 
     Args:
         keys: name, fill and opacity of what segments mean.
         mark: where a line crosses all bars, as a share of the width.
+        said_above: lines of text that a reader of the bars needs.
     """
     if not rows:
         return ""
     parts, top = [], 0.0
+    for said in filter(None, said_above):
+        parts.append(label(_LEFT, top + 14, said))
+        top += 19
     for name, fill, opacity in keys:
         parts.append(rectangle(_LEFT, top + 3, 18, 12, fill, f' fill-opacity="{opacity}"'))
         parts.append(label(_LEFT + 26, top + 14, name))
@@ -74,8 +79,8 @@ def _bars(
             x = _LEFT + mark * _BAR_WIDTH
             parts.append(line(x, top + 15, x, top + 32, 'stroke="currentColor" stroke-width="1.5"'))
         top += 36
-    said = "; ".join(f"{row.name}: {row.value}" for row in rows)
-    return svg_axes.svg(key, title, said, _WIDTH, top + 4, "".join(parts))
+    in_words = "; ".join(f"{row.name}: {row.value}" for row in rows)
+    return svg_axes.svg(key, title, in_words, _WIDTH, top + 4, "".join(parts))
 
 
 def where_time_goes(key: str, columns: Columns, plan: Plan) -> str:
@@ -142,7 +147,8 @@ def step_time_spread(key: str, columns: Columns, plan: Plan) -> str:
             percentiles = step_time_percentiles_ms(all_groups(columns, study.id, arm, plan.layout))
             if percentiles:
                 found.append((f"{study.id}, {arm.name}", percentiles))
-    longest = max((ms[PERCENTS[-1]] / ms[PERCENTS[0]] for _, ms in found), default=1.0)
+    shown = sorted(sorted(found, key=_spread, reverse=True)[:MOST_BARS], key=found.index)
+    longest = max((ms[PERCENTS[-1]] / ms[PERCENTS[0]] for _, ms in shown), default=1.0)
     # Below a tenth longer than the median, the same scale for all runs: steady ones then look steady.
     width = max(longest, 1.1) - 1
     rows = [
@@ -154,11 +160,16 @@ def step_time_spread(key: str, columns: Columns, plan: Plan) -> str:
                 for a, b, opacity in _SPREADS
             ],
         )
-        for name, ms in found
+        for name, ms in shown
     ]
     keys = [(f"p{a} to p{b}", SERIES_COLOURS[0], opacity) for a, b, opacity in _SPREADS]
-    title = f"Step times from their median to {100 * width:.0f} % above it"
-    return _bars(key, title, rows, keys)
+    few = f"The {len(shown)} of {len(found)} arms that spread most" if len(shown) < len(found) else ""
+    ends = f"From the median to {100 * width:.0f} % above it"
+    return _bars(key, "Step times", rows, keys, said_above=(ends, few))
+
+
+def _spread(arm: tuple[str, Mapping[int, float]]) -> float:
+    return arm[1][PERCENTS[-1]] / arm[1][PERCENTS[0]]
 
 
 def activity_bars(key: str, columns: Columns, plan: Plan) -> str:
@@ -173,9 +184,9 @@ def activity_bars(key: str, columns: Columns, plan: Plan) -> str:
         said = f"{number_text(share, 'fraction')}, {arm}"
         fill, said = (BAD, f"low: {said}") if is_low else (SERIES_COLOURS[0], said)
         rows.append(BarRow(f"{device} {local_rank} on {host}", said, [(0.0, min(share, 1.0), fill, 0.8)], is_low))
-    few = f": the {len(shown)} least busy of {len(least)}" if len(shown) < len(least) else ""
+    few = f"The {len(shown)} least busy of {len(least)}" if len(shown) < len(least) else ""
     keys = [("busy", SERIES_COLOURS[0], 0.8), (f"below {IDLE:.0%}".replace("%", " %"), BAD, 0.8)]
-    return _bars(key, f"{device} activity{few}", rows, keys, mark=IDLE)
+    return _bars(key, f"{device} activity", rows, keys, mark=IDLE, said_above=(few,))
 
 
 def _least_busy(columns: Columns, plan: Plan) -> Iterator[tuple[tuple[str, int], tuple[float, str]]]:

@@ -68,7 +68,7 @@ def _of_scaling(columns: Columns, plan: Plan, judgement: Judgement) -> Iterator[
     panels = [_again(_key(*panel), charts[panel]) for panel in OVERVIEW]
     layout = "display:grid;gap:1rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,max(18rem,40%)),1fr))"
     overview = f'<div class="overview" style="{layout}">{"".join(panels)}</div>' if any(panels) else ""
-    how = "Points are the values that were judged, or means over the rounds where nothing is required"
+    how = "Points are the values that were judged, of several nodes the worst, or means over the rounds"
     yield Figure("scaling-overview", "Scaling overview", overview, f"{how}.")
     for scaling, quantity in PLOTS:
         title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"

@@ -57,6 +57,8 @@ def scaling_chart(
     if not curves:
         return ""
     sizes = sorted({size for curve in curves for size in (*curve.values, *curve.verdicts)})
+    if quantity is SPEEDUP:  # the ideal line begins at one
+        sizes = sorted({1, *sizes})
     keys = _keys(quantity, curves, device)
     x = AxisScale(sizes[0] / 1.35, sizes[-1] * 1.35, _LEFT, WIDTH - _RIGHT, is_log=True)
     y = _value_scale(quantity, curves)
@@ -116,7 +118,8 @@ def _value_scale(quantity: Quantity, curves: Sequence[ChartedCurve]) -> AxisScal
     low, high = min(values), max(values)
     start, end = _PLOT_HEIGHT - _BOTTOM, _TOP
     if quantity is SPEEDUP:
-        return AxisScale(min(low, 1.0) / 1.1, max(high, 2.0) * 1.25, start, end, is_log=True)
+        most = max(size for curve in curves for size in (*curve.values, *curve.verdicts))
+        return AxisScale(min(low, 1.0) / 1.1, max(high, float(most)) * 1.25, start, end, is_log=True)
     if quantity is THROUGHPUT:
         return AxisScale(0.0, high * 1.1, start, end)
     # Near 100 % the differences that matter are a few per cent: start below the lowest, at a full five.

@@ -15,7 +15,7 @@ from itertools import combinations
 from msgspec import Struct
 
 # By what something is tested, in the order in which it is named.
-SURVEY, PROBES, TRAINING, PAIRS = "survey", "probes", "training", "pairs"
+SURVEY, PROBES, TRAINING, INFERENCE, PAIRS = "survey", "probes", "training", "inference", "pairs"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class GpuCoverage:
     Attributes:
         index: of the rank that uses it, on its host; None if no rank can.
         uuid: as NVML has it; empty if nobody ever saw it.
-        tested_by: ``probes``, ``training``: those whose requirements were decided with it.
+        tested_by: ``probes``, ``training``, ``inference``: those whose requirements were decided with it.
         problem: why it does not answer; empty if it does.
         rounds_missing: rounds of one arm or probe in which its peers were measured and it was not, the most of all.
         missing_in: ids of the requirements that are not decided and were measured while it was missing.
@@ -113,9 +113,9 @@ class Coverage:
 
     @property
     def idle_gpus(self) -> list[tuple[NodeCoverage, GpuCoverage]]:
-        """GPUs that took no part: in training, if anything was trained."""
+        """GPUs that took no part: in training, if anything was trained; else in probes, or else in inference."""
         by = {kind for _, gpu in self.gpus for kind in gpu.tested_by}
-        needed = TRAINING if TRAINING in by else PROBES
+        needed = next((kind for kind in (TRAINING, PROBES, INFERENCE) if kind in by), PROBES)
         return [(node, gpu) for node, gpu in self.gpus if needed not in gpu.tested_by]
 
     @property

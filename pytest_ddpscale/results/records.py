@@ -215,11 +215,12 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
 
     Attributes:
         study: id of the study, ``weak/resnet152-fp16``.
-        arm: name of the arm: ``alone``, ``each@8``, ``no_sync@8`` or ``ddp@8``.
+        arm: name of the arm: ``alone``, ``each@8``, ``no_sync@8``, ``ddp@8`` or ``infer@8``.
         round: counted from 0.
         gang: number of the gang.
         batch_size: per-GPU batch, in images.
-        steps: optimizer steps in the block; ranks of imported results may have made different numbers of them.
+        steps: optimizer steps in the block, or forward passes; ranks of imported results may have made different
+            numbers of them.
         ranks: that took part, numbered as in the gang.
         started_unix_s: when the block began, seconds since 1970 UTC.
         block_s: its duration, in seconds.

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.workload import Workload
 
+# Of a step: the backward pass costs two forward passes, and its communication can hide behind it.
+BACKWARD_SHARE = 2 / 3
+FORWARD_SHARE = 1 - BACKWARD_SHARE
 BYTES_PER_GRADIENT = 4  # autocast keeps parameters and gradients in fp32
 _TABLE_PX = 224
 # Weight, gradient, SGD's momentum and DDP's bucket, in fp32.

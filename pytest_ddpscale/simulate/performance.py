@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 from pytest_ddpscale.plan.study import Arm, DeviceType, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.allreduce import Topology, all_reduce_s
-from pytest_ddpscale.simulate.models import model_of
+from pytest_ddpscale.simulate.models import BACKWARD_SHARE, FORWARD_SHARE, model_of
 from pytest_ddpscale.simulate.round_noise import RoundNoise
 from pytest_ddpscale.simulate.sound_machine import DDP_OVERHEAD, Expectation
 from pytest_ddpscale.simulate.spread import ALIKE, NodeSpread
 
-# The backward pass costs two forward passes, and its communication can hide behind it.
-BACKWARD_SHARE = 2 / 3
 # DistributedDataParallel's defaults: gradients travel in buckets, the first one small.
 FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
@@ -98,7 +96,11 @@ class Performance:
         expected = self.expectations[study.workload.name]
         busy_s = arm.batch_size / expected.img_per_s
         host_s = 0.0 if self.device_type == "cpu" else model_of(study.workload).host_step_s
-        computation_s = max(busy_s, host_s) * (1.0 if arm.kind in ("alone", "each") else 1 + DDP_OVERHEAD)
+        if arm.kind == "infer":
+            busy_s = arm.batch_size / (expected.inferred_img_per_s or expected.img_per_s / FORWARD_SHARE)
+            host_s *= FORWARD_SHARE
+        is_wrapped = arm.kind in ("ddp", "no_sync")
+        computation_s = max(busy_s, host_s) * (1 + DDP_OVERHEAD if is_wrapped else 1.0)
         if arm.kind == "ddp" and arm.world_size > 1:
             computation_s *= self._slower_together(study, arm, computation_s)
         busy_share = 1.0 if busy_s >= host_s else busy_s / computation_s

@@ -13,6 +13,7 @@ from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import (
     DEVICE_UTILIZATION,
     IMAGES_PER_JOULE,
+    INFERENCE_THROUGHPUT,
     PEAK_MEMORY_GIB,
     STRONG_SCALING_EFFICIENCY,
     THROUGHPUT_PER_GPU,
@@ -20,7 +21,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
 )
 from pytest_ddpscale.plan.study import MOST_RANKS, Scaling
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.simulate.models import model_of
+from pytest_ddpscale.simulate.models import FORWARD_SHARE, model_of
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Thresholds
 
@@ -42,6 +43,7 @@ class Expectation:
         utilization: of the least busy GPU, by world size.
         memory_at: bytes that a rank holds at most, and at which per-GPU batch.
         power_w: that a GPU takes while it trains, whether it computes or waits; None if nobody said.
+        inferred_img_per_s: images of which one GPU computes the forward pass per second; None if nobody said.
     """
 
     img_per_s: float
@@ -49,6 +51,7 @@ class Expectation:
     utilization: Mapping[int, float]
     memory_at: tuple[float, int] | None
     power_w: float | None = None
+    inferred_img_per_s: float | None = None
 
     def published_size(self, scaling: Scaling, world_size: int) -> int | None:
         """The world size, or the largest published one if that is smaller; None if nothing is published."""
@@ -82,7 +85,9 @@ def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> E
         OptionError: no line says how fast a GPU is.
     """
     lines = [r for r in file.thresholds.skus[sku_name].requirements if r.workload == workload.name]
-    img_per_s = _img_per_s(lines, file.thresholds)
+    inference = [line for line in lines if line.definition is INFERENCE_THROUGHPUT]
+    inferred = expected_value(min(inference, key=_ranks)) if inference else None
+    img_per_s = _img_per_s(lines, file.thresholds) or (inferred and FORWARD_SHARE * inferred)
     if img_per_s is None:
         raise OptionError(
             str(file.path), f"{sku_name} has neither throughput_per_gpu nor generation_ratio of {workload.name}",
@@ -93,6 +98,7 @@ def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> E
     peak = next((line for line in lines if line.definition is PEAK_MEMORY_GIB), None)
     return Expectation(
         img_per_s=img_per_s,
+        inferred_img_per_s=inferred,
         efficiency=efficiency,
         utilization={k: min(u, 1.0) for k, u in _published(lines, DEVICE_UTILIZATION).items()},
         memory_at=(expected_value(peak) * 2**30, workload.batch_size) if peak else None,

@@ -30,9 +30,10 @@ _LOG_EVERY_S = 60.0
 
 def suites() -> dict[str, Suite]:
     """All of them, by name."""
+    from pytest_ddpscale.suites.inference_suite import InferenceSuite
     from pytest_ddpscale.suites.pytorch_ddp import PytorchDdp
 
-    return {one.name: one for one in (PytorchDdp(),)}
+    return {one.name: one for one in (PytorchDdp(), InferenceSuite())}
 
 
 def add_suite(commands: Commands) -> None:

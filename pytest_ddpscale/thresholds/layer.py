@@ -7,6 +7,7 @@ import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,11 @@ def read_layer(path: Path) -> Layer:
         ThresholdsError: it cannot be read or is not YAML. The message has file:line, what was found, what was
             expected and what to do.
     """
-    raw, text = _read(path)
+    return _parsed(path, *_read(path))
+
+
+@lru_cache(maxsize=8)  # a site's file and those that it extends: one process reads them more than once
+def _parsed(path: Path, raw: bytes, text: str) -> Layer:
     try:
         node, constructor = composed(path, text)
         if node is None:

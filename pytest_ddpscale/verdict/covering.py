@@ -12,6 +12,7 @@ from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.results.column_record import BoolArray
 from pytest_ddpscale.results.coverage import (
+    INFERENCE,
     PAIRS,
     PROBES,
     SURVEY,
@@ -27,7 +28,7 @@ from pytest_ddpscale.verdict.answering_study import matching_study
 
 _Block = tuple[str, str]  # study and arm, or probe's study and id
 _Place = tuple[str, int]  # host and local rank
-_KINDS = (SURVEY, PROBES, TRAINING, PAIRS)
+_KINDS = (SURVEY, PROBES, TRAINING, INFERENCE, PAIRS)
 _DECIDED, _UNDECIDED = ("passed", "failed"), ("inconclusive", "not_measured")
 # One round may have been cut short by the end of the run.
 _MOST_CUT_SHORT = 1
@@ -176,8 +177,10 @@ class _Blocks:
         """By what each place was tested."""
         found: dict[_Place, set[str]] = defaultdict(set)
         for block in blocks:
+            arm = self._arms.get(block)
+            kind = PROBES if block in self._sizes else INFERENCE if arm and arm.kind == "infer" else TRAINING
             for place in self.of[block]:
-                found[place].add(PROBES if block in self._sizes else TRAINING)
+                found[place].add(kind)
         return found
 
     def spans_nodes(self, block: _Block) -> bool:

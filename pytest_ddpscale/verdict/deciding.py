@@ -52,7 +52,7 @@ class Decider:
         self._rejection_level = rejection_level(cases, family_confidence)
         self._gangs: dict[int, GangRecord] = {}
         self._columns = GrowingColumns()
-        self._each = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.kind == "each"}
+        self._each = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.compares_ranks}
         self._records: dict[str, list[AnyRecord]] = defaultdict(list)
         self._probes = GrowingProbes()
         # Of each study, requirements that needed more rounds when they were last judged: the others are only once more,

@@ -13,7 +13,7 @@ def rank_notes(evidence: Evidence) -> list[str]:
     watched: dict[tuple[str, int], Straggler] = {}
     changing: dict[tuple[str, int], Straggler] = {}
     for study in evidence.plan.studies:
-        if any(arm.kind == "each" for arm in study.arms):
+        if any(arm.compares_ranks for arm in study.arms):
             compared = RankComparison(study, evidence)
             _keep_slowest(watched, compared.watched)
             _keep_slowest(changing, [one for one in compared.stragglers if not one.is_slow_throughout])

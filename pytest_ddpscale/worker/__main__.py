@@ -7,6 +7,7 @@ import time
 STARTED_UNIX_S = time.time()  # before torch is imported: the import is part of the start-up that is reported
 
 import faulthandler  # noqa: E402
+import gc  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
@@ -19,6 +20,9 @@ from pathlib import Path  # noqa: E402
 for _name in ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE"):
     if _name in os.environ:
         print(f"{_name}={os.environ.pop(_name)} is ignored: fp32 is computed in full", flush=True)
+
+# What is imported stays: a fifth of the time would go into looking through it for garbage.
+gc.disable()
 
 import torch  # noqa: E402
 import torchvision  # noqa: E402
@@ -41,6 +45,7 @@ from pytest_ddpscale.worker.rank_context import RankContext  # noqa: E402
 from pytest_ddpscale.worker.rank_progress import RankProgress  # noqa: E402
 from pytest_ddpscale.worker.transport import transport_environment  # noqa: E402
 
+gc.enable()
 IMPORTED_UNIX_S = time.time()
 _RECORDED = (
     "OMP_",

@@ -14,6 +14,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Study
 from pytest_ddpscale.plan.workload import MemoryFormat, Workload
 from pytest_ddpscale.worker.device import Device, Timing
+from pytest_ddpscale.worker.inference import Inference
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.replica import Replica, Replicas, make_groups
 from pytest_ddpscale.worker.replica_checksum import align, checksum
@@ -54,6 +55,7 @@ class StudyArms:
         self._replicas = Replicas(self._model, study.workload, device, self._groups)
         self._batches: dict[tuple[int, MemoryFormat], Batch] = {}
         self._trainers: dict[str, Trainer] = {}
+        self._inference = Inference(self._model, study.workload, device)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -61,14 +63,16 @@ class StudyArms:
         return self._model
 
     def time_block(self, arm: Arm, steps: int, profiler: AbstractContextManager[object] = UNOBSERVED) -> Timing:
-        """Train `steps` timed steps of an arm this rank belongs to, after a few untimed ones.
+        """Train `steps` timed steps of an arm this rank belongs to, after a few untimed ones; or infer as often.
 
         All ranks of the arm call this at the same time. Peak memory is without what other arms'
         replicas hold meanwhile. Parameters' checksum and skipped steps come with the timing.
 
         Args:
-            profiler: entered around the timed steps; what it costs is in their times.
+            profiler: entered around the timed steps of training; what it costs is in their times.
         """
+        if arm.kind == "infer":
+            return self._inference.time_block(self._batch(self._study.workload, arm.batch_size), steps)
         replica = self._replicas.of(arm)
         trainer = self._trainer(arm, replica)
         trainer.refill()
@@ -95,7 +99,7 @@ class StudyArms:
         self._trainers.clear()
         self._batches.clear()
         # Wrappers before the groups they communicate in.
-        del self._replicas, self._model
+        del self._replicas, self._inference, self._model
         # In the order of their making: destroying an NCCL communicator waits for its other members to do the same.
         for group in dict.fromkeys(self._groups.values()):
             dist.destroy_process_group(group)

@@ -1,4 +1,4 @@
-"""Steps of every arm of a study under torch.profiler, after its timed rounds.
+"""Steps of every arm of a study that trains under torch.profiler, after its timed rounds.
 
 Rank 0, which is in every arm, records; all ranks of an arm take the same steps. Whatever the profiler cannot do costs
 the profile and nothing else: what was measured is written down before.
@@ -91,7 +91,8 @@ class StudyProfile:
         self._ranges = ranges
         self._context = context
         self._seed = seed
-        self._traces: dict[str, list[Path]] = {arm.name: [] for arm in study.arms}
+        self._profiled = [arm for arm in study.arms if arm.kind != "infer"]
+        self._traces: dict[str, list[Path]] = {arm.name: [] for arm in self._profiled}
         self._problems: dict[str, str] = {}
 
     def run(self) -> None:
@@ -102,11 +103,11 @@ class StudyProfile:
                 key = f"{study.id}/profile/{number}"
                 if context.control.decided(f"{key}/late", lambda: context.is_out_of_time):
                     break
-                for arm in arm_order(study.arms, self._seed, f"{study.id}/profile", number):
+                for arm in arm_order(self._profiled, self._seed, f"{study.id}/profile", number):
                     self._step(arm, number, f"{key}/{arm.name}", Path(folder))
             context.progress.phase = "reading the profile"
             if context.control.rank == 0:
-                for arm in study.arms:
+                for arm in self._profiled:
                     context.sink.append_profile(self._profile_of(arm))
         self._together(f"{study.id}/profile/done")
 

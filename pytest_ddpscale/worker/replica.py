@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -106,8 +107,12 @@ class Replicas:
         self._workload = workload
         self._device = device
         self._groups = groups
-        self._shared = None if workload.compile else Weights(model)
         self._replicas: dict[_Key, Replica] = {}
+
+    @cached_property
+    def _shared(self) -> Weights | None:
+        """What arms have in common; made when one first trains, as a study that only infers needs no optimizer."""
+        return None if self._workload.compile else Weights(self._model)
 
     def of(self, arm: Arm) -> Replica:
         """What an arm trains. All ranks of an arm ask for it at the same time: a wrapper's making communicates."""
@@ -137,8 +142,9 @@ class Replicas:
         return ("ddp", crew(arm), USUAL) if arm.kind in WRAPPED_KINDS else ("plain", None, USUAL)
 
     def _make(self, arm: Arm) -> Replica:
+        shared = self._shared  # made before counting: it is no arm's own
         before_bytes = self._device.allocated_bytes()
-        weights = self._own_weights(arm.variant) if self._shared is None or self._has_its_own(arm) else self._shared
+        weights = self._own_weights(arm.variant) if shared is None or self._has_its_own(arm) else shared
         wrapper = self._wrap(weights.model, arm) if arm.kind in WRAPPED_KINDS else None
         call: Any = weights.model if wrapper is None else wrapper
         if arm.variant.applied_to(self._workload).compile:

@@ -131,6 +131,18 @@ class TestOneSlowRank:
         assert verdict.reason == "the whole interval misses the bound; slow: rank 2 on node1"
         assert [culprit.gpu_uuid for culprit in verdict.culprits] == ["GPU-2"]
 
+    @pytest.mark.parametrize(("metric", "bound"), [("inference_throughput", 90.0), ("inference_latency_p99", 45.0)])
+    def test_is_named_for_forward_passes_by_themselves(self, metric: str, bound: float) -> None:
+        verdict = judge_slowed(slow(1.3, 2), make_case(metric, bound, world_size=4))
+        assert verdict.outcome == "failed"
+        assert verdict.reason == "the whole interval misses the bound; slow: rank 2 on node1"
+        assert [culprit.gpu_uuid for culprit in verdict.culprits] == ["GPU-2"]
+
+    def test_is_not_named_for_forward_passes_that_all_ranks_lack(self) -> None:
+        """Nor does anybody search for slow links: forward passes do not communicate."""
+        verdict = judge_slowed(slow(1.3, 0, 1, 2, 3), make_case("inference_throughput", 90.0, world_size=4))
+        assert (verdict.outcome, verdict.culprits, verdict.notes) == ("failed", (), ())
+
     def test_may_be_undecided_and_is_named_all_the_same(self) -> None:
         verdict = judge_slowed(lambda number, rank: 1.1 + 0.1 * (number % 3) if rank == 1 else 1.0)
         assert verdict.outcome == "inconclusive"

@@ -35,7 +35,14 @@ NODES, PER_NODE, ROUNDS = 2, 2, FEWEST_ROUNDS + 2
 RANKS = NODES * PER_NODE
 PROBES = (Probe("matmul-bf16"), Probe("send-recv-256mib", 2), Probe("all-reduce-32mib", 4))
 PLAN = replace(
-    plan_of_nodes([make_case("weak_scaling_efficiency", 0.9, ranks) for ranks in (PER_NODE, RANKS)], NODES, PER_NODE),
+    plan_of_nodes(
+        [
+            *(make_case("weak_scaling_efficiency", 0.9, ranks) for ranks in (PER_NODE, RANKS)),
+            make_case("inference_throughput", 0.9, PER_NODE),
+        ],
+        NODES,
+        PER_NODE,
+    ),
     probes=ProbeStudy(PROBES, 16, 0.5),
 )
 (STUDY,) = PLAN.studies

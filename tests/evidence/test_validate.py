@@ -254,6 +254,11 @@ class TestRanks:
         assert found in refusal(tmp_path, changed(Block, is_ddp, parameters_checksum=f"{1:016x}" * 3 + NO_CHECKSUM))
         assert found in refusal(tmp_path / "all", changed(Block, is_ddp, parameters_checksum=None))
 
+    @pytest.mark.parametrize("trace", [{"parameters_checksum": f"{1:016x}" * RANKS}, {"skipped_steps": 1}])
+    def test_that_only_infer_have_trained_nothing(self, tmp_path: Path, trace: dict[str, Any]) -> None:
+        change = changed(Block, lambda block: block.arm == f"infer@{PER_NODE}", **trace)
+        assert "has traces of training in forward passes" in refusal(tmp_path, change)
+
 
 class TestGangs:
     @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.builders.tiny_site import tiny_thresholds
+
 pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).parents[2]
@@ -29,31 +31,16 @@ ip link set e1 up
 exec "$@"
 """
 UNSHARE = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c", MACHINE, "sh"]
-THRESHOLDS = """
-schema_version: 2
-sources: {paper: nobody}
-workloads:
-  tiny: {model: shufflenet_v2_x0_5, precision: fp32, image_size: 32, memory_format: contiguous, num_classes: 10}
-skus:
-  before:
-    description: an earlier generation
-    detect: {device: none}
-    batch: {tiny: {per_gpu: 4, global: 8}}
-    requirements:
-      - {throughput_per_gpu: {1: 2}, of: tiny, published: paper, bound: 1, because: made up}
-  cpu:
-    description: any CPU
-    detect: {device: cpu}
-    batch: {tiny: {per_gpu: 4, global: 8}}
-    requirements:
-      - {throughput_per_gpu: {2: 500}, of: tiny, published: paper, bound: 0.01, because: made up}
-      - {weak_scaling_efficiency: {2: 0.97}, of: tiny, published: paper, bound: 0.001, because: made up}
-      - {strong_scaling_speedup: {2: 1.9}, of: tiny, published: paper, bound: 0.001, because: made up}
-      - {strong_scaling_efficiency: {2: 0.9}, of: tiny, published: paper, bound: 0.001, because: made up}
-      - {device_utilization: {2: 0.97}, of: tiny, published: paper, bound: 0.001, because: made up}
-      - {generation_ratio: {1: 2}, of: tiny, versus: before, published: paper, bound: 0.001, because: made up}
-      - {peak_memory_gib: {2: 44.1}, of: tiny, published: paper, bound: 30, because: made up}
-"""
+THRESHOLDS = tiny_thresholds(
+    "throughput_per_gpu: {2: 500}, bound: 0.01",
+    "weak_scaling_efficiency: {2: 0.97}, bound: 0.001",
+    "strong_scaling_speedup: {2: 1.9}, bound: 0.001",
+    "strong_scaling_efficiency: {2: 0.9}, bound: 0.001",
+    "device_utilization: {2: 0.97}, bound: 0.001",
+    "generation_ratio: {1: 2}, versus: before, bound: 0.001",
+    "peak_memory_gib: {2: 44.1}, bound: 30",
+    before=("throughput_per_gpu: {1: 2}, bound: 1",),
+)
 
 
 def command(*arguments: str) -> list[str]:

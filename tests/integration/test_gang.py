@@ -46,7 +46,6 @@ WHOLE = replace(WEAK, arms=EVERY_KIND)
 NARROW = replace(WEAK, scaling="strong", workload=replace(TINY, name="narrow"), arms=(Arm("alone", 1, 4),), turns=1)
 STEERED = replace(WEAK, workload=replace(TINY, name="steered"), rounds=50)
 LAUNCHED = tuple(replace(NARROW, workload=replace(TINY, name="launched"), launch=launch) for launch in (1, 2))
-BUDGET_S = 0.01  # spent before any rank is up
 SITE_TOKEN = "hunter2-of-the-site"
 
 
@@ -86,14 +85,11 @@ class WantsLess:
 
 @dataclass(frozen=True)
 class Gangs:
-    """Runs measured at once: one undisturbed, one told what is decided, one whose budget is spent at once, one of two
-    launches.
-    """
+    """Runs measured at once: one undisturbed, one told what is decided, one of two launches."""
 
     measured: RunDirectory
     steered: RunDirectory
     launched: RunDirectory
-    spent: RunDirectory
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +100,6 @@ def gangs(tmp_path_factory: pytest.TempPathFactory) -> Gangs:
         "measured": ((WHOLE, NARROW), unlimited, None),
         "steered": ((STEERED,), unlimited, WantsLess()),
         "launched": (LAUNCHED, unlimited, None),
-        "spent": ((NARROW,), replace(unlimited, budget_s=BUDGET_S), None),
     }
     runs, threads = {}, []
     with pytest.MonkeyPatch.context() as environment:
@@ -212,12 +207,6 @@ def test_a_study_ends_when_all_is_decided_and_arms_before_it(gangs: Gangs) -> No
     assert ends(run)[STEERED.id].reason == "decided"
     timed = [list(record.arms) for record in run.read_records() if isinstance(record, RoundEnd)]
     assert timed == [["alone", "ddp@1", "ddp@2"]] * FEWEST_ROUNDS + [["alone"]]
-
-
-def test_nothing_is_measured_once_the_budget_is_spent(gangs: Gangs) -> None:
-    """What ends in the middle of a study is in tests/nccl_rules."""
-    assert ends(gangs.spent)[NARROW.id].reason == "budget"
-    assert measurements_in(gangs.spent) == []
 
 
 def test_each_launch_measures_with_processes_of_its_own(gangs: Gangs) -> None:

@@ -17,7 +17,7 @@ from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.results.records import StudyEnd, StudyStart
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import ends_of, errors_of, start_run
 from pytest_ddpscale.results.survey_record import Survey, surveys_of
@@ -100,6 +100,19 @@ def test_each_study_has_its_own_try_when_isolated(run: RunDirectory) -> None:
     assert list(errors_of(run.read_records())) == [IDS[0]]
     assert supervisor.gangs_started == 1
     assert [log.name for log in sorted(run.logs.glob("gang-*.log"))] == ["gang-0.log", "gang-1.log"]
+
+
+def test_a_gang_that_ends_early_and_says_nothing_is_an_error_with_words(run: RunDirectory) -> None:
+    """As where the kernel ended a rank, and the launcher took that for an end."""
+    start = to_builtins(StudyStart(study=IDS[0], unix_s=1.0))
+    measures = f"{AGENTS}\nserve(); record(**{start!r})"
+    end = to_builtins(StudyEnd(IDS[1], "rounds"))
+    goes_on = f"{AGENTS}\nserve(); record(**{end!r})"
+    measure(run, Starting([sys.executable, "-c", measures], [sys.executable, "-c", goes_on]))
+    assert errors_of(run.read_records()) == {
+        IDS[0]: "its ranks ended before they were done and left no error: look for the kernel's out-of-memory killer "
+        "(dmesg)"
+    }
 
 
 class TestLaunches:

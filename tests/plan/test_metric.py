@@ -40,6 +40,9 @@ WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=16)
         ("model_flops_utilization", 4, [Arm("ddp", 4, 8)]),
         ("memory_spread", 4, [Arm("ddp", 4, 8)]),
         ("replica_agreement", 4, [Arm("ddp", 4, 8)]),
+        ("inference_throughput", 1, [Arm("infer", 1, 8)]),
+        ("inference_throughput", 4, [Arm("infer", 4, 8)]),
+        ("inference_latency_p99", 4, [Arm("infer", 4, 8)]),
     ],
 )
 def test_arms_of_a_metric(metric: str, world_size: int, arms: list[Arm]) -> None:
@@ -155,6 +158,8 @@ def test_a_machine_that_is_evenly_slow_is_not_accepted_for_being_even() -> None:
     assert {name for name, metric in TRAINING_METRICS.items() if not metric.carries_acceptance} == {
         "rank_uniformity", "exposed_communication", "ddp_overhead", "step_time_cv", "memory_spread",
         "replica_agreement", "images_per_joule",
+        # nothing is trained
+        "inference_throughput", "inference_latency_p50", "inference_latency_p95", "inference_latency_p99",
     }  # fmt: skip
 
 

@@ -77,6 +77,19 @@ def test_ranks_are_compared_once_where_that_is_asked_for() -> None:
     assert [study.id for study in studies if study.arm("each@8")] == ["weak/two"]
 
 
+def test_inference_is_timed_beside_the_training_of_its_workload_and_trains_nothing_by_itself() -> None:
+    questions = [question("inference_throughput", ONE, size) for size in (1, 8)]
+    questions += [question("inference_latency_p99", ONE, 8), question("throughput_per_gpu", TWO, 4)]
+    plan = build_plan(EMPTY, questions, PACE)
+    assert {study.id: study.arms for study in plan.studies} == {
+        "weak/one": (Arm("infer", 1, 8), Arm("infer", 8, 8)),
+        "weak/two": (Arm("ddp", 4, 8), Arm("each", 4, 8)),
+    }
+    beside = build_plan(EMPTY, [*questions, question("ddp_overhead", ONE, 1)], PACE).study("weak/one")
+    assert beside is not None
+    assert {arm.name for arm in beside.arms} == {"alone", "ddp@1", "infer@1", "infer@8", "each@8"}
+
+
 def test_one_rank_has_no_peers_to_be_compared_with() -> None:
     (study,) = build_plan(EMPTY, [question("throughput_per_gpu", ONE, 1)], PACE).studies
     assert study.arms == (Arm("alone", 1, 8),)
@@ -115,8 +128,9 @@ def test_a_plan_has_every_arm_asked_for_once_and_ranks_by_themselves_besides(que
     assert asked <= set(planned)
     added = set(planned) - asked
     assert len(added) <= 1
+    trained = {(scaling, workload) for scaling, workload, arm in asked if arm.kind != "infer"}
     for scaling, workload, arm in added:
-        largest = max(a.world_size for _, _, a in asked)
+        largest = max(a.world_size for of_scaling, job, a in asked if (of_scaling, job) in trained)
         assert (scaling, arm) == ("weak", Arm("each", largest, workload.batch_size))
     assert len({study.id for study in plan.studies}) == len(plan.studies)
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.strict_json import parse_strict_json, read_as, strict_json
 from tests.builders.json_types import as_json
@@ -118,3 +119,9 @@ def test_a_plan_with_an_unknown_field_deep_in_it_is_refused() -> None:
 def test_a_plan_with_a_precision_that_nobody_can_ask_for_is_refused(precision: float) -> None:
     with pytest.raises(ValueError, match="a plan asks for a precision of"):
         Plan("a100", "cuda", (), precision=precision)
+
+
+def test_an_arm_that_infers_has_no_settings_of_training() -> None:
+    assert [Arm("infer", k, 4).name for k in (1, 8)] == ["infer@1", "infer@8"]
+    with pytest.raises(ValueError, match=r"^infer@2.*: an arm that infers is as its workload says"):
+        Arm("infer", 2, 4, variant=Variant(precision="bf16"))

@@ -8,6 +8,7 @@ wants to know about imports is no business of forks.
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import os
 import runpy
@@ -29,7 +30,8 @@ DRAWS = "TESTS_DRAW_PLOTS"
 MODULES = (
     "pytest", "pdb", "numpy", "matplotlib.figure", "matplotlib.style", "matplotlib.backends.backend_agg", "execnet",
     "xml.etree.ElementTree", "pytest_ddpscale.session.open", "pytest_ddpscale.session.session",
-    "pytest_ddpscale.session.past_runs", "pytest_ddpscale.report.markdown", "pytest_ddpscale.report.plots",
+    "pytest_ddpscale.session.past_runs", "pytest_ddpscale.report.markdown", "pytest_ddpscale.report.html_page",
+    "pytest_ddpscale.report.plots",
     "pytest_ddpscale.report.plan_text", "pytest_ddpscale.report.junit", "pytest_ddpscale.report.explain",
     "pytest_ddpscale.report.files", "pytest_ddpscale.report.terminal", "pytest_ddpscale.report.progress",
 )  # fmt: skip
@@ -120,7 +122,8 @@ def main() -> None:
     del sys.path[0]  # this folder
     for name in MODULES:
         import_module(name)
-    vars(import_module("pytest_ddpscale.report.markdown"))["_template"]()  # compiled, for all forks
+    _compile_templates()
+    inspect.getmodule(main.__code__, "no file")  # where all modules come from, which a traceback asks for
     gc.freeze()  # pytest looks for garbage at its end; forks need not look here
     for line in sys.stdin:
         start = Start(**json.loads(line))
@@ -128,6 +131,15 @@ def main() -> None:
         if child == 0:
             _exit_as_pytest(start)
         print(_exit_code(child, start.timeout_s), flush=True)
+
+
+def _compile_templates() -> None:
+    """Those of the reports, and what they include, for all forks."""
+    for module, ending in (("markdown", ".md.j2"), ("html_page", ".html.j2")):
+        environment = vars(import_module(f"pytest_ddpscale.report.{module}"))["_template"]().environment
+        for name in environment.list_templates():
+            if name.endswith(ending):
+                environment.get_template(name)
 
 
 def _exit_as_pytest(start: Start) -> None:
@@ -161,13 +173,19 @@ def _become(start: Start) -> None:
     sys.pycache_prefix, sys.dont_write_bytecode = start.byte_code, False
     if DRAWS not in start.environment:
         figure = vars(import_module("matplotlib.figure"))["Figure"]
-        figure.savefig = _save_blank
-        vars(import_module("pytest_ddpscale.report.plots"))["_draw"] = lambda *_: figure()
+        figure.savefig, figure.add_subplot = _save_blank, _draw_all_the_same
+        plots = vars(import_module("pytest_ddpscale.report.plots"))
+        plots["_draw"] = plots["_draw_overview"] = lambda *_: figure()
 
 
 def _save_blank(figure: object, path: Path, **_: object) -> None:
     """Where `Figure.savefig` writes: the first bytes of a PNG."""
     path.write_bytes(b"\x89PNG\r\n\x1a\n")
+
+
+def _draw_all_the_same(*_: object, **__: object) -> None:
+    """Where `Figure.add_subplot` draws."""
+    raise AssertionError("a plot is drawn: have tests/plugin/prepared.py replace what draws it")
 
 
 def _exit_code(child: int, timeout_s: float) -> int:

@@ -117,7 +117,12 @@ SCENARIOS = {
 
 @pytest.fixture
 def run(scenario: Scenario, tmp_path: Path) -> Path:
-    """Made before any site, because modules that are first imported within one are forgotten with it."""
+    """Made before any site, because modules that are first imported within one are forgotten with it.
+
+    Not there where the site's usual run is judged.
+    """
+    if not scenario.is_simulated:
+        return tmp_path / "run"
     thresholds = tmp_path / "thresholds.yaml"
     thresholds.write_text(scenario.thresholds, encoding="utf-8")
     faults = [f"--fault={fault}" for fault in scenario.faults]

@@ -63,8 +63,14 @@ def test_what_is_no_number_is_null(site: Site) -> None:
     assert test["call"]["log"][0]["loss"] is None
 
 
-@pytest.mark.parametrize("ending", ["raise KeyboardInterrupt", "pytest.exit('enough')"])
-@pytest.mark.parametrize("arguments", [(), ("--json-report", "--json-report-file=own.json")], ids=["ours", "own"])
+@pytest.mark.parametrize(
+    ("ending", "arguments"),
+    [
+        ("raise KeyboardInterrupt", ()),
+        ("pytest.exit('enough')", ("--json-report", "--json-report-file=own.json")),
+    ],
+    ids=["ours", "own"],
+)
 def test_an_interrupted_test_did_not_pass(site: Site, ending: str, arguments: tuple[str, ...]) -> None:
     result = judge(site, f"import pytest\n\ndef test_own():\n    {ending}\n", *arguments)
     assert result.ret == pytest.ExitCode.INTERRUPTED

@@ -15,7 +15,6 @@ from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.report.html_page import key_numbers, render_html, topologies
 from pytest_ddpscale.report.live_progress import LIVE
-from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.results.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.results.run_json import Resumed, RunRecord
 from pytest_ddpscale.results.survey_record import Survey
@@ -65,8 +64,10 @@ def test_nothing_is_asked_of_the_network_and_only_the_pages_own_script_runs() ->
 
 def test_only_the_page_of_a_run_that_goes_on_refreshes() -> None:
     assert 'http-equiv="refresh"' not in PAGE
+    assert "<body>" in PAGE
     page = render_html(JUDGEMENT, RUN, NOTHING, goes_on=True)
-    assert '<meta http-equiv="refresh" content="5">' in page
+    assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in page, "a reader could not pause it"
+    assert '<body data-refresh-s="5">' in page
     assert (page.count(LIVE), PAGE.count(LIVE)) == (1, 0)
     attacked = render_html(replace(hostile_judgement(), notes=(LIVE,), reason=LIVE), RUN, NOTHING, goes_on=True)
     assert attacked.count(LIVE) == 1
@@ -77,19 +78,6 @@ def test_what_failed_stands_above_what_passed() -> None:
     words = re.findall(r'class="word \w*">([A-Z ]+)<', table)
     assert words[0] == "FAIL"
     assert words[-3:] == ["PASS"] * 3
-
-
-def test_all_nodes_meet_all_only_if_every_requirement_passed() -> None:
-    assert node_table(ACCEPTED, RUN).others == "1 node: all met"
-    open_run = node_table(judgement_with(NOT_MEASURED), RUN)
-    assert open_run.others.startswith("1 node: no fault found; 1 requirement not met or not measured")
-
-
-def test_a_node_that_is_named_has_a_row() -> None:
-    table = node_table(judgement_with(FAILED), RUN)
-    assert {row.host for row in table.rows} == {"node7", "node9", "laptop"}
-    assert all("FAIL 1" in row.cells for row in table.rows)
-    assert table.others == ""
 
 
 def test_a_number_that_was_not_measured_is_shown_before_one_that_was() -> None:
@@ -134,15 +122,6 @@ def test_a_node_that_is_only_suspected_is_not_counted_as_failed() -> None:
     assert nodes_number(check_of("ecc", culprits=(certain, suspect))) == ("≤ 50.0%", "FAIL")
 
 
-def test_nodes_that_never_answered_stand_beside_those_that_met_all() -> None:
-    coverage = Coverage((NodeCoverage("node7", ("training",)),), unnamed_nodes=2)
-    table = node_table(replace(ACCEPTED, coverage=coverage), RUN)
-    assert table.others == "1 node: all met; 2 further nodes never answered"
-    assert (
-        node_table(replace(ACCEPTED, coverage=Coverage(unnamed_nodes=1)), RUN).others == "1 further node never answered"
-    )
-
-
 def test_whoever_measured_resumed_and_judged_is_on_the_first_page() -> None:
     resumed = Resumed(
         at="2026-03-01T11:00:00+00:00", argv=(), status_before="interrupted", thresholds_digests="", measured_anew={},
@@ -151,6 +130,7 @@ def test_whoever_measured_resumed_and_judged_is_on_the_first_page() -> None:
     run = with_fields(RUN, operator="Ann", resumed=(resumed, resumed))
     page = render_html(replace(JUDGEMENT, basis={"judged_by": "Eve"}), run, NOTHING)
     assert "<dt>By</dt><dd>Ann, Bob</dd>" in page
+    assert "<dt>Resumed</dt><dd>2026-03-01 11:00 UTC by Bob; the session before was interrupted</dd>" in page
     assert "<dt>Judged by</dt><dd>Eve</dd>" in page
     assert "Judged by" not in PAGE
 
@@ -169,3 +149,38 @@ def test_who_only_misses_what_warns_is_on_the_first_page() -> None:
     for who in ("GPU 3 (GPU-4f1c)", "GPU 4 (GPU-5)"):
         assert f"warning: {who} on node7 is 1.20× slower than its 7 peers" in front
     assert "3 of 5 requirements passed, 2 only warn" in front
+
+
+def test_only_a_run_of_a_machine_that_is_over_has_lines_to_sign() -> None:
+    assert "Decided by, date" in PAGE
+    assert "Accepted by, date" in render_html(ACCEPTED, RUN, NOTHING)
+    simulated = render_html(replace(ACCEPTED, simulated=True), RUN, NOTHING)
+    going_on = render_html(ACCEPTED, RUN, NOTHING, goes_on=True)
+    for page, why in ((simulated, "Not to be signed: no machine was measured."), (going_on, "To be signed once")):
+        assert "by, date" not in page
+        assert why in page
+
+
+def test_a_run_without_an_earlier_acceptance_says_so() -> None:
+    assert "<dt>Before</dt><dd>no acceptance of these nodes is known to compare with</dd>" in PAGE
+
+
+def test_what_the_reason_says_of_a_culprit_is_not_said_again() -> None:
+    culprit = replace(FAILED.culprits[0], evidence="1.04× the median")
+    told = replace(FAILED, reason="GPU 3 is slow (1.04× the median)", culprits=(culprit,))
+    requirements = render_html(judgement_with(told), RUN, NOTHING).split('id="requirements"')[1]
+    assert requirements.count("1.04× the median") == 1
+    untold = replace(told, reason="it is slow")
+    assert f"at fault: GPU 3 ({culprit.gpu_uuid}) on node7: 1.04× the median" in render_html(
+        judgement_with(untold), RUN, NOTHING
+    )
+
+
+def test_while_it_goes_on_only_failures_are_causes() -> None:
+    page = render_html(judgement_with(NOT_MEASURED, FAILED), RUN, NOTHING, goes_on=True)
+    assert "MEASURING: 0 of 2 requirements passed so far, 1 failed</h1>" in page
+    causes = page.split("What fails so far, by cause:")[1].split("</ul>")[0]
+    assert "GPU 3" in causes
+    assert "it needs 64 ranks" not in causes
+    nothing = render_html(judgement_with(NOT_MEASURED), RUN, NOTHING, goes_on=True)
+    assert "by cause" not in nothing

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.report.svg_bars import MOST_BARS
 from pytest_ddpscale.report.svg_figures import Figure, figures
 from pytest_ddpscale.results.pair_record import PairMeasurement
 from pytest_ddpscale.results.verdicts import GenerationComparison, Judgement
@@ -246,3 +247,24 @@ def test_a_device_below_the_line_is_flagged() -> None:
     assert bold == ["low: 75.0 %, weak ddp@2"]
     lines = {float(one.get("x1", "")) for one in ET.fromstring(figure.svg).iter(f"{SVG}line")}
     assert list(lines) == pytest.approx([8 + 0.8 * 464], abs=0.1)
+
+
+def test_only_as_many_devices_as_fit_on_paper_have_a_bar_the_least_busy_of_all() -> None:
+    study = make_study("weak", RESNET, (1, 40))
+    blocks = [
+        replace(one, utilization=0.99 - 0.01 * one.rank) for one in make_measurements(study, 1000.0, 0.05)
+    ]  # fmt: skip
+    svg = drawn(blocks, make_plan(study))["activity"].svg
+    texts = [one.text or "" for one in ET.fromstring(svg).iter(f"{SVG}text")]
+    assert f"The {MOST_BARS} least busy of 40" in texts
+    assert sum(text.startswith("GPU ") for text in texts) == MOST_BARS
+    assert not any(text.startswith("GPU 0 ") for text in texts), "the busiest"
+
+
+def test_the_ideal_speed_up_is_drawn_from_one_to_the_largest_size() -> None:
+    study = make_study("strong", RESNET, (1, 8))
+    root = ET.fromstring(drawn(make_measurements(study, 1000.0, 0.05), make_plan(study))["strong-speedup"].svg)
+    (ideal,) = [one for one in root.findall(f"{SVG}line") if one.get("stroke-dasharray") == "7 4"]
+    ticks = {one.text: float(one.get("x", "")) for one in root.iter(f"{SVG}text") if one.get("text-anchor") == "middle"}
+    assert float(ideal.get("x1", "")) <= ticks["1"]
+    assert float(ideal.get("x2", "")) >= ticks["8"]

@@ -140,7 +140,7 @@ class TestPage:
         assert "| Node checks: ecc | FAIL | 50.0 % | – | ≥ 100.0 % | −50.0 % | – |" in lines
         assert f"Memory errors: {MEANING}" in lines
         below = lines.index(CHECK.reason)
-        assert lines[below + 1].startswith(f"GPU 3 ({UUID}) on node7: ")
+        assert lines[below + 1] == f"at fault: GPU 3 ({UUID}) on node7"
         assert MATMUL.reason in lines
 
     def test_checks_are_not_among_bounds_that_want_a_figure(self) -> None:

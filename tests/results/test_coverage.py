@@ -256,6 +256,24 @@ class TestWhatTookNoPart:
         assert [verdict.outcome for verdict in verdicts.values()] == ["failed"]
         assert coverage_of(evidence, cases, verdicts, {}, 2).idle_gpus == []
 
+    def test_a_gpu_that_only_inferred_was_not_tested_by_training(self) -> None:
+        """Of two a node the first trains with that of the other node, and both infer."""
+        training = make_case("throughput_per_gpu", 50.0, world_size=2, placement="spread")
+        inference = make_case("inference_throughput", 50.0, world_size=2)
+        cases = [training, inference]
+        coverage = concluded(cases, evidence_of(cases)).coverage
+        tested = [[gpu.tested_by for gpu in node.gpus] for node in coverage.nodes]
+        assert tested == [[("training", "inference"), ("inference",)]] * 2
+        assert [gpu.index for _, gpu in coverage.idle_gpus] == [1, 1]
+
+    def test_inference_alone_tests_its_gpus_accepts_nothing_and_is_nothing_between_nodes(self) -> None:
+        cases = [make_case("inference_throughput", 50.0, world_size=size) for size in (2, 4)]
+        found = concluded(cases, evidence_of(cases))
+        assert found.coverage.idle_gpus == []
+        assert found.coverage.between_nodes == ()
+        assert found.outcome == "incomplete"
+        assert "none with a published bound covers all devices" in found.reason
+
 
 class TestPaths:
     CASES = (ON_EACH, TOGETHER)

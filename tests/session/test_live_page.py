@@ -70,7 +70,7 @@ def test_the_page_says_how_far_measuring_is_before_anything_is_judged(measuring:
     timed.rounds(30, 1.0)
     page = page_text(measuring)
     assert '<meta http-equiv="refresh" content="5">' in page
-    assert "INCOMPLETE" in page
+    assert "MEASURING: 0 of " in page
     assert re.search(r"Last written at 20\d\d-", page)
     assert f"{STUDY}: round 30" in page or f"{STUDY}: round 2" in page
     assert '<th scope="row">alone</th>' in page

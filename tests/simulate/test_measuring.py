@@ -163,6 +163,15 @@ def test_only_ddp_has_checksums_of_parameters() -> None:
     assert all(len(one.parameters_checksum or "") == 16 for told in found["ddp@8"] for one in told)
 
 
+def test_ranks_that_infer_wait_for_nobody_and_leave_no_replica_to_compare() -> None:
+    found = measured(QUIET, weak_study(Arm("infer", 8, 512)), "slow-gpu:3:1.5")["infer@8"]
+    for told in found:
+        times = [mean_step_s(one) for one in told]
+        assert times[3] == pytest.approx(1.5 * times[0])
+        assert [times[0]] * 7 == pytest.approx(times[:3] + times[4:])
+        assert {(one.parameters_checksum, one.peak_memory_bytes) for one in told} == {(None, None)}
+
+
 def test_a_slow_link_slows_only_arms_that_use_it() -> None:
     pair, sixteen = Arm("ddp", 8, 512), Arm("ddp", 16, 512)
     study = Study("weak", BOTH.workload, (pair, sixteen), 1, 0.0, 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,6 +38,17 @@ def exposed_s(world_size: int, computation_s: float, link_share: float = 1.0) ->
 def test_a_gpu_alone_is_a_little_faster_than_published_under_ddp() -> None:
     assert computation_s("alone", 1) == pytest.approx(ALONE_S)
     assert computation_s("each", 8) == pytest.approx(ALONE_S)
+
+
+def test_a_forward_pass_takes_a_third_of_a_step_however_many_do_it_at_once() -> None:
+    assert computation_s("infer", 1) == computation_s("infer", 8) == pytest.approx(ALONE_S / 3)
+
+
+def test_a_forward_pass_takes_what_the_thresholds_say_if_they_do() -> None:
+    known = replace(PERFORMANCE.expectations[RESNET], inferred_img_per_s=2560.0)
+    performance = replace(PERFORMANCE, expectations={RESNET: known})
+    arm = Arm("infer", 8, 512)
+    assert performance.step_time(weak_study(arm), arm).computation_s == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "no_sync"])

@@ -19,13 +19,13 @@ CLUSTER = a100()
 PLAN = CLUSTER.plan(short_blocks=True)
 
 
-def power(*faults: str, trials: int = 3) -> Power:
+def power(*faults: str, trials: int) -> Power:
     return measure_power(CLUSTER, PLAN, faults, trials, 0.95, seed=0)
 
 
 @pytest.fixture(scope="module")
 def found() -> Power:
-    return power("slow-gpu:1.3", "corrupt-rank", "missing-rank", "drift:0")
+    return power("slow-gpu:1.3", "corrupt-rank", "missing-rank", "drift:0", trials=2)
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_no_drift_is_no_fault(found: Power) -> None:
 
 
 def test_the_same_seed_gives_the_same_shares() -> None:
-    assert power("slow-gpu:1.05", trials=2) == power("slow-gpu:1.05", trials=2)
+    assert power("slow-gpu:1.05", trials=1) == power("slow-gpu:1.05", trials=1)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_fault_of_all_ranks_has_no_place_and_one_of_a_single_rank_keeps_its_ro
 
 
 def test_nobody_is_named_for_what_strikes_all() -> None:
-    table = list(power_lines(power("slow-gpu:all:1.2", trials=2)))
+    table = list(power_lines(power("slow-gpu:all:1.2", trials=1)))
     assert table[2].split()[:2] == ["slow-gpu", "all:1.2"]
     assert "100%" in table[2]
     assert "–" in table[2]
@@ -120,8 +120,8 @@ def test_every_trial_has_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         return decide(run, *others)
 
     monkeypatch.setattr("pytest_ddpscale.simulate.power.decide", recorded)
-    power(trials=3)
-    assert len(set(seeds)) == 3
+    power(trials=2)
+    assert len(set(seeds)) == 2
 
 
 def test_the_score_interval_is_that_of_the_tables() -> None:
@@ -142,7 +142,7 @@ def test_the_table_has_a_row_for_each_fault_and_names_the_false_alarms(found: Po
     assert lines[0].split()[:3] == ["fault", "size", "caught"]
     assert [line.split()[0] for line in lines[1:6]] == ["none", "slow-gpu", "corrupt-rank", "missing-rank", "drift"]
     assert "1.3" in lines[2]
-    assert "100% [44%, 100%]" in lines[2]
+    assert "100% [34%, 100%]" in lines[2]
     assert "–" in lines[5]
     assert any("no machine was measured" in line for line in lines)
     assert any("false alarms" in line for line in lines)

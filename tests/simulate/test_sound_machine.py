@@ -9,6 +9,7 @@ import pytest
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.sound_machine import DDP_OVERHEAD, Expectation, expectation_of
+from pytest_ddpscale.thresholds.model import Requirement, Source
 from tests.builders.clusters import RESNET, thresholds
 
 A100, B200, RTX = "a100-sxm4-80gb", "b200", "rtx-pro-6000-server"
@@ -43,6 +44,17 @@ def test_a_ratio_to_another_sku_is_a_speed_too() -> None:
     ratio = next(r for r in thresholds().thresholds.skus[RTX].requirements if r.workload == "resnet50-nchw-fp16")
     reference, _ = thresholds().thresholds.reference_throughput(ratio)
     assert expected(RTX, "resnet50-nchw-fp16").img_per_s == pytest.approx(1.05 * ratio.bound * reference)
+
+
+def test_how_fast_it_infers_is_a_speed_too() -> None:
+    """A step takes three times as long as its forward pass."""
+    file = thresholds()
+    row = Requirement("inference_throughput", 3000.0, Source(3150.0, None, "a paper"), workload="served")
+    a100 = replace(file.thresholds.skus[A100], requirements=(row,))
+    served = replace(file, thresholds=replace(file.thresholds, skus={A100: a100}))
+    found = expectation_of(Workload("served", "resnet50", "fp16", 8), A100, served)
+    assert found.inferred_img_per_s == 3150.0
+    assert found.img_per_s == pytest.approx(1050.0)
 
 
 def test_a_workload_of_unknown_speed_is_refused() -> None:

@@ -8,10 +8,11 @@ for (const table of document.querySelectorAll("table.sortable")) {
     return match && /^[≥≤±+-]?\s*\d/.test(words.replace("−", "-")) ? parseFloat(match[0]) : NaN;
   };
   [...table.tHead.rows[0].cells].forEach((head, column) => {
-    const button = document.createElement("button");
+    const button = document.createElement("button"), paper = document.createElement("span");
     button.type = "button";
-    button.textContent = head.textContent;
-    head.replaceChildren(button);
+    paper.className = "paper";
+    button.textContent = paper.textContent = head.textContent;
+    head.replaceChildren(button, paper);
     button.addEventListener("click", () => {
       const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
       for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
@@ -33,4 +34,16 @@ for (const table of document.querySelectorAll("table.sortable")) {
     const wanted = input.value.toLowerCase();
     for (const row of rows()) row.hidden = !row.textContent.toLowerCase().includes(wanted);
   });
+}
+// The page of a run that goes on is read again, but not while its reader pauses that or uses a filter.
+const everyS = Number(document.body.dataset.refreshS);
+if (everyS) {
+  const pause = document.createElement("button");
+  pause.type = "button";
+  pause.textContent = "Pause";
+  pause.setAttribute("aria-pressed", "false");
+  pause.addEventListener("click", () => pause.setAttribute("aria-pressed", String(pause.ariaPressed !== "true")));
+  document.querySelector("h1").before(pause);
+  const isFiltering = () => [...document.querySelectorAll("input")].some((one) => one.value || one === document.activeElement);
+  setInterval(() => { if (pause.ariaPressed !== "true" && !isFiltering()) location.reload(); }, everyS * 1000);
 }

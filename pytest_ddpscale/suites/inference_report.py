@@ -1,0 +1,147 @@
+"""What inference came to: tables of throughput and latency by batch, a picture, and where throughput saturates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES
+from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.suites.inference_figure import throughput_figure
+from pytest_ddpscale.suites.inference_values import (
+    SATURATED,
+    InferredArm,
+    InferredBatch,
+    Saturation,
+    inferred_batches,
+    saturation,
+)
+from pytest_ddpscale.suites.suite import MeasuredSuite
+from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
+from pytest_ddpscale.verdict.estimating import Found
+
+_SHARING = (
+    "Kept at once: throughput of a {device} while the others of its node work too, relative to the same {device} alone "
+    "in the same round. Nothing communicates; what is lost is lost by sharing the host."
+)
+_LATENCY = (
+    "Time of one forward pass of a batch that is on the device already, one after the other without a pause. "
+    "Percentiles are of each round, over all its passes and ranks; of fewer than 100 passes p99 is nearly the slowest."
+)
+
+
+def inference_report(measured: MeasuredSuite) -> SuiteReport:
+    """All of it."""
+    batches, evidence = inferred_batches(measured), measured.evidence
+    found = [one for one in batches if one.arms]
+    where = saturation(found)
+    sections = [_throughput(evidence, found, where, measured.confidence), _latency(found)] if found else []
+    problems = [f"batch {one.batch}: {one.problem}" for one in batches if one.problem]
+    values = {"batches": [_values(one) for one in batches], "saturating_batch": where.surely if where else None}
+    return SuiteReport(_headline(evidence, found, len(batches), where), sections, problems, values)
+
+
+def _headline(evidence: Evidence, found: Sequence[InferredBatch], planned: int, where: Saturation | None) -> str:
+    of = next((study.workload for study in evidence.plan.studies), None)
+    what = f"Inference of {of.model} in {of.precision}" if of else "Inference"
+    if not found:
+        return f"{what}: none of {planned} batches was measured"
+    fastest = max(found, key=lambda one: one.arms[-1].img_per_s.value)
+    best, device = fastest.arms[-1], "GPU" if evidence.plan.device_type == "cuda" else "rank"
+    together = f"{best.ranks} at once" if best.ranks > 1 else "alone"
+    parts = [f"{best.img_per_s.value:.4g} img/s per {device} ({together}, batch {fastest.batch})"]
+    if fastest.kept is not None:
+        is_loss = fastest.kept.estimate is not None and fastest.kept.estimate.interval[1] < 1
+        parts.append(f"{fastest.kept.value:.1%} of one alone" if is_loss else "no loss at once shown")
+    parts += [saturation_text(where)] if where else []
+    missing = [f"{planned - len(found)} of {planned} batches not measured"] if len(found) < planned else []
+    return f"{what}: {'; '.join([*parts, *missing])}"
+
+
+def saturation_text(where: Saturation) -> str:
+    """From which batch on throughput hardly grows, as far as the intervals say."""
+    if where.is_largest:
+        return f"throughput still grows at batch {where.least}, the largest measured"
+    if where.surely == where.least:
+        return f"saturated from batch {where.least} on"
+    if where.surely is None:
+        return f"saturated from batch {where.least} on or later (intervals are too wide to say where)"
+    return f"saturated from a batch of {where.least} to {where.surely} on"
+
+
+def _throughput(
+    evidence: Evidence, found: Sequence[InferredBatch], where: Saturation | None, confidence: float
+) -> SuiteSection:
+    device = "GPU" if evidence.plan.device_type == "cuda" else "rank"
+    interval = f"{confidence:.0%} interval"
+    columns = ["Batch", "Alone img/s", interval]
+    ranks = max(one.arms[-1].ranks for one in found)
+    if ranks > 1:
+        columns += [f"{ranks} at once, img/s per {device}", interval, "Total img/s", "Kept at once", interval]
+    rows = [[str(one.batch), *_throughput_cells(one, ranks)] for one in found]
+    said = [_SHARING.format(device=device)] if ranks > 1 else []
+    if where is not None:
+        said.append(
+            f"{saturation_text(where).capitalize()}. A batch is saturated if it reaches {SATURATED:.0%} of the highest "
+            "throughput measured. Batches are measured one after the other, not in one round."
+        )
+    return SuiteSection("Throughput", said, [SuiteTable(columns, rows)], figures=[throughput_figure(found, device)])
+
+
+def _throughput_cells(one: InferredBatch, ranks: int) -> Iterator[str]:
+    by_ranks = {arm.ranks: arm for arm in one.arms}
+    alone, together = by_ranks.get(1), by_ranks.get(ranks)
+    yield from _cells(alone.img_per_s if alone else None)
+    if ranks > 1:
+        yield from _cells(together.img_per_s if together else None)
+        yield f"{together.total_img_per_s.value:.4g}" if together else ABSENT
+        yield from _cells(one.kept, "{:.1%}")
+
+
+def _cells(found: Found | None, form: str = "{:.4g}") -> tuple[str, str]:
+    """The value, and its interval."""
+    if found is None:
+        return ABSENT, ABSENT
+    ends = [form.format(end) for end in found.estimate.interval] if found.estimate else []
+    return form.format(found.value), " … ".join(ends) or ABSENT
+
+
+def _latency(found: Sequence[InferredBatch]) -> SuiteSection:
+    columns = ["Batch", "Ranks at once", "Passes a round"]
+    for per_cent in INFERENCE_LATENCIES:
+        columns += [f"p{per_cent} ms", "interval"]
+    rows = [
+        [
+            str(one.batch), str(arm.ranks), str(arm.passes * arm.ranks),
+            *(cell for per_cent in INFERENCE_LATENCIES for cell in _cells(arm.latencies_ms[per_cent])),
+        ]
+        for one in found
+        for arm in one.arms
+    ]  # fmt: skip
+    return SuiteSection("Latency", [_LATENCY], [SuiteTable(columns, rows)])
+
+
+def _values(one: InferredBatch) -> dict[str, Any]:
+    return {
+        "batch": one.batch,
+        "problem": one.problem,
+        "kept_at_once": _value(one.kept),
+        "arms": [_arm_values(arm) for arm in one.arms],
+    }
+
+
+def _arm_values(arm: InferredArm) -> dict[str, Any]:
+    return {
+        "ranks": arm.ranks,
+        "img_per_s_per_gpu": _value(arm.img_per_s),
+        "img_per_s": _value(arm.total_img_per_s),
+        "passes_per_rank_and_round": arm.passes,
+        "latency_ms": {f"p{per_cent}": _value(found) for per_cent, found in arm.latencies_ms.items()},
+    }
+
+
+def _value(found: Found | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"value": found.value, "interval": list(found.estimate.interval) if found.estimate else None}

@@ -1,0 +1,111 @@
+"""`ddpscale suite inference`: forward passes of one model, batch by batch, on one GPU alone and on all at once.
+
+Nothing communicates and nothing is trained, so that what GPUs lose at once is lost by sharing their host: its cores,
+memory, power and cooling.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
+from pytest_ddpscale.plan.workload import Precision, Workload
+from pytest_ddpscale.settings import count_up_to, read_value
+from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.suites.suite_report import SuiteReport
+
+BATCHES = (32, 64, 128, 256)
+MOST_BATCHES = 32
+# As the packaged thresholds have it: what models are usually served in.
+_PRECISIONS: dict[DeviceType, Precision] = {"cuda": "fp16", "cpu": "fp32"}
+
+
+class InferenceSuite(Suite):
+    """Throughput, latency and the batch from which on a larger one is no faster."""
+
+    name = "inference"
+    help = "forward passes: throughput and latency by batch, alone and on all GPUs of a node at once"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """What is inferred, and in which batches."""
+        add = parser.add_argument
+        add("--model", default="resnet50", metavar="MODEL", help="of torchvision; default: %(default)s")
+        add("--batches", default=",".join(map(str, BATCHES)), metavar="N,N", help="per GPU; default: %(default)s")
+        add("--image-size", default="224", metavar="PIXELS", help="default: %(default)s")
+        add("--precision", choices=("fp32", "fp16", "bf16"), help="by autocast; default: fp16, on a CPU fp32")
+        add("--ranks", metavar="N", help="of each node that infer at once; default: all its GPUs (CPU: cores)")
+
+    def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
+        """A study for each batch, the smallest first: one that does not fit the memory ends its gang and no other."""
+        plan, pace = nodes.empty_plan(), nodes.pace()
+        ranks = _ranks(arguments.ranks, nodes.ranks_per_node)
+        studies = (
+            Study(
+                "weak",
+                one,
+                inference_arms(one.batch_size, ranks),
+                pace.rounds,
+                pace.block_s,
+                pace.warmup_s,
+                turns=ranks,
+            )
+            for one in _workloads(arguments, plan.device_type)
+        )
+        return replace(plan, studies=tuple(studies))
+
+    def conclude(self, measured: MeasuredSuite) -> SuiteReport:
+        """The tables, and where throughput saturates."""
+        from pytest_ddpscale.suites.inference_report import inference_report
+
+        return inference_report(measured)
+
+
+def _workloads(arguments: argparse.Namespace, device_type: DeviceType) -> list[Workload]:
+    """The model with each batch. Raises OptionError."""
+    model = read_value("--model", arguments.model, _model)
+    pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4))
+    precision: Precision = arguments.precision or _PRECISIONS[device_type]
+    if precision == "fp16" and device_type == "cpu":
+        raise OptionError("--precision", "found 'fp16' on a CPU", "fp32 or bf16")
+    is_contiguous = device_type == "cpu" or model.startswith("vit_")
+    return [
+        Workload(
+            f"{model}-{precision}-batch-{batch}".replace("_", "-"), model, precision, batch, image_size=pixels,
+            memory_format="contiguous" if is_contiguous else "channels_last",
+        )
+        for batch in read_value("--batches", arguments.batches, _batches)
+    ]  # fmt: skip
+
+
+def inference_arms(batch: int, ranks: int) -> tuple[Arm, ...]:
+    """One rank at a time, and all of them."""
+    return tuple(Arm("infer", size, batch) for size in dict.fromkeys((1, ranks)))
+
+
+def _ranks(asked: str | None, ranks_per_node: int) -> int:
+    ranks = ranks_per_node if asked is None else read_value("--ranks", asked, count_up_to(10**6))
+    if ranks > ranks_per_node:
+        found = f"found {ranks}, but {ranks_per_node} can be used on each node"
+        raise OptionError("--ranks", found, f"at most {ranks_per_node}")
+    return ranks
+
+
+def _model(text: str) -> str:
+    from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
+
+    if text not in TORCHVISION_MODELS:
+        raise ValueError("a classification model of torchvision, such as resnet50")
+    return text
+
+
+def _batches(text: str) -> list[int]:
+    """Each once, ascending."""
+    batches = sorted({count_up_to(10**6)(part.strip()) for part in text.split(",")})
+    if len(batches) > MOST_BATCHES:
+        raise ValueError(f"at most {MOST_BATCHES} batches")
+    return batches

@@ -1,0 +1,148 @@
+"""What forward passes of each batch came to: the metrics of inference, and how much GPUs lose at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pytest_ddpscale.metrics.rounds import ArmRounds, all_groups
+from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES, INFERENCE_THROUGHPUT
+from pytest_ddpscale.plan.per_round import PerRound, Sample
+from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
+from pytest_ddpscale.verdict.answering_rounds import samples_of
+from pytest_ddpscale.verdict.estimating import Found, estimate_of
+
+# Of the highest throughput that was measured: a batch that reaches it gains nothing worth its latency by growing.
+SATURATED = 0.95
+
+
+@dataclass(frozen=True)
+class InferredArm:
+    """One batch on so many ranks of each node at once.
+
+    Attributes:
+        ranks: 1 is one rank of each node at a time.
+        img_per_s: of each GPU, at the slowest one's pace.
+        total_img_per_s: of all GPUs that work at the same time, each at its own pace.
+        latencies_ms: by per cent.
+        passes: of one rank in one round: the percentiles of a round are of `ranks` times as many.
+    """
+
+    ranks: int
+    img_per_s: Found
+    total_img_per_s: Found
+    latencies_ms: Mapping[int, Found]
+    passes: int
+
+
+@dataclass(frozen=True)
+class InferredBatch:
+    """One batch.
+
+    Attributes:
+        arms: that have rounds, the fewest ranks first.
+        kept: throughput of a GPU while all of its node work over that of the same GPU alone; None if there is one only.
+        problem: why something of it was not measured; empty if nothing is missing.
+    """
+
+    batch: int
+    arms: Sequence[InferredArm] = field(default_factory=tuple)
+    kept: Found | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """From which batch on a larger one hardly infers faster: more than `SATURATED` of the highest throughput.
+
+    Attributes:
+        least: the smallest batch that may do so, as far as its interval says.
+        surely: the smallest that does; None if the intervals are too wide for any.
+        is_largest: whether `least` is the largest batch that was measured, so that throughput still grows.
+    """
+
+    least: int
+    surely: int | None
+    is_largest: bool
+
+
+def inferred_batches(measured: MeasuredSuite) -> list[InferredBatch]:
+    """Of each study, in the plan's order."""
+    return [_batch(measured, study) for study in measured.evidence.plan.studies]
+
+
+def saturation(batches: Sequence[InferredBatch]) -> Saturation | None:
+    """By the most ranks at once; None of fewer than two batches."""
+    limits = [(one.batch, *_limits(one.arms[-1].img_per_s)) for one in batches if one.arms]
+    if len(limits) < 2:
+        return None
+    _, low, high = max(limits, key=lambda one: one[1] * one[2])
+    least = next(batch for batch, _, top in limits if top >= SATURATED * low)
+    surely = next((batch for batch, bottom, _ in limits if bottom >= SATURATED * high), None)
+    return Saturation(least, surely, least == limits[-1][0])
+
+
+def _limits(found: Found) -> tuple[float, float]:
+    return found.estimate.interval if found.estimate else (found.value, found.value)
+
+
+def _batch(measured: MeasuredSuite, study: Study) -> InferredBatch:
+    evidence, problem = measured.evidence, why_missing(measured.evidence, study.id)
+    arms = [found for arm in study.arms if (found := _arm(measured, study, arm)) is not None]
+    if len(arms) < len(study.arms):
+        problem = problem or "no round of it is complete"
+    kept = None
+    if len(study.arms) > 1:
+        alone, together = (all_groups(evidence.columns, study.id, arm, evidence.plan.layout) for arm in study.arms)
+        kept = _found(list(kept_at_once(alone, together)), measured.confidence)
+    return InferredBatch(study.workload.batch_size, arms, kept, problem)
+
+
+def _arm(measured: MeasuredSuite, study: Study, arm: Arm) -> InferredArm | None:
+    """None without rounds."""
+    evidence, confidence = measured.evidence, measured.confidence
+
+    def metric(one: Metric) -> Found | None:
+        return _found(samples_of(Question(one, study.workload, arm.world_size), evidence), confidence)
+
+    rounds = all_groups(evidence.columns, study.id, arm, evidence.plan.layout)
+    img_per_s, total = metric(INFERENCE_THROUGHPUT), _found(list(_total_img_per_s(rounds)), confidence)
+    latencies = {per_cent: found for per_cent, one in INFERENCE_LATENCIES.items() if (found := metric(one)) is not None}
+    if img_per_s is None or total is None or len(latencies) < len(INFERENCE_LATENCIES):
+        return None
+    passes = int(np.median(rounds.measured.steps[rounds.present]))
+    return InferredArm(arm.world_size, img_per_s, total, latencies, passes)
+
+
+def _found(samples: Sequence[Sample], confidence: float) -> Found | None:
+    return estimate_of(samples, "factors", confidence) if samples else None
+
+
+def _total_img_per_s(rounds: ArmRounds) -> PerRound:
+    return PerRound(rounds.numbers, np.nansum(rounds.img_per_s, axis=1)) if len(rounds) else PerRound()
+
+
+def kept_at_once(alone: ArmRounds, together: ArmRounds) -> PerRound:
+    """Throughput of a rank while all of its node work, over that of the same rank alone, in the same round.
+
+    Of the rank whose turn it is: that another one is slower is no loss by sharing. Of several nodes, which each have
+    one, the geometric mean.
+    """
+    places = {place: column for column, place in enumerate(together.ranks.places)}
+    pairs = [(i, places[place]) for i, place in enumerate(alone.ranks.places) if place in places]
+    numbers = np.intersect1d(alone.numbers, together.numbers)
+    if not pairs or not len(numbers):
+        return PerRound()
+    of_one, of_all = (np.array(columns) for columns in zip(*pairs, strict=True))
+    one = alone.img_per_s[np.isin(alone.numbers, numbers)][:, of_one]
+    with_all = together.img_per_s[np.isin(together.numbers, numbers)][:, of_all]
+    logs = np.log(with_all / one)
+    there = ~np.isnan(logs)
+    known = there.any(axis=1)
+    means = np.where(there, logs, 0.0).sum(axis=1)[known] / there.sum(axis=1)[known]
+    return PerRound(numbers[known], np.exp(means))

@@ -1,0 +1,63 @@
+"""Each node that something is wrong with has a row with all that is known of it; the others have one together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_ddpscale.report.node_table import MOST_REMARKS, node_table
+from pytest_ddpscale.results.coverage import Coverage, NodeCoverage
+from pytest_ddpscale.results.verdicts import Culprit
+from tests.builders.judgements import ACCEPTED, FAILED, NOT_MEASURED, RUN, WARNED, judgement_with
+
+
+def of_gpu(index: int, evidence: str, *, is_certain: bool = True) -> Culprit:
+    return Culprit("gpu", "node7", index, f"GPU-{index}", evidence, is_certain=is_certain)
+
+
+def test_all_nodes_meet_all_only_if_every_requirement_passed() -> None:
+    assert node_table(ACCEPTED, RUN).others == "node7: all requirements met"
+    open_run = node_table(judgement_with(NOT_MEASURED, replace(WARNED, culprits=())), RUN)
+    assert open_run.others == "node7: no failure names it; 1 requirement not measured, 1 failed, without a node to name"
+
+
+def test_a_node_that_is_named_has_a_row() -> None:
+    table = node_table(judgement_with(FAILED), RUN)
+    assert {row.host for row in table.rows} == {"node7", "node9", "laptop"}
+    assert all("FAIL 1" in row.cells for row in table.rows)
+    assert table.others == ""
+
+
+def test_a_row_names_every_gpu_and_link_of_its_node_once_those_at_fault_first() -> None:
+    first = replace(FAILED, culprits=(of_gpu(1, "odd", is_certain=False), of_gpu(2, "slow"), of_gpu(3, "hot")))
+    second = replace(WARNED, culprits=(of_gpu(2, "slow here, too"),))
+    (row,) = node_table(judgement_with(first, second), RUN).rows
+    assert row.remarks == (
+        "GPU 2 (GPU-2) on node7: slow", "GPU 3 (GPU-3) on node7: hot", "suspected: GPU 1 (GPU-1) on node7: odd",
+    )  # fmt: skip
+
+
+def test_of_many_things_that_are_named_the_row_shows_a_few() -> None:
+    named = replace(FAILED, culprits=tuple(of_gpu(index, "slow") for index in range(MOST_REMARKS + 2)))
+    (row,) = node_table(judgement_with(named), RUN).rows
+    assert len(row.remarks) == MOST_REMARKS + 1
+    assert row.remarks[-1] == "2 more: culprits.csv lists all"
+
+
+def test_a_metric_that_names_no_node_has_no_column() -> None:
+    table = node_table(judgement_with(FAILED, NOT_MEASURED), RUN)
+    assert table.metrics == ("Throughput per GPU",)
+
+
+def test_nodes_that_nothing_names_stand_in_one_row() -> None:
+    nodes = Coverage(tuple(NodeCoverage(host, ("training",)) for host in ("node1", "node2", "node7")))
+    named = replace(FAILED, culprits=(of_gpu(3, "slow"),))
+    table = node_table(replace(judgement_with(named), coverage=nodes), RUN)
+    assert table.others == "2 other nodes: no failure names them"
+
+
+def test_nodes_that_never_answered_stand_beside_those_that_met_all() -> None:
+    coverage = Coverage((NodeCoverage("node7", ("training",)),), unnamed_nodes=2)
+    table = node_table(replace(ACCEPTED, coverage=coverage), RUN)
+    assert table.others == "node7: all requirements met; 2 further nodes never answered"
+    nobody = Coverage(unnamed_nodes=1)
+    assert node_table(replace(ACCEPTED, coverage=nobody), RUN).others == "1 further node never answered"
