@@ -14,8 +14,15 @@ _STEPS_BEFORE_POWERSGD = 2
 
 
 def register_hook(wrapper: DistributedDataParallel, hook: CommunicationHook, group: dist.ProcessGroup) -> None:
-    """Have a wrapper communicate so, in this group. All its ranks call this before their first step."""
+    """Have a wrapper communicate so, in this group. All its ranks call this before their first step.
+
+    Raises:
+        RuntimeError: PowerSGD over another backend than NCCL. Its second all-reduce of a bucket starts from a callback,
+            which gloo runs in threads of its own: with several buckets ranks differ in their order.
+    """
     if hook == "powersgd":
+        if dist.get_backend(group) != "nccl":
+            raise RuntimeError(f"PowerSGD needs NCCL: over {dist.get_backend(group)} ranks mix up its buckets")
         state = PowerSGDState(group, start_powerSGD_iter=_STEPS_BEFORE_POWERSGD)
         wrapper.register_comm_hook(state, powerSGD_hook)
     elif hook == "fp16":

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 # Set where a test looks at plots: drawing them takes half of a session, and tests/report/test_plots.py does it.
@@ -38,6 +39,7 @@ MODULES = (
 # No site has them; the first imports all of hypothesis at the end of a session.
 NOT_OF_A_SITE = ("-p", "no:hypothesispytest", "-p", "no:rerunfailures")
 POLL_S = 0.005
+PAGE = "report.html.j2"
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,9 @@ def main() -> None:
 
 def _compile_templates() -> None:
     """Those of the reports, and what they include, for all forks."""
-    for module, ending in (("markdown", ".md.j2"), ("html_page", ".html.j2")):
-        environment = vars(import_module(f"pytest_ddpscale.report.{module}"))["_template"]().environment
+    pages = import_module("pytest_ddpscale.report.html_page")
+    texts = vars(import_module("pytest_ddpscale.report.markdown"))["_template"]()
+    for environment, ending in ((texts.environment, ".md.j2"), (pages.page_template(PAGE).environment, ".html.j2")):
         for name in environment.list_templates():
             if name.endswith(ending):
                 environment.get_template(name)
@@ -173,14 +176,9 @@ def _become(start: Start) -> None:
     sys.pycache_prefix, sys.dont_write_bytecode = start.byte_code, False
     if DRAWS not in start.environment:
         figure = vars(import_module("matplotlib.figure"))["Figure"]
-        figure.savefig, figure.add_subplot = _save_blank, _draw_all_the_same
-        plots = vars(import_module("pytest_ddpscale.report.plots"))
-        plots["_draw"] = plots["_draw_overview"] = lambda *_: figure()
-
-
-def _save_blank(figure: object, path: Path, **_: object) -> None:
-    """Where `Figure.savefig` writes: the first bytes of a PNG."""
-    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+        figure.add_subplot = _draw_all_the_same
+        plots, blank = vars(import_module("pytest_ddpscale.report.plots")), np.zeros((1, 1, 4), np.uint8)
+        plots["_draw"], plots["_pixels"] = lambda *_: None, lambda _: blank
 
 
 def _draw_all_the_same(*_: object, **__: object) -> None:

@@ -292,7 +292,6 @@ VARIANTS = (
     Variant(broadcast_buffers=False),
     Variant(hook="fp16"),
     Variant(hook="bf16"),
-    Variant(hook="powersgd"),
     Variant(precision="bf16"),
     Variant(memory_format="channels_last"),
     Variant(fused_optimizer=True),
@@ -344,6 +343,13 @@ def test_accumulated_passes_give_the_gradients_of_one(gloo_of_one: None) -> None
 def test_a_batch_that_cannot_be_divided_into_equal_passes_is_refused() -> None:
     with pytest.raises(ValueError, match="a per-GPU batch of 5 is not 2 equal passes"):
         Arm("ddp", 2, 5, variant=Variant(accumulation_steps=2))
+
+
+def test_powersgd_is_refused_where_ranks_would_mix_up_its_buckets(gloo_of_one: None) -> None:
+    arm = Arm("ddp", 1, 2, variant=Variant(hook="powersgd"))
+    arms = StudyArms(study(arm), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)
+    with pytest.raises(RuntimeError, match="PowerSGD needs NCCL: over gloo"):
+        arms.time_block(arm, 2)
 
 
 def test_stream_priority_is_refused_where_there_are_no_streams(gloo_of_one: None) -> None:
