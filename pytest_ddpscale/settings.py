@@ -51,6 +51,7 @@ class Option(NamedTuple):
         parse: reads a value; raises ValueError with what it expected.
         default: as one would type it; empty for none.
         explanation: one line, without the default.
+        alone: the value that is meant where the flag stands alone; empty if it needs one.
     """
 
     flag: str
@@ -59,6 +60,7 @@ class Option(NamedTuple):
     default: str
     explanation: str
     about: About
+    alone: str = ""
 
     @property
     def name(self) -> str:
@@ -152,6 +154,13 @@ def number_of_launches(text: str) -> int:
     return launches
 
 
+def number_of_profiled_steps(text: str) -> int:
+    """Steps of each arm that are profiled."""
+    from pytest_ddpscale.plan.study import MOST_PROFILED_STEPS  # here, as every pytest session loads this module
+
+    return count_up_to(MOST_PROFILED_STEPS)(text)
+
+
 def world_sizes(text: str) -> tuple[int, ...]:
     """World sizes, each once, in order."""
     from pytest_ddpscale.plan.study import MOST_RANKS  # here, as every pytest session loads this module
@@ -241,10 +250,10 @@ def on_or_off(text: str) -> bool:
 
 def _option(
     flag: str, metavar: str | None, parse: Callable[[str], Any], about: About, explanation: str,
-    default: str | None = None,
+    default: str | None = None, alone: str = "",
 ) -> Any:  # fmt: skip
     """A field of `Settings` that is an option; None where nobody says anything and there is no default."""
-    option = Option(flag, metavar, parse, default or "", explanation, about)
+    option = Option(flag, metavar, parse, default or "", explanation, about, alone)
     return field(default=None if default is None else parse(default), metadata={"option": option})
 
 
@@ -319,6 +328,11 @@ class Settings:
     precision: float | None = _option("--ddp-precision", "1%", relative_precision, "measuring",
         "go on after the decision until the interval of each throughput and scaling efficiency is within that share of "
         "its value, or the most rounds are reached")
+    profile_steps: int | None = _option("--ddp-profile", "N", number_of_profiled_steps, "measuring",
+        "profile N steps of each arm by torch.profiler after a study's timed rounds, each study in a fresh gang; 5 "
+        "where no number follows", alone="5")
+    nvtx: bool = _switch("--ddp-nvtx", "measuring",
+        "NVTX ranges around every step, its forward, backward and optimizer, for nsys; in timed rounds too")
     isolate: bool = _switch("--ddp-isolate", "measuring",
         "a fresh torchrun for each study instead of one warm gang")
     allow_incomplete: bool = _switch("--ddp-allow-incomplete", "judging",
@@ -331,6 +345,11 @@ class Settings:
         "ticket that the run belongs to, for the report; beside --ddp-judge for the new report only", default="")
     sku_was_given: bool = False
 # fmt: on
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether each study has a gang of its own: no round is timed by processes that a profiler has been in."""
+        return self.isolate or self.profile_steps is not None
 
 
 # By attribute of `Settings`.

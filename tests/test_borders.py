@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "verdict": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "checks", "blame"},
     "history": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "verdict"},
     "calibrate": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "verdict", "history"},
-    "report": {"plan", "results", "evidence", "metrics", "history"},
+    "report": {"plan", "results", "evidence", "metrics", "stats", "history"},
     "compare": {"settings", "plan", "results", "metrics", "stats", "evidence", "verdict", "history", "report"},
     "forecast": {"settings", "plan", "results", "metrics", "stats", "evidence"},
     "find_batch": {"settings", "plan", "results", "thresholds", "sku", "node", "launch"},

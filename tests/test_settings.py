@@ -53,13 +53,15 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "ddp_launches": ("launches", "3", "10", 3, 10),
     "ddp_block": ("block_s", "1.5s", "3", 1.5, 3.0),
     "ddp_precision": ("precision", "0.5%", "0.01", 0.005, 0.01),
+    "ddp_profile": ("profile_steps", "1", "100", 1, 100),
 }
 MEASURING = (
     "ddp_launcher", "ddp_nodes", "ddp_gpus_per_node", "ddp_slurm_args", "ddp_queue_limit", "ddp_container",
     "ddp_pass_env", "ddp_budget", "ddp_inactivity_limit", "ddp_total_limit", "ddp_unfit", "ddp_rounds", "ddp_block",
     "ddp_launches", "ddp_precision", "ddp_isolate", "ddp_hosts", "ddp_hostfile", "ddp_exec", "ddp_remote_python",
+    "ddp_profile", "ddp_nvtx",
 )  # fmt: skip
-SWITCHES = {"ddp_isolate": "isolate", "ddp_allow_incomplete": "allow_incomplete"}
+SWITCHES = {"ddp_isolate": "isolate", "ddp_allow_incomplete": "allow_incomplete", "ddp_nvtx": "nvtx"}
 
 
 def read(
@@ -88,7 +90,7 @@ def test_nothing_asked_for() -> None:
         gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0, total_limit_s=None,
         unfit="measure", history=None,
         confidence=0.95, family_confidence=None, rounds=None, launches=1, block_s=None, precision=None, isolate=False,
-        allow_incomplete=False,
+        allow_incomplete=False, profile_steps=None, nvtx=False,
     )  # fmt: skip
 
 
@@ -324,3 +326,13 @@ def test_any_text_is_read_or_refused_in_words(name: str, text: str) -> None:
     assert 0.5 <= settings.confidence < 1
     assert settings.rounds is None or settings.rounds >= FEWEST_ROUNDS
     assert settings.gpus_per_node is None or settings.gpus_per_node >= 1
+
+
+def test_a_study_that_is_profiled_has_a_gang_of_its_own() -> None:
+    """So that no round is timed by a process that a profiler has been in."""
+    assert (read().is_isolated, read({"ddp_profile": "3"}).is_isolated) == (False, True)
+
+
+@pytest.mark.parametrize("text", ["0", "101", "many", "acceptance"])
+def test_a_number_of_profiled_steps_that_makes_no_sense_is_refused(text: str) -> None:
+    assert "a whole number from 1 to 100" in str(refusal("ddp_profile", text))

@@ -15,6 +15,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.by_rank import flops_of, seeded_steps_of, timed_arms_of
 from pytest_ddpscale.results.pair_record import PairMeasurement, pairs_of
 from pytest_ddpscale.results.probe_record import ProbeBlock, unsupported_of
+from pytest_ddpscale.results.profile_record import ArmProfile, latest_profiles
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import Block, SeededStep, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
@@ -50,6 +51,7 @@ class Evidence:
         transports: how each rank's NCCL talks to the others.
         post_mortems: what GPUs were after ranks had failed, in order; empty if none did.
         out_of_time: ids of the studies that ended because the budget was spent.
+        profiles: what torch.profiler saw of arms after their timed rounds, or why nothing.
         hosts: names of all hosts that ever took part, measured or not, where they are known.
     """
 
@@ -69,6 +71,7 @@ class Evidence:
     transports: Sequence[Transport] = ()
     post_mortems: Sequence[Survey] = ()
     out_of_time: Collection[str] = ()
+    profiles: Sequence[ArmProfile] = ()
 
     @cached_property
     def launches(self) -> Sequence[Evidence]:
@@ -171,7 +174,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     telemetry = telemetry_columns_of(telemetry_of_blocks(run, recorded, run.read_telemetry()), gangs)
     try:
         columns = columns_of((one for one in records if isinstance(one, Block)), gangs.values())
-        evidence = replace(evidence_of(plan, columns, records), telemetry=telemetry)
+        evidence = replace(evidence_of(plan, columns, records), telemetry=telemetry, profiles=_profiles(run, plan))
     except ValueError as error:
         raise broken_file(run.measurements_jsonl, f"holds blocks that contradict each other ({error})") from None
     if not is_imported:
@@ -183,6 +186,16 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         interrupted |= unfinished if goes_on else {}
         evidence = replace(evidence, errors=errors, interrupted=interrupted)
     return evidence
+
+
+def _profiles(run: RunDirectory, plan: Plan) -> tuple[ArmProfile, ...]:
+    """The latest of each arm. Raises RunDirectoryError: one is of an arm that was never planned."""
+    found = latest_profiles(run.read_profiles())
+    for one in found:
+        study = plan.study(one.study)
+        if study is None or study.arm(one.arm) is None:
+            raise broken_file(run.profiles_jsonl, f"has {one.arm} of {one.study}, which plan.json does not have")
+    return found
 
 
 def _hosts(record: RunRecord) -> dict[str, set[str]]:

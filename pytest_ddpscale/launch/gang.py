@@ -27,6 +27,7 @@ from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.node.protocol import RECORDS, AskClock, FileBytes, Meet, Start, Stop, Task
 from pytest_ddpscale.results.notices import Idle, Queued
+from pytest_ddpscale.results.rank_folder import TRACES
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.survey_record import PostMortem
 from pytest_ddpscale.util.listing import first_few
@@ -397,11 +398,13 @@ class Gang:
         return bool(records)
 
     def _keep_log(self, news: FileBytes) -> None:
-        """Append to a log: of a node of the gang, or of the whole run."""
+        """Append to a log, of a node of the gang or of the whole run, or to a trace, which lies beside the logs."""
+        logs = self._log.parent
+        folders = {"gang": self._log.with_suffix(""), "run": logs, TRACES: logs.parent / TRACES}
         whose, *parts = PurePosixPath(news.file).parts
-        if whose not in ("gang", "run") or not parts or ".." in parts:
+        if whose not in folders or not parts or ".." in parts:
             return
-        folder = self._log.parent if whose == "run" else self._log.with_suffix("")
+        folder = folders[whose]
         if whose == "gang" and self._task.nodes > 1:
             folder /= news.host.replace("/", "_")
         path = folder.joinpath(*parts)

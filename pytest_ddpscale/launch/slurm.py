@@ -125,9 +125,10 @@ class SlurmLauncher(Launcher):
                 "--ddp-launcher", "srun is not on PATH", "Slurm's commands",
                 f"On one machine leave --ddp-nodes and --ddp-slurm-args out ({AUTO} is torchrun there).",
             )  # fmt: skip
-        if not hosts and settings.isolate:
+        if not hosts and settings.is_isolated:
             raise OptionError(
-                "--ddp-isolate", "each study would be a Slurm job of its own, maybe on other nodes", "one allocation",
+                "--ddp-isolate" if settings.isolate else "--ddp-profile",
+                "each study would be a Slurm job of its own, maybe on other nodes", "one allocation",
                 "Start pytest by sbatch or within salloc.",
             )  # fmt: skip
         return Cluster(nodes, hosts[:nodes], self.name, is_elsewhere=not _is_one_of(hosts, self.environ))

@@ -25,8 +25,9 @@ from pytest_ddpscale.launch.gang_owner import GangEnd
 from pytest_ddpscale.launch.launcher import Launch, why_signalled
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import SILENCE_S, Task
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.results.notices import Interrupted, Listener, Notice
+from pytest_ddpscale.results.profile_record import ArmProfile
 from pytest_ddpscale.results.rank_folder import MEASUREMENTS, Assignment, WantedArms, lines_by_file
 from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader
 from pytest_ddpscale.results.records import EndReason, Lost, RoundEnd, StudyEnd, StudyStart
@@ -158,6 +159,8 @@ class Supervisor:
         self._run.cut_torn_line()
         lost = [Lost(hosts=end.lost_hosts, message=end.why)] if end.lost_hosts else []
         self._run.append_records([*end.post_mortems, *lost])
+        if begun and begun[-1] in ended:
+            self._note_lost_profile(plan.study(begun[-1]), int(log.stem.removeprefix("gang-")), end.why)
         left = [study for study in studies if study not in ended]
         if end.interrupted:
             self._end(left, "interrupted", end.interrupted)
@@ -181,6 +184,19 @@ class Supervisor:
         self._gangs += end.was_started
         return end, log
 
+    def _note_lost_profile(self, study: Study | None, gang: int, why: str) -> None:
+        """Of a gang that ended after its last study was measured, and before its arms were profiled."""
+        if study is None or study.launch > 1 or not self._launch.launcher.settings.profile_steps:
+            return
+        profiled = {(one.study, one.arm) for one in self._run.read_profiles()}
+        self._run.append_profiles(
+            [
+                ArmProfile(study=study.id, arm=arm.name, gang=gang, rank=0, problem=f"the ranks ended before it: {why}")
+                for arm in study.arms
+                if arm.kind != "infer" and (study.id, arm.name) not in profiled
+            ]
+        )
+
     def _may_start_again(self) -> bool:
         """Whether a gang that died before its first study is tried again: once, if an earlier one had come further."""
         self._starts_again += self._has_begun
@@ -201,6 +217,7 @@ class Supervisor:
         environment = {**self._launch.environment, **further}
         launch = replace(self._launch, hosts=hosts, nodes=nodes, gang_id=uuid.uuid4().hex, environment=environment)
         ranks = nodes * plan.layout.ranks_per_node
+        settings, shares = launch.launcher.settings, launch.launcher.shares_environment
         assignment = Assignment(
             plan=msgspec.Raw(strict_json(plan).encode()),
             studies=tuple(studies),
@@ -208,8 +225,9 @@ class Supervisor:
             # Longer than we wait for any rank: we see all of them, and can say which one keeps the others waiting.
             timeout_s=1.5 * self._limits.inactivity_s + 30,
             steered=self._judge is not None,
+            profile_steps=settings.profile_steps or 0,
+            nvtx=settings.nvtx,
         )
-        settings, shares = launch.launcher.settings, launch.launcher.shares_environment
         task = Task(
             gang_id=launch.gang_id,
             nodes=nodes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from pytest_ddpscale.results.rank_folder import MOST_TRACE_BYTES, TRACES
 from pytest_ddpscale.util.masking import masked_text
 
 # Of each log so much is sent as it grows, then no more before its end. Whoever has NCCL tell all needs some.
@@ -33,7 +34,8 @@ class LogRelay:
         """
         for path in sorted(path for path in self._folder.rglob("*") if path.is_file()):
             name = path.relative_to(self._folder).as_posix()
-            while data := self._next(path, HEAD_BYTES):
+            most = MOST_TRACE_BYTES if path.parent == self._folder / TRACES else HEAD_BYTES
+            while data := self._next(path, most):
                 yield name, data
             if is_last:
                 yield from ((name, data) for data in self._end(path))

@@ -27,6 +27,7 @@ STEPS_BEFORE_TIMING = 1
 FEWEST_STEPS_PER_BLOCK = 3
 WIDEST_PRECISION = 0.5
 MOST_LAUNCHES = 10
+MOST_PROFILED_STEPS = 100  # of an arm
 MOST_RANKS = 10**6  # of a gang: more than any machine has, and few enough to be listed
 
 

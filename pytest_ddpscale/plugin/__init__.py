@@ -45,7 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         if option.metavar is None:
             group.addoption(option.flag, action="store_true", default=False, help=option.help)
         else:
-            group.addoption(option.flag, metavar=option.metavar, default=None, help=option.help)
+            bare = {"nargs": "?", "const": option.alone} if option.alone else {}
+            group.addoption(option.flag, metavar=option.metavar, default=None, help=option.help, **bare)
         parser.addini(option.name, option.help, default="")
 
 
@@ -138,7 +139,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     by += [f"warning: {problem}" for problem in (*not_asked, *thresholds.problems)]
     if source.plan_to_measure is None:
         return by
-    isolate, img_per_s = source.subject.settings.isolate, source.expected_img_per_s
+    isolate, img_per_s = source.subject.settings.is_isolated, source.expected_img_per_s
     lines = plan_lines(source.plan_to_measure, len(source.selected), isolate=isolate, img_per_s=img_per_s)
     return by + (lines if config.option.collectonly or config.get_verbosity() > 0 else shortened(lines))
 

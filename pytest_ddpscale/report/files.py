@@ -50,7 +50,7 @@ def write_reports(
     names = [f"plots/{path.name}" for path in plots]
 
     def write_markdown() -> None:
-        write_atomically(run.path / "report.md", render_markdown(judgement, record, names))
+        write_atomically(run.path / "report.md", render_markdown(judgement, record, names, evidence))
 
     problems.append(_attempt("report.md", write_markdown))
     if is_final:

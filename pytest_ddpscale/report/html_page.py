@@ -25,7 +25,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
     THROUGHPUT_PER_GPU,
     WEAK_SCALING_EFFICIENCY,
 )
-from pytest_ddpscale.report import cause, coverage_text, text
+from pytest_ddpscale.report import cause, coverage_text, profile_text, text
 from pytest_ddpscale.report.breakdown import HEADINGS, breakdown_of
 from pytest_ddpscale.report.certainty_text import certainty_lines, chance_text
 from pytest_ddpscale.report.last_acceptance_text import last_acceptance_lines
@@ -97,6 +97,8 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         verdicts=sorted(judgement.verdicts, key=_worst_first),
         sources=sources,
         breakdown=breakdown_of(evidence),
+        profiles=evidence.profiles,
+        exposed=profile_text.exposed_rows(evidence),
         figures=figures(evidence.columns, evidence.plan, judgement, run, evidence),
         topologies=topologies(list(evidence.surveys.values())),
         command=shlex.join(run.argv),
@@ -146,6 +148,7 @@ def page_template(name: str) -> jinja2.Template:
         text=text,
         metrics=METRICS,
         headings=HEADINGS,
+        profile_text=profile_text,
         interval_mark=interval_mark,
         remarks=_remarks,
         explained_text=explained_text,

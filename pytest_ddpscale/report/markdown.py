@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 import jinja2
 
-from pytest_ddpscale.report import cause, coverage_text, text
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.report import cause, coverage_text, profile_text, text
 from pytest_ddpscale.report.certainty_text import certainty_lines
 from pytest_ddpscale.report.launches_text import interval_mark
 from pytest_ddpscale.report.not_tested_text import not_tested_lines
@@ -31,6 +32,7 @@ _MOST_CAUSES = 10
 _MOST_CULPRITS = 8
 _MOST_FAILURES = 50
 _MOST_LOWERED = 64
+_MOST_PROFILES = 16
 
 _MEANINGS: dict[RunOutcome, str] = {
     "accepted": "Every requirement that can reject this machine was measured and kept.",
@@ -102,6 +104,7 @@ def _template() -> jinja2.Template:
         image=image,
         interval_mark=interval_mark,
         mark=_mark,
+        profile_text=profile_text,
         most_causes=_MOST_CAUSES,
         most_culprits=_MOST_CULPRITS,
         most_failures=_MOST_FAILURES,
@@ -113,13 +116,16 @@ def _template() -> jinja2.Template:
     return environment.get_template("report.md.j2")
 
 
-def render_markdown(judgement: Judgement, run: RunRecord, plots: Sequence[str] = ()) -> str:
+def render_markdown(
+    judgement: Judgement, run: RunRecord, plots: Sequence[str] = (), evidence: Evidence | None = None
+) -> str:
     """The report of a run.
 
     Args:
         judgement: what was concluded.
         run: the content of run.json.
         plots: paths of the pictures, as seen from the report.
+        evidence: with what was profiled, if anything was.
     """
     rendered = _template().render(
         judgement=judgement,
@@ -135,6 +141,10 @@ def render_markdown(judgement: Judgement, run: RunRecord, plots: Sequence[str] =
         facts=_facts(judgement, run),
         run=run,
         plots=plots,
+        profiles=evidence.profiles if evidence else (),
+        profile_parts=profile_text.part_rows(evidence.profiles)[:_MOST_PROFILES] if evidence else [],
+        exposed=profile_text.exposed_rows(evidence)[:_MOST_PROFILES] if evidence else [],
+        device_type=evidence.plan.device_type if evidence else "",
     )
     return re.sub(r"\n{3,}", "\n\n", rendered)
 

@@ -11,8 +11,10 @@ from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.study import Plan, Scaling
 from pytest_ddpscale.report import svg_bars, svg_maps
 from pytest_ddpscale.report.plotted_series import OVERVIEW, PLOTS, Quantity, throughput_series
+from pytest_ddpscale.report.profile_text import largest_profiles
 from pytest_ddpscale.report.svg_axes import BAD
 from pytest_ddpscale.report.svg_scaling import generation_table, scaling_chart, weak_table
+from pytest_ddpscale.report.svg_timeline import step_timeline
 from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.results.verdicts import Judgement
 
@@ -49,6 +51,7 @@ def figures(
         evidence: with the pairs of nodes; without it their matrix is left out.
     """
     found = [*_of_scaling(columns, plan, judgement), *_of_steps(columns, plan), *_of_places(columns, plan, evidence)]
+    found += _of_profiles(evidence)
     shown = [figure for figure in found if figure.svg]
     if judgement.simulated or run.is_simulated():
         # No name can hold it: names are escaped.
@@ -127,3 +130,13 @@ def _of_places(columns: Columns, plan: Plan, evidence: Evidence | None) -> Itera
     yield Figure(
         "slowest-pairs", "Slowest pairs", svg_maps.slowest_pairs_table(pairs), "At most 50, the slowest first."
     )
+
+
+def _of_profiles(evidence: Evidence | None) -> Iterator[Figure]:
+    for number, profile in enumerate(largest_profiles(evidence.profiles) if evidence is not None else (), 1):
+        yield Figure(
+            f"profile-{number}", f"One step of {profile.study}, {profile.arm}",
+            step_timeline(f"profile-{number}", profile),
+            f"Rank {profile.rank} under torch.profiler, the step whose duration is the median. "
+            + (f"Its trace, for Perfetto or chrome://tracing: {profile.trace}" if profile.trace else ""),
+        )  # fmt: skip

@@ -15,12 +15,15 @@ from pathlib import Path
 import msgspec
 
 from pytest_ddpscale.results.memory_record import StudyMemory
+from pytest_ddpscale.results.profile_record import ArmProfile
 from pytest_ddpscale.results.record_lines import AnyRecord, checked_line, line_of
 from pytest_ddpscale.results.telemetry_record import TelemetryBlock
 
-MEASUREMENTS, TELEMETRY = "measurements.jsonl", "telemetry.jsonl"
+MEASUREMENTS, TELEMETRY, PROFILES = "measurements.jsonl", "telemetry.jsonl", "profiles.jsonl"
 MEMORY = "memory"  # no file of a run
 LOGS = "logs"  # a folder of that, with `gang` for the logs of this launch and `run` for those of the run
+TRACES = "profiles"  # beside these, for traces, which are sent whole; a folder of the run
+MOST_TRACE_BYTES = 2**25
 _ASSIGNMENT, _RECORDS, _WANTED = "assignment.json", "records", "wanted_arms.json"
 _F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)  # Python has the name since 3.10 on Linux
 _PIPE_BYTES = 2**20  # what an ordinary user may ask for: a round of thousands of ranks
@@ -36,6 +39,8 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         steered: whether rank 0 waits after each round for the supervisor's word.
         tries_memory: whether it is tried if a study fits into memory: ranks say how much it took, and are the first
             that the kernel ends for lack of it.
+        profile_steps: of each arm, that are profiled after the timed rounds; 0 for none.
+        nvtx: whether steps and their parts are NVTX ranges.
         deadline_unix_s: no round starts after it; None for no limit.
     """
 
@@ -46,6 +51,8 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     steered: bool = False
     deadline_unix_s: float | None = None
     tries_memory: bool = False
+    profile_steps: int = 0
+    nvtx: bool = False
 
 
 class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="wanted"):
@@ -112,11 +119,15 @@ class RecordSink:
         """Hand over records of what GPUs said of themselves. Raises as `append_records`."""
         self._append(TELEMETRY, records)
 
+    def append_profile(self, record: ArmProfile) -> None:
+        """Hand over what torch.profiler saw of an arm. Raises as `append_records`."""
+        self._append(PROFILES, [record])
+
     def append_memory(self, record: StudyMemory) -> None:
         """Hand over what a study took, for whoever started this gang to find out. Raises as `append_records`."""
         self._write(MEMORY.encode() + b" " + line_of(record))
 
-    def _append(self, file: str, records: Sequence[AnyRecord | TelemetryBlock]) -> None:
+    def _append(self, file: str, records: Sequence[AnyRecord | TelemetryBlock | ArmProfile]) -> None:
         self._write(b"".join(file.encode() + b" " + checked_line(record) for record in records))
 
     def _write(self, lines: bytes) -> None:
@@ -132,7 +143,7 @@ def lines_by_file(data: bytes) -> dict[str, bytes]:
     for line in data.splitlines(keepends=True):
         file, _, record = line.partition(b" ")
         name = file.decode("ascii", errors="replace")
-        if name in (MEASUREMENTS, TELEMETRY, MEMORY):
+        if name in (MEASUREMENTS, TELEMETRY, PROFILES, MEMORY):
             found.setdefault(name, []).append(record)
     return {name: b"".join(records) for name, records in found.items()}
 

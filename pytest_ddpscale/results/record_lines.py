@@ -10,6 +10,7 @@ import numpy as np
 from pytest_ddpscale.results.column_record import as_json
 from pytest_ddpscale.results.pair_record import PairRound
 from pytest_ddpscale.results.probe_record import ProbeBlock, ProbeUnsupported
+from pytest_ddpscale.results.profile_record import ArmProfile
 from pytest_ddpscale.results.records import (
     Block,
     GangRecord,
@@ -33,6 +34,7 @@ AnyRecord = (
 )
 _RECORDS: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _TELEMETRY = msgspec.json.Decoder(TelemetryBlock)
+_PROFILES = msgspec.json.Decoder(ArmProfile)
 _encode = msgspec.json.Encoder(enc_hook=as_json).encode
 
 
@@ -67,20 +69,31 @@ class RecordReader:
         self._refuse_unannounced(record)
         return record
 
-    def _refuse_unannounced(self, record: OfRanks | TelemetryBlock) -> None:
+    def read_profile(self, line: bytes) -> ArmProfile:
+        """As `read`, of profiles.jsonl, once all gangs are known."""
+        record = decode(_PROFILES, line)
+        self._refuse_unannounced(record)
+        return record
+
+    def _refuse_unannounced(self, record: OfRanks | TelemetryBlock | ArmProfile) -> None:
         size = self._world_sizes.get(record.gang)
         if size is None:
             raise ValueError(f"gang {record.gang} never announced itself")
-        highest = record.highest_rank if isinstance(record, ProbeBlock | PairRound) else int(np.max(record.ranks))
+        if isinstance(record, ProbeBlock | PairRound):
+            highest = record.highest_rank
+        else:
+            highest = record.rank if isinstance(record, ArmProfile) else int(np.max(record.ranks))
         if highest >= size:
             raise ValueError(f"rank {highest} is named, but gang {record.gang} has {size} ranks")
 
 
-def checked_line(record: AnyRecord | TelemetryBlock) -> bytes:
+def checked_line(record: AnyRecord | TelemetryBlock | ArmProfile) -> bytes:
     """As `line_of`; raises ValueError if nobody could read it: a number that is none would be written as null."""
     line = line_of(record)
     if isinstance(record, TelemetryBlock):
         decode(_TELEMETRY, line)
+    elif isinstance(record, ArmProfile):
+        decode(_PROFILES, line)
     else:
         decode(_RECORDS, line)
     return line

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
+from pytest_ddpscale.results.profile_record import ArmProfile
 from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.results.run_json import RUN_SCHEMA_VERSION, RunRecord
 from pytest_ddpscale.results.strict_json import parse_strict_json, read_as, strict_json
@@ -55,6 +56,11 @@ class RunDirectory:
     def telemetry_jsonl(self) -> Path:
         """What GPUs said of themselves meanwhile, a line per arm and round."""
         return self.path / "telemetry.jsonl"
+
+    @property
+    def profiles_jsonl(self) -> Path:
+        """What torch.profiler saw of each arm after its timed rounds, a line per arm."""
+        return self.path / "profiles.jsonl"
 
     @property
     def baseline_json(self) -> Path:
@@ -187,6 +193,12 @@ class RunDirectory:
         reader.know(self.read_records())
         return self._read_once(self.telemetry_jsonl, reader.read_telemetry)
 
+    def read_profiles(self) -> list[ArmProfile]:
+        """All of them, in order; nothing where nobody asked for any. Raises RunDirectoryError."""
+        reader = RecordReader()
+        reader.know(self.read_records())
+        return self._read_once(self.profiles_jsonl, reader.read_profile)
+
     def _read_once(self, path: Path, read: Callable[[bytes], T]) -> list[T]:
         stamp = _stamp(path)
         if path not in self._read or self._read[path][0] != stamp:
@@ -212,6 +224,7 @@ class RunDirectory:
         try:
             cut_torn_line(self.measurements_jsonl)
             cut_torn_line(self.telemetry_jsonl)
+            cut_torn_line(self.profiles_jsonl)
         except OSError as error:
             raise self.unwritten(self.measurements_jsonl, error) from None
 
@@ -231,7 +244,11 @@ class RunDirectory:
         """Append records of what GPUs said of themselves. Raises as `append_records`."""
         self._append(self.telemetry_jsonl, records)
 
-    def _append(self, path: Path, records: Sequence[AnyRecord | TelemetryBlock]) -> None:
+    def append_profiles(self, records: Sequence[ArmProfile]) -> None:
+        """Append records of what torch.profiler saw. Raises as `append_records`."""
+        self._append(self.profiles_jsonl, records)
+
+    def _append(self, path: Path, records: Sequence[AnyRecord | TelemetryBlock | ArmProfile]) -> None:
         self.append_lines(path.name, b"".join(map(checked_line, records)))
 
     def append_lines(self, name: str, lines: bytes) -> None:

@@ -35,6 +35,9 @@ from pytest_ddpscale.thresholds.waiver import today
 if TYPE_CHECKING:
     from pytest_ddpscale.evidence.evidence import Evidence
 
+# By which nsys gets into processes, beside variables that ranks have anyway (CUDA_*, LD_PRELOAD).
+_OF_NSYS = ("NVTX_*", "NSYS_*", "QUADD_*")
+
 
 class MeasureSource(EvidenceSource):
     """A run that this session measures, on the machine's nodes and GPUs, or on usual ones where nobody can look."""
@@ -192,7 +195,7 @@ class MeasureSource(EvidenceSource):
             self.measured_run,
             self._limits(plan),
             listener,
-            isolate=settings.isolate,
+            isolate=settings.is_isolated,
             judge=self.judge_of(plan),
             admit=admit,
         )
@@ -203,7 +206,7 @@ class MeasureSource(EvidenceSource):
 
     def _limits(self, plan: Plan) -> Limits:
         settings = self.subject.settings
-        expected_s = estimate(plan, isolate=settings.isolate, img_per_s=self.expected_img_per_s).most_seconds
+        expected_s = estimate(plan, isolate=settings.is_isolated, img_per_s=self.expected_img_per_s).most_seconds
         return Limits(
             budget_s=settings.budget_s,
             inactivity_s=settings.inactivity_limit_s,
@@ -244,9 +247,10 @@ class MeasureSource(EvidenceSource):
 def launch_on(cluster: Cluster, settings: Settings, device_type: DeviceType, environ: Mapping[str, str]) -> Launch:
     """How gangs start on these nodes. Raises OptionError: the container cannot be started here."""
     launcher = launchers()[cluster.launcher](settings, environ)
+    passed = (*settings.pass_env, *_OF_NSYS) if settings.nvtx else settings.pass_env
     return Launch(
         launcher,
-        worker_environment(environ, device_type, pass_env=settings.pass_env),
+        worker_environment(environ, device_type, pass_env=passed),
         cluster.hosts,
         device_type,
         container_of(settings.container, device_type, launcher.image_arguments),

@@ -11,6 +11,7 @@ from pathlib import Path
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.results.profile_record import ArmProfile
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import GangRecord, Lost, gangs_by_number
 from pytest_ddpscale.results.run_directory import (
@@ -134,8 +135,10 @@ class Resumption:
             self._set_aside(self.run.measurements_jsonl, self.run.read_records())
         if self.run.telemetry_jsonl.exists():
             self._set_aside(self.run.telemetry_jsonl, self.run.read_telemetry())
+        if self.run.profiles_jsonl.exists():
+            self._set_aside(self.run.profiles_jsonl, self.run.read_profiles())
 
-    def _set_aside(self, path: Path, records: Iterable[AnyRecord | TelemetryBlock]) -> None:
+    def _set_aside(self, path: Path, records: Iterable[AnyRecord | TelemetryBlock | ArmProfile]) -> None:
         left_out = self.run.read_run().left_out
         superseded: list[bytes] = []
         kept: list[bytes] = []
@@ -148,7 +151,7 @@ class Resumption:
             os.fsync(file.fileno())
         write_atomically(path, b"".join(kept).decode())
 
-    def _is_measured_anew(self, record: AnyRecord | TelemetryBlock, left_out: Container[str]) -> bool:
+    def _is_measured_anew(self, record: AnyRecord | TelemetryBlock | ArmProfile, left_out: Container[str]) -> bool:
         if not self.missing:
             return False
         if isinstance(record, Survey):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 
@@ -18,7 +18,10 @@ from pytest_ddpscale.worker.inference import Inference
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.replica import Replica, Replicas, make_groups
 from pytest_ddpscale.worker.replica_checksum import align, checksum
+from pytest_ddpscale.worker.step_ranges import StepRanges
 from pytest_ddpscale.worker.training import Batch, Trainer, build_model, new_scaler
+
+UNOBSERVED = nullcontext()
 
 
 class StudyArms:
@@ -33,7 +36,10 @@ class StudyArms:
         RuntimeError: the gang has too few ranks, or the device cannot train in that precision.
     """
 
-    def __init__(self, study: Study, device: Device, rank: int, layout: Layout, timeout: timedelta) -> None:
+    def __init__(
+        self, study: Study, device: Device, rank: int, layout: Layout, timeout: timedelta,
+        ranges: StepRanges | None = None,
+    ) -> None:  # fmt: skip
         if study.world_size > layout.world_size:
             raise RuntimeError(f"study {study.id} needs {study.world_size} ranks; this gang has {layout.world_size}")
         for precision in dict.fromkeys(arm.variant.applied_to(study.workload).precision for arm in study.arms):
@@ -43,6 +49,7 @@ class StudyArms:
         self._study = study
         self._device = device
         self._rank = rank
+        self._ranges = ranges or StepRanges()
         self._groups = make_groups(study.arms, layout, timeout, study.turns)
         self._model = build_model(study.workload, device.torch_device)
         self._replicas = Replicas(self._model, study.workload, device, self._groups)
@@ -55,11 +62,14 @@ class StudyArms:
         """The model, untrained until the first block."""
         return self._model
 
-    def time_block(self, arm: Arm, steps: int) -> Timing:
+    def time_block(self, arm: Arm, steps: int, profiler: AbstractContextManager[object] = UNOBSERVED) -> Timing:
         """Train `steps` timed steps of an arm this rank belongs to, after a few untimed ones; or infer as often.
 
         All ranks of the arm call this at the same time. Peak memory is without what other arms'
         replicas hold meanwhile. Parameters' checksum and skipped steps come with the timing.
+
+        Args:
+            profiler: entered around the timed steps of training; what it costs is in their times.
         """
         if arm.kind == "infer":
             return self._inference.time_block(self._batch(self._study.workload, arm.batch_size), steps)
@@ -73,7 +83,8 @@ class StudyArms:
             for _ in range(STEPS_BEFORE_TIMING):
                 trainer()
             taken_before = replica.weights.steps.taken
-            timing = self._device.time_steps(trainer, steps)
+            with profiler, self._ranges(f"{self._study.id} {arm.name}"):
+                timing = self._device.time_steps(trainer, steps)
         trainer.check_loss()
         peak_bytes = timing.peak_memory_bytes
         return replace(
@@ -103,7 +114,7 @@ class StudyArms:
             batch = self._batch(workload, arm.variant.batch_of(arm.batch_size, self._rank))
             batches = [batch] * arm.variant.accumulation_steps
             self._trainers[arm.name] = Trainer(
-                replica.call, replica.weights.optimizer, batches, workload, scaler, replica.silent
+                replica.call, replica.weights.optimizer, batches, workload, scaler, replica.silent, self._ranges
             )
         return self._trainers[arm.name]
 

@@ -39,8 +39,10 @@ from pytest_ddpscale.worker.pairs import PairSearch
 from pytest_ddpscale.worker.probes.groups import rank_groups
 from pytest_ddpscale.worker.probes.running import ProbeRounds
 from pytest_ddpscale.worker.process_groups import communicator_options
+from pytest_ddpscale.worker.profiling import StudyProfile
 from pytest_ddpscale.worker.rank_context import RankContext, arm_order
 from pytest_ddpscale.worker.seeded import seeded_step
+from pytest_ddpscale.worker.step_ranges import StepRanges
 from pytest_ddpscale.worker.transport import read_transport
 
 
@@ -108,14 +110,20 @@ class GangMember:
             refuse_other_layout(study, plan.layout, self._layout)
             # Preparation and warm-up may take minutes that nobody has any more.
             ended, _ = self._next_round(study, BEFORE_ROUNDS, study.arms)
-            reason = ended or self._measure(study)
+            if ended is None:
+                self._measure(study)
+                return
+            reason = ended
+        self._end(study_id, reason)
+
+    def _end(self, study_id: str, reason: EndReason) -> None:
         if self._is_first:
             self._sink.append_record(StudyEnd(study=study_id, reason=reason))
 
-    def _measure(self, study: Study) -> EndReason:
-        """Prepare a study, time every arm in every round and clean up. Returns why it ended."""
-        context = self._context
-        arms = StudyArms(study, context.device, self._control.rank, self._layout, context.timeout)
+    def _measure(self, study: Study) -> None:
+        """Prepare a study, time every arm in every round, clean up, and record why it ended."""
+        context, ranges = self._context, StepRanges(nvtx=self._context.nvtx)
+        arms = StudyArms(study, context.device, self._control.rank, self._layout, context.timeout, ranges)
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
         reason = self._run_rounds(study, arms, steps)
@@ -123,8 +131,14 @@ class GangMember:
             self._tell_memory(study)
         self._progress.arm, self._progress.phase = None, "cleaning up"
         self._tell_transports(study.id, _groups(study, self._layout))
-        arms.close()
-        return reason
+        if context.profile_steps and study.launch == 1:
+            # First, so that it stays whatever a profiler does to this process.
+            self._end(study.id, reason)
+            StudyProfile(study, arms, ranges, context, self._plan.seed).run()
+            arms.close()
+        else:
+            arms.close()
+            self._end(study.id, reason)
 
     def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:
         """Record by which ways NCCL has connected the ranks so far: communicators are made when first used."""

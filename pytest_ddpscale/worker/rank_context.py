@@ -36,6 +36,8 @@ class RankContext:
         deadline_unix_s: no round starts after it; None for no limit.
         steered: whether a supervisor says after each round if the study goes on.
         tries_memory: whether ranks say how much memory a study took.
+        profile_steps: of each arm, that are profiled after the timed rounds; 0 for none.
+        nvtx: whether steps and their parts are NVTX ranges.
     """
 
     device: Device
@@ -48,6 +50,8 @@ class RankContext:
     gang: int = 0
     steered: bool = False
     tries_memory: bool = False
+    profile_steps: int = 0
+    nvtx: bool = False
 
     @property
     def is_out_of_time(self) -> bool:

@@ -12,6 +12,8 @@ import torchvision
 from torch import nn
 
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.worker.step_names import BACKWARD, FORWARD, OPTIMIZER, STEP
+from pytest_ddpscale.worker.step_ranges import StepRanges
 
 _AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -68,6 +70,7 @@ class Trainer:
         batches: images of each forward pass of a step: several accumulate gradients.
         scaler: of fp16's loss, kept by the arm over its blocks; None in other precisions.
         silent: a context in which gradients are not communicated, for all passes but the last.
+        ranges: names a step and its parts, for profilers.
     """
 
     def __init__(
@@ -78,7 +81,9 @@ class Trainer:
         workload: Workload,
         scaler: torch.amp.GradScaler | None,
         silent: Callable[[], AbstractContextManager[None]] = nullcontext,
+        ranges: StepRanges | None = None,
     ) -> None:
+        self._ranges = ranges or StepRanges()
         self._model = model
         self._optimizer = optimizer
         self._batches = batches
@@ -95,25 +100,28 @@ class Trainer:
 
     def __call__(self) -> None:
         """One optimizer step."""
-        self._optimizer.zero_grad(set_to_none=True)
-        for batch in self._batches[:-1]:
-            with self._silent():
-                self._pass(batch)
-        self._pass(self._batches[-1])
-        if self._scaler is None:
-            self._optimizer.step()
-        else:
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
+        with self._ranges(STEP):
+            self._optimizer.zero_grad(set_to_none=True)
+            for batch in self._batches[:-1]:
+                with self._silent():
+                    self._pass(batch)
+            self._pass(self._batches[-1])
+            with self._ranges(OPTIMIZER):
+                if self._scaler is None:
+                    self._optimizer.step()
+                else:
+                    self._scaler.step(self._optimizer)
+                    self._scaler.update()
 
     def _pass(self, batch: Batch) -> None:
         """Forward and backward; the passes of a step add up to the mean over all their images."""
-        with autocast(self._workload, batch.images.device):
+        with self._ranges(FORWARD), autocast(self._workload, batch.images.device):
             loss = self._criterion(self._model(batch.images), batch.labels)
         self._loss = loss.detach()
-        if len(self._batches) > 1:
-            loss = loss / len(self._batches)
-        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+        with self._ranges(BACKWARD):
+            if len(self._batches) > 1:
+                loss = loss / len(self._batches)
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
 
     def check_loss(self) -> None:
         """Raise RuntimeError unless the last step's loss is a number: training that has died is faster."""

@@ -29,7 +29,15 @@ NAMES = (
         "live_page",
         "plugin_load",
     ),
-    *("sampler_overhead", "straggler_roc", "stragglers", "time_to_verdict", "width", "wrong_verdicts"),
+    *(
+        "profiled_exposure",
+        "sampler_overhead",
+        "straggler_roc",
+        "stragglers",
+        "time_to_verdict",
+        "width",
+        "wrong_verdicts",
+    ),
 )
 # Each as `python benchmarks/NAME.py` runs it, with its folder on the path and nothing else of the project: one after
 # the other in one process, since most import torch.

@@ -16,9 +16,11 @@ from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.profile_record import ArmProfile
 from pytest_ddpscale.results.records import EndReason, SeededStep, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import start_run
+from tests.builders.records import gang_on
 
 STUDY = Study("weak", Workload("r", "resnet18", "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0)
 
@@ -93,3 +95,13 @@ def test_one_rank_that_cannot_repeat_its_step_differs_from_all_others() -> None:
     steps = [seeded(0, "a"), seeded(1, "a"), seeded(2, "a+b", repeats=False)]
     evidence = Evidence(Plan("cpu", "cpu", (STUDY,)), Columns(), {}, seeded_steps={STUDY.id: steps})
     assert evidence.seeded_checksums(STUDY.id) == {0: "a", 1: "a", 2: "a+b"}
+
+
+def test_the_latest_profiles_of_planned_arms_are_evidence(run: RunDirectory) -> None:
+    run.append_record(gang_on(["n1"], 1))
+    first, again = (ArmProfile(study=STUDY.id, arm="alone", gang=0, rank=0, problem=text) for text in "ab")
+    run.append_profiles([first, again])
+    assert read_evidence(run).profiles == (again,)
+    run.append_profiles([ArmProfile(study=STUDY.id, arm="ddp@2", gang=0, rank=0, problem="c")])
+    with pytest.raises(RunDirectoryError, match=r"profiles\.jsonl: has ddp@2 of weak/r, which plan\.json"):
+        read_evidence(run)

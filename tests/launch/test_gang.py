@@ -102,12 +102,16 @@ def test_a_round_is_answered(run: Run, owner: Owner, tmp_path: Path) -> None:
 
 
 def test_logs_of_ranks_are_kept_where_they_belong(run: Run, tmp_path: Path) -> None:
-    names = ("gang/x/attempt_0/1/stderr.log", "run/nccl-rank-3.log", "gang/../../out", "/out", "out", "gang")
+    names = (
+        "gang/x/attempt_0/1/stderr.log", "run/nccl-rank-3.log", "profiles/a.json.gz", "gang/../../out", "/out", "out",
+        "gang",
+    )  # fmt: skip
     sent = "; ".join(f"send({name!r}, b'one ', 1); send({name!r}, b'two', 1)" for name in names)
     assert run(f"serve(2); {sent}", nodes=2).exit_code == 0
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {"gang-0.log", "gang-0/n2/x/attempt_0/1/stderr.log", "nccl-rank-3.log"}
     assert (tmp_path / "nccl-rank-3.log").read_text() == "one two"
+    assert (tmp_path.parent / "profiles" / "a.json.gz").read_bytes() == b"one two", "beside the folder of logs"
     assert not (tmp_path.parent / "out").exists()
 
 

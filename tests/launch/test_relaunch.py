@@ -22,11 +22,13 @@ from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.node.protocol import SILENCE_S, Failed, Task
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.profile_record import ArmProfile
 from pytest_ddpscale.results.record_lines import AnyRecord, line_of
 from pytest_ddpscale.results.records import StudyEnd, StudyStart
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.strict_json import read_as
 from tests.builders.launches import slurm
+from tests.builders.records import gang_on
 
 ON_A_NODE, TOO = (
     Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("ddp", 2, 4),), 5, 1.0, 1.0) for name in ("r", "v")
@@ -228,3 +230,17 @@ def test_only_agents_that_do_not_share_our_environment_are_told_of_it(stage: Sta
         stage.acts = [Act(tuple(IDS))]
         Supervisor(Launch(slurm(), environment, HOSTS), stage.run, Limits()).measure(PLAN)
         assert stage.tasks[-1].environment == told
+
+
+def test_a_gang_that_dies_while_it_profiles_costs_the_profile_and_nothing_else(stage: Stage) -> None:
+    stage.run.append_record(gang_on(["n1"], 2))
+    kept = ArmProfile(study=IDS[0], arm="no_sync@2", gang=0, rank=0, problem="kept")
+    stage.run.append_profiles([kept])
+    stage.acts = [Act((IDS[0],), DIED), Act((IDS[1],)), Act((IDS[2],))]
+    launch = Launch(slurm(profile="2"), {}, HOSTS)
+    Supervisor(launch, stage.run, Limits(), isolate=True).measure(PLAN)
+    assert stage.ends == dict.fromkeys(IDS, ("rounds", ""))
+    first, lost = stage.run.read_profiles()
+    assert first == kept
+    assert (lost.study, lost.arm, lost.problem) == (IDS[0], "ddp@2", f"the ranks ended before it: {DIED.why}")
+    assert [task.assignment.profile_steps for task in stage.tasks] == [2, 2, 2]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -149,13 +150,13 @@ def _break_in(arm_name: str) -> None:
     """Fail in the second block of an arm."""
     original, blocks = StudyArms.time_block, []
 
-    def time_block(self: StudyArms, arm: Arm, steps: int) -> Timing:
+    def time_block(self: StudyArms, arm: Arm, *arguments: Any) -> Timing:
         blocks.append(arm.name)
         if blocks.count(arm_name) == 2:
             raise ArithmeticError("broken on purpose")
-        return original(self, arm, steps)
+        return original(self, arm, *arguments)
 
-    StudyArms.time_block = time_block  # type: ignore[method-assign]
+    StudyArms.time_block = time_block  # type: ignore[assignment,method-assign]
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.node.rank_logs import last_words, rank_log
+from pytest_ddpscale.node.rank_logs import HEAD_BYTES, LogRelay, last_words, rank_log
 
 
 @pytest.fixture
@@ -72,3 +72,15 @@ def test_a_ranks_log_is_where_torchrun_keeps_it(tmp_path: Path) -> None:
     (folder / "stderr.log").touch()
     assert rank_log(tmp_path, 1) == folder / "stderr.log"
     assert rank_log(tmp_path, 0) is None
+
+
+def test_a_trace_is_sent_whole_and_of_a_long_log_its_begin_and_end(tmp_path: Path) -> None:
+    data = bytes(range(256)) * (2 * HEAD_BYTES // 256)
+    for name in ("profiles/trace.json.gz", "gang/stderr.log"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(data)
+    sent: dict[str, bytes] = {}
+    for name, piece in LogRelay(tmp_path).fresh(is_last=True):
+        sent[name] = sent.get(name, b"") + piece
+    assert sent["profiles/trace.json.gz"] == data
+    assert b"bytes are left out here" in sent["gang/stderr.log"]

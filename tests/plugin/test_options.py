@@ -79,3 +79,9 @@ def test_the_model_of_gpus_that_are_elsewhere_has_to_be_named(site: Site, monkey
     result = site.run("--gpu-sku=auto", "--ddp-nodes=2", "--ddp-gpus-per-node=8")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "the GPUs are on other machines; expected their model" in result.stderr.str()
+
+
+def test_an_option_that_may_stand_alone_then_has_a_value_of_its_own(site: Site) -> None:
+    assert site.run("--collect-only", "-q", "--gpu-sku=tested", "acceptance", "--ddp-profile").ret == 0
+    refused = site.run("--collect-only", "-q", "--gpu-sku=tested", "--ddp-profile", "acceptance")
+    assert_refused(refused, "--ddp-profile: found 'acceptance'; expected a whole number from 1 to 100")

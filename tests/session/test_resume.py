@@ -13,6 +13,7 @@ from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.profile_record import ArmProfile
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import EndReason, StudyEnd, StudyStart
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -170,6 +171,16 @@ class TestSetAside:
         assert {window.study for window in run.read_telemetry()} == {"weak/decided", "weak/rounds"}
         aside = [line for line in texts(run.superseded_jsonl) if '"ended_unix_s"' in line]
         assert sorted(texts(run.telemetry_jsonl) + aside) == sorted(before)
+
+    def test_moves_the_profile_of_what_is_missing_too(self, run: RunDirectory) -> None:
+        run.append_profiles(
+            [ArmProfile(study=f"weak/{name}", arm="ddp@2", gang=0, rank=0, problem="p") for name in NAMES]
+        )
+        before = texts(run.profiles_jsonl)
+        read_resumption(run).set_aside()
+        assert {profile.study for profile in run.read_profiles()} == {"weak/decided", "weak/rounds"}
+        aside = [line for line in texts(run.superseded_jsonl) if '"profile"' in line]
+        assert sorted(texts(run.profiles_jsonl) + aside) == sorted(before)
 
     def test_moves_what_nodes_were_and_how_ranks_were_connected(self, run: RunDirectory) -> None:
         """An old survey may be another node's: it would fail a good run, or stand in for a node nobody looked at."""

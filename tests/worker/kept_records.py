@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 from pytest_ddpscale.results.memory_record import StudyMemory
+from pytest_ddpscale.results.profile_record import ArmProfile
 from pytest_ddpscale.results.rank_folder import RecordSink
 from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import StudyEnd
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry
@@ -21,9 +23,16 @@ class KeptRecords(RecordSink):
         super().__init__(Path("/nowhere"))
         self.records: list[AnyRecord] = []
         self.memory: list[StudyMemory] = []
+        self.profiles: list[ArmProfile] = []
+        self.after_study: Callable[[], object] = lambda: None
 
     def append_records(self, records: Sequence[AnyRecord]) -> None:
         self.records += records
+        if any(isinstance(record, StudyEnd) for record in records):
+            self.after_study()
+
+    def append_profile(self, record: ArmProfile) -> None:
+        self.profiles.append(record)
 
     def append_memory(self, record: StudyMemory) -> None:
         self.memory.append(record)

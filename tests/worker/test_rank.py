@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from torch.distributed import HashStore
 
 from pytest_ddpscale.plan.study import Arm, Plan
+from pytest_ddpscale.results.rank_folder import LOGS
 from pytest_ddpscale.results.records import StudyEnd, StudyStart
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
@@ -49,3 +53,35 @@ def test_ranks_say_what_a_study_took_where_that_is_tried(gloo_of_one: None) -> N
     [rank] = said.ranks
     assert said.study == weak.id
     assert rank.own_bytes > 2**20
+
+
+def test_arms_are_profiled_after_the_study_has_ended_where_that_is_asked(gloo_of_one: None, tmp_path: Path) -> None:
+    weak = replace(study(Arm("alone", 1, 2), Arm("ddp", 1, 2)), rounds=1, block_s=0.01, warmup_s=0.0)
+    sink = KeptRecords()
+    sink.folder = tmp_path
+    (tmp_path / LOGS).mkdir()
+    control = Control(HashStore(), rank=0, local_rank=0, world_size=1)
+    context = replace(context_on_cpu(CpuDevice(), control, TIMEOUT, sink=sink), profile_steps=2)
+    profiled_before: list[int] = []
+    sink.after_study = lambda: profiled_before.append(len(sink.profiles))
+    GangMember(Plan("cpu", "cpu", (weak,)), context).run_study(weak.id)
+    assert sink.records[-1] == StudyEnd(weak.id, "rounds")
+    assert profiled_before == [0], "whatever a profiler does, the study is measured"
+    alone, ddp = sink.profiles
+    assert (alone.arm, len(alone.step_ms), alone.buckets, alone.problem) == ("alone", 2, (), "")
+    assert (ddp.arm, len(ddp.step_ms), ddp.problem) == ("ddp@1", 2, "")
+    assert sum(bucket.bytes or 0 for bucket in ddp.buckets) > 10**6
+    trace = json.loads(gzip.decompress((tmp_path / LOGS / ddp.trace).read_bytes()))
+    assert "ddpscale:backward" in {event.get("name") for event in trace["traceEvents"]}
+
+
+def test_a_budget_that_is_spent_costs_the_profile(gloo_of_one: None) -> None:
+    weak = replace(study(Arm("alone", 1, 2)), rounds=1, block_s=0.01, warmup_s=0.0)
+    control = Control(HashStore(), rank=0, local_rank=0, world_size=1)
+    sink = KeptRecords()
+    context = context_on_cpu(CpuDevice(), control, TIMEOUT, sink=sink, deadline_unix_s=time.time() + 3600)
+    member = GangMember(Plan("cpu", "cpu", (weak,)), replace(context, profile_steps=2))
+    sink.after_study = lambda: object.__setattr__(member._context, "deadline_unix_s", time.time() - 1)
+    member.run_study(weak.id)
+    [profile] = sink.profiles
+    assert profile.problem == "there was no time left for it (--ddp-budget)"

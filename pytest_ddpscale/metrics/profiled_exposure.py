@@ -1,0 +1,71 @@
+"""Communication that computing does not hide, told twice of the same rank: by timed rounds, and by profiled steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.metrics.rounds import ArmRounds, all_groups
+from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.results.column_record import FloatArray
+from pytest_ddpscale.results.profile_record import ArmProfile
+
+
+@dataclass(frozen=True)
+class ProfiledExposure:
+    """Of a ``ddp@k`` arm, as shares of its step.
+
+    Attributes:
+        by_rounds: 1 − step time of no_sync@k ÷ that of ddp@k, in each timed round; as the metric
+            ``exposed_communication``, but of the profiled rank alone.
+        by_profile: the same of profiled steps, that of one pass over that of the other arm in the same pass.
+        waiting: of those, the share in which the rank waits for a collective and computes nothing. What
+            `by_profile` has beyond that is slower computing: a collective takes cores or SMs, and memory bandwidth.
+    """
+
+    study: str
+    arm: str
+    by_rounds: FloatArray
+    by_profile: FloatArray
+    waiting: FloatArray
+
+
+def profiled_exposures(evidence: Evidence) -> Iterator[ProfiledExposure]:
+    """Of every arm under DDP that was profiled together with the same ranks that do not communicate."""
+    profiles = {(one.study, one.arm): one for one in evidence.profiles if not one.problem}
+    for study in evidence.plan.studies:
+        for arm in study.arms:
+            silent = next((one for one in study.arms if _is_silent(one, arm)), None)
+            ddp = profiles.get((study.id, arm.name))
+            no_sync = None if silent is None else profiles.get((study.id, silent.name))
+            if silent is not None and ddp is not None and no_sync is not None:
+                yield ProfiledExposure(
+                    study.id, arm.name, _by_rounds(evidence, study, arm, silent, ddp.rank), *_by_profile(ddp, no_sync)
+                )
+
+
+def _is_silent(one: Arm, arm: Arm) -> bool:
+    return arm.kind == "ddp" and one == replace(arm, kind="no_sync")
+
+
+def _by_rounds(evidence: Evidence, study: Study, arm: Arm, silent: Arm, rank: int) -> FloatArray:
+    found = [all_groups(evidence.columns, study.id, one, evidence.plan.layout) for one in (silent, arm)]
+    shared = np.intersect1d(found[0].numbers, found[1].numbers)
+    no_sync, ddp = (_step_s(rounds.of(np.isin(rounds.numbers, shared)), rank) for rounds in found)
+    shares = 1 - no_sync / ddp
+    return shares[np.isfinite(shares)]
+
+
+def _step_s(rounds: ArmRounds, rank: int) -> FloatArray:
+    """Mean step time of a rank in each round, NaN where it took no part."""
+    [column] = np.flatnonzero(rounds.ranks.numbers == rank) if len(rounds) else [0]
+    return rounds.mean_step_s[:, column] if len(rounds) else np.empty(0)
+
+
+def _by_profile(ddp: ArmProfile, no_sync: ArmProfile) -> tuple[FloatArray, FloatArray]:
+    passes = min(len(ddp.step_ms), len(no_sync.step_ms))
+    step_ms, waiting_ms = np.array(ddp.step_ms[:passes]), np.array(ddp.waiting_ms[:passes])
+    return 1 - np.array(no_sync.step_ms[:passes]) / step_ms, waiting_ms / step_ms

@@ -1,0 +1,157 @@
+"""What profiled steps say, as rows of texts: for report.md and report.html."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.metrics.profiled_exposure import profiled_exposures
+from pytest_ddpscale.report.text import ABSENT, count_text, shorten
+from pytest_ddpscale.results.column_record import FloatArray
+from pytest_ddpscale.results.profile_record import ArmProfile
+from pytest_ddpscale.stats.intervals import Estimate, mean_estimate
+
+PARTS = ("Study", "Arm", "Step", "Computes", "Waits for a collective", "Idle", "All-reduce", "of that hidden")
+EXPOSED = ("Study", "Arm", "Timed rounds", "Profiled steps", "of that waiting", "of that slower computing", "")
+BUCKETS = ("All-reduce", "MiB", "Begins at", "Takes", "Hidden")
+GAPS = ("Idle from", "For", "After", "Before")
+_CONFIDENCE = 0.95
+_LONGEST_KERNEL, _LONGEST_NEIGHBOUR = 110, 60
+_MIB = 2**20
+
+
+class ArmDetails(NamedTuple):
+    """Tables of one arm, rows of texts each."""
+
+    title: str
+    buckets: list[tuple[str, ...]]
+    kernels_title: str
+    kernels: list[tuple[str, ...]]
+    gaps: list[tuple[str, ...]]
+
+
+def part_rows(profiles: Sequence[ArmProfile]) -> list[tuple[str, ...]]:
+    """A row for each profiled arm: means over its steps."""
+    return [(one.study, one.arm, *_parts(one)) for one in profiles if not one.problem]
+
+
+def _parts(one: ArmProfile) -> tuple[str, ...]:
+    step, reduced = statistics.fmean(one.step_ms), statistics.fmean(one.all_reduce_ms)
+    shares = (statistics.fmean(part) / step for part in (one.compute_ms, one.waiting_ms, one.idle_ms))
+    hidden = statistics.fmean(one.hidden_ms) / reduced if reduced else None
+    return (
+        _ms(step), *map(_percent, shares),
+        _ms(reduced) if reduced else ABSENT, ABSENT if hidden is None else _percent(hidden),
+    )  # fmt: skip
+
+
+def exposed_rows(evidence: Evidence) -> list[tuple[str, ...]]:
+    """Exposed communication by two methods, with their intervals, and whether these meet."""
+    rows = []
+    for one in profiled_exposures(evidence):
+        rounds, profile, waiting = (_estimate(values) for values in (one.by_rounds, one.by_profile, one.waiting))
+        slower = _estimate(one.by_profile - one.waiting)
+        word = ABSENT
+        if rounds and profile:
+            word = "agree" if do_agree(rounds, profile) else "apart: profiling or drift changed one of them"
+        rows.append((one.study, one.arm, *map(_with_interval, (rounds, profile, waiting, slower)), word))
+    return rows
+
+
+def do_agree(one: Estimate, other: Estimate) -> bool:
+    """Whether two intervals meet."""
+    return max(one.interval[0], other.interval[0]) <= min(one.interval[1], other.interval[1])
+
+
+def _estimate(values: FloatArray) -> Estimate | None:
+    return mean_estimate(values.tolist(), _CONFIDENCE) if len(values) > 1 else None
+
+
+def problem_lines(profiles: Sequence[ArmProfile]) -> list[str]:
+    """Why arms have no profile, each reason once."""
+    arms: dict[str, list[str]] = {}
+    for one in profiles:
+        if one.problem:
+            arms.setdefault(one.problem, []).append(f"{one.study}, {one.arm}")
+    return [f"no profile of {'; '.join(names)}: {why}" for why, names in arms.items()]
+
+
+def how_line(profiles: Sequence[ArmProfile], device_type: str) -> str:
+    """What was done, in sentences; empty if nothing was."""
+    done = [one for one in profiles if not one.problem]
+    if not done:
+        return ""
+    steps = count_text(max(len(one.step_ms) for one in done), "step")
+    what = "GPU kernels" if device_type == "cuda" else "operators of the thread that trains, and gloo's threads"
+    return (
+        f"{steps} of each arm by rank {done[0].rank} under torch.profiler, one of each arm after the other, after all "
+        f"timed rounds of the study: {what}. Profiling makes steps slower; no value or verdict rests on them."
+    )
+
+
+def details(profiles: Sequence[ArmProfile], device_type: str) -> list[ArmDetails]:
+    """Buckets, kernels and gaps of what was profiled of each study's largest arm under DDP."""
+    return [
+        ArmDetails(
+            f"{one.study}, {one.arm}",
+            [
+                (
+                    str(number), f"{bucket.bytes / _MIB:.2f}" if bucket.bytes else ABSENT, _ms(bucket.begins_ms),
+                    _ms(bucket.took_ms), _share(bucket.hidden_ms, bucket.took_ms),
+                )
+                for number, bucket in enumerate(one.buckets, 1)
+            ],
+            "Longest kernels" if device_type == "cuda" else "Longest operators, without what they call",
+            [
+                (
+                    shorten(kernel.name, _LONGEST_KERNEL), f"{kernel.calls / len(one.step_ms):g}",
+                    _ms(kernel.ms_per_step), _share(kernel.ms_per_step, statistics.fmean(one.step_ms)),
+                )
+                for kernel in one.longest
+            ],
+            [
+                (_ms(gap.begins_ms), _ms(gap.lasts_ms), _kernel(gap.after), _kernel(gap.before))
+                for gap in one.gaps
+            ],
+        )
+        for one in largest_profiles(profiles)
+    ]  # fmt: skip
+
+
+def largest_profiles(profiles: Sequence[ArmProfile]) -> list[ArmProfile]:
+    """Of each study the profiled arm under DDP with most ranks, or the last arm if there is none."""
+    found: dict[str, ArmProfile] = {}
+    for one in profiles:
+        if not one.problem and (one.study not in found or _ranks(one) >= _ranks(found[one.study])):
+            found[one.study] = one
+    return list(found.values())
+
+
+def _ranks(one: ArmProfile) -> int:
+    kind, _, ranks = one.arm.partition("+")[0].removesuffix("-spread").partition("@")
+    return int(ranks) if kind == "ddp" and ranks.isdecimal() else 0
+
+
+def _kernel(name: str) -> str:
+    return shorten(name, _LONGEST_NEIGHBOUR) or ABSENT
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:.4g} ms" if milliseconds < 1000 else f"{milliseconds:.0f} ms"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _share(part: float, whole: float) -> str:
+    return _percent(part / whole) if whole else ABSENT
+
+
+def _with_interval(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ABSENT
+    low, high = (100 * limit for limit in estimate.interval)
+    return f"{_percent(estimate.value)} ({low:.1f} to {high:.1f})"

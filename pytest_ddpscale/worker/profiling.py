@@ -1,0 +1,204 @@
+"""Steps of every arm of a study that trains under torch.profiler, after its timed rounds.
+
+Rank 0, which is in every arm, records; all ranks of an arm take the same steps. Whatever the profiler cannot do costs
+the profile and nothing else: what was measured is written down before.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from pytest_ddpscale.plan.study import Arm, DeviceType, Study
+from pytest_ddpscale.results.profile_record import ArmProfile
+from pytest_ddpscale.results.rank_folder import LOGS, MOST_TRACE_BYTES, TRACES
+from pytest_ddpscale.worker import trace_analysis
+from pytest_ddpscale.worker.arms import StudyArms
+from pytest_ddpscale.worker.rank_context import RankContext, arm_order
+from pytest_ddpscale.worker.step_ranges import StepRanges
+from pytest_ddpscale.worker.trace_analysis import TracedStep
+
+_LONGEST_PROBLEM = 400
+_NO_KERNELS = (
+    "torch.profiler saw no GPU kernel; CUPTI may not be allowed to look (the rank's stderr.log says "
+    "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES then): have the driver loaded with NVreg_RestrictProfilingToAdminUsers=0, "
+    "and no other profiler attached"
+)
+
+
+class StepProfiler:
+    """torch.profiler around steps, as a context; what goes wrong with it is kept as `problem`, and steps go on."""
+
+    def __init__(self, device_type: DeviceType, ranges: StepRanges) -> None:
+        self.problem = ""
+        self._device_type = device_type
+        self._ranges = ranges
+        self._profile: torch.profiler.profile | None = None
+
+    def __enter__(self) -> StepProfiler:
+        """Begin to record, if that is possible."""
+        activities = [ProfilerActivity.CPU]
+        activities += [ProfilerActivity.CUDA] if self._device_type == "cuda" else []
+        if not torch.profiler.kineto_available():
+            self.problem = "this build of torch has no Kineto, so torch.profiler writes no trace"
+            return self
+        try:
+            profile = torch.profiler.profile(activities=activities, record_shapes=True)  # shapes tell message sizes
+            profile.start()
+        except Exception as error:
+            self.problem = in_words(error)
+        else:
+            self._profile, self._ranges.is_profiled = profile, True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop recording. What steps raise goes on its way."""
+        self._ranges.is_profiled = False
+        if self._profile is not None:
+            try:
+                self._profile.stop()
+            except Exception as problem:
+                self.problem, self._profile = in_words(problem), None
+
+    def write_trace(self, path: Path) -> str:
+        """Write the Chrome trace, gzip by the path's suffix. Returns why that failed; empty if it did not."""
+        assert self._profile is not None
+        try:
+            self._profile.export_chrome_trace(str(path))
+        except Exception as error:
+            return in_words(error)
+        return ""
+
+
+class StudyProfile:
+    """The profile of one study. All ranks of the gang make one, and run it together."""
+
+    def __init__(self, study: Study, arms: StudyArms, ranges: StepRanges, context: RankContext, seed: int) -> None:
+        self._study = study
+        self._arms = arms
+        self._ranges = ranges
+        self._context = context
+        self._seed = seed
+        self._profiled = [arm for arm in study.arms if arm.kind != "infer"]
+        self._traces: dict[str, list[Path]] = {arm.name: [] for arm in self._profiled}
+        self._problems: dict[str, str] = {}
+
+    def run(self) -> None:
+        """Take the steps, one of each arm after the other, pass by pass, so that drift hits all arms alike."""
+        context, study = self._context, self._study
+        with tempfile.TemporaryDirectory(prefix="ddpscale-traces-") as folder:
+            for number in range(-1, context.profile_steps):  # the first pass wakes the profiler, and is thrown away
+                key = f"{study.id}/profile/{number}"
+                if context.control.decided(f"{key}/late", lambda: context.is_out_of_time):
+                    break
+                for arm in arm_order(self._profiled, self._seed, f"{study.id}/profile", number):
+                    self._step(arm, number, f"{key}/{arm.name}", Path(folder))
+            context.progress.phase = "reading the profile"
+            if context.control.rank == 0:
+                for arm in self._profiled:
+                    context.sink.append_profile(self._profile_of(arm))
+        self._together(f"{study.id}/profile/done")
+
+    def _step(self, arm: Arm, number: int, key: str, folder: Path) -> None:
+        """One step by the ranks of an arm, while all others are idle."""
+        context, path = self._context, folder / f"{number}-{arm.name}.json.gz"
+        context.progress.arm, context.progress.round, context.progress.phase = arm.name, None, "profile"
+        if context.control.rank == 0:
+            profiler = StepProfiler(_device_type(context), self._ranges)
+            self._arms.time_block(arm, 1, profiler)
+            problem = profiler.problem or profiler.write_trace(path)
+            if problem:
+                self._problems.setdefault(arm.name, problem)
+            elif number >= 0:
+                self._traces[arm.name].append(path)
+        elif context.control.rank in context.control.layout.ranks([arm]):
+            self._arms.time_block(arm, 1)
+        context.progress.phase = "gathering"
+        self._together(key)
+
+    def _together(self, key: str) -> None:
+        """All ranks wait for rank 0."""
+        if self._context.control.rank == 0:
+            self._context.control.say(key, True)
+        else:
+            self._context.control.wait_for(key)
+
+    def _profile_of(self, arm: Arm) -> ArmProfile:
+        """What was recorded of an arm, or why nothing was."""
+        about: Callable[..., ArmProfile] = partial(
+            ArmProfile, study=self._study.id, arm=arm.name, gang=self._context.gang, rank=0
+        )
+        problem = self._problems.get(arm.name, "there was no time left for it (--ddp-budget)")
+        read: list[tuple[TracedStep, Path]] = []
+        for path in self._traces[arm.name]:
+            try:
+                read += [(step, path) for step in read_steps(path, _device_type(self._context))]
+            except Exception as error:  # whatever a version of torch writes costs the profile only
+                problem = in_words(error)
+        if not read:
+            return about(problem=problem)
+        try:
+            typical = trace_analysis.typical_step([step for step, _ in read])
+            path = next(path for step, path in read if step is typical)
+            return about(trace=self._kept(path, arm), **numbers_of([step for step, _ in read]))
+        except Exception as error:  # as above
+            return about(problem=in_words(error))
+
+    def _kept(self, path: Path, arm: Arm) -> str:
+        """Leave a trace for the node's agent to send. Returns its path in the run directory; empty if that failed."""
+        name = re.sub(r"[^\w@.-]+", "-", f"gang-{self._context.gang}-rank-0-{self._study.id}-{arm.name}") + ".json.gz"
+        place = self._context.sink.folder / LOGS / TRACES
+        try:
+            if path.stat().st_size > MOST_TRACE_BYTES:
+                return ""
+            place.mkdir(exist_ok=True)
+            shutil.copyfile(path, place / name)
+        except OSError:
+            return ""
+        return f"{TRACES}/{name}"
+
+
+def read_steps(path: Path, device_type: DeviceType) -> list[TracedStep]:
+    """The steps in a trace.
+
+    Raises:
+        ValueError: it has none, or nothing of a GPU.
+        OSError: it cannot be read.
+    """
+    events = trace_analysis.read_trace(gzip.decompress(path.read_bytes()))
+    if device_type == "cuda" and not any(event.cat == "kernel" for event in events):
+        raise ValueError(_NO_KERNELS)
+    return trace_analysis.traced_steps(events, device_type)
+
+
+def numbers_of(steps: Sequence[TracedStep]) -> dict[str, Any]:
+    """What an `ArmProfile` has of steps."""
+    typical = trace_analysis.typical_step(steps)
+    return {
+        **trace_analysis.step_columns(steps),
+        "buckets": trace_analysis.buckets_of(steps),
+        "longest": trace_analysis.longest_kernels(steps),
+        "gaps": trace_analysis.idle_gaps(typical),
+        "spans": trace_analysis.timeline(typical),
+    }
+
+
+def in_words(error: Exception) -> str:
+    """What went wrong, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_PROBLEM]
+
+
+def _device_type(context: RankContext) -> DeviceType:
+    return "cuda" if context.device.torch_device.type == "cuda" else "cpu"

@@ -1,0 +1,387 @@
+"""Numbers from a Chrome trace of torch.profiler: what computes, what communicates, how much of that is hidden.
+
+On a GPU kernels tell: those of NCCL communicate, all others compute. A step begins there with the first kernel that was
+launched in it. On a CPU the thread that trains computes while one of its operators runs, and gloo's threads say when a
+collective is under way. Times are in milliseconds, spans are arrays of (spans, 2): begin and end.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.results.column_record import FloatArray
+from pytest_ddpscale.results.profile_record import (
+    LONGEST_NAME,
+    MOST_GAPS,
+    MOST_KERNELS,
+    MOST_SPANS,
+    IdleGap,
+    Lane,
+    ProfiledBucket,
+    ProfiledKernel,
+    ProfileSpan,
+)
+from pytest_ddpscale.worker.step_names import BACKWARD, FORWARD, OPTIMIZER, STEP
+
+_PHASES = (FORWARD, BACKWARD, OPTIMIZER)
+_ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+# Kernels of NCCL, `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)` (before 2.19 `ncclKernel_…`); ranges of gloo's threads.
+_COLLECTIVE = re.compile(r"nccl(?:Dev)?Kernel|gloo:")
+_ALL_REDUCE = re.compile(r"nccl(?:Dev)?Kernel_AllReduce|gloo:all_reduce", re.IGNORECASE)
+# Of the thread that trains: handing a collective over is no computing.
+_HANDING_OVER = ("c10d::", "record_param_comms")
+_BYTES = {
+    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "c10::half": 2, "c10::bfloat16": 2, "long": 8, "long int": 8,
+    "int": 4, "short": 2, "byte": 1, "char": 1, "unsigned char": 1, "signed char": 1, "bool": 1,
+}  # fmt: skip
+_US_PER_MS = 1000.0
+_EMPTY = np.empty((0, 2))
+
+
+class TraceEvent(msgspec.Struct, frozen=True):
+    """One event of a trace; of a complete one (``ph`` is ``X``) `ts` is its begin and `dur` its duration, in µs."""
+
+    name: str = ""
+    ph: str = ""
+    cat: str | None = None
+    ts: float = 0.0
+    dur: float = 0.0
+    tid: int | str = 0
+    args: dict[str, Any] = {}
+
+    @property
+    def end(self) -> float:
+        """In µs."""
+        return self.ts + self.dur
+
+
+class ChromeTrace(msgspec.Struct, frozen=True):
+    """What of a trace's file is read."""
+
+    traceEvents: list[TraceEvent]  # noqa: N815 (the format's name)
+
+
+@dataclass(frozen=True)
+class TracedCollective:
+    """A collective in a step, with its spans in ms after the step's begin; its bytes where the trace says."""
+
+    begin: float
+    end: float
+    is_all_reduce: bool
+    name: str
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """One step of one rank.
+
+    Attributes:
+        length: its duration.
+        compute: merged spans of what computes.
+        collectives: in the order of their begins.
+        phases: name, begin and end of forward, backward and optimizer.
+        pieces: name, begin and end of each kernel; on a CPU of each outermost operator.
+        own_ms: name and own time of each kernel; on a CPU of each operator, without what it calls.
+    """
+
+    length: float
+    compute: FloatArray
+    collectives: Sequence[TracedCollective]
+    phases: Sequence[tuple[str, float, float]]
+    pieces: Sequence[tuple[str, float, float]]
+    own_ms: Sequence[tuple[str, float]]
+
+    def communication(self, *, only_all_reduce: bool = False) -> FloatArray:
+        """Merged spans in which a collective is under way."""
+        return merged([(one.begin, one.end) for one in self.collectives if one.is_all_reduce or not only_all_reduce])
+
+    @property
+    def busy(self) -> FloatArray:
+        """Merged spans of computing and communicating."""
+        return merged([*self.compute.tolist(), *self.communication().tolist()])
+
+
+def read_trace(data: bytes) -> list[TraceEvent]:
+    """The complete events of a trace.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        events = msgspec.json.decode(data, type=ChromeTrace).traceEvents
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(f"torch.profiler wrote no trace that can be read ({error})") from None
+    return [event for event in events if event.ph == "X"]
+
+
+def traced_steps(events: Sequence[TraceEvent], device_type: DeviceType) -> list[TracedStep]:
+    """The steps in a trace, in order.
+
+    Raises:
+        ValueError: it has none, or no kernel of a GPU.
+    """
+    marks = sorted((one for one in events if one.name == STEP and one.cat == "user_annotation"), key=lambda one: one.ts)
+    if not marks:
+        raise ValueError("the trace has no step")
+    if device_type == "cpu":
+        return [_cpu_step(mark, events) for mark in marks]
+    return _gpu_steps(marks, events)
+
+
+def _cpu_step(mark: TraceEvent, events: Sequence[TraceEvent]) -> TracedStep:
+    inside = [one for one in events if one.end > mark.ts and one.ts < mark.end]
+    operators = [one for one in inside if one.cat == "cpu_op" and one.tid == mark.tid]
+    handing_over = [one for one in operators if one.name.startswith(_HANDING_OVER)]
+    outermost, own = _nested(operators)
+    span = _within(mark.ts, mark.end)
+    return TracedStep(
+        length=mark.dur / _US_PER_MS,
+        compute=without(merged([span(one) for one in operators]), merged([span(one) for one in handing_over])),
+        collectives=_collectives([one for one in inside if one.tid != mark.tid], mark.ts, mark.end),
+        phases=[(one.name, *span(one)) for one in inside if one.name in _PHASES],
+        pieces=[(one.name, *span(one)) for one in outermost],
+        own_ms=own,
+    )
+
+
+def _nested(operators: Sequence[TraceEvent]) -> tuple[list[TraceEvent], list[tuple[str, float]]]:
+    """Of one thread's operators those that no other calls, and the name and own milliseconds of each."""
+    outermost: list[TraceEvent] = []
+    calling: list[TraceEvent] = []
+    ordered = sorted(operators, key=lambda one: (one.ts, -one.dur))
+    own = {id(one): one.dur for one in ordered}
+    for one in ordered:
+        while calling and calling[-1].end <= one.ts:
+            calling.pop()
+        if calling:
+            own[id(calling[-1])] -= one.dur
+        else:
+            outermost.append(one)
+        calling.append(one)
+    return outermost, [(one.name, max(0.0, own[id(one)]) / _US_PER_MS) for one in ordered]
+
+
+def _gpu_steps(marks: Sequence[TraceEvent], events: Sequence[TraceEvent]) -> list[TracedStep]:
+    """Work belongs to the step, and to the phase, in which it was launched: it may run much later."""
+    on_gpu = [one for one in events if one.cat in _ON_GPU]
+    if not any(one.cat == "kernel" for one in on_gpu):
+        raise ValueError("the trace has no GPU kernel")
+    launched_at = {_correlation(one): one.ts for one in events if one.cat in _LAUNCHES}
+    borders = [mark.ts for mark in marks]
+    of_step: list[list[tuple[float, TraceEvent]]] = [[] for _ in marks]
+    for one in on_gpu:
+        launch = launched_at.get(_correlation(one), one.ts)
+        number = int(np.searchsorted(borders, launch, "right")) - 1
+        if number >= 0 and launch <= marks[-1].end:
+            of_step[number].append((launch, one))
+    if not all(of_step):
+        raise ValueError("the trace has a step without any GPU kernel")
+    begins = [min(one.ts for _, one in launched) for launched in of_step]
+    ends = [*begins[1:], max(one.end for _, one in of_step[-1])]
+    phases = [one for one in events if one.name in _PHASES and one.cat == "user_annotation"]
+    return [
+        _gpu_step(begin, end, launched, phases, on_gpu)
+        for begin, end, launched in zip(begins, ends, of_step, strict=True)
+    ]
+
+
+def _gpu_step(
+    begin: float, end: float, launched: Sequence[tuple[float, TraceEvent]], phases: Sequence[TraceEvent],
+    on_gpu: Sequence[TraceEvent],
+) -> TracedStep:  # fmt: skip
+    span = _within(begin, end)
+    # Also what an earlier step launched and that still runs.
+    running = [one for one in on_gpu if one.end > begin and one.ts < end]
+    computing = [one for one in running if not _COLLECTIVE.match(one.name)]
+    found = []
+    for phase in phases:
+        of_phase = [one for at, one in launched if phase.ts <= at <= phase.end and not _COLLECTIVE.match(one.name)]
+        if of_phase:
+            latest = max(one.end for one in of_phase)
+            found.append((phase.name, span(of_phase[0])[0], min(latest, end) / _US_PER_MS - begin / _US_PER_MS))
+    return TracedStep(
+        length=(end - begin) / _US_PER_MS,
+        compute=merged([span(one) for one in computing]),
+        collectives=_collectives(running, begin, end),
+        phases=found,
+        pieces=[(one.name, *span(one)) for one in running],
+        own_ms=[(one.name, one.dur / _US_PER_MS) for _, one in launched],
+    )
+
+
+def _correlation(event: TraceEvent) -> object:
+    return event.args.get("correlation")
+
+
+def _within(begin: float, end: float) -> Callable[[TraceEvent], tuple[float, float]]:
+    """What makes a span in ms after `begin` of an event, cut to a step."""
+
+    def span(event: TraceEvent) -> tuple[float, float]:
+        return (max(event.ts, begin) - begin) / _US_PER_MS, (min(event.end, end) - begin) / _US_PER_MS
+
+    return span
+
+
+def _collectives(events: Iterable[TraceEvent], begin: float, end: float) -> list[TracedCollective]:
+    span = _within(begin, end)
+    found = [one for one in events if _COLLECTIVE.match(one.name)]
+    return [
+        TracedCollective(begins, ends, bool(_ALL_REDUCE.match(one.name)), one.name, message_bytes(one.args))
+        for one in sorted(found, key=lambda one: one.ts)
+        for begins, ends in [span(one)]
+    ]
+
+
+def message_bytes(args: dict[str, Any]) -> int | None:
+    """Size of a collective's message: NCCL's kernels say its elements and type, gloo's ranges those of their inputs."""
+    try:
+        if "In msg nelems" in args:
+            return int(args["In msg nelems"]) * _BYTES[str(args["dtype"]).lower()]
+        sizes = zip(args["Input Dims"], args["Input type"], strict=True)
+        return sum(int(np.prod(dims)) * _BYTES[str(kind).lower()] for dims, kind in sizes) or None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def merged(spans: Iterable[Sequence[float]]) -> FloatArray:
+    """Spans in order, with those that touch made one, (spans, 2)."""
+    ordered = np.array(sorted(map(tuple, spans)), np.float64).reshape(-1, 2)
+    if not len(ordered):
+        return _EMPTY
+    reach = np.maximum.accumulate(ordered[:, 1])
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:, 0] > reach[:-1]]))
+    ends = np.concatenate([reach[starts[1:] - 1], reach[-1:]])
+    return np.column_stack([ordered[starts, 0], ends])
+
+
+def length_of(spans: FloatArray) -> float:
+    """Of merged spans together."""
+    return float((spans[:, 1] - spans[:, 0]).sum())
+
+
+def covered(begin: float, end: float, spans: FloatArray) -> float:
+    """How much of a time merged spans cover."""
+    return float(np.maximum(0.0, np.minimum(spans[:, 1], end) - np.maximum(spans[:, 0], begin)).sum())
+
+
+def without(spans: FloatArray, others: FloatArray) -> FloatArray:
+    """Merged spans less what other merged ones cover."""
+    left: list[tuple[float, float]] = []
+    for begin, end in spans.tolist():
+        inside = others[(others[:, 1] > begin) & (others[:, 0] < end)]
+        borders = [begin, *np.clip(inside, begin, end).ravel().tolist(), end]
+        left += [(a, b) for a, b in zip(borders[::2], borders[1::2], strict=True) if b > a]
+    return merged(left)
+
+
+def step_columns(steps: Sequence[TracedStep]) -> dict[str, tuple[float, ...]]:
+    """What `ArmProfile` has of each step."""
+    rows = [_parts(step) for step in steps]
+    return {name: tuple(row[name] for row in rows) for name in rows[0]}
+
+
+def _parts(step: TracedStep) -> dict[str, float]:
+    compute, busy = length_of(step.compute), length_of(step.busy)
+    reduced = step.communication(only_all_reduce=True)
+    hidden = sum(covered(begin, end, step.compute) for begin, end in reduced.tolist())
+    parts = {
+        "step_ms": step.length, "compute_ms": compute, "waiting_ms": busy - compute, "idle_ms": step.length - busy,
+        "all_reduce_ms": length_of(reduced), "hidden_ms": hidden,
+    }  # fmt: skip
+    return {name: _rounded(value) for name, value in parts.items()}
+
+
+def buckets_of(steps: Sequence[TracedStep]) -> tuple[ProfiledBucket, ...]:
+    """The all-reduces of a step, by their order in it; as many as most steps have."""
+    of_steps = [([one for one in step.collectives if one.is_all_reduce], step.compute) for step in steps]
+    usual = statistics.mode(len(found) for found, _ in of_steps)
+    alike = [(found, compute) for found, compute in of_steps if len(found) == usual]
+    buckets = []
+    for number in range(usual):
+        same = [(found[number], compute) for found, compute in alike]
+        sizes = {one.bytes for one, _ in same}
+        buckets.append(
+            ProfiledBucket(
+                bytes=sizes.pop() if len(sizes) == 1 else None,
+                begins_ms=_median(one.begin for one, _ in same),
+                took_ms=_median(one.end - one.begin for one, _ in same),
+                hidden_ms=_median(covered(one.begin, one.end, compute) for one, compute in same),
+            )
+        )
+    return tuple(buckets)
+
+
+def longest_kernels(steps: Sequence[TracedStep]) -> tuple[ProfiledKernel, ...]:
+    """Names that took most, over all steps."""
+    total: dict[str, float] = defaultdict(float)
+    calls: dict[str, int] = defaultdict(int)
+    for step in steps:
+        for name, own_ms in step.own_ms:
+            total[name[:LONGEST_NAME]] += own_ms
+            calls[name[:LONGEST_NAME]] += 1
+    names = sorted(total, key=lambda name: -total[name])[:MOST_KERNELS]
+    return tuple(
+        ProfiledKernel(name=name, calls=calls[name], ms_per_step=_rounded(total[name] / len(steps))) for name in names
+    )
+
+
+def typical_step(steps: Sequence[TracedStep]) -> TracedStep:
+    """The one whose duration is the median; of an even number the shorter of the two."""
+    return sorted(steps, key=lambda step: step.length)[(len(steps) - 1) // 2]
+
+
+def idle_gaps(step: TracedStep) -> tuple[IdleGap, ...]:
+    """The longest times in which nothing computes or communicates, in order of their lengths."""
+    gaps = without(np.array([[0.0, step.length]]), step.busy).tolist()
+    longest = sorted(gaps, key=lambda gap: gap[0] - gap[1])[:MOST_GAPS]
+    pieces = [*step.pieces, *((one.name, one.begin, one.end) for one in step.collectives)]
+    found = []
+    for begin, end in longest:
+        after = max((one for one in pieces if one[2] <= begin), key=lambda one: one[2], default=("", 0.0, 0.0))
+        before = min((one for one in pieces if one[1] >= end), key=lambda one: one[1], default=("", 0.0, 0.0))
+        found.append(
+            IdleGap(
+                begins_ms=_rounded(begin), lasts_ms=_rounded(end - begin),
+                after=after[0][:LONGEST_NAME], before=before[0][:LONGEST_NAME],
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def timeline(step: TracedStep) -> tuple[ProfileSpan, ...]:
+    """The spans of a step's picture: computing is joined where gaps are too short to be seen."""
+    phases = step.phases[: MOST_SPANS // 4]
+    found = [_span("phase", begin, end, name.partition(":")[2]) for name, begin, end in phases]
+    found += [
+        _span("all_reduce" if one.is_all_reduce else "other_collective", one.begin, one.end, one.name)
+        for one in step.collectives[: MOST_SPANS // 4]
+    ]
+    gap, compute = step.length / MOST_SPANS, step.compute
+    while len(compute) > MOST_SPANS // 2:
+        compute = merged(np.column_stack([compute[:, 0], compute[:, 1] + gap]).tolist()) - [0.0, gap]
+        gap *= 2
+    return tuple(found) + tuple(_span("compute", begin, end) for begin, end in compute.tolist())
+
+
+def _span(lane: Lane, begin: float, end: float, name: str = "") -> ProfileSpan:
+    return ProfileSpan(lane=lane, begins_ms=_rounded(begin), lasts_ms=_rounded(end - begin), name=name[:LONGEST_NAME])
+
+
+def _median(values: Iterable[float]) -> float:
+    return _rounded(statistics.median(values))
+
+
+def _rounded(milliseconds: float) -> float:
+    """To a tenth of a microsecond; a difference may be a hair below zero."""
+    return round(max(0.0, milliseconds), 4)

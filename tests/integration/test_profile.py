@@ -1,0 +1,112 @@
+"""`pytest --gpu-sku=cpu --ddp-profile`, for real: traces, numbers and pictures of two ranks after their rounds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.results.records import Block, StudyEnd
+from pytest_ddpscale.results.run_directory import RunDirectory
+from tests.integration.test_cpu_run import command, make_site
+from tests.report.page_text import page_text
+
+pytestmark = pytest.mark.slow
+
+ASKED = """
+schema_version: 2
+sources: {paper: nobody}
+workloads:
+  tiny: {model: shufflenet_v2_x0_5, precision: fp32, image_size: 32, memory_format: contiguous, num_classes: 10}
+skus:
+  cpu:
+    description: any CPU
+    detect: {device: cpu}
+    batch: {tiny: {per_gpu: 4, global: 8}}
+    requirements:
+      - {throughput_per_gpu: {2: 500}, of: tiny, published: paper, bound: 0.001, because: made up}
+      - {exposed_communication: {2: 0.5}, of: tiny, published: paper, bound: 0.999, because: made up}
+"""
+# What nsys does: a library that NVTX loads, which then hears of all ranges.
+NVTX_LISTENER = r"""
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+typedef void (*function)(void);
+struct callbacks { size_t size; int (*module_table)(int module, function ***table, unsigned *size); };
+static FILE *heard;
+static int push(const char *name) { fprintf(heard, "push %s\n", name); fflush(heard); return 0; }
+static int pop(void) { fprintf(heard, "pop\n"); fflush(heard); return 0; }
+int InitializeInjectionNvtx2(const void *(*table_of)(uint32_t)) {
+  const struct callbacks *callbacks = table_of(1);
+  function **table; unsigned size = 0; char path[4096];
+  if (!callbacks || !callbacks->module_table(1, &table, &size) || size <= 11) return 0;
+  snprintf(path, sizeof path, "%s.%d", getenv("NVTX_HEARD"), (int)getpid());
+  heard = fopen(path, "a");
+  *table[9] = (function)push;
+  *table[11] = (function)pop;
+  return 1;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One session for all tests, with whoever listens to NVTX where a compiler makes one."""
+    folder = tmp_path_factory.mktemp("profile")
+    site, environment = make_site(folder / "site"), {"NVTX_HEARD": str(folder / "heard")}
+    (site / "thresholds.yaml").write_text(ASKED)
+    if shutil.which("cc"):
+        (folder / "heard.c").write_text(NVTX_LISTENER)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "heard.so", folder / "heard.c"], check=True)
+        environment["NVTX_INJECTION64_PATH"] = str(folder / "heard.so")
+    result = subprocess.run(
+        command("-q", "acceptance", "--ddp-profile=2", "--ddp-nvtx"), cwd=site, env=os.environ | environment,
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    return site
+
+
+def test_each_arm_is_profiled_after_its_rounds_and_reported(site: Path) -> None:
+    run = RunDirectory.open(site / "run")
+    profiles = {one.arm: one for one in run.read_profiles()}
+    assert set(profiles) == {"each@2", "no_sync@2", "ddp@2"}
+    ends = [n for n, record in enumerate(run.read_records()) if isinstance(record, StudyEnd)]
+    blocks = [n for n, record in enumerate(run.read_records()) if isinstance(record, Block)]
+    assert len(ends) == 1
+    assert max(blocks) < ends[0], "no round is timed once anything was profiled"
+    for arm, one in profiles.items():
+        assert (one.problem, len(one.step_ms)) == ("", 2)
+        events = json.loads(gzip.decompress((run.path / one.trace).read_bytes()))["traceEvents"]
+        assert sum(event.get("name") == "gloo:all_reduce" for event in events) == len(one.buckets)
+        assert (min(one.all_reduce_ms) > 0) == (arm == "ddp@2")
+    report, page = (run.path / "report.md").read_text(), (run.path / "report.html").read_text()
+    assert re.search(r"\| weak/tiny \| ddp@2 \| .*%.* \| (agree|apart)", report)
+    assert "Timeline of a step: weak/tiny, ddp@2" in page
+    assert "Longest operators, without what they call" in page_text(page)
+
+
+def test_who_judges_the_run_later_reports_its_profile(site: Path) -> None:
+    measuring = ("--ddp-run-dir=run", "--ddp-rounds=8", "--ddp-block=0.1s")
+    judging = [word for word in command("-q", "acceptance", "--ddp-judge=run") if word not in measuring]
+    subprocess.run(judging, cwd=site, check=True, capture_output=True, timeout=120)
+    assert "Timeline of a step: weak/tiny, ddp@2" in (site / "run" / "judged-1" / "report.html").read_text()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_nsys_would_hear_of_each_step_and_its_parts(site: Path) -> None:
+    by_rank = [path.read_text().splitlines() for path in site.parent.glob("heard.[0-9]*")]
+    assert len(by_rank) == 2
+    parts = ["push ddpscale:forward", "pop", "push ddpscale:backward", "pop", "push ddpscale:optimizer", "pop", "pop"]
+    block = ["push weak/tiny ddp@2", "push ddpscale:step", *parts, "push ddpscale:step"]
+    for heard in by_rank:
+        assert "\n".join(block) in "\n".join(heard)
+        assert heard.count("pop") == sum(line.startswith("push") for line in heard)

@@ -1,0 +1,121 @@
+"""Reports say what profiled steps show, beside what timed rounds say, and why there is no profile."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+from pytest_ddpscale.evidence.columns import Columns
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.html_page import render_html
+from pytest_ddpscale.report.markdown import render_markdown
+from pytest_ddpscale.report.profile_text import exposed_rows, largest_profiles, part_rows
+from pytest_ddpscale.report.svg_figures import figures
+from pytest_ddpscale.report.svg_timeline import exposed_parts, step_timeline
+from pytest_ddpscale.results.profile_record import ArmProfile, ProfiledKernel, ProfileSpan
+from tests.builders.judgements import ACCEPTED, HOSTILE, RUN
+from tests.builders.measurements import Measurement
+from tests.builders.profiles import profile
+from tests.builders.rounds import columns_of
+from tests.report.page_text import page_text
+
+ARMS = (Arm("alone", 1, 4), Arm("no_sync", 2, 4), Arm("ddp", 2, 4), Arm("each", 2, 4))
+STUDY = Study("weak", Workload("r", "resnet18", "fp32", 4), ARMS, 8, 1.0, 1.0)
+PLAN = Plan("cpu", "cpu", (STUDY,))
+NO_SYNC = profile(STUDY.id, "no_sync@2", [(60, 55, 0), (64, 58, 0), (62, 57, 0)])
+DDP = profile(STUDY.id, "ddp@2", [(100, 60, 30), (100, 62, 30), (100, 64, 30)], [(40, 10)] * 3)
+LOST = ArmProfile(study=STUDY.id, arm="each@2", gang=0, rank=0, problem="this build of torch has no Kineto")
+
+
+def timed(no_sync_s: float) -> Columns:
+    found = [
+        Measurement(STUDY.id, arm, number, rank, rank, "n", "cpu", 4, 10, 10 * (step_s + 0.01 * number), 1.7e9)
+        for arm, step_s in (("no_sync@2", no_sync_s), ("ddp@2", 1.0))
+        for number in range(4)
+        for rank in range(2)
+    ]
+    return columns_of(found)
+
+
+def evidence(*profiles: ArmProfile, no_sync_s: float = 0.62) -> Evidence:
+    return replace(Evidence(PLAN, timed(no_sync_s), {}), profiles=profiles)
+
+
+def page(*profiles: ArmProfile) -> str:
+    return page_text(render_html(ACCEPTED, RUN, evidence(*profiles)))
+
+
+def test_a_row_for_each_arm_says_where_its_step_goes() -> None:
+    assert part_rows([NO_SYNC, DDP, LOST]) == [
+        ("weak/r", "no_sync@2", "62 ms", "91.4 %", "0.0 %", "8.6 %", "–", "–"),
+        ("weak/r", "ddp@2", "100 ms", "62.0 %", "30.0 %", "8.0 %", "40 ms", "25.0 %"),
+    ]
+
+
+def test_both_methods_stand_side_by_side_and_whether_their_intervals_meet() -> None:
+    [row] = exposed_rows(evidence(NO_SYNC, DDP))
+    assert row[:2] == ("weak/r", "ddp@2")
+    assert [cell.partition(" ")[0] for cell in row[2:6]] == ["37.4", "38.0", "30.0", "8.0"]
+    assert row[3] == "38.0 % (33.0 to 43.0)"  # 40, 36 and 38: mean ± 4.303 standard errors
+    assert row[6] == "agree"
+    [apart] = exposed_rows(evidence(NO_SYNC, DDP, no_sync_s=0.9))
+    assert apart[6].startswith("apart")
+
+
+def test_both_reports_have_what_was_profiled_and_why_an_arm_was_not() -> None:
+    for report in (render_markdown(ACCEPTED, RUN, evidence=evidence(NO_SYNC, DDP, LOST)), page(NO_SYNC, DDP, LOST)):
+        assert "3 steps of each arm by rank 0 under torch.profiler" in report
+        assert "o profile of weak/r, each@2: this build of torch has no Kineto" in report
+        assert "38.0 % (33.0 to 43.0)" in report
+    text = page(NO_SYNC, DDP, LOST)
+    assert "profiles/ddp@2.json.gz" in render_html(ACCEPTED, RUN, evidence(DDP)), "under the picture"
+    assert "aten::convolution_backward" in text
+    assert "No profile" not in text.replace("No profile of", "")
+
+
+def test_without_a_profile_the_page_says_so_and_the_ticket_has_no_section() -> None:
+    assert "No profile: no steps were taken under torch.profiler (--ddp-profile)." in page()
+    assert "## Profile" not in render_markdown(ACCEPTED, RUN, evidence=evidence())
+    simulated = render_html(replace(ACCEPTED, simulated=True), RUN, evidence())
+    assert "No profile: a simulated run has none." in page_text(simulated)
+
+
+def test_names_of_kernels_stay_text() -> None:
+    kernel = ProfiledKernel(name=HOSTILE[:200], calls=3, ms_per_step=1)
+    span = ProfileSpan(lane="phase", begins_ms=0, lasts_ms=100, name=HOSTILE[:200])
+    attack = _with(DDP, longest=(kernel,), spans=(span, *DDP.spans))
+    rendered = render_html(ACCEPTED, RUN, evidence(NO_SYNC, attack))
+    assert "<script>alert" not in rendered
+    assert rendered.count("<script") == 1
+
+
+def _with(one: ArmProfile, **changes: object) -> ArmProfile:
+    return ArmProfile(**{name: getattr(one, name) for name in one.__struct_fields__} | changes)
+
+
+def test_details_are_of_the_largest_arm_under_ddp() -> None:
+    small = profile(STUDY.id, "ddp@1", [(50, 50, 0)])
+    assert largest_profiles([small, DDP, NO_SYNC]) == [DDP]
+    assert largest_profiles([LOST]) == []
+    [figure] = [one for one in figures(timed(0.6), PLAN, ACCEPTED, RUN, evidence(DDP)) if one.id.startswith("profile")]
+    assert figure.title == "One step of weak/r, ddp@2"
+
+
+def test_the_timeline_paints_what_is_exposed_fully() -> None:
+    root = ET.fromstring(step_timeline("key", DDP))
+    bars = [one.attrib for one in root.iter("{http://www.w3.org/2000/svg}rect") if "--series-2" in one.attrib["fill"]]
+    whole, exposed = ((float(one["x"]), float(one["width"])) for one in bars)
+    scale = 824 / 90  # 90 ms from 120 to 944
+    assert whole == (round(120 + 50 * scale, 1), round(40 * scale, 1))
+    assert exposed == (round(120 + 60 * scale, 1), round(30 * scale, 1))
+    assert [one["fill-opacity"] for one in bars] == ["0.3", "1.0"]
+    assert step_timeline("key", LOST) == ""
+
+
+def test_what_no_span_covers_is_exposed() -> None:
+    computing = [ProfileSpan(lane="compute", begins_ms=begin, lasts_ms=2) for begin in (0, 4, 8)]
+    assert exposed_parts(1, 9, computing) == [(2, 4), (6, 8)]
+    assert exposed_parts(4, 6, computing) == []
+    assert exposed_parts(20, 21, computing) == [(20, 21)]
