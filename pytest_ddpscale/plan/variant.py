@@ -30,6 +30,7 @@ class Variant:
         fused_optimizer: one kernel for all parameters.
         accumulation_steps: forward and backward passes per optimizer step, of which only the last one communicates. The
             arm's per-GPU batch is that of the whole step.
+        batch_size: per GPU and forward pass, in place of the workload's.
         uneven_share: half of the ranks train that share of the batch more, the others as much less.
     """
 
@@ -44,6 +45,7 @@ class Variant:
     compile: CompileMode | None = None
     fused_optimizer: bool = False
     accumulation_steps: int = 1
+    batch_size: int | None = None
     uneven_share: float = 0.0
 
     def __post_init__(self) -> None:
@@ -74,11 +76,13 @@ class Variant:
         """Images of one forward pass of a rank, of an arm with that per-GPU batch.
 
         Raises:
-            ValueError: the batch cannot be divided among the passes of a step.
+            ValueError: the batch cannot be divided among the passes of a step, or the variant names another one.
         """
         if batch_size % self.accumulation_steps:
             raise ValueError(f"a per-GPU batch of {batch_size} is not {self.accumulation_steps} equal passes")
         of_pass = batch_size // self.accumulation_steps
+        if self.batch_size not in (None, of_pass):
+            raise ValueError(f"a pass of {of_pass} images, where {self.name} is asked for")
         more = round(of_pass * self.uneven_share)
         return of_pass + (more if rank % 2 else -more)
 

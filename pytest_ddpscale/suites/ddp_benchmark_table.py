@@ -69,7 +69,7 @@ def scaling_of(rows: Sequence[BenchmarkRow]) -> list[SizeScaling]:
     ]
 
 
-def ddp_overhead(rows: Sequence[BenchmarkRow]) -> float | None:
+def overhead_of_ddp(rows: Sequence[BenchmarkRow]) -> float | None:
     """By what share the median step of one GPU takes longer under DDP than without; None if one was not measured."""
     one_gpu = next((one for one in scaling_of(rows) if one.gpus == 1), None)
     return None if one_gpu is None or one_gpu.efficiency is None else 1 / one_gpu.efficiency - 1
@@ -77,7 +77,7 @@ def ddp_overhead(rows: Sequence[BenchmarkRow]) -> float | None:
 
 def overhead_text(rows: Sequence[BenchmarkRow]) -> list[str]:
     """That in a sentence; nothing where it is not known."""
-    share = ddp_overhead(rows)
+    share = overhead_of_ddp(rows)
     return [] if share is None else [f"DDP on one GPU: {100 * share:+.1f} % step time (p50).".replace("-", "−")]
 
 
@@ -95,6 +95,6 @@ def benchmark_values(rows: Sequence[BenchmarkRow]) -> dict[str, Any]:
     """The same for programs, of JSON types."""
     return {
         "rows": [asdict(row) for row in rows],
-        "ddp_overhead": ddp_overhead(rows),
+        "overhead_of_ddp": overhead_of_ddp(rows),
         "scaling": [asdict(one) for one in scaling_of(rows)],
     }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import DeviceType, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 # The first finds what may be gains, the others measure those.
 LAUNCHES = 5
 USUAL_NAME = "usual"
-MOST_ROUNDS = 16
+# A CPU's rounds are long, and no reason to stop them comes soon.
+MOST_ROUNDS: dict[DeviceType, int] = {"cuda": 16, "cpu": FEWEST_ROUNDS}
 
 
 class Tune(Suite):
@@ -54,7 +55,7 @@ class Tune(Suite):
         tried = read_value("--try", asked, lambda text: candidates(text, workload))
         if not tried:
             raise OptionError("--try", f"found {asked!r}", "a setting that the workload does not have already")
-        pace = replace(nodes.pace(), rounds=nodes.settings.rounds or MOST_ROUNDS)
+        pace = replace(nodes.pace(), rounds=nodes.settings.rounds or MOST_ROUNDS[nodes.subject.device_type])
         in_a_gang = [one for one in tried if not one.environment]
         studies = tuple(_study(one, nodes, workload, pace) for one in in_a_gang)
         return replace(nodes.empty_plan(), studies=studies, launches=LAUNCHES)

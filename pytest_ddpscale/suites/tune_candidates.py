@@ -36,29 +36,31 @@ class Candidate:
 
     Attributes:
         variant: what an arm has of it.
-        batch_size: per GPU; None for the workload's.
         environment: variables, by name: a gang of its own has them.
     """
 
     variant: Variant = USUAL
-    batch_size: int | None = None
     environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
         """``bucket_cap_mb=5``, ``batch_size=64``, ``NCCL_ALGO=Ring``."""
-        batch = "" if self.batch_size is None else f"{BATCH}={self.batch_size}"
-        return ",".join(filter(None, [self.variant.name, batch, *(f"{n}={v}" for n, v in self.environment)]))
+        return ",".join(filter(None, [self.variant.name, *(f"{name}={value}" for name, value in self.environment)]))
 
     def arm(self, world_size: int, batch_size: int) -> Arm:
-        """What it is measured as, where the workload has that per-GPU batch. Raises ValueError: it cannot be."""
-        passes = self.variant.accumulation_steps
-        return Arm("ddp", world_size, (self.batch_size or batch_size) * passes, variant=self.variant)
+        """What it is measured as, where the workload has that per-GPU batch."""
+        of_pass = self.variant.batch_size or batch_size
+        return Arm("ddp", world_size, of_pass * self.variant.accumulation_steps, variant=self.variant)
+
+    @property
+    def changes_batch(self) -> bool:
+        """Whether a step trains other images than the workload's."""
+        return self.variant.batch_size is not None or self.variant.accumulation_steps > 1
 
     @property
     def changes_training(self) -> str:
         """What of training it changes besides its speed; empty if nothing."""
-        if self.batch_size is not None or self.variant.accumulation_steps > 1:
+        if self.changes_batch:
             return "changes the global batch"
         if self.variant.hook is not None:
             return "changes what is trained: gradients travel in fewer bits"
@@ -79,10 +81,14 @@ def candidates(text: str, workload: Workload) -> list[Candidate]:
 
 def _is_as_the_workload(one: Candidate, workload: Workload) -> bool:
     """Whether nothing would differ from how the workload is trained anyway."""
-    plain = replace(one.variant, precision=None, memory_format=None, compile=None) == USUAL
-    names_nothing = one.batch_size in (None, workload.batch_size) and not one.environment
-    is_compiled_otherwise = one.variant.compile is not None and (one.variant.compile != "no" or workload.compile)
-    return plain and names_nothing and not is_compiled_otherwise and one.variant.applied_to(workload) == workload
+    of_workload = Variant(
+        precision=workload.precision, memory_format=workload.memory_format, batch_size=workload.batch_size,
+        compile="default" if workload.compile else "no",
+    )  # fmt: skip
+    names = ("precision", "memory_format", "batch_size", "compile")
+    blank: dict[str, Any] = dict.fromkeys(names)
+    others = replace(one.variant, **blank) != USUAL or bool(one.environment)
+    return not others and all(getattr(one.variant, n) in (None, getattr(of_workload, n)) for n in names)
 
 
 def _of_word(word: str, workload: Workload) -> Iterator[Candidate]:
@@ -94,7 +100,7 @@ def _of_word(word: str, workload: Workload) -> Iterator[Candidate]:
             _refuse_unknown_to_nccl(name)
             yield Candidate(environment=((name, value),))
         elif name == BATCH:
-            yield Candidate(batch_size=_batch(value, workload))
+            yield Candidate(Variant(batch_size=_batch(value, workload)))
         else:
             yield Candidate(Variant(**{name: _value(name, value)}))
 
@@ -122,7 +128,7 @@ def _value(name: str, value: str) -> Any:
     """Of a field of `Variant`."""
     usual = {one.name: one.default for one in fields(Variant)}
     if name not in usual:
-        near = difflib.get_close_matches(name, [*usual, BATCH], 1)
+        near = difflib.get_close_matches(name, usual, 1)
         raise ValueError(f"settings such as {', '.join(usual)}; {name!r} is none" + _meant(near))
     if name in _WORDS:
         if value not in _WORDS[name]:
@@ -161,7 +167,7 @@ def snippet(chosen: Sequence[Candidate]) -> Mapping[str, str]:
     if "fused_optimizer" in merged:
         lines.append("optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)")
     lines += [_AUTOCAST[merged["precision"]]] if "precision" in merged else []
-    lines += [f"batch_size = {c.batch_size}  # per GPU" for c in chosen if c.batch_size is not None]
+    lines += [f"batch_size = {merged[BATCH]}  # per GPU"] if BATCH in merged else []
     if "accumulation_steps" in merged:
         lines += [f"# {merged['accumulation_steps']} passes a step, all but the last one inside model.no_sync()"]
     environment = [f"export {name}={value}" for c in chosen for name, value in c.environment]

@@ -109,10 +109,7 @@ def tune_report(measured: MeasuredSuite) -> SuiteReport:
 
 def candidate_of(study: Study) -> Candidate:
     """What a study tries, from its arms and environment."""
-    usual, other = study.arms[0], study.arms[-1]
-    of_pass = other.batch_size // other.variant.accumulation_steps
-    batch = None if of_pass == usual.batch_size else of_pass
-    return Candidate(other.variant, batch, study.environment)
+    return Candidate(study.arms[-1].variant, study.environment)
 
 
 def _screened(measured: MeasuredSuite, study: Study) -> Found | None:
@@ -175,7 +172,7 @@ def _says(one: TriedSetting) -> str:
 
 def _settings(chosen: Sequence[TriedSetting]) -> SuiteSection:
     text = snippet([one.candidate for one in chosen])
-    batches = [one for one in chosen if one.candidate.batch_size or one.candidate.variant.accumulation_steps > 1]
+    batches = [one for one in chosen if one.candidate.changes_batch]
     said = ["Take what changes training only if training may change."]
     if batches:
         said += ["A global batch that is larger by a factor needs another learning rate:", f"- {_LINEAR}", f"- {_SQRT}"]

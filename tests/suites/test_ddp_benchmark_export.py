@@ -121,7 +121,7 @@ def test_an_imported_report_is_a_run_that_can_be_told_again(tmp_path: Path, caps
     assert "- Imported: 20" in page, "when it was measured nobody knows"
     assert "Began" not in page
     values = json.loads((out / "suite.json").read_text())["benchmarks"]["resnet101"]
-    assert values["ddp_overhead"] == pytest.approx(0.171 / 0.162 - 1)
+    assert values["overhead_of_ddp"] == pytest.approx(0.171 / 0.162 - 1)
     assert main(["report", str(out)]) == 0
     assert capsys.readouterr().out.splitlines() == told.splitlines()[:-1]
     assert main(["compare", str(out), path]) == 0, "a run directory stands for the report in it"

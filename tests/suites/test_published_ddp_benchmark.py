@@ -15,7 +15,7 @@ from pytest_ddpscale.cli import main
 from pytest_ddpscale.compare.ddp_benchmark_diff import compare_reports
 from pytest_ddpscale.results.ddp_benchmark_file import ddp_benchmark_of
 from pytest_ddpscale.suites.ddp_benchmark_import import benchmark_rows
-from pytest_ddpscale.suites.ddp_benchmark_table import BenchmarkRow, benchmark_lines, ddp_overhead, scaling_of
+from pytest_ddpscale.suites.ddp_benchmark_table import BenchmarkRow, benchmark_lines, overhead_of_ddp, scaling_of
 from tests.suites.published_ddp_benchmark import (
     BATCH,
     DIFF,
@@ -122,7 +122,7 @@ def test_overhead_and_efficiency_are_those_that_thresholds_yaml_takes_from_it(
     model: str, overhead: float, two_machines: float
 ) -> None:
     rows = rows_of(model)
-    assert ddp_overhead(rows) == pytest.approx(overhead, abs=0.0005)
+    assert overhead_of_ddp(rows) == pytest.approx(overhead, abs=0.0005)
     by_name = {one.name: one for one in scaling_of(rows)}
     assert by_name["2M/8G"].efficiency == pytest.approx(two_machines, abs=0.0005)
     assert by_name["1M/1G"].efficiency_ddp == 1.0
