@@ -42,7 +42,7 @@ def pair(seed: int, correlation: float, slower: float) -> ComparedSize:
 
 def main() -> None:
     """Print a line for each correlation and difference."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=400)
     pairs = parser.parse_args().pairs
     for slower in (0.0, 0.02, 0.05):

@@ -23,7 +23,6 @@ from pytest_ddpscale.plan.collective_sweep import (
     sweep_study,
 )
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeKind
 from pytest_ddpscale.settings import duration_s, read_value
 from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
@@ -102,6 +101,8 @@ def sweep_plan(
     Raises:
         OptionError: there is only one rank.
     """
+    from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+
     empty, settings = nodes.empty_plan(), nodes.settings
     layout = empty.layout
     if layout.world_size < 2:

@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace
-from pytest_ddpscale.plan.study import DeviceType, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
@@ -21,13 +20,14 @@ from pytest_ddpscale.suites.tune_candidates import USUAL_SETTINGS, Candidate, ca
 
 if TYPE_CHECKING:
     from pytest_ddpscale.launch.supervisor import Judge
+    from pytest_ddpscale.plan.planner import Pace
     from pytest_ddpscale.suites.suite_report import SuiteReport
 
 # The first finds what may be gains, the others measure those.
 LAUNCHES = 5
 USUAL_NAME = "usual"
-# A CPU's rounds are long, and no reason to stop them comes soon.
-MOST_ROUNDS: dict[DeviceType, int] = {"cuda": 16, "cpu": FEWEST_ROUNDS}
+# Of GPUs; a CPU's rounds are long, and no reason to end them comes soon.
+MOST_ROUNDS = 16
 
 
 class Tune(Suite):
@@ -55,7 +55,8 @@ class Tune(Suite):
         tried = read_value("--try", asked, lambda text: candidates(text, workload))
         if not tried:
             raise OptionError("--try", f"found {asked!r}", "a setting that the workload does not have already")
-        pace = replace(nodes.pace(), rounds=nodes.settings.rounds or MOST_ROUNDS[nodes.subject.device_type])
+        pace, is_cpu = nodes.pace(), nodes.subject.device_type == "cpu"
+        pace = replace(pace, rounds=nodes.settings.rounds or (pace.rounds if is_cpu else MOST_ROUNDS))
         in_a_gang = [one for one in tried if not one.environment]
         studies = tuple(_study(one, nodes, workload, pace) for one in in_a_gang)
         return replace(nodes.empty_plan(), studies=studies, launches=LAUNCHES)
@@ -68,6 +69,7 @@ class Tune(Suite):
 
     def further(self, arguments: argparse.Namespace, nodes: SuiteNodes, measured: MeasuredSuite) -> Plan | None:
         """What looks like a gain, and variables of the environment, in launches of their own."""
+        from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
         from pytest_ddpscale.suites.tune_report import promising
 
         workload = _workload(arguments, nodes)

@@ -18,8 +18,8 @@ from pytest_ddpscale.suites.tune_judge import WORTH
 from pytest_ddpscale.verdict.arm_change import img_per_s, throughput_ratio
 from pytest_ddpscale.verdict.estimating import Found
 
-_SQRT = "multiply the learning rate by the square root of the factor (Adam and its kind: Malladi et al., 2022)"
-_LINEAR = "multiply the learning rate by the factor (SGD: Goyal et al., 2017, with a warm-up of some epochs)"
+_SQRT = "multiply the learning rate by the square root of the factor (Adam and its kind: arXiv:2205.10287)"
+_LINEAR = "multiply the learning rate by the factor (SGD: arXiv:1706.02677, with a warm-up of some epochs)"
 
 
 @dataclass(frozen=True)

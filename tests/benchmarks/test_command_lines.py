@@ -18,7 +18,6 @@ NAMES = (
         "calibrate_rehearsal",
         "compared",
         "control_plane",
-        "ddp_benchmark_pairs",
         "faults",
         "find_max_batch",
         "gang_reuse",

@@ -23,7 +23,7 @@ def limit(training: Any, most_bytes: int) -> None:
     step = training.Trainer.__call__
 
     def limited(trainer: Any) -> None:
-        images = trainer._batch.images
+        images = trainer._batches[0].images
         if images.nbytes > most_bytes and isinstance(trainer._model, DistributedDataParallel):
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {images.nbytes} bytes (stand-in).")
         step(trainer)
