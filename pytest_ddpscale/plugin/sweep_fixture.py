@@ -48,7 +48,7 @@ class CollectiveSweep:
         suite, plan = Collectives(), sweep_plan(nodes)
         source = SuiteSource(suite, nodes, plan)
         source.open_run()
-        source.measure_and_close(self._listener(source), lambda measured: None)
+        source.measure_and_close(lambda plan: self._listener(source), lambda measured: None)
         measured = source.measured_suite()
         report = suite.conclude(measured)
         write_suite_reports(source.measured_run, suite.name, report, measured.record)

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from pytest_ddpscale.settings import OPTIONS, Option
 from pytest_ddpscale.suites.suite import Suite
 
 if TYPE_CHECKING:
+    from pytest_ddpscale.plan.study import Plan
     from pytest_ddpscale.results.notices import Listener
     from pytest_ddpscale.results.run_directory import RunDirectory
     from pytest_ddpscale.suites.suite import MeasuredSuite, SuiteNodes
@@ -139,11 +141,10 @@ def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
     return SuiteNodes(*look(site, thresholds, sku))
 
 
-def _progress(source: SuiteSource) -> Listener:
-    """Lines of progress: in place on a terminal, one a minute in a log."""
+def _progress(source: SuiteSource) -> Callable[[Plan], Listener]:
+    """Lines of progress on a plan: in place on a terminal, one a minute in a log."""
     from pytest_ddpscale.report.progress import Progress, load_warning
 
-    assert source.plan_to_measure is not None
     last_shown_s = -_LOG_EVERY_S
     is_terminal = sys.stderr.isatty()
 
@@ -161,4 +162,4 @@ def _progress(source: SuiteSource) -> Listener:
     warning = load_warning(os.getloadavg()[0], os.cpu_count() or 1)
     if warning:
         show(warning, False)
-    return Progress(source.plan_to_measure, show, img_per_s=source.expected_img_per_s)
+    return lambda plan: Progress(plan, show, img_per_s=source.expected_img_per_s)

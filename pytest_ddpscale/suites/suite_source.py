@@ -36,8 +36,14 @@ class SuiteSource(MeasureSource):
         """What the suite will not measure."""
         return self._suite.unfit_of(surveys)
 
-    def measure_and_close(self, listener: Listener, further: Callable[[MeasuredSuite], Plan | None]) -> None:
+    def measure_and_close(
+        self, listener_of: Callable[[Plan], Listener], further: Callable[[MeasuredSuite], Plan | None]
+    ) -> None:
         """Measure the plan, then what comes of it, and record how that ended.
+
+        Args:
+            listener_of: who is told of records while a plan is measured.
+            further: what is to be measured once that is known; None for nothing.
 
         Raises:
             KeyboardInterrupt: somebody ended it; what was measured stays in the run directory.
@@ -45,11 +51,12 @@ class SuiteSource(MeasureSource):
         """
         ending: Ending = "interrupted"
         try:
-            self.measure(listener)
+            assert self.plan is not None  # since it was made
+            self.measure(listener_of(self.plan))
             more = further(self.measured_suite()) if not self.writing_problem else None
-            if more is not None and self.plan is not None:
+            if more is not None:
                 self.measured_run.write_json(self.measured_run.plan_json, self.plan.joined(more))
-                self._launch(more, listener)
+                self._launch(more, listener_of(more))
             ending = "finished"
         finally:
             self.close(ending)
