@@ -2,10 +2,10 @@
 
     python benchmarks/tune_false_gains.py --runs 100
 
-Each run is played: ten settings on two ranks, blocks with 1 % of noise, and a deviation of each arm in each launch that
-all its rounds share, as memory that lies badly gives. Printed is, by that deviation, in how many runs anything was
-recommended where nothing differs, how many the first launch alone would have recommended, and how often a setting that
-gains 5 or 10 % was recommended.
+Each run is played: the settings tried by default on two ranks, blocks with 1 % of noise, and a deviation of each arm in
+each launch that all its rounds share, as memory that lies badly gives. Printed is, by that deviation, in how many runs
+anything was recommended where nothing differs, how many the first launch alone would have recommended, and how often a
+setting that gains 5 or 10 % was recommended.
 """
 
 from __future__ import annotations

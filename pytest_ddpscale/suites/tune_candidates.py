@@ -26,7 +26,7 @@ USUAL_SETTINGS: dict[DeviceType, str] = {
     "compile=default,reduce-overhead accumulation_steps=2,4 batch_size=half,double hook=fp16,bf16,powersgd "
     "uneven_share=0.1 NCCL_ALGO=Ring,Tree NCCL_BUFFSIZE=8388608 NCCL_MIN_NCHANNELS=16",
     "cpu": "bucket_cap_mb=5 gradient_as_bucket_view=true static_graph=true broadcast_buffers=false precision=bf16 "
-    "memory_format=channels_last fused_optimizer=true accumulation_steps=4 batch_size=double OMP_NUM_THREADS=2",
+    "memory_format=channels_last fused_optimizer=true accumulation_steps=4 batch_size=double",
 }
 
 
