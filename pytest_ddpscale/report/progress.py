@@ -108,7 +108,8 @@ class Progress:
         self._study_begun = self._now()
         self._round = self._blocks = 0
         self._img_per_s = {}
-        self._say(f"{study_id}: warming up", passing=True)
+        compiles = self._study is not None and self._study.workload.compile
+        self._say(f"{study_id}: {'compiling and ' if compiles else ''}warming up", passing=True)
 
     def _measured(self, block: Block) -> None:
         of_rank_0 = block.each("ranks") == 0

@@ -92,6 +92,12 @@ def test_ranks_that_are_up_are_announced_once_and_stay(terminal: Terminal) -> No
     assert terminal.shown == [("ranks are up: 2 on torch 2.9.0", False)]
 
 
+def test_a_study_that_compiles_says_so() -> None:
+    compiled = tuple(replace(one, workload=replace(one.workload, compile=True)) for one in PLAN.studies)
+    terminal = Terminal(replace(PLAN, studies=compiled))
+    assert terminal.feed(BEGIN) == ("weak/r: compiling and warming up", True)
+
+
 def test_a_study_begins_by_warming_up(terminal: Terminal) -> None:
     assert terminal.feed(BEGIN) == ("weak/r: warming up", True)
 
