@@ -45,7 +45,7 @@ class Machine:
         self.command("python3", "exit 0")
         folder = self.checkout / ".venv" / "bin"
         folder.mkdir(parents=True)
-        for name in ("pip", "pytest", "ruff", "mypy"):
+        for name in ("pip", "pytest", "ruff", "mypy", "python"):
             self.command(name, f'echo "{name} $*"; exit {int(name == failing)}', folder)
 
     def run(self) -> subprocess.CompletedProcess[str]:
@@ -133,7 +133,7 @@ def test_another_package_manager_stops_nothing(machine: Machine) -> None:
     assert "DDPSCALE_LAB=unset" in result.stdout.splitlines()
 
 
-@pytest.mark.parametrize("failing", ["", "pytest", "ruff", "mypy"])
+@pytest.mark.parametrize("failing", ["", "pytest", "ruff", "mypy", "python"])
 def test_all_that_checks_is_run_and_told_and_each_can_fail_it(machine: Machine, failing: str) -> None:
     machine.with_apt(uid=0)
     machine.with_environment(failing)
@@ -142,6 +142,8 @@ def test_all_that_checks_is_run_and_told_and_each_can_fail_it(machine: Machine, 
     lines = result.stdout.splitlines()
     assert {"pip install -e .[test]", "pytest tests -n 4", "ruff check ."} < set(lines)
     assert ("mypy " in lines) == (failing != "ruff")
+    built = any(line.startswith("python -m mkdocs build --strict") for line in lines)
+    assert built == (failing in ("", "python"))
     assert any(line.startswith("pytest --gpu-sku=cpu") for line in lines) == (not failing)
 
 

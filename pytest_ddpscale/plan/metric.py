@@ -124,6 +124,7 @@ class Metric:
         title: heading for reports.
         meaning: one sentence for a stakeholder.
         formula: what it is in one round, for docs/metrics.md, with t the throughput per GPU of an arm and k the ranks.
+        origin: where the formula was published; empty for a definition of this project.
         samples: takes its values from rounds; None of what no training tells.
         scaling: the kind of study that measures it.
         minimum_world_size: smallest world size for which it means anything.
@@ -160,6 +161,7 @@ class Metric:
     meaning: str
     formula: str
     _: KW_ONLY
+    origin: str = ""
     samples: Callable[[MetricInput], PerRound] | None = None
     scaling: Scaling = "weak"
     minimum_world_size: int = 1

@@ -54,6 +54,7 @@ _ALL = (
         "weak_scaling_efficiency", "fraction", "Weak-scaling efficiency",
         "Throughput per GPU among many, relative to one GPU alone, at a fixed per-GPU batch.",
         "t(ddp@k) ÷ t(alone), or t(ddp@1) with `baseline: ddp`, of a typical rank, per-GPU batch fixed",
+        origin="scaled speed-up (Gustafson, CACM 31(5), 1988) per GPU",
         samples=_efficiency,
         minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, plausible=_EFFICIENCY,
         credible=(-math.inf, MOST_EFFICIENCY), possible=_RATIO_TO_ALONE,
@@ -62,6 +63,7 @@ _ALL = (
         "strong_scaling_speedup", "x", "Strong-scaling speed-up",
         "How many times faster the same global batch is trained by many GPUs than by one.",
         "k · t(ddp@k) ÷ t(alone), or t(ddp@1) with `baseline: ddp`, of a typical rank, global batch fixed",
+        origin="speed-up at a fixed size (Amdahl, AFIPS 1967)",
         samples=lambda measured: measured.world_size * _efficiency(measured),
         scaling="strong", minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, grows_with_ranks=True,
         plausible=_EFFICIENCY, credible=(-math.inf, MOST_EFFICIENCY), possible=_RATIO_TO_ALONE,
@@ -70,6 +72,7 @@ _ALL = (
         "strong_scaling_efficiency", "fraction", "Strong-scaling efficiency",
         "Strong-scaling speed-up divided by the number of GPUs.",
         "speed-up ÷ k",
+        origin="speed-up at a fixed size (Amdahl, AFIPS 1967), per GPU",
         samples=_efficiency,
         scaling="strong", minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, plausible=_EFFICIENCY,
         credible=(-math.inf, MOST_EFFICIENCY), possible=_RATIO_TO_ALONE,
@@ -125,6 +128,7 @@ _ALL = (
         "model_flops_utilization", "fraction", "Model FLOPs utilization",
         "Floating-point operations the model needs per second, relative to the data sheet's peak.",
         "t × FLOPs per image (torch's counter, forward and backward) ÷ the data sheet's dense peak",
+        origin="PaLM (Chowdhery et al., arXiv 2204.02311, appendix B)",
         samples=_model_flops_utilization,
         takes_peak=True, slowed_by_one_rank=True, credible=(-math.inf, 1.0), possible=_SHARE,
     ),
@@ -191,6 +195,7 @@ _ALL = (
         "memory_bandwidth_gbps", "GB/s", "Device-memory bandwidth",
         "What a GPU reads and writes per second when it copies within its own memory; the slowest GPU.",
         "bytes read and written ÷ time of a copy within the device's memory; the slowest GPU",
+        origin="STREAM's copy (McCalpin, 1995), which counts bytes read and bytes written",
         maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("memory-copy",),
     ),
     Metric(
@@ -204,6 +209,7 @@ _ALL = (
         "Bandwidth that a collective reaches on each GPU's links, by the formulas of nccl-tests.",
         "nccl-tests' bus bandwidth of the slowest rank: S/t · 2(n−1)/n of an all-reduce, S/t · (n−1)/n of an "
         "all-gather, reduce-scatter or all-to-all of S bytes in all, S/t of a broadcast or reduce",
+        origin="nccl-tests, doc/PERFORMANCE.md",
         minimum_world_size=2, carries_acceptance=False, subject="probe", probes=COLLECTIVES,
     ),
     Metric(

@@ -112,7 +112,7 @@ class CheckRow(Strict):
     """A row of checks of the nodes: ``{check: [ecc, nvlink], severity: fail}``."""
 
     check: _Names = Field(description="Names of checks.")
-    severity: Severity
+    severity: Severity = Field(description="Whether a node that does not pass rejects the run, or is only reported.")
 
     @model_validator(mode="after")
     def _check(self) -> CheckRow:
@@ -131,7 +131,9 @@ class Row(Strict):
     `metrics` stands for the keys that are names of metrics: ``{busbw_gbps: {8: 228}, probe: …}``.
     """
 
-    metrics: dict[MetricName, Values]
+    metrics: dict[MetricName, Values] = Field(
+        description="A metric: its values by world size, `{8: 480.1}`; of one size only, the value alone."
+    )
     of: _Names = Field("", description="What is trained: names under `workloads` that the SKU has a `batch` for.")
     probe: _Names = Field(
         "", description="What is probed without training, such as `matmul-bf16` or `all-reduce-32mib`."
@@ -260,13 +262,13 @@ def _has_one_size(metric: Metric) -> bool:
 class RowName(Strict):
     """Which rows are meant: ``{busbw_gbps: [8, all], probe: …}``, ``{no_regression: any}``, ``{check: clock}``."""
 
-    metric: str = NODE_CHECK.name
+    metric: str = Field(NODE_CHECK.name, description="A metric, as a key: its world sizes, `[8, all]`, or `any`.")
     world_sizes: list[_WorldSizeKey] = Field([], description="Empty for all that there are.")
-    of: str = ""
-    probe: str = ""
-    check: str = ""
-    placement: Placement = "packed"
-    versus: str | None = None
+    of: str = Field("", description="The workload of the rows that are meant; without it, of any.")
+    probe: str = Field("", description="The probe of the rows that are meant; without it, of any.")
+    check: str = Field("", description="The check that is meant, in place of a metric.")
+    placement: Placement = Field("packed", description="The placement of the rows that are meant.")
+    versus: str | None = Field(None, description="The reference of the `generation_ratio` that is meant.")
 
     @model_validator(mode="before")
     @classmethod
@@ -292,15 +294,15 @@ class Removal(RowName):
 class Change(RowName):
     """Rows that the site takes as more, or as less, than the file below does."""
 
-    severity: Severity
-    because: Text
+    severity: Severity = Field(description="`fail` rejects the run; `warn` is reported only.")
+    because: Text = Field(description="Why the site takes them so.")
 
 
 class WaiverRow(RowName):
     """Rows whose failure somebody answers for."""
 
     who: Text = Field(description="Who answers for it.")
-    why: Text
+    why: Text = Field(description="Why it may stand.")
     until: date = Field(description="The last day on which it holds, such as 2026-12-31.")
 
 
@@ -323,9 +325,9 @@ class WorkloadForm(Strict):
     """What is trained, the same on each SKU; how much at once is the SKU's `batch`."""
 
     model: Annotated[str, AfterValidator(_known_model)] = Field(description="A torchvision classification model.")
-    precision: Precision
+    precision: Precision = Field(description="What is computed in: `fp16` and `bf16` by autocast.")
     image_size: int = Field(224, ge=1, le=10**4, description="Height and width of an image, in pixels.")
-    memory_format: MemoryFormat = "channels_last"
+    memory_format: MemoryFormat = Field("channels_last", description="How images and weights lie in memory.")
     compile: bool = Field(False, description="Whether torch.compile is applied.")
     cudnn_benchmark: bool = Field(True, description="Whether cuDNN may choose the fastest algorithm by trying.")
     num_classes: int = Field(1000, ge=1, le=10**6, description="Size of the classification head.")
@@ -348,11 +350,11 @@ OneBatch = Annotated[
 class SkuForm(Strict):
     """One GPU model. In a file that extends another, only what is different."""
 
-    description: Text
-    detect: Detect
+    description: Text = Field(description="The model's full name, for people.")
+    detect: Detect = Field(description="How a GPU of this model is recognised.")
     aliases: list[str] = Field([], description="Further names.")
-    peak: Peak | None = None
-    node: Node | None = None
+    peak: Peak | None = Field(None, description="What the vendor promises for one GPU.")
+    node: Node | None = Field(None, description="What a node with these GPUs has to be.")
     checks: Annotated[dict[str, Severity], AfterValidator(_known_checks)] = Field(
         {}, description="Checks of the nodes, by name: what a node that does not pass means for the run."
     )
@@ -364,7 +366,9 @@ class SkuForm(Strict):
         "missing",
         description="A number of ranks on several nodes with fewer: over them, never measured, or no requirement.",
     )
-    requirements: list[CheckRow | Row] = Field([], max_length=MOST_REQUIREMENTS)
+    requirements: list[CheckRow | Row] = Field(
+        [], max_length=MOST_REQUIREMENTS, description="What is asked of it; a row replaces its families' same row."
+    )
     remove: list[Removal] = Field([], description="Rows of families, or of the file that this one extends.")
     change: list[Change] = Field([], description="Other severities for such rows.")
     waivers: list[WaiverRow] = Field([], description="Rows whose failure does not reject, until a day.")
@@ -373,7 +377,7 @@ class SkuForm(Strict):
 class FileForm(Strict):
     """A whole thresholds.yaml."""
 
-    schema_version: int = Field(json_schema_extra={"const": SCHEMA_VERSION})
+    schema_version: int = Field(description="Version of the file's form.", json_schema_extra={"const": SCHEMA_VERSION})
     extends: str | None = Field(None, description="`packaged`, or the path of the file that this one changes.")
     sources: dict[str, Text] = Field({}, description="Who published numbers, for what, with what: by name.")
     reasons: dict[str, Text] = Field({}, description="What `because` and `provisional` say more than once: by name.")
@@ -382,4 +386,4 @@ class FileForm(Strict):
     )
     workloads: dict[str, WorkloadForm] = Field({}, description="What is trained, by name.")
     families: dict[str, list[CheckRow | Row]] = Field({}, description="Rows that SKUs share.")
-    skus: dict[str, SkuForm] = Field({}, max_length=MOST_SKUS)
+    skus: dict[str, SkuForm] = Field({}, max_length=MOST_SKUS, description="GPU models, by name.")
