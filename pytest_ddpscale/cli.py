@@ -86,6 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--open", action="store_true", help="show report.html in a browser")
     culprits = _command(commands, "culprits", _culprits, "say which hosts judged runs reject, accept or want looked at")
     culprits.add_argument("directories", type=Path, nargs="+", metavar="RUN_DIR", help="or RUN_DIR/judged-N")
+    culprits.add_argument("--rehearse", action="store_true",
+        help="tell of simulated runs as if their machines had been measured")  # fmt: skip
     culprits.add_argument("--format", choices=("text", "tsv"), default="text", help="default: %(default)s")
     _add_history(commands)
     add_calibrate(commands)
@@ -207,11 +209,18 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _culprits(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.report.culprits_text import HostFindings, read_findings, settled, text_lines, tsv_lines
+    from pytest_ddpscale.results.run_json import WATERMARK
     from pytest_ddpscale.session.unjudged import judgement_of
 
     readable: list[HostFindings] = []
     # What the others say stays true.
-    errors = _errors(arguments.directories, lambda directory: readable.append(read_findings(directory, judgement_of)))
+
+    def read(directory: Path) -> None:
+        readable.append(read_findings(directory, judgement_of, rehearses=arguments.rehearse))
+
+    if arguments.rehearse and arguments.format == "text":
+        print(f"Rehearsal. {WATERMARK}.")
+    errors = _errors(arguments.directories, read)
     for line in (tsv_lines if arguments.format == "tsv" else text_lines)(settled(readable)):
         print(line)
     _raise(errors)
