@@ -145,12 +145,16 @@ def _checks() -> str:
 
 def _more(metric: Metric) -> str:
     pages = {
-        "workload": "[How a run is measured](../measuring.md)",
         "probe": "[Sweep collectives](../how-to/collectives.md)",
         "check": "[Node health](../evidence/node-health.md)",
         "node": "[Compare runs](../how-to/compare.md)",
     }
-    first = "[Measure inference](../how-to/inference.md)" if metric.measured == "infer" else pages[metric.subject]
+    measuring = "[How a run is measured](../measuring.md)"
+    first = (
+        "[Measure inference](../how-to/inference.md)"
+        if metric.measured == "infer"
+        else pages.get(metric.subject, measuring)
+    )
     return (
         f"{first} · [From rounds to verdicts](../judging.md) · [Read and change thresholds.yaml](../thresholds.md) · "
         "[All metrics](../metrics.md) · [Add a metric](../how-to/metric.md)"
