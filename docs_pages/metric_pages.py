@@ -40,12 +40,12 @@ def metric_pages(file: Path) -> dict[str, str]:
 
 
 def example_row(metric: Metric, file: Path) -> tuple[str, str]:
-    """The packaged file's first row of a metric, and where it stands; if it has none, one with a value to fill in."""
+    """A row of a metric in the packaged file, and where it stands; if it has none, one with a value to fill in."""
     key = "check" if metric is NODE_CHECK else metric.name
     word = re.compile(rf"[{{ ]{key}:")
-    for path, text in rows(file):
-        if word.search(text):
-            return text, ".".join(path)
+    found = [(text, ".".join(path)) for path, text in rows(file) if word.search(text)]
+    if found:
+        return min(found, key=lambda row: "published:" not in row[0])  # the first that somebody published
     size = "1" if metric.maximum_world_size == 1 else "8"
     subject = {"workload": f", of: {_WORKLOAD}", "probe": f", probe: {(*metric.probes, '')[0]}"}
     value = f"{_example_bound(metric):.2g}"
