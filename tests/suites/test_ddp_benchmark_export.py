@@ -74,6 +74,14 @@ def test_it_is_what_that_benchmark_s_diff_reads() -> None:
     assert last["measurements"] == pytest.approx(by_rank[0] + by_rank[1], rel=1e-5), "rank after rank"
 
 
+def test_each_size_of_bucket_has_a_file_of_its_own_to_compare() -> None:
+    before, after = (ddp_benchmark_of(said, name) for name, said in reported().files.items())
+    assert (before.path, after.path) == (FILE_NAME, "pytorch-ddp-bucket-1.json")
+    assert (before.configuration["bucket_size"], after.configuration["bucket_size"]) == (25, 1)
+    assert list(before.benchmarks[0].with_ddp) == [1, 2]
+    assert list(after.benchmarks[0].with_ddp) == [2], "on all GPUs only, unless every size is asked for"
+
+
 def test_of_several_machines_the_first_has_the_smaller_sizes_as_there() -> None:
     (file_of_one, file_of_two) = (ddp_benchmark_of(reported(nodes).files[FILE_NAME], "") for nodes in (1, 2))
     assert file_of_two.benchmarks[0].result[:3] == file_of_one.benchmarks[0].result
