@@ -20,7 +20,7 @@ from pytest_ddpscale.suites.ddp_benchmark_table import (
     overhead_text,
     scaling_table,
 )
-from pytest_ddpscale.suites.ratio_text import interval_title, ratio_texts, ratio_values
+from pytest_ddpscale.suites.ratio_text import estimate_texts, interval_title, ratio_values, shown_difference
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.verdict.arm_change import throughput, throughput_ratio
@@ -34,6 +34,11 @@ class ComparedArm(NamedTuple):
     bucket_cap_mb: float | None
     img_per_s: Found
     ratio: Found
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The ratio, its interval, and what they say."""
+        return *estimate_texts(self.ratio.value, self.ratio.estimate), shown_difference(self.ratio)
 
 
 def pytorch_ddp_report(measured: MeasuredSuite, usual: Variant) -> SuiteReport:
@@ -69,16 +74,16 @@ def _rows(measured: MeasuredSuite, study: Study, usual: Variant) -> list[Benchma
 
 def _section(study: Study, rows: Sequence[BenchmarkRow], compared: Sequence[ComparedArm], level: str) -> SuiteSection:
     listing = "\n".join(benchmark_lines(study.workload.model, study.workload.batch_size, rows))
-    sizes = [(one.size, *ratio_texts(one.ratio)) for one in compared if one.bucket_cap_mb is None]
+    sizes = [(one.size, *one.texts) for one in compared if one.bucket_cap_mb is None]
     buckets = [
-        (one.size, f"{one.bucket_cap_mb:g}", f"{one.img_per_s.value:.1f}", *ratio_texts(one.ratio))
+        (one.size, f"{one.bucket_cap_mb:g}", f"{one.img_per_s.value:.1f}", *one.texts)
         for one in compared
         if one.bucket_cap_mb is not None
     ]
     tables = [
         scaling_table(rows),
-        SuiteTable(("size", "against no ddp", level), sizes, "Throughput per GPU, round by round"),
-        SuiteTable(("size", "bucket_cap_mb", "img/s per GPU", "against 25", level), buckets, "Bucket sizes"),
+        SuiteTable(("size", "against no ddp", level, "says"), sizes, "Throughput per GPU, round by round"),
+        SuiteTable(("size", "bucket_cap_mb", "img/s per GPU", "against 25", level, "says"), buckets, "Bucket sizes"),
     ]
     return SuiteSection(study.workload.model, overhead_text(rows), [one for one in tables if one.rows], [listing])
 

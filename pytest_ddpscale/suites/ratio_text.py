@@ -8,11 +8,6 @@ from pytest_ddpscale.stats.intervals import Estimate
 from pytest_ddpscale.verdict.estimating import Found
 
 
-def ratio_texts(ratio: Found) -> tuple[str, str]:
-    """As `estimate_texts`."""
-    return estimate_texts(ratio.value, ratio.estimate)
-
-
 def interval_title(confidence: float) -> str:
     """``95 % interval`` of 0.95."""
     return f"{100 * confidence:g} % interval"
