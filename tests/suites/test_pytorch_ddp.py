@@ -96,6 +96,17 @@ def test_nothing_is_launched_where_a_host_has_another_topology(
         assert code == 1
 
 
+def test_one_node_of_gpus_has_its_topology_above_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(SurveyedTopologies, "launched", [])
+    monkeypatch.setattr(SurveyedTopologies, "topologies", ("GPU0 X NV1",))
+    monkeypatch.setattr(measure, "Supervisor", SurveyedTopologies)
+    main([*SMALL, "--gpu-sku=v100", "--ddp-hosts=n1", "--ddp-exec=true {host}"])  # of which nothing is launched
+    assert "\nDistributed backend: nccl\n\nGPU0 X NV1\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
