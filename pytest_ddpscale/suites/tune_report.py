@@ -147,7 +147,7 @@ def _results(tried: Sequence[TriedSetting], measured: MeasuredSuite) -> SuiteSec
         [
             "Throughput with each setting over that without it. A gain counts if further launches of new processes "
             f"confirm it, all of them together with {100 * measured.confidence:g} % confidence, and if it is at least "
-            f"{WORTH:.0%}. Gains do not add up: measure again with those that you take."
+            f"{100 * WORTH:g} %. Gains do not add up: measure again with those that you take."
         ],
         [SuiteTable(columns, rows, "What each setting came to")],
     )
@@ -170,7 +170,7 @@ def _says(one: TriedSetting) -> str:
     if estimate.interval[1] < 1:
         return "slower"
     if one.confirmed is not None and estimate.interval[0] > 1:
-        return f"faster by less than {WORTH:.0%}"
+        return f"faster by less than {100 * WORTH:g} %"
     return "no difference shown"
 
 

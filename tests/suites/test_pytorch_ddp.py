@@ -107,6 +107,23 @@ def test_one_node_of_gpus_has_its_topology_above_the_tables(
     assert "\nDistributed backend: nccl\n\nGPU0 X NV1\n" in capsys.readouterr().out
 
 
+def test_ctrl_c_leaves_a_report_of_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(SurveyedTopologies):
+        def measure(self, plan: Plan) -> None:
+            super().measure(plan)
+            raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(SurveyedTopologies, "topologies", ("GPU0 X NV1", "GPU0 X NV1"))
+    monkeypatch.setattr(measure, "Supervisor", Interrupted)
+    assert main([*SMALL, "--ddp-hosts=n1,n2", "--ddp-exec=true {host}", "--ddp-run-dir=run"]) == 130
+    assert "report: " in capsys.readouterr().out
+    assert RunDirectory.open(tmp_path / "run").read_run().status == "interrupted"
+    assert "GPU0 X NV1" in (tmp_path / "run" / "report.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
