@@ -76,7 +76,8 @@ def _aligned(table: SuiteTable, columns: int) -> Iterator[str]:
     if sum(widths) + 2 * (len(widths) - 1) > columns:
         for name, *cells in table.rows:
             yield name
-            yield from (f"  {said}: {cell}" for said, cell in zip(table.columns[1:], cells, strict=True) if cell.strip("—"))
+            named = zip(table.columns[1:], cells, strict=True)
+            yield from (f"  {said}: {cell}" for said, cell in named if cell.strip("—"))
         return
     for row in rows:
         first, *rest = (
