@@ -50,11 +50,11 @@ class Variant:
 
     def __post_init__(self) -> None:
         if self.bucket_cap_mb is not None and not 0 < self.bucket_cap_mb <= 10**5:
-            raise ValueError(f"bucket_cap_mb is {self.bucket_cap_mb}; expected more than 0 and at most 100000 MiB")
+            raise ValueError(f"bucket_cap_mb above 0 and at most 100000 MiB, not {self.bucket_cap_mb}")
         if not 1 <= self.accumulation_steps <= 10**4:
-            raise ValueError(f"accumulation_steps is {self.accumulation_steps}; expected 1 to 10000")
+            raise ValueError(f"accumulation_steps from 1 to 10000, not {self.accumulation_steps}")
         if not 0 <= self.uneven_share < 1:
-            raise ValueError(f"uneven_share is {self.uneven_share}; expected 0 to below 1")
+            raise ValueError(f"uneven_share from 0 to below 1, not {self.uneven_share}")
 
     @property
     def name(self) -> str:
@@ -76,7 +76,8 @@ class Variant:
         """Images of one forward pass of a rank, of an arm with that per-GPU batch.
 
         Raises:
-            ValueError: the batch cannot be divided among the passes of a step, or the variant names another one.
+            ValueError: the batch cannot be divided among the passes of a step, the variant names another one, or its
+                uneven share leaves a rank nothing.
         """
         if batch_size % self.accumulation_steps:
             raise ValueError(f"a per-GPU batch of {batch_size} is not {self.accumulation_steps} equal passes")
@@ -84,6 +85,8 @@ class Variant:
         if self.batch_size not in (None, of_pass):
             raise ValueError(f"a pass of {of_pass} images, where {self.name} is asked for")
         more = round(of_pass * self.uneven_share)
+        if more == of_pass:
+            raise ValueError(f"uneven_share that leaves each rank an image of {of_pass}, not {self.uneven_share}")
         return of_pass + (more if rank % 2 else -more)
 
 

@@ -50,7 +50,7 @@ class CollectiveSweep:
         source.measure_and_close(lambda plan: self._listener(source), lambda measured: None)
         measured = source.measured_suite()
         report = suite.conclude(measured)
-        write_suite_reports(source.measured_run, suite.name, report, measured.record)
+        write_suite_reports(source.measured_run, suite.name, report, measured.record, measured.confidence)
         said = [*report.failures, *(f"not measured: {problem}" for problem in report.problems)]
         if said:
             page = source.measured_run.path / "report.html"

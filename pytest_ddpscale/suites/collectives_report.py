@@ -14,6 +14,7 @@ from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.suites.collective_bounds import cases_of_run
 from pytest_ddpscale.suites.collective_rows import CollectiveRow, collective_rows
 from pytest_ddpscale.suites.collective_table import grouped, nccl_lines, not_measured
+from pytest_ddpscale.suites.ratio_text import interval_title
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.thresholds.cases import NodeCase
@@ -38,7 +39,6 @@ def collectives_report(measured: MeasuredSuite) -> SuiteReport:
         problems=_problems(measured, rows, judged),
         failures=_failures(rows, judged),
         values={
-            "confidence": confidence,
             "rows": [_row_values(row) for row in rows],
             "bounds": [_bound_values(case, verdict) for case, verdict in judged],
             "pairs_within_nodes_gbps": _pair_values(pair_bandwidths_within(evidence)),
@@ -79,7 +79,7 @@ def _section(rows: Sequence[CollectiveRow], judged: Judged, confidence: float) -
     how = (
         "Bus bandwidth, algorithm bandwidth and time by the formulas of nccl-tests, of the slowest rank"
         + (" on the slowest node" if nodes > 1 else "")
-        + f"; ± is half of the {100 * confidence:g} % interval over the rounds. #wrong counts results of a rank in a "
+        + f"; ± is half of the {interval_title(confidence)} over the rounds. #wrong counts results of a rank in a "
         "round that were not the known values."
     )
     return SuiteSection(

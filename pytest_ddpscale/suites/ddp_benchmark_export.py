@@ -13,11 +13,13 @@ from pytest_ddpscale.plan.study import DeviceType, Study
 from pytest_ddpscale.plan.variant import USUAL_BUCKET_CAP_MB, Variant
 from pytest_ddpscale.results.ddp_benchmark_file import (
     CONFIGURATION,
+    FILE_NAME,
     GPUS_PER_MACHINE,
     DdpBenchmark,
     DdpBenchmarkResult,
     ddp_benchmark_json,
 )
+from pytest_ddpscale.suites.suite import MeasuredSuite
 
 
 def backend_of(device_type: DeviceType) -> str:
@@ -25,29 +27,41 @@ def backend_of(device_type: DeviceType) -> str:
     return "nccl" if device_type == "cuda" else "gloo"
 
 
-def exported_benchmark(evidence: Evidence, versions: Mapping[str, str], usual: Variant) -> dict[str, Any] | None:
-    """The report, of JSON types; None if no model has one GPU without DDP, which that benchmark puts first.
+def exported_files(measured: MeasuredSuite, usual: Variant) -> dict[str, dict[str, Any]]:
+    """The reports, of JSON types, by name: ``pytorch-ddp.json``, and of each other size of bucket one of its own.
 
-    As there, a size that fits a machine is that of the first machine's first GPUs.
+    None of a bucket size whose models all lack one GPU without DDP, which that benchmark puts first. As there, a size
+    that fits a machine is that of the first machine's first GPUs.
 
     Args:
-        versions: of the software, by name.
-        usual: the settings that the benchmark has by itself; other arms have no place in its report.
+        measured: by the suite.
+        usual: the settings that the benchmark has by itself.
     """
-    found = [one for study in evidence.plan.studies if (one := _benchmark(evidence, study, usual))]
+    arms = (arm for study in measured.evidence.plan.studies for arm in study.arms if arm.kind == "ddp")
+    found = {}
+    for variant in dict.fromkeys((usual, *(arm.variant for arm in arms))):
+        exported = _exported(measured.evidence, measured.record.versions, variant)
+        if exported is not None:
+            found[FILE_NAME if variant == usual else f"pytorch-ddp-bucket-{variant.bucket_cap_mb:g}.json"] = exported
+    return found
+
+
+def _exported(evidence: Evidence, versions: Mapping[str, str], variant: Variant) -> dict[str, Any] | None:
+    found = [one for study in evidence.plan.studies if (one := _benchmark(evidence, study, variant))]
+    bucket = variant.bucket_cap_mb or USUAL_BUCKET_CAP_MB
     said = (
         versions.get("torch", "unknown"), versions.get("cuda"), backend_of(evidence.plan.device_type),
-        int(USUAL_BUCKET_CAP_MB),
+        int(bucket) if bucket.is_integer() else bucket,
     )  # fmt: skip
     configuration = dict(zip(CONFIGURATION, said, strict=True))
     per_machine = {GPUS_PER_MACHINE: evidence.plan.layout.ranks_per_node}
     return ddp_benchmark_json({**configuration, **per_machine}, found) if found else None
 
 
-def _benchmark(evidence: Evidence, study: Study, usual: Variant) -> DdpBenchmark | None:
+def _benchmark(evidence: Evidence, study: Study, variant: Variant) -> DdpBenchmark | None:
     results = []
     for arm in study.arms:
-        if arm.kind == "ddp" and arm.variant != usual:
+        if arm.kind == "ddp" and arm.variant != variant:
             continue
         groups = group_rounds(evidence.columns, study.id, arm, evidence.plan.layout)
         result = _result(groups[0]) if len(groups) else None

@@ -30,7 +30,7 @@ from pytest_ddpscale.suites.ddp_benchmark_table import (
 )
 from pytest_ddpscale.suites.pytorch_ddp import PytorchDdp
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection
-from pytest_ddpscale.suites.suite_views import text_lines, write_suite_reports
+from pytest_ddpscale.suites.suite_views import print_report, write_suite_reports
 
 # The file names no GPU model.
 UNKNOWN_SKU = "unknown"
@@ -50,8 +50,7 @@ def import_ddp_benchmark(path: Path, out: Path | None) -> None:
         record = _record(file)
         write_suite_reports(run, PytorchDdp.name, report, record)
         run.write_json(run.run_json, record)  # last, because it is what makes a directory a run
-    for line in text_lines(report):
-        print(line)
+    print_report(report)
     if out is not None:
         print(f"report: {out / 'report.html'}")
 
@@ -60,8 +59,7 @@ def report_imported(run: RunDirectory) -> int:
     """Tell again what was imported, and write its reports anew. Returns the exit code. Raises BadInput, OSError."""
     report = report_of_file(read_ddp_benchmark(run.path / FILE_NAME))
     write_suite_reports(run, PytorchDdp.name, report, run.read_run())
-    for line in text_lines(report):
-        print(line)
+    print_report(report)
     return 0
 
 

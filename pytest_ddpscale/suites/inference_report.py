@@ -17,6 +17,7 @@ from pytest_ddpscale.suites.inference_values import (
     inferred_batches,
     saturation,
 )
+from pytest_ddpscale.suites.ratio_text import interval_title
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.verdict.estimating import Found
@@ -74,7 +75,7 @@ def _throughput(
     evidence: Evidence, found: Sequence[InferredBatch], where: Saturation | None, confidence: float
 ) -> SuiteSection:
     device = "GPU" if evidence.plan.device_type == "cuda" else "rank"
-    interval = f"{confidence:.0%} interval"
+    interval = interval_title(confidence)
     columns = ["Batch", "Alone img/s", interval]
     ranks = max(one.arms[-1].ranks for one in found)
     if ranks > 1:

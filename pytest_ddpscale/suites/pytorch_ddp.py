@@ -43,6 +43,7 @@ class PytorchDdp(Suite):
         add("--image-size", default="224", metavar="PIXELS", help="default: %(default)s")
         add("--bucket-sizes", default="", metavar="MB,MB",
             help="bucket_cap_mb to compare with 25 MiB on all ranks, such as 1,5,10,50,100")  # fmt: skip
+        add("--buckets-at-every-size", action="store_true", help="compare them on one GPU, two, four … as well")
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """A study for each model."""
@@ -50,7 +51,8 @@ class PytorchDdp(Suite):
         pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4))
         buckets = read_value("--bucket-sizes", arguments.bucket_sizes, _bucket_sizes)
         pace = nodes.pace()
-        arms = tuple(_arms(nodes.ranks_per_node, nodes.machine.cluster.nodes, batch, buckets))
+        every_size = arguments.buckets_at_every_size
+        arms = tuple(_arms(nodes.ranks_per_node, nodes.machine.cluster.nodes, batch, buckets, every_size))
         studies = tuple(
             Study(
                 "weak", Workload(model, model, "fp32", batch, image_size=pixels, memory_format="contiguous"), arms,
@@ -58,8 +60,8 @@ class PytorchDdp(Suite):
             )
             for model in read_value("--models", arguments.models, model_names)
         )  # fmt: skip
-        has_hosts_to_compare = nodes.machine.cluster.nodes > 1
-        return replace(nodes.empty_plan(), studies=studies, survey=has_hosts_to_compare)
+        has_topology = nodes.subject.device_type == "cuda" or nodes.machine.cluster.nodes > 1
+        return replace(nodes.empty_plan(), studies=studies, survey=has_topology)
 
     def unfit_of(self, surveys: Sequence[Survey]) -> dict[str, str]:
         """Hosts whose topology is not that of the first: that benchmark refuses them too."""
@@ -95,12 +97,15 @@ def _bucket_sizes(text: str) -> tuple[float, ...]:
     return tuple(sorted(sizes))
 
 
-def _arms(ranks_per_node: int, nodes: int, batch: int, buckets: Sequence[float]) -> Iterator[Arm]:
-    """One GPU without DDP and with it, two, four … of a node, whole nodes; on all of them each size of bucket."""
+def _arms(
+    ranks_per_node: int, nodes: int, batch: int, buckets: Sequence[float], every_size: bool = False
+) -> Iterator[Arm]:
+    """One GPU without DDP and with it, two, four … of a node, whole nodes; on the most, or all, each size of bucket."""
     sizes = [2**power for power in range(ranks_per_node.bit_length()) if 2**power < ranks_per_node]
     sizes += [ranks_per_node * count for count in range(1, nodes + 1)]
     yield Arm("alone", 1, batch)
     for size in sizes:
         yield Arm("ddp", size, batch, variant=AS_THERE)
-    for megabytes in buckets:
-        yield Arm("ddp", sizes[-1], batch, variant=replace(AS_THERE, bucket_cap_mb=megabytes))
+    for size in sizes if every_size else sizes[-1:]:
+        for megabytes in buckets:
+            yield Arm("ddp", size, batch, variant=replace(AS_THERE, bucket_cap_mb=megabytes))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from pytest_ddpscale.metrics.rounds import all_groups
 from pytest_ddpscale.metrics.step_times import step_time_percentiles_ms
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.variant import Variant
-from pytest_ddpscale.results.ddp_benchmark_file import FILE_NAME, size_name
-from pytest_ddpscale.suites.ddp_benchmark_export import backend_of, exported_benchmark
+from pytest_ddpscale.results.ddp_benchmark_file import size_name
+from pytest_ddpscale.suites.ddp_benchmark_export import backend_of, exported_files
 from pytest_ddpscale.suites.ddp_benchmark_table import (
     NO_DDP,
     PERCENTS,
@@ -19,10 +20,25 @@ from pytest_ddpscale.suites.ddp_benchmark_table import (
     overhead_text,
     scaling_table,
 )
-from pytest_ddpscale.suites.ratio_text import ratio_texts
+from pytest_ddpscale.suites.ratio_text import estimate_texts, interval_title, ratio_values, shown_difference
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.verdict.arm_change import throughput, throughput_ratio
+from pytest_ddpscale.verdict.estimating import Found
+
+
+class ComparedArm(NamedTuple):
+    """An arm under DDP: throughput per GPU, and over that of what it is compared with; None of 25 MiB buckets."""
+
+    size: str
+    bucket_cap_mb: float | None
+    img_per_s: Found
+    ratio: Found
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The ratio, its interval, and what they say."""
+        return *estimate_texts(self.ratio.value, self.ratio.estimate), shown_difference(self.ratio)
 
 
 def pytorch_ddp_report(measured: MeasuredSuite, usual: Variant) -> SuiteReport:
@@ -34,12 +50,11 @@ def pytorch_ddp_report(measured: MeasuredSuite, usual: Variant) -> SuiteReport:
             problems.append(f"{study.workload.model}: {why}")
         rows = _rows(measured, study, usual)
         if rows:
-            sections.append(_section(measured, study, rows, usual))
-            values[study.workload.model] = benchmark_values(rows)
-    exported = exported_benchmark(evidence, measured.record.versions, usual)
+            compared = list(_compared(measured, study, usual))
+            sections.append(_section(study, rows, compared, interval_title(measured.confidence)))
+            values[study.workload.model] = {**benchmark_values(rows), **_ratio_values(compared)}
     headline = f"PyTorch's DDP benchmark: {len(values)} of {len(evidence.plan.studies)} models measured"
-    files = {FILE_NAME: exported} if exported else {}
-    return SuiteReport(headline, sections, problems, {"benchmarks": values}, files)
+    return SuiteReport(headline, sections, problems, {"benchmarks": values}, exported_files(measured, usual))
 
 
 def _rows(measured: MeasuredSuite, study: Study, usual: Variant) -> list[BenchmarkRow]:
@@ -57,44 +72,49 @@ def _rows(measured: MeasuredSuite, study: Study, usual: Variant) -> list[Benchma
     return found
 
 
-def _section(measured: MeasuredSuite, study: Study, rows: Sequence[BenchmarkRow], usual: Variant) -> SuiteSection:
+def _section(study: Study, rows: Sequence[BenchmarkRow], compared: Sequence[ComparedArm], level: str) -> SuiteSection:
     listing = "\n".join(benchmark_lines(study.workload.model, study.workload.batch_size, rows))
-    tables = [scaling_table(rows), _ratio_table(measured, study, usual), _bucket_table(measured, study, usual)]
-    filled = [table for table in tables if table.rows]
-    return SuiteSection(study.workload.model, overhead_text(rows), filled, [listing])
+    sizes = [(one.size, *one.texts) for one in compared if one.bucket_cap_mb is None]
+    buckets = [
+        (one.size, f"{one.bucket_cap_mb:g}", f"{one.img_per_s.value:.1f}", *one.texts)
+        for one in compared
+        if one.bucket_cap_mb is not None
+    ]
+    tables = [
+        scaling_table(rows),
+        SuiteTable(("size", "against no ddp", level, "says"), sizes, "Throughput per GPU, round by round"),
+        SuiteTable(("size", "bucket_cap_mb", "img/s per GPU", "against 25", level, "says"), buckets, "Bucket sizes"),
+    ]
+    return SuiteSection(study.workload.model, overhead_text(rows), [one for one in tables if one.rows], [listing])
 
 
-def _ratio_table(measured: MeasuredSuite, study: Study, usual: Variant) -> SuiteTable:
-    """Throughput of each size over that of one GPU without DDP, taken within each round."""
+def _compared(measured: MeasuredSuite, study: Study, usual: Variant) -> Iterator[ComparedArm]:
+    """Each size beside one GPU without DDP, and each size of bucket beside the usual one on as many ranks."""
     evidence, confidence = measured.evidence, measured.confidence
     alone = next(arm for arm in study.arms if arm.kind == "alone")
-    rows = []
+    usual_arms = {arm.world_size: arm for arm in study.arms if arm.variant == usual}
     for arm in study.arms:
-        if arm.variant != usual:
+        if arm is alone:
             continue
-        ratio = throughput_ratio(evidence, study, arm, alone, confidence)
-        if ratio is not None:
-            rows.append((size_name(arm.world_size, evidence.plan.layout.ranks_per_node), *ratio_texts(ratio)))
-    return SuiteTable(("size", "against no ddp", "95 % interval"), rows, "Throughput per GPU, round by round")
+        bucket = arm.variant.bucket_cap_mb
+        beside = alone if bucket is None else usual_arms[arm.world_size]
+        img_per_s = throughput(evidence, study, arm, confidence)
+        ratio = throughput_ratio(evidence, study, arm, beside, confidence)
+        if img_per_s is not None and ratio is not None:
+            yield ComparedArm(size_name(arm.world_size, evidence.plan.layout.ranks_per_node), bucket, img_per_s, ratio)
 
 
-def _bucket_table(measured: MeasuredSuite, study: Study, usual: Variant) -> SuiteTable:
-    """Each size of bucket beside the usual one, on as many ranks."""
-    columns = ("bucket_cap_mb", "img/s per GPU", "against 25", "95 % interval")
-    largest = max(arm.world_size for arm in study.arms)
-    compared = next(arm for arm in study.arms if arm.variant == usual and arm.world_size == largest)
-    rows = []
-    for arm in study.arms:
-        if arm.variant.bucket_cap_mb is None:
-            continue
-        evidence, confidence = measured.evidence, measured.confidence
-        value, ratio = (
-            throughput(evidence, study, arm, confidence),
-            throughput_ratio(evidence, study, arm, compared, confidence),
-        )
-        if value is not None and ratio is not None:
-            rows.append((f"{arm.variant.bucket_cap_mb:g}", f"{value.value:.1f}", *ratio_texts(ratio)))
-    return SuiteTable(columns, rows, f"Bucket sizes on {largest} GPUs")
+def _ratio_values(compared: Sequence[ComparedArm]) -> dict[str, Any]:
+    """The same for programs, of JSON types."""
+    found = [
+        {"size": one.size, "bucket_cap_mb": one.bucket_cap_mb, "img_per_s_per_gpu": one.img_per_s.value,
+         **ratio_values(one.ratio.value, one.ratio.estimate)}
+        for one in compared
+    ]  # fmt: skip
+    return {
+        "against_no_ddp": [one for one in found if one["bucket_cap_mb"] is None],
+        "against_bucket_25": [one for one in found if one["bucket_cap_mb"] is not None],
+    }
 
 
 def _configuration(measured: MeasuredSuite) -> SuiteSection:

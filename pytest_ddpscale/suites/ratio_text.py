@@ -1,14 +1,16 @@
-"""A ratio of two arms in words."""
+"""A ratio of two arms in words, and for programs."""
 
 from __future__ import annotations
+
+import math
 
 from pytest_ddpscale.stats.intervals import Estimate
 from pytest_ddpscale.verdict.estimating import Found
 
 
-def ratio_texts(ratio: Found) -> tuple[str, str]:
-    """As `estimate_texts`."""
-    return estimate_texts(ratio.value, ratio.estimate)
+def interval_title(confidence: float) -> str:
+    """``95 % interval`` of 0.95."""
+    return f"{100 * confidence:g} % interval"
 
 
 def estimate_texts(value: float, estimate: Estimate | None) -> tuple[str, str]:
@@ -24,3 +26,9 @@ def shown_difference(ratio: Found) -> str:
     if ratio.estimate is None or ratio.estimate.interval[0] <= 1 <= ratio.estimate.interval[1]:
         return "no difference shown"
     return "faster" if ratio.value > 1 else "slower"
+
+
+def ratio_values(value: float | None, estimate: Estimate | None) -> dict[str, float | None]:
+    """The same for suite.json, which has no word for infinity."""
+    low, high = estimate.interval if estimate is not None else (None, None)
+    return {"ratio": value, "low": low, "high": high if high is None or math.isfinite(high) else None}

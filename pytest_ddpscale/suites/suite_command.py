@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_ddpscale.settings import OPTIONS, Option
+from pytest_ddpscale.settings import OPTIONS, Option, confidence_level
 from pytest_ddpscale.suites.suite import Suite
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def run_suite(suite: Suite, arguments: argparse.Namespace) -> int:
     source = SuiteSource(suite, nodes, suite.plan(arguments, nodes))
     assert source.plan is not None
     source.open_run()
-    source.measured_run.write_json(source.measured_run.suite_json, {"suite": suite.name})  # a killed run can be told of
+    told_of = {"suite": suite.name, "confidence": nodes.settings.confidence}  # even if the run is killed
+    source.measured_run.write_json(source.measured_run.suite_json, told_of)
     try:
         source.measure_and_close(_progress(source), lambda measured: suite.further(arguments, nodes, measured))
     except KeyboardInterrupt:
@@ -103,7 +104,10 @@ def report_suite(run: RunDirectory) -> int:
         from pytest_ddpscale.suites.ddp_benchmark_import import report_imported
 
         return report_imported(run)
-    confidence = float(OPTIONS["confidence"].default)
+    try:
+        confidence = confidence_level(str(said.get("confidence", OPTIONS["confidence"].default)))
+    except ValueError as error:
+        raise broken_file(run.suite_json, f"confidence {said['confidence']!r}; expected {error}") from None
     return _tell(known[name], run, MeasuredSuite(read_evidence(run), run.read_run(), confidence))
 
 
@@ -115,12 +119,11 @@ def measuring_commands() -> dict[str, Suite]:
 
 
 def _tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
-    from pytest_ddpscale.suites.suite_views import text_lines, write_suite_reports
+    from pytest_ddpscale.suites.suite_views import print_report, write_suite_reports
 
     report = suite.conclude(measured)
-    write_suite_reports(run, suite.name, report, measured.record)
-    for line in text_lines(report):
-        print(line)
+    write_suite_reports(run, suite.name, report, measured.record, measured.confidence)
+    print_report(report)
     print(f"report: {run.path / 'report.html'}")
     return NOT_ALL_WELL if report.problems or report.failures else 0
 

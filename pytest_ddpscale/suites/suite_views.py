@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup, escape
@@ -16,10 +19,22 @@ from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteTable
 SUITE_SCHEMA_VERSION = 1
 
 
-def write_suite_reports(run: RunDirectory, suite: str, report: SuiteReport, record: RunRecord) -> None:
-    """Write suite.json, the suite's own files, report.md and report.html into the run directory. Raises OSError."""
-    values = {"schema_version": SUITE_SCHEMA_VERSION, "suite": suite, "headline": report.headline,
-              "problems": list(report.problems), "failures": list(report.failures), **report.values}  # fmt: skip
+def write_suite_reports(
+    run: RunDirectory, suite: str, report: SuiteReport, record: RunRecord, confidence: float | None = None
+) -> None:
+    """Write suite.json, the suite's own files, report.md and report.html into the run directory.
+
+    Args:
+        confidence: of the intervals, 0 … 1, for who tells of the run again; None if there are none.
+
+    Raises:
+        OSError: one of them cannot be written.
+    """
+    of_intervals = {} if confidence is None else {"confidence": confidence}
+    values = {
+        "schema_version": SUITE_SCHEMA_VERSION, "suite": suite, "headline": report.headline,
+        "problems": list(report.problems), "failures": list(report.failures), **of_intervals, **report.values,
+    }  # fmt: skip
     run.write_json(run.suite_json, values)
     for name, content in report.files.items():
         run.write_json(run.path / name, content)
@@ -27,25 +42,43 @@ def write_suite_reports(run: RunDirectory, suite: str, report: SuiteReport, reco
     write_atomically(run.path / "report.html", html_of(suite, report, record))
 
 
-def text_lines(report: SuiteReport) -> Iterator[str]:
-    """For a terminal."""
-    yield report.headline
+def print_report(report: SuiteReport) -> None:
+    """As wide as the terminal; in a pipe each sentence is a line."""
+    for line in text_lines(report, shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize):
+        print(line)
+
+
+def text_lines(report: SuiteReport, columns: int = sys.maxsize) -> Iterator[str]:
+    """For a terminal of so many columns; listings keep their width."""
+
+    def wrapped(sentence: str) -> list[str]:
+        return textwrap.wrap(sentence, columns, break_long_words=False, break_on_hyphens=False)
+
+    yield from wrapped(report.headline)
     for section in report.sections:
-        yield from ("", section.title, "-" * len(section.title), *section.paragraphs)
+        yield from ("", section.title, "-" * len(section.title))
+        for paragraph in section.paragraphs:
+            yield from wrapped(paragraph)
         for table in section.tables:
-            yield from ("", *([table.title] if table.title else []), *_aligned(table))
+            yield from ("", *([table.title] if table.title else []), *_aligned(table, columns))
         for listing in section.listings:
             yield from ("", *listing.splitlines())
     for failure in report.failures:
-        yield f"not as required: {failure}"
+        yield from wrapped(f"not as required: {failure}")
     for problem in report.problems:
-        yield f"not measured: {problem}"
+        yield from wrapped(f"not measured: {problem}")
 
 
-def _aligned(table: SuiteTable) -> Iterator[str]:
-    """The first column to the left, the others to the right."""
+def _aligned(table: SuiteTable, columns: int) -> Iterator[str]:
+    """The first column to the left, the others to the right; where there is no room for that, a line for each cell."""
     rows = [table.columns, *table.rows]
     widths = [max(len(row[at]) for row in rows) for at in range(len(table.columns))]
+    if sum(widths) + 2 * (len(widths) - 1) > columns:
+        for name, *cells in table.rows:
+            yield name
+            named = zip(table.columns[1:], cells, strict=True)
+            yield from (f"  {said}: {cell}" for said, cell in named if cell.strip("—"))
+        return
     for row in rows:
         first, *rest = (
             cell.ljust(width) if at == 0 else cell.rjust(width)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
@@ -68,6 +69,11 @@ class Candidate:
             return "changes the precision"
         return "is no setting: what uneven batches cost" if self.variant.uneven_share else ""
 
+    def note(self, device_type: DeviceType) -> str:
+        """What has to be known of its result; empty if nothing."""
+        is_unread = device_type == "cpu" and any(name.startswith("NCCL_") for name, _ in self.environment)
+        return "cannot change anything: gloo reads no variable of NCCL" if is_unread else self.changes_training
+
 
 def candidates(text: str, workload: Workload) -> list[Candidate]:
     """What ``name=value,value name=value`` asks for, each once, without what the workload has already.
@@ -76,6 +82,8 @@ def candidates(text: str, workload: Workload) -> list[Candidate]:
         ValueError: something in it is no setting; the message says what, and what would be.
     """
     found = [one for word in text.split() for one in _of_word(word, workload)]
+    for one in found:
+        one.arm(1, workload.batch_size)  # which refuses what cannot be trained
     return [one for one in dict.fromkeys(found) if one != Candidate() and not _is_as_the_workload(one, workload)]
 
 
@@ -128,7 +136,7 @@ def _value(name: str, value: str) -> Any:
     """Of a field of `Variant`."""
     usual = {one.name: one.default for one in fields(Variant)}
     if name not in usual:
-        near = difflib.get_close_matches(name, usual, 1)
+        near = difflib.get_close_matches(name, usual, 1) or difflib.get_close_matches(name.upper(), NCCL_VARIABLES, 1)
         raise ValueError(f"settings such as {', '.join(usual)}; {name!r} is none" + _meant(near))
     if name in _WORDS:
         if value not in _WORDS[name]:
@@ -145,8 +153,12 @@ def _value(name: str, value: str) -> Any:
 
 
 def snippet(chosen: Sequence[Candidate]) -> Mapping[str, str]:
-    """Settings to paste: Python, and the environment; empty where there is nothing of a kind."""
-    merged = {one.name: getattr(c.variant, one.name) for c in chosen for one in fields(Variant)
+    """Settings to paste: Python, and the environment; empty where there is nothing of a kind.
+
+    Args:
+        chosen: the largest gain first, which counts where two are values of one setting.
+    """
+    merged = {one.name: getattr(c.variant, one.name) for c in reversed(chosen) for one in fields(Variant)
               if getattr(c.variant, one.name) != one.default}  # fmt: skip
     ddp = [f"{n}={merged[n]!r}" for n in ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph",
                                            "broadcast_buffers") if n in merged]  # fmt: skip
@@ -158,8 +170,8 @@ def snippet(chosen: Sequence[Candidate]) -> Mapping[str, str]:
         lines += ["options = torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)",
                   "group = torch.distributed.new_group(pg_options=options)"]  # fmt: skip
         ddp.append("process_group=group")
-    if ddp:
-        lines.append(f"model = DistributedDataParallel(model, {', '.join(ddp)})")
+    if ddp or "hook" in merged:
+        lines.append(f"model = DistributedDataParallel({', '.join(['model', *ddp])})")
     if "hook" in merged:
         lines.append(_HOOKS[merged["hook"]])
     if merged.get("compile", "no") != "no":
@@ -170,10 +182,20 @@ def snippet(chosen: Sequence[Candidate]) -> Mapping[str, str]:
     lines += [f"batch_size = {merged[BATCH]}  # per GPU"] if BATCH in merged else []
     if "accumulation_steps" in merged:
         lines += [f"# {merged['accumulation_steps']} passes a step, all but the last one inside model.no_sync()"]
-    environment = [f"export {name}={value}" for c in chosen for name, value in c.environment]
-    return {"python": "\n".join(lines), "environment": "\n".join(environment)}
+    code = [line for line in lines if not line.startswith("#")]
+    imports = [line for name, line in _IMPORTS.items() if any(name in one for one in code)]
+    variables = {name: value for c in reversed(chosen) for name, value in c.environment}
+    environment = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    return {"python": "\n".join([*imports, *lines]), "environment": "\n".join(environment)}
 
 
+_IMPORTS = {
+    "torch": "import torch",
+    "default_hooks": "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks",
+    "PowerSGDState":
+        "from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook",
+    "DistributedDataParallel": "from torch.nn.parallel import DistributedDataParallel",
+}  # fmt: skip
 _HOOKS = {
     "fp16": "model.register_comm_hook(None, default_hooks.fp16_compress_hook)",
     "bf16": "model.register_comm_hook(None, default_hooks.bf16_compress_hook)",

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
 from pytest_ddpscale.stats.intervals import Estimate, geometric_mean_estimate
-from pytest_ddpscale.suites.ratio_text import estimate_texts
+from pytest_ddpscale.suites.ratio_text import estimate_texts, ratio_values
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.suites.tune_candidates import Candidate, snippet
@@ -18,8 +18,11 @@ from pytest_ddpscale.suites.tune_judge import WORTH
 from pytest_ddpscale.verdict.arm_change import img_per_s, throughput_ratio
 from pytest_ddpscale.verdict.estimating import Found
 
-_SQRT = "multiply the learning rate by the square root of the factor (Adam and its kind: arXiv:2205.10287)"
-_LINEAR = "multiply the learning rate by the factor (SGD: arXiv:1706.02677, with a warm-up of some epochs)"
+_RULES = (
+    "{name}: the global batch is {batch} in place of {usual}. Multiply the learning rate by {factor:.3g} (linear rule: "
+    "SGD, arXiv:1706.02677, with a warm-up of some epochs) or by {root:.3g} (square root: Adam and its kind, "
+    "arXiv:2205.10287)."
+)
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,10 @@ def tune_report(measured: MeasuredSuite) -> SuiteReport:
         headline = f"{len(chosen)} of {len(tried)} settings are faster: {gains}"
     else:
         headline = f"None of {len(tried)} settings is shown to be faster"
+    headline += f"; {len(problems)} not measured" if problems else ""
     sections = [_results(tried, measured)]
     if chosen:
-        sections.append(_settings(chosen))
+        sections.append(_settings(chosen, measured.evidence.plan))
     values = {
         "settings": [_json(one) for one in tried],
         "recommended": [one.candidate.name for one in chosen],
@@ -137,22 +141,22 @@ def _mean_img_per_s(measured: MeasuredSuite, study: Study, arm: Arm) -> float:
 
 def _results(tried: Sequence[TriedSetting], measured: MeasuredSuite) -> SuiteSection:
     columns = ("setting", "first launch", "interval", "further launches", "interval", "says", "note")
-    rows = [_row(one) for one in tried]
+    rows = [_row(one, measured.evidence.plan.device_type) for one in tried]
     return SuiteSection(
         "Settings",
         [
             "Throughput with each setting over that without it. A gain counts if further launches of new processes "
-            f"confirm it, all of them together with {measured.confidence:.0%} confidence, and if it is at least "
-            f"{WORTH:.0%}. Gains do not add up: measure again with those that you take."
+            f"confirm it, all of them together with {100 * measured.confidence:g} % confidence, and if it is at least "
+            f"{100 * WORTH:g} %. Gains do not add up: measure again with those that you take."
         ],
         [SuiteTable(columns, rows, "What each setting came to")],
     )
 
 
-def _row(one: TriedSetting) -> tuple[str, ...]:
+def _row(one: TriedSetting, device_type: DeviceType) -> tuple[str, ...]:
     first = estimate_texts(one.screened.value, one.screened.estimate) if one.screened else ("—", "—")
     further = estimate_texts(one.confirmed.value, one.confirmed) if one.confirmed else ("—", "—")
-    return (one.candidate.name, *first, *further, _says(one), one.candidate.changes_training)
+    return (one.candidate.name, *first, *further, _says(one), one.candidate.note(device_type))
 
 
 def _says(one: TriedSetting) -> str:
@@ -166,16 +170,21 @@ def _says(one: TriedSetting) -> str:
     if estimate.interval[1] < 1:
         return "slower"
     if one.confirmed is not None and estimate.interval[0] > 1:
-        return f"faster by less than {WORTH:.0%}"
+        return f"faster by less than {100 * WORTH:g} %"
     return "no difference shown"
 
 
-def _settings(chosen: Sequence[TriedSetting]) -> SuiteSection:
+def _settings(chosen: Sequence[TriedSetting], plan: Plan) -> SuiteSection:
     text = snippet([one.candidate for one in chosen])
-    batches = [one for one in chosen if one.candidate.changes_batch]
     said = ["Take what changes training only if training may change."]
-    if batches:
-        said += ["A global batch that is larger by a factor needs another learning rate:", f"- {_LINEAR}", f"- {_SQRT}"]
+    usual, ranks = plan.studies[0].workload.batch_size, plan.layout.world_size
+    for one in chosen:
+        factor = one.candidate.arm(ranks, usual).batch_size / usual
+        if one.candidate.changes_batch:
+            said.append(
+                _RULES.format(name=one.candidate.name, batch=round(ranks * usual * factor), usual=ranks * usual,
+                              factor=factor, root=math.sqrt(factor))
+            )  # fmt: skip
     said += ["With world size k the global batch is k times as large as on one GPU, and the same rules hold."]
     return SuiteSection("Settings to paste", said, listings=[one for one in text.values() if one])
 
@@ -190,12 +199,7 @@ def _json(one: TriedSetting) -> dict[str, object]:
     screened = one.screened.estimate if one.screened else None
     return {
         "setting": one.candidate.name, "says": _says(one), "changes": one.candidate.changes_training,
-        "first_launch": _limits(one.screened.value if one.screened else None, screened),
-        "further_launches": _limits(one.confirmed.value if one.confirmed else None, one.confirmed),
+        "first_launch": ratio_values(one.screened.value if one.screened else None, screened),
+        "further_launches": ratio_values(one.confirmed.value if one.confirmed else None, one.confirmed),
         "why_missing": one.why_missing,
     }  # fmt: skip
-
-
-def _limits(value: float | None, estimate: Estimate | None) -> dict[str, float | None]:
-    low, high = estimate.interval if estimate is not None else (None, None)
-    return {"ratio": value, "low": low, "high": high if high is None or math.isfinite(high) else None}

@@ -23,7 +23,7 @@ ASKED = """
 schema_version: 2
 sources: {paper: nobody}
 workloads:
-  tiny: {model: shufflenet_v2_x0_5, precision: fp32, image_size: 32, memory_format: contiguous, num_classes: 10}
+  tiny: {model: squeezenet1_1, precision: fp32, image_size: 64, memory_format: contiguous, num_classes: 10}
 skus:
   cpu:
     description: any CPU
@@ -68,8 +68,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "heard.so", folder / "heard.c"], check=True)
         environment["NVTX_INJECTION64_PATH"] = str(folder / "heard.so")
     result = subprocess.run(
-        command("-q", "acceptance", "--ddp-profile=2", "--ddp-nvtx"), cwd=site, env=os.environ | environment,
-        capture_output=True, text=True, timeout=300, check=False,
+        command("-q", "acceptance", "--ddp-block=0.01s", "--ddp-profile=2", "--ddp-nvtx"), cwd=site,
+        env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     return site

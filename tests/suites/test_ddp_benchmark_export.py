@@ -74,6 +74,23 @@ def test_it_is_what_that_benchmark_s_diff_reads() -> None:
     assert last["measurements"] == pytest.approx(by_rank[0] + by_rank[1], rel=1e-5), "rank after rank"
 
 
+def test_each_size_of_bucket_has_a_file_of_its_own_to_compare() -> None:
+    before, after = (ddp_benchmark_of(said, name) for name, said in reported().files.items())
+    assert (before.path, after.path) == (FILE_NAME, "pytorch-ddp-bucket-1.json")
+    assert (before.configuration["bucket_size"], after.configuration["bucket_size"]) == (25, 1)
+    assert list(before.benchmarks[0].with_ddp) == [1, 2]
+    assert list(after.benchmarks[0].with_ddp) == [2], "on all GPUs only, unless every size is asked for"
+
+
+def test_a_size_of_bucket_is_said_to_be_slower_only_if_its_interval_says_so() -> None:
+    def pace(arm: Arm, number: int, rank: int) -> float:
+        return usual_pace(arm, number, rank) * (0.9 if arm.variant.bucket_cap_mb == 1 else 1.0)
+
+    for at, said in ((pace, "slower"), (usual_pace, "no difference shown")):
+        [buckets] = [one for one in reported(pace=at).sections[1].tables if one.title == "Bucket sizes"]
+        assert [(row[0], row[1], row[-1]) for row in buckets.rows] == [("1M/2G", "1", said)]
+
+
 def test_of_several_machines_the_first_has_the_smaller_sizes_as_there() -> None:
     (file_of_one, file_of_two) = (ddp_benchmark_of(reported(nodes).files[FILE_NAME], "") for nodes in (1, 2))
     assert file_of_two.benchmarks[0].result[:3] == file_of_one.benchmarks[0].result
@@ -103,7 +120,7 @@ def test_the_report_tells_ddp_s_cost_and_each_size_s_efficiency_with_an_interval
     assert section.paragraphs == ["DDP on one GPU: +1.0 % step time (p50)."]
     medians, ratios, _ = section.tables
     assert medians.rows[-1] == ("1M/2G", "98.1 %", "99.1 %")
-    name, ratio, interval = ratios.rows[-1]
+    name, ratio, interval, _ = ratios.rows[-1]
     assert (name, ratio) == ("1M/2G", "0.980×")
     low, high = map(float, interval.split(" … "))
     assert low <= 0.98 <= high

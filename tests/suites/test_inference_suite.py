@@ -6,14 +6,12 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from pytest_ddpscale.cli import USER_ERROR, main
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.stats.intervals import Estimate
 from pytest_ddpscale.suites.inference_report import inference_report
 from pytest_ddpscale.suites.inference_suite import inference_arms
@@ -22,6 +20,7 @@ from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.verdict.estimating import Found
 from tests.builders.judged import WORKLOAD, evidence_of_plan, make_measurement
 from tests.builders.measurements import Measurement
+from tests.suites.conftest import NEEDS_REFUSED_MEMORY, MeasuredAndTold
 from tests.suites.run_records import SUITE_RECORD
 
 SMALL = ("suite", "inference", "--gpu-sku=cpu", "--model=shufflenet_v2_x0_5", "--image-size=224", "--ddp-block=0.01s")
@@ -145,22 +144,11 @@ def test_a_wrong_value_is_one_sentence(option: str, expected: str, capsys: pytes
     assert len(told.splitlines()) == 1
 
 
-def promises_any_memory() -> bool:
-    """Whether the kernel refuses nobody memory, and ends whoever uses it."""
-    said = Path("/proc/sys/vm/overcommit_memory")
-    return said.exists() and said.read_text().strip() == "1"
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(promises_any_memory(), reason="vm.overcommit_memory is 1: no allocation fails")
-def test_a_batch_that_does_not_fit_is_an_error_and_the_others_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@NEEDS_REFUSED_MEMORY
+def test_a_batch_that_does_not_fit_is_an_error_and_the_others_are_told(measured_and_told: MeasuredAndTold) -> None:
     """A million images are 602 GB, which no allocator here has."""
-    monkeypatch.chdir(tmp_path)
-    assert main([*SMALL, "--batches=1000000,2", "--ranks=2", "--ddp-run-dir=measured"]) == 1
-    told = capsys.readouterr().out
-    run = RunDirectory.open(tmp_path / "measured")
+    run, told = measured_and_told(*SMALL, "--batches=1000000,2", "--ranks=2", exit_code=1)
     fits, does_not = json.loads(run.suite_json.read_text())["batches"]
     assert (fits["batch"], fits["problem"], [arm["ranks"] for arm in fits["arms"]]) == (2, "", [1, 2])
     for arm in fits["arms"]:
@@ -173,5 +161,3 @@ def test_a_batch_that_does_not_fit_is_an_error_and_the_others_are_told(
     assert re.search(r"rank \d on .* failed in warm-up .*allocate", does_not["problem"])
     assert f"not measured: batch 1000000: {does_not['problem']}" in told
     assert "<svg" in (run.path / "report.html").read_text()
-    assert main(["report", str(run.path)]) == 1
-    assert capsys.readouterr().out.splitlines()[:-1] == told.splitlines()[:-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.session import measure
 from pytest_ddpscale.suites.ddp_benchmark_table import BenchmarkRow, benchmark_lines
 from pytest_ddpscale.suites.pytorch_ddp import PytorchDdp, _arms
+from tests.suites.conftest import MeasuredAndTold
 
 SMALL = ("suite", "pytorch-ddp", "--gpu-sku=cpu", "--models=squeezenet1_1", "--batch=2", "--image-size=64",
          "--bucket-sizes=1", "--ddp-block=0.01s", "--ddp-gpus-per-node=2")  # fmt: skip
@@ -30,6 +32,14 @@ def test_sizes_are_one_gpu_a_node_and_whole_nodes() -> None:
         "alone", f"ddp@1{usual}", f"ddp@2{usual}", f"ddp@4{usual}", f"ddp@8{usual}", f"ddp@16{usual}",
         "ddp@16+bucket_cap_mb=1,broadcast_buffers=False",
     ]  # fmt: skip
+
+
+def test_buckets_are_compared_at_every_size_as_the_document_does_if_that_is_asked_for() -> None:
+    arms = list(_arms(8, 2, 32, [1.0, 5.0], every_size=True))
+    sizes = [1, 2, 4, 8, 16]
+    assert [(arm.world_size, arm.variant.bucket_cap_mb) for arm in arms[6:]] == [
+        (n, mb) for n in sizes for mb in (1, 5)
+    ]
 
 
 def test_a_line_reads_as_in_that_benchmark() -> None:
@@ -86,6 +96,34 @@ def test_nothing_is_launched_where_a_host_has_another_topology(
         assert code == 1
 
 
+def test_one_node_of_gpus_has_its_topology_above_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(SurveyedTopologies, "launched", [])
+    monkeypatch.setattr(SurveyedTopologies, "topologies", ("GPU0 X NV1",))
+    monkeypatch.setattr(measure, "Supervisor", SurveyedTopologies)
+    main([*SMALL, "--gpu-sku=v100", "--ddp-hosts=n1", "--ddp-exec=true {host}"])  # of which nothing is launched
+    assert "\nDistributed backend: nccl\n\nGPU0 X NV1\n" in capsys.readouterr().out
+
+
+def test_ctrl_c_leaves_a_report_of_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(SurveyedTopologies):
+        def measure(self, plan: Plan) -> None:
+            super().measure(plan)
+            raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(SurveyedTopologies, "topologies", ("GPU0 X NV1", "GPU0 X NV1"))
+    monkeypatch.setattr(measure, "Supervisor", Interrupted)
+    assert main([*SMALL, "--ddp-hosts=n1,n2", "--ddp-exec=true {host}", "--ddp-run-dir=run"]) == 130
+    assert "report: " in capsys.readouterr().out
+    assert RunDirectory.open(tmp_path / "run").read_run().status == "interrupted"
+    assert "GPU0 X NV1" in (tmp_path / "run" / "report.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
@@ -104,18 +142,25 @@ def test_a_wrong_value_is_one_sentence(option: str, expected: str, capsys: pytes
 
 @pytest.mark.slow
 def test_it_is_measured_reported_and_told_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    measured_and_told: MeasuredAndTold, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([*SMALL, "--ddp-run-dir=measured"]) == 0
-    told = capsys.readouterr().out
+    run, told = measured_and_told(*SMALL, "--buckets-at-every-size", "--ddp-confidence=0.9")
     assert "   2 GPUs --    1M/2G:  p50:" in told
-    assert "Bucket sizes on 2 GPUs" in told
-    run = RunDirectory.open(tmp_path / "measured")
-    rows = json.loads(run.suite_json.read_text())["benchmarks"]["squeezenet1_1"]["rows"]
-    assert [row["name"] for row in rows] == ["no ddp", "1M/1G", "1M/2G"]
+    assert "against 25  90 % interval" in told
+    found = json.loads(run.suite_json.read_text())["benchmarks"]["squeezenet1_1"]
+    assert [row["name"] for row in found["rows"]] == ["no ddp", "1M/1G", "1M/2G"]
+    assert [one["size"] for one in found["against_bucket_25"]] == ["1M/1G", "1M/2G"]
     assert "<h2>squeezenet1_1</h2>" in (run.path / "report.html").read_text()
-    report = read_ddp_benchmark(run.path / FILE_NAME)
-    assert [(len(one.ranks), one.steps > 0) for one in report.benchmarks[0].result] == [(1, True), (1, True), (2, True)]
+    for name in (FILE_NAME, "pytorch-ddp-bucket-1.json"):
+        (benchmark,) = read_ddp_benchmark(run.path / name).benchmarks
+        assert [(len(one.ranks), one.steps > 0) for one in benchmark.result] == [(1, True), (1, True), (2, True)]
+
+    run.write_json(run.suite_json, {"suite": "pytorch-ddp", "confidence": 0.99})
     assert main(["report", str(run.path)]) == 0
-    assert capsys.readouterr().out.splitlines()[:-1] == told.splitlines()[:-1]
+    assert "against 25  99 % interval" in capsys.readouterr().out
+    wider = json.loads(run.suite_json.read_text())["benchmarks"]["squeezenet1_1"]
+    for at_99, at_90 in zip(wider["against_no_ddp"], found["against_no_ddp"], strict=True):
+        assert at_99["low"] < at_90["low"] < at_90["ratio"] < at_90["high"] < (at_99["high"] or math.inf)
+    run.write_json(run.suite_json, {"suite": "pytorch-ddp", "confidence": "high"})
+    assert main(["report", str(run.path)]) == USER_ERROR
+    assert "confidence 'high'; expected a number such as 0.95" in capsys.readouterr().err

@@ -34,6 +34,25 @@ def test_text_keeps_columns_and_says_what_is_missing() -> None:
     assert lines[-1] == "not measured: resnet50: it broke"
 
 
+def test_text_fits_a_narrow_terminal_and_tables_lose_nothing() -> None:
+    settings = SuiteTable(
+        ("setting", "throughput", "note"), [("bucket_cap_mb=5", "1.043×", ""), ("b", "1×", "x " * 20)]
+    )
+    report = SuiteReport(
+        "so many words " * 9, [SuiteSection("All", ["a sentence " * 12], [settings])], ["it broke " * 9]
+    )
+    lines = list(text_lines(report, 40))
+    assert max(map(len, lines)) <= 40 + len("  note: ")
+    assert lines[lines.index("bucket_cap_mb=5") :][:4] == [
+        "bucket_cap_mb=5",
+        "  throughput: 1.043×",
+        "b",
+        "  throughput: 1×",
+    ]
+    assert " ".join(lines).count("so many words") == 9
+    assert len(list(text_lines(report))) < len(lines), "in a pipe a sentence is a line"
+
+
 def test_markdown_escapes_what_would_be_marks() -> None:
     page = markdown_of("sizes", REPORT, SUITE_RECORD)
     assert "## Sizes \\<script\\>" in page

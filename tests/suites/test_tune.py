@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from pytest_ddpscale.cli import USER_ERROR, main
@@ -9,9 +13,12 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.suites.suite_views import markdown_of
 from pytest_ddpscale.suites.tune_candidates import USUAL_SETTINGS, Candidate, candidates, snippet
 from pytest_ddpscale.suites.tune_report import promising, tune_report
+from tests.suites.conftest import NEEDS_REFUSED_MEMORY, MeasuredAndTold
 from tests.suites.played_tune import PlayedTune
 from tests.suites.run_records import SUITE_RECORD
 
+SMALL = ("tune", "--gpu-sku=cpu", "--ddp-gpus-per-node=2", "--model=shufflenet_v2_x0_5", "--precision=fp32",
+         "--image-size=224", "--batch=2", "--ddp-block=0.01s")  # fmt: skip
 WORKLOAD = Workload("r-fp32", "resnet18", "fp32", 16, image_size=64, memory_format="contiguous")
 
 
@@ -25,8 +32,8 @@ def test_a_gain_is_confirmed_by_further_launches_and_recommended_with_its_interv
     assert "gradient_as_bucket_view=True" in report.values["snippet_python"]
     assert found["accumulation_steps=4"]["changes"] == "changes the global batch"
     page = markdown_of("tune", report, SUITE_RECORD)
-    assert "multiply the learning rate by the factor" in page
-    assert "square root" in page
+    assert "accumulation\\_steps=4: the global batch is 128 in place of 32. Multiply the learning rate by 4 " in page
+    assert "or by 2 (square root: " in page
 
 
 def test_a_variable_of_the_environment_is_compared_gang_by_gang() -> None:
@@ -38,8 +45,10 @@ def test_a_variable_of_the_environment_is_compared_gang_by_gang() -> None:
     report = tune_report(measured)
     assert report.values["settings"][0]["says"] == "slower"
     assert report.values["recommended"] == []
+    assert "cannot change anything: gloo" not in markdown_of("tune", report, SUITE_RECORD)
     faster = tune_report(PlayedTune("--try=NCCL_ALGO=Ring", gains={"NCCL_ALGO=Ring": 1.2}).measured())
     assert faster.values["snippet_environment"] == "export NCCL_ALGO=Ring"
+    assert "cannot change anything: gloo reads no variable of NCCL" in markdown_of("tune", faster, SUITE_RECORD)
 
 
 def test_what_looks_faster_in_one_launch_only_is_not_recommended() -> None:
@@ -67,7 +76,9 @@ def test_uneven_batches_are_a_cost_and_never_recommended() -> None:
         ("bucket_cap=1", "'bucket_cap' is none (perhaps bucket_cap_mb)"),
         ("static_graph=yes", "static_graph as true or false"),
         ("precision=fp8", "precision as one of fp32, fp16, bf16"),
-        ("accumulation_steps=0", "accumulation_steps is 0"),
+        ("accumulation_steps=0", "expected accumulation_steps from 1 to 10000, not 0"),
+        ("uneven_share=0.99", "expected uneven_share that leaves each rank an image of"),
+        ("nccl_algo=Ring", "'nccl_algo' is none (perhaps NCCL_ALGO)"),
         ("batch_size=none", "batch_size as a number, half or double"),
         ("bucket_cap_mb", "name=value"),
         ("precision=fp32", "a setting that the workload does not have already"),
@@ -94,10 +105,53 @@ def test_all_that_is_tried_by_itself_can_be_planned(device_type: str) -> None:
     assert Candidate() not in found
 
 
-def test_settings_to_paste_are_python() -> None:
-    chosen = candidates("bucket_cap_mb=5 static_graph=true hook=fp16 compile=default fused_optimizer=true "
-                        "memory_format=channels_last high_priority_stream=true precision=bf16 batch_size=32 "
-                        "accumulation_steps=4", WORKLOAD)  # fmt: skip
+@pytest.mark.slow
+def test_settings_to_paste_are_python_that_trains(tmp_path: Path) -> None:
+    torch, dist = pytest.importorskip("torch"), pytest.importorskip("torch.distributed")
+    chosen = candidates("bucket_cap_mb=5 static_graph=true hook=fp16 fused_optimizer=true memory_format=channels_last "
+                        "precision=bf16 batch_size=32 accumulation_steps=4", WORKLOAD)  # fmt: skip
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2))
+    pasted = {"model": model, "lr": 0.1}
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
+    try:
+        exec(snippet(chosen)["python"], pasted)
+        before = model[2].weight.detach().clone()
+        pasted["model"](torch.ones(2, 3, 8, 8)).sum().backward()
+        pasted["optimizer"].step()
+        exec(snippet(candidates("hook=powersgd", WORKLOAD))["python"], {"model": model})
+    finally:
+        dist.destroy_process_group()
+    assert not torch.equal(model[2].weight, before)
+    assert pasted["batch_size"] == 32
+
+
+def test_settings_to_paste_that_only_nccl_or_a_compiler_has_are_python() -> None:
+    chosen = candidates("bucket_cap_mb=5 static_graph=true compile=default high_priority_stream=true", WORKLOAD)
     text = snippet(chosen)["python"]
     compile(text, "snippet", "exec")
     assert "DistributedDataParallel(model, bucket_cap_mb=5.0, static_graph=True, process_group=group)" in text
+
+
+def test_of_two_values_of_one_setting_the_larger_gain_is_the_one_to_paste() -> None:
+    tried = "--try=bucket_cap_mb=5,50 NCCL_ALGO=Ring,Tree"
+    gains = {"bucket_cap_mb=5": 1.1, "bucket_cap_mb=50": 1.3, "NCCL_ALGO=Ring": 1.3, "NCCL_ALGO=Tree": 1.1}
+    values = tune_report(PlayedTune(tried, gains=gains).measured()).values
+    assert len(values["recommended"]) == 4
+    assert "bucket_cap_mb=50.0" in values["snippet_python"]
+    assert values["snippet_environment"] == "export NCCL_ALGO=Ring"
+
+
+@pytest.mark.slow
+@NEEDS_REFUSED_MEMORY
+def test_a_setting_that_does_not_fit_is_an_error_and_the_others_are_told(measured_and_told: MeasuredAndTold) -> None:
+    """A million images are 602 GB. A rank with three images does not keep up with one that has two each."""
+    tried = "--try=uneven_share=0.5 batch_size=999999"
+    run, told = measured_and_told(*SMALL, tried, exit_code=1)
+    uneven, too_large = json.loads(run.suite_json.read_text())["settings"]
+    assert uneven["says"] in ("slower", "no difference shown")
+    assert uneven["changes"] == "is no setting: what uneven batches cost"
+    assert uneven["first_launch"]["low"] < uneven["first_launch"]["ratio"]
+    assert (too_large["says"], too_large["first_launch"]["ratio"]) == ("not measured", None)
+    assert re.search(r"rank \d on .* failed in .*allocate", too_large["why_missing"])
+    assert f"not measured: batch_size=999999: {too_large['why_missing']}" in told
+    assert told.startswith("None of 2 settings is shown to be faster; 1 not measured")

@@ -1,0 +1,47 @@
+"""A suite measured on real ranks, the way each suite's test wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.cli import main
+from pytest_ddpscale.plan.planner import PACES
+from pytest_ddpscale.results.run_directory import RunDirectory
+
+
+def promises_any_memory() -> bool:
+    """Whether the kernel refuses nobody memory, and ends whoever uses it."""
+    said = Path("/proc/sys/vm/overcommit_memory")
+    return said.exists() and said.read_text().strip() == "1"
+
+
+NEEDS_REFUSED_MEMORY = pytest.mark.skipif(
+    promises_any_memory(), reason="vm.overcommit_memory is 1: no allocation fails"
+)
+MeasuredAndTold = Callable[..., tuple[RunDirectory, str]]
+
+
+@pytest.fixture
+def measured_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> MeasuredAndTold:
+    """Runs `ddpscale ARGUMENTS`, then `ddpscale report`, which has to say the same. Returns the run, and what was said.
+
+    Ranks hardly warm up: how fast they are is nothing that these tests ask.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(PACES, "cpu", replace(PACES["cpu"], warmup_s=0.1))
+
+    def run(*arguments: str, exit_code: int = 0) -> tuple[RunDirectory, str]:
+        assert main([*arguments, "--ddp-run-dir=measured"]) == exit_code
+        told = capsys.readouterr().out
+        measured = RunDirectory.open(tmp_path / "measured")
+        assert main(["report", str(measured.path)]) == exit_code
+        assert capsys.readouterr().out.splitlines()[:-1] == told.splitlines()[:-1]
+        return measured, told
+
+    return run
