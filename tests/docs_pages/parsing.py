@@ -31,7 +31,9 @@ class Parsers:
         self._skus = {AUTO, *thresholds, *aliases, *INVENTED_SKUS}
 
     def problem(self, command: Command) -> str:
-        """Why a whole command would be refused; empty if it would not."""
+        """Why a command would be refused; empty if it would not. Of one with dots, what is there counts."""
+        if "…" in command.arguments:
+            return self.problem_in_part(command)
         try:
             given = self._given(command)
             settings_from(given, {}, {})

@@ -42,6 +42,7 @@ def test_every_command_in_a_sentence_exists(parsers: Parsers) -> None:
         ("ddpscale suite collectives --gpu-sku=h100 --ddp-block=fast", "--ddp-block"),
         ("cd x && .venv/bin/ddpscale reports RUN | head", "invalid choice: 'reports'"),
         ("ssh n7 'cd /s && .venv/bin/pytest --gpu-sku=b200 --ddp-run-dirs=x'", "--ddp-run-dirs"),
+        ("ddpscale suite collectives … --size 1MiB", "no option --size"),
         ("sbatch --nodes=2 slurm/acceptance.sbatch --ddp-unfit=leave", "measure, leave-out, stop"),
     ],
 )
