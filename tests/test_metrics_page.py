@@ -16,7 +16,8 @@ HEAD = """\
 
 What a requirement may be about. In formulas t is the throughput per GPU of an arm in one round, and k the number of
 ranks. A bound beyond the range judges nothing and is refused. Written from `pytest_ddpscale/plan/metric_catalogue.py`
-by `python -m tests.test_metrics_page`; how to add one: [how-to/metric.md](how-to/metric.md).
+by `python -m tests.test_metrics_page`. The site has a page for each, with an example and what a failure looks like. How
+to add one: [how-to/metric.md](how-to/metric.md).
 
 | metric | what it says | in one round | bound | range |
 | --- | --- | --- | --- | --- |

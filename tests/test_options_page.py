@@ -16,7 +16,8 @@ HEAD = """\
 # Options of `pytest`
 
 Each option is also an ini key and an environment variable. The command line wins over the environment, and that over
-the ini file. Written from `pytest_ddpscale/settings.py` by `python -m tests.test_options_page`.
+the ini file. The site has a page for each. Written from `pytest_ddpscale/settings.py` by
+`python -m tests.test_options_page`.
 
 | option | ini key, environment variable | |
 | --- | --- | --- |

@@ -18,14 +18,14 @@ def parsers(request: pytest.FixtureRequest) -> Parsers:
 
 def test_every_command_in_a_block_would_be_taken(parsers: Parsers) -> None:
     assert len(IN_BLOCKS) > 60, "they were found"
-    wrong = {f"{one.where}: {one.program} {' '.join(one.arguments)}": parsers.problem(one) for one in IN_BLOCKS}
-    assert {where: problem for where, problem in wrong.items() if problem} == {}
+    wrong = [f"{one.where}: {problem}" for one in IN_BLOCKS if (problem := parsers.problem(one))]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_command_in_a_sentence_exists(parsers: Parsers) -> None:
     assert len(IN_SENTENCES) > 60, "they were found"
-    wrong = {one.where: parsers.problem_in_part(one) for one in IN_SENTENCES}
-    assert {where: problem for where, problem in wrong.items() if problem} == {}
+    wrong = [f"{one.where}: {problem}" for one in IN_SENTENCES if (problem := parsers.problem_in_part(one))]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
