@@ -6,21 +6,21 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_ddpscale.report.text import ABSENT
-from pytest_ddpscale.suites.factors_figure import Bars, bars_figure
+from pytest_ddpscale.suites.bars_figure import Bars, bars_figure
 from pytest_ddpscale.suites.factors_values import Cell, Factor, Sweep, all_cells, centre_world_size, sweeps, trend
+from pytest_ddpscale.suites.found_text import found_cells, found_value
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
-from pytest_ddpscale.verdict.estimating import Found
 
 _METHOD = (
     "Computation is the time of a step of no_sync@k: k ranks at once under DDP that does not communicate; zeroing "
     "gradients, forward and backward pass, optimizer. Communication is what a step of ddp@k takes more, in the same "
-    "round: what computation hides costs nothing. Banerjee and Shah time torch.distributed.barrier() after the step "
+    "round: what computation hides costs nothing, and noise may make it negative. Banerjee and Shah time torch.distributed.barrier() after the step "
     "instead: that is how long ranks wait for each other, while DDP's all-reduce is within what they call computation."
 )
 _DATA = (
-    "By the document: N ÷ (B · k) · trainable parameters, with N = 60000 images. Sent by DDP: 2 (k − 1) ÷ k · 4 bytes · "
-    "trainable parameters by each rank in each step (ring all-reduce), times the steps of an epoch. The first falls "
+    "By the document: N ÷ (B · k) · trainable parameters, with N = 60000 images. Sent by DDP: 2 (k − 1) ÷ k · 4 bytes "
+    "· trainable parameters by each rank in each step (ring all-reduce), times the steps of an epoch. The first falls "
     "as k grows only because there are fewer steps; what a rank sends in a step grows."
 )
 _LOSS = "Loss by step and epochs to a loss (figures 1b, 3a and 5b of the document): ddpscale suite convergence."
@@ -53,7 +53,8 @@ def _headline(measured: MeasuredSuite, cells: Sequence[Cell]) -> str:
     what = f"{centre.model}, frozen, batch {centre.batch_size}, {ranks} ranks"
     if at is None or at.computation_ms is None or at.communication_ms is None:
         return f"Computation and communication of {what}: not measured; {told}"
-    return f"{what}: computation {_time(at.computation_ms)} ms, communication {_time(at.communication_ms)} ms a step; {told}"
+    computation, communication = (found_cells(found)[0] for found in (at.computation_ms, at.communication_ms))
+    return f"{what}: computation {computation} ms, communication {communication} ms a step; {told}"
 
 
 def _name(cell: Cell) -> str:
@@ -64,7 +65,7 @@ def _section(sweep: Sweep, confidence: float) -> SuiteSection:
     interval = f"{confidence:.0%} interval"
     columns = (sweep.factor, "computation ms", interval, "communication ms", interval, "of the step")
     rows = [
-        (cell.label(sweep.factor), *_cells(cell.computation_ms), *_cells(cell.communication_ms), _share(cell))
+        (cell.label(sweep.factor), *found_cells(cell.computation_ms), *found_cells(cell.communication_ms), _share(cell))
         for cell in sweep.cells
     ]
     figure = bars_figure(
@@ -149,36 +150,13 @@ def _share(cell: Cell) -> str:
     return f"{communication / (cell.computation_ms.value + communication):.1%}"
 
 
-def _cells(found: Found | None) -> tuple[str, str]:
-    """The value, and its interval."""
-    if found is None:
-        return ABSENT, ABSENT
-    ends = [_time_text(end) for end in found.estimate.interval] if found.estimate else []
-    return _time(found), " … ".join(ends) or ABSENT
-
-
-def _time(found: Found) -> str:
-    return _time_text(found.value)
-
-
-def _time_text(milliseconds: float) -> str:
-    """Four digits; noise of a difference that is nothing is no small number."""
-    return f"{milliseconds:.4g}".replace("-", "−")
-
-
 def _values(cell: Cell) -> dict[str, Any]:
     data = cell.data
     return {
         "workload": cell.workload.name, "model": cell.workload.model, "batch": cell.workload.batch_size,
         "world_size": cell.world_size, "hidden": cell.workload.classifier_hidden, "problem": cell.problem,
-        "trained_parameters": data.parameters, "computation_ms": _value(cell.computation_ms),
-        "communication_ms": _value(cell.communication_ms),
+        "trained_parameters": data.parameters, "computation_ms": found_value(cell.computation_ms),
+        "communication_ms": found_value(cell.communication_ms),
         "document_parameters_per_epoch": data.document_parameters, "document_bytes_per_epoch": data.document_bytes,
         "sent_bytes_per_rank_and_step": data.sent_bytes_per_step, "sent_bytes_per_rank_and_epoch": data.sent_bytes,
     }  # fmt: skip
-
-
-def _value(found: Found | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {"value": found.value, "interval": list(found.estimate.interval) if found.estimate else None}

@@ -55,7 +55,7 @@ class Factors(Suite):
         add("--image-size", default="224", metavar="PIXELS", help="default: %(default)s")
         add("--precision", choices=("fp32", "fp16", "bf16"), default="fp32", help="by autocast; default: %(default)s")
         add("--feature-weights", metavar="DIR",
-            help="of each node, with torchvision's state dict MODEL.pth of each model; default: random weights")  # fmt: skip
+            help="on each node, with torchvision's state dict MODEL.pth of each; default: random weights")  # fmt: skip
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """A study for each workload, the centre first; that one has an arm for each world size."""
@@ -78,7 +78,7 @@ class Factors(Suite):
 
 def factor_arms(batch: int, world_sizes: Iterable[int]) -> tuple[Arm, ...]:
     """Of each world size DDP that does not communicate, and DDP that does."""
-    return tuple(Arm(kind, size, batch) for size in sorted(world_sizes) for kind in ("no_sync", "ddp"))  # type: ignore[arg-type]
+    return tuple(Arm(kind, size, batch) for size in sorted(world_sizes) for kind in ("no_sync", "ddp"))
 
 
 def _workloads(arguments: argparse.Namespace, nodes: SuiteNodes) -> list[Workload]:

@@ -110,8 +110,8 @@ class SplitModel:
     """What an arm of one process on several devices calls; the model is evaluated, not trained.
 
     Args:
-        kind: ``data_parallel`` is torch's; ``vanilla_parallel`` is ours; ``parallel_apply`` is the part of ours that computes,
-            of replicas and images that are there, with outputs left where they are.
+        kind: ``data_parallel`` is torch's; ``vanilla_parallel`` is ours; ``parallel_apply`` is the part of ours that
+            computes, of replicas and images that are there, with outputs left where they are.
         model: on the first device.
 
     Raises:

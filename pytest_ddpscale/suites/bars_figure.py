@@ -11,7 +11,7 @@ from pytest_ddpscale.verdict.estimating import Found
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM, _KEY_HEIGHT = 480.0, 300.0, 60.0, 14.0, 30.0, 44.0, 19.0
 _ROOM = 1.12  # above the highest value
-_OPACITIES = (0.9, 0.55, 0.3)  # without colour, bars differ by how much ink they have
+_OPACITIES = (0.9, 0.55, 0.3, 0.7)  # without colour, bars differ by how much ink they have
 _HIGHEST = 2.0  # a longer interval is cut: it would press all else into one line
 
 
