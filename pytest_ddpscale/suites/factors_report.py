@@ -15,8 +15,9 @@ from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, Suite
 _METHOD = (
     "Computation is the time of a step of no_sync@k: k ranks at once under DDP that does not communicate; zeroing "
     "gradients, forward and backward pass, optimizer. Communication is what a step of ddp@k takes more, in the same "
-    "round: what computation hides costs nothing, and noise may make it negative. Banerjee and Shah time torch.distributed.barrier() after the step "
-    "instead: that is how long ranks wait for each other, while DDP's all-reduce is within what they call computation."
+    "round: what computation hides costs nothing, and noise may make it negative. Banerjee and Shah time "
+    "torch.distributed.barrier() after the step instead: that is how long ranks wait for each other, while DDP's "
+    "all-reduce is within what they call computation."
 )
 _DATA = (
     "By the document: N ÷ (B · k) · trainable parameters, with N = 60000 images. Sent by DDP: 2 (k − 1) ÷ k · 4 bytes "
