@@ -17,7 +17,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import MOST_RANKS, OneGpu, Placement
 from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
-from pytest_ddpscale.plan.workload import MOST_HIDDEN, MemoryFormat, Precision
+from pytest_ddpscale.plan.workload import MOST_HIDDEN, MemoryFormat, Precision, Workload
 from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak, Strict, Text
 from pytest_ddpscale.thresholds.model import BeyondNode, Severity
 
@@ -337,6 +337,11 @@ class WorkloadForm(Strict):
     feature_weights: str | None = Field(
         None, description="A file, on every node, with torchvision's state dict for frozen features."
     )
+
+    @model_validator(mode="after")
+    def _can_be_trained(self) -> WorkloadForm:
+        Workload("", batch_size=1, **self.model_dump())  # which refuses what cannot be frozen
+        return self
 
 
 class BatchForm(Strict):
