@@ -24,6 +24,7 @@ from pytest_ddpscale.worker.data_parallel import (
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.inference import take_statistics
 from pytest_ddpscale.worker.replica_checksum import checksum
+from pytest_ddpscale.worker.trained_model import build_trained_model
 from pytest_ddpscale.worker.training import Batch
 from tests.builders.trained import CPU, TIMEOUT, TINY, TRANSFORMER, study
 
