@@ -49,7 +49,7 @@ def wait_for_a_device() -> None:
     """Let every further pass wait forever for the thread of a device."""
     from pytest_ddpscale.worker.data_parallel import ParallelApply
 
-    ParallelApply._apply = lambda *ignored: threading.Event().wait()  # type: ignore[method-assign, assignment, return-value]
+    ParallelApply._apply = lambda *ignored: threading.Event().wait()  # type: ignore[method-assign, assignment]
 
 
 def run_out_of_memory() -> None:
