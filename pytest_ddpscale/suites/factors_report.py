@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.bars_figure import Bars, bars_figure
 from pytest_ddpscale.suites.factors_values import Cell, Factor, Sweep, all_cells, centre_world_size, sweeps, trend
 from pytest_ddpscale.suites.found_text import found_cells, found_value
@@ -64,11 +63,14 @@ def _name(cell: Cell) -> str:
 
 def _section(sweep: Sweep, confidence: float) -> SuiteSection:
     interval = f"{confidence:.0%} interval"
-    columns = (sweep.factor, "computation ms", interval, "communication ms", interval, "of the step")
+    columns = (sweep.factor, "computation ms", interval, "communication ms", interval, "of the step", interval)
     rows = [
-        (cell.label(sweep.factor), *found_cells(cell.computation_ms), *found_cells(cell.communication_ms), _share(cell))
+        (
+            cell.label(sweep.factor), *found_cells(cell.computation_ms), *found_cells(cell.communication_ms),
+            *found_cells(cell.communication_share, "{:.1%}"),
+        )
         for cell in sweep.cells
-    ]
+    ]  # fmt: skip
     figure = bars_figure(
         f"factor-{sweep.factor.replace(' ', '-')}", f"Computation and communication by {sweep.factor}",
         (sweep.factor, "ms per step"), [cell.label(sweep.factor) for cell in sweep.cells],
@@ -144,13 +146,6 @@ def _claims(found: Sequence[Sweep]) -> SuiteSection:
     )  # fmt: skip
 
 
-def _share(cell: Cell) -> str:
-    if cell.computation_ms is None or cell.communication_ms is None:
-        return ABSENT
-    communication = max(0.0, cell.communication_ms.value)
-    return f"{communication / (cell.computation_ms.value + communication):.1%}"
-
-
 def _values(cell: Cell) -> dict[str, Any]:
     data = cell.data
     return {
@@ -158,6 +153,7 @@ def _values(cell: Cell) -> dict[str, Any]:
         "world_size": cell.world_size, "hidden": cell.workload.classifier_hidden, "problem": cell.problem,
         "trained_parameters": data.parameters, "computation_ms": found_value(cell.computation_ms),
         "communication_ms": found_value(cell.communication_ms),
+        "communication_share": found_value(cell.communication_share),
         "document_parameters_per_epoch": data.document_parameters, "document_bytes_per_epoch": data.document_bytes,
         "sent_bytes_per_rank_and_step": data.sent_bytes_per_step, "sent_bytes_per_rank_and_epoch": data.sent_bytes,
     }  # fmt: skip

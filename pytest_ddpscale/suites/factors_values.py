@@ -9,7 +9,7 @@ from typing import Literal
 
 from pytest_ddpscale.plan.frozen_features import BYTES_PER_GRADIENT, trained_parameters
 from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, COMPUTATION_TIME
+from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, COMPUTATION_TIME, EXPOSED_COMMUNICATION
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload
@@ -74,6 +74,7 @@ class Cell:
         world_size: by how many ranks.
         computation_ms: of a step; None if it was not measured.
         communication_ms: what a step takes more that communicates; likewise.
+        communication_share: of the step that communicates, 0 … 1; likewise.
         problem: why there is nothing; empty if there is.
     """
 
@@ -81,6 +82,7 @@ class Cell:
     world_size: int
     computation_ms: Found | None
     communication_ms: Found | None
+    communication_share: Found | None
     problem: str = ""
 
     @property
@@ -177,8 +179,7 @@ def _cell(measured: MeasuredSuite, study: Study, world_size: int) -> Cell:
         samples = samples_of(Question(metric, study.workload, world_size), measured.evidence)
         return estimate_of(samples, metric.scale, measured.confidence) if samples else None
 
-    computation, communication = found(COMPUTATION_TIME), found(COMMUNICATION_TIME)
-    problem = ""
-    if computation is None or communication is None:
-        problem = why_missing(measured.evidence, study.id) or "no round of it is complete"
-    return Cell(study.workload, world_size, computation, communication, problem)
+    values = found(COMPUTATION_TIME), found(COMMUNICATION_TIME), found(EXPOSED_COMMUNICATION)
+    is_whole = all(value is not None for value in values)
+    problem = "" if is_whole else why_missing(measured.evidence, study.id) or "no round of it is complete"
+    return Cell(study.workload, world_size, *values, problem)

@@ -92,7 +92,11 @@ def test_cells_have_computation_and_what_communication_adds_to_it() -> None:
             assert cell.computation_ms is not None
             assert cell.communication_ms is not None
             assert cell.computation_ms.value == pytest.approx(cell.workload.batch_size, rel=0.002)
-            assert cell.communication_ms.value == pytest.approx(50 * (cell.world_size - 1), rel=0.002, abs=1e-6)
+            more = 50 * (cell.world_size - 1)
+            assert cell.communication_ms.value == pytest.approx(more, rel=0.002, abs=1e-6)
+            assert cell.communication_share is not None
+            share = more / (more + cell.workload.batch_size)
+            assert cell.communication_share.value == pytest.approx(share, rel=0.002, abs=1e-6)
 
 
 def test_the_report_has_every_factor_its_figures_and_what_is_missing() -> None:
@@ -109,7 +113,7 @@ def test_the_report_has_every_factor_its_figures_and_what_is_missing() -> None:
     ]  # fmt: skip
     bars = by_title["By world size"].figures[0]
     assert bars.count("<rect") == 2 * 4 + 2, "two bars a cell, and the key"
-    assert by_title["By model"].tables[0].rows[0] == ("alexnet", *[ABSENT] * 5)
+    assert by_title["By model"].tables[0].rows[0] == ("alexnet", *[ABSENT] * 6)
     claims = {row[0]: row[3] for row in by_title["What the document concludes"].tables[0].rows}
     assert claims["communication by world size"] == "rises"
     assert claims["communication by batch"] == "no difference shown"
