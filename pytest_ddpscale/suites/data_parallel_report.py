@@ -24,7 +24,7 @@ _METHOD = (
 )
 _CPU = (
     "nn.DataParallel: not measured. It needs at least two GPUs; on a CPU it only calls the model. Ours runs on devices "
-    "that are all this CPU: its logic is the same, its times say nothing of GPUs."
+    "that are all this CPU, with the cores of one rank: its logic is the same, its times say nothing of GPUs."
 )
 
 

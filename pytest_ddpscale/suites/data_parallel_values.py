@@ -12,7 +12,7 @@ from pytest_ddpscale.verdict.arm_change import img_per_s
 from pytest_ddpscale.verdict.estimating import Found, estimate_of
 
 # Of the arms that divide a batch by themselves.
-WAYS: Mapping[ArmKind, str] = {"vanilla_parallel": "ours", "data_parallel": "nn.DataParallel"}
+WAYS: Mapping[ArmKind, str] = {"vanilla_parallel": "our DataParallel", "data_parallel": "nn.DataParallel"}
 
 
 @dataclass(frozen=True)

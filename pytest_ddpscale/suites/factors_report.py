@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pytest_ddpscale.suites.bars_figure import Bars, bars_figure
@@ -95,31 +95,31 @@ def _at(sweep: Sweep) -> str:
 
 
 def _data_section(found: Sequence[Sweep]) -> SuiteSection:
-    columns = ("", "trained parameters", "by the document", "in GB", "sent by each rank, GB", "each step, MB")
     tables, figures = [], []
     for sweep in found:
-        rows = [(cell.label(sweep.factor), *_data_cells(cell)) for cell in sweep.cells]
-        tables.append(SuiteTable((sweep.factor, *columns[1:]), rows, f"Data moved in an epoch by {sweep.factor}"))
+        title, names = f"Data moved in an epoch by {sweep.factor}", [cell.label(sweep.factor) for cell in sweep.cells]
+        columns = ["trained parameters", "by the document", "in GB", "sent by each rank, GB", "each step, MB"]
+        rows = [_data_cells(cell) for cell in sweep.cells]
+        if sweep.factor != "trained parameters":  # which name the row, and so are there
+            columns = [sweep.factor, *columns]
+            rows = [[name, *row] for name, row in zip(names, rows, strict=True)]
+        tables.append(SuiteTable(columns, rows, title))
         figures.append(
             bars_figure(
-                f"data-{sweep.factor.replace(' ', '-')}", f"Data moved in an epoch by {sweep.factor}",
-                (sweep.factor, "GB per epoch"), [cell.label(sweep.factor) for cell in sweep.cells],
+                f"data-{sweep.factor.replace(' ', '-')}", title, (sweep.factor, "GB per epoch"), names,
                 [Bars("by the document's formula", [cell.data.document_bytes / 1e9 for cell in sweep.cells]),
                  Bars("sent by each rank (ring all-reduce)", [cell.data.sent_bytes / 1e9 for cell in sweep.cells])],
             )
         )  # fmt: skip
-    return SuiteSection(
-        "Data moved in an epoch", [_DATA, "The document's figure 6a."], tables, figures=list(filter(None, figures))
-    )
+    return SuiteSection("Data moved in an epoch", [_DATA, "The document's figure 6a."], tables, figures=figures)
 
 
-def _data_cells(cell: Cell) -> Iterator[str]:
+def _data_cells(cell: Cell) -> list[str]:
     data = cell.data
-    yield f"{data.parameters:,}"
-    yield f"{data.document_parameters:.4g}"
-    yield f"{data.document_bytes / 1e9:.4g}"
-    yield f"{data.sent_bytes / 1e9:.4g}"
-    yield f"{data.sent_bytes_per_step / 1e6:.4g}"
+    return [
+        f"{data.parameters:,}", f"{data.document_parameters:.4g}", f"{data.document_bytes / 1e9:.4g}",
+        f"{data.sent_bytes / 1e9:.4g}", f"{data.sent_bytes_per_step / 1e6:.4g}",
+    ]  # fmt: skip
 
 
 def _claims(found: Sequence[Sweep]) -> SuiteSection:

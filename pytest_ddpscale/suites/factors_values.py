@@ -97,13 +97,13 @@ class Cell:
 
     def label(self, factor: Factor) -> str:
         """Its value of a factor."""
-        values: dict[Factor, object] = {
-            "batch": self.workload.batch_size,
-            "world size": self.world_size,
+        values: dict[Factor, str] = {
+            "batch": str(self.workload.batch_size),
+            "world size": str(self.world_size),
             "model": self.workload.model,
-            "trained parameters": self.data.parameters,
+            "trained parameters": f"{self.data.parameters:,}",
         }
-        return str(values[factor])
+        return values[factor]
 
 
 @dataclass(frozen=True)

@@ -103,8 +103,8 @@ def test_throughput_is_of_all_devices_and_communication_what_apply_does_not_take
 def test_it_is_said_at_which_batches_it_is_not_worth_it() -> None:
     report = data_parallel_report(suite_of(SMALL_BATCH, LARGE_BATCH))
     assert report.headline == (
-        "Inference of resnet50 in fp16 by one process on 4 devices: ours slower than one device at batch 32 and slower "
-        "than a rank on each at batch 32, 64; nn.DataParallel slower than one device at batch 32 and slower than a "
+        "Inference of resnet50 in fp16 by one process on 4 devices: our DataParallel slower than one device at batch 32 "
+        "and slower than a rank on each at batch 32, 64; nn.DataParallel slower than one device at batch 32 and slower than a "
         "rank on each at batch 32"
     )
     throughput, worth = report.sections
@@ -118,7 +118,9 @@ def test_it_is_said_at_which_batches_it_is_not_worth_it() -> None:
 
 def test_what_noise_leaves_open_is_not_called_slower() -> None:
     report = data_parallel_report(suite_of({**SMALL_BATCH, OURS: 990, NATIVE: 990, RANKS: 1000}, noise=0.2))
-    assert report.headline.endswith("ours nowhere shown to be slower; nn.DataParallel nowhere shown to be slower")
+    assert report.headline.endswith(
+        "our DataParallel nowhere shown to be slower; nn.DataParallel nowhere shown to be slower"
+    )
 
 
 def test_an_arm_without_rounds_is_a_problem_and_the_others_are_told() -> None:
