@@ -103,9 +103,9 @@ def test_throughput_is_of_all_devices_and_communication_what_apply_does_not_take
 def test_it_is_said_at_which_batches_it_is_not_worth_it() -> None:
     report = data_parallel_report(suite_of(SMALL_BATCH, LARGE_BATCH))
     assert report.headline == (
-        "Inference of resnet50 in fp16 by one process on 4 devices: our DataParallel slower than one device at batch 32 "
-        "and slower than a rank on each at batch 32, 64; nn.DataParallel slower than one device at batch 32 and slower than a "
-        "rank on each at batch 32"
+        "Inference of resnet50 in fp16 by one process on 4 devices: our DataParallel slower than one device at batch "
+        "32 and slower than a rank on each at batch 32, 64; nn.DataParallel slower than one device at batch 32 and "
+        "slower than a rank on each at batch 32"
     )
     throughput, worth = report.sections
     assert [row[-1] for row in worth.tables[0].rows] == [
