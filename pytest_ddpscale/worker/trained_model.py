@@ -68,10 +68,8 @@ class OnFrozenFeatures(nn.Module):
         return self
 
     def forward(self, images: torch.Tensor) -> Any:
-        """Scores of the classes."""
-        with torch.no_grad():
-            features = self.features(images)
-        return self.classifier(features)
+        """Scores of the classes; as nothing in the features wants gradients, none of their activations are kept."""
+        return self.classifier(self.features(images))
 
 
 def _classifier(workload: Workload) -> nn.Module:
