@@ -33,7 +33,8 @@ class Workload:
         data: ``synthetic`` is random images and labels made on the device.
         classifier_hidden: freezes the model and trains a classifier on its features, with two hidden layers of that
             width, or, of 0, one linear layer; None trains the whole model.
-        feature_weights: a file, on every node, with torchvision's state dict for frozen features; None for random ones.
+        feature_weights: absolute path, on every node, of torchvision's state dict for frozen features; None for random
+            weights.
     """
 
     name: str
@@ -71,6 +72,11 @@ class Workload:
     def trains_all(self) -> bool:
         """Whether the whole model is trained, and not a classifier on frozen features."""
         return self.classifier_hidden is None
+
+    @property
+    def trained(self) -> str:
+        """What is trained, in words."""
+        return self.model if self.trains_all else f"a classifier on frozen {self.model}"
 
 
 # Two workloads with the same values here run the same kernels per image. Batch size is left out

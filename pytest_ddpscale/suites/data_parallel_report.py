@@ -22,6 +22,9 @@ _METHOD = (
     "ranks at once a part each, as DistributedDataParallel infers: without communication. Communication is the share "
     "of a pass that parallel_apply alone, of replicas and images that are there, does not take in the same round."
 )
+_FIGURES = (
+    "Figures 4a and 4b of Banerjee and Shah, who time launching a pass and torch.cuda.synchronize() after it instead."
+)
 _CPU = (
     "nn.DataParallel: not measured. It needs at least two GPUs; on a CPU it only calls the model. Ours runs on devices "
     "that are all this CPU, with the cores of one rank: its logic is the same, its times say nothing of GPUs."
@@ -95,7 +98,7 @@ def _throughput(found: Sequence[SplitBatch], *, is_cpu: bool) -> SuiteSection:
                 [way.img_per_s if (way := _way(one, kind)) else None for one in found]) for kind in kinds),
          Bars(f"{devices} ranks, one on each", [one.ranks for one in found])],
     )  # fmt: skip
-    said = [_METHOD.format(devices=devices), *([_CPU] if is_cpu else [])]
+    said = [_METHOD.format(devices=devices), _FIGURES, *([_CPU] if is_cpu else [])]
     return SuiteSection("Throughput", said, [SuiteTable(columns, rows)], figures=[figure])
 
 

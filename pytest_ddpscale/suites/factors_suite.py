@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pytest_ddpscale.errors import OptionError
@@ -99,13 +100,13 @@ def _workloads(arguments: argparse.Namespace, nodes: SuiteNodes) -> list[Workloa
         for one in read_value("--hidden-sizes", arguments.hidden_sizes, _several(count_up_to(MOST_HIDDEN)))
         if model not in LINEAR
     ]
-    directory = arguments.feature_weights
+    directory = arguments.feature_weights and Path(arguments.feature_weights).absolute()
     return [
         Workload(
             f"{name}-{f'h{width}' if name not in LINEAR else 'linear'}-batch-{images}".replace("_", "-"), name,
             precision, images, image_size=pixels, memory_format="contiguous" if is_cpu else "channels_last",
             num_classes=CLASSES, classifier_hidden=0 if name in LINEAR else width,
-            feature_weights=f"{directory}/{name}.pth" if directory else None,
+            feature_weights=str(directory / f"{name}.pth") if directory else None,
         )
         for name, images, width in dict.fromkeys(cells)
     ]  # fmt: skip

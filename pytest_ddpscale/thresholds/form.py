@@ -335,7 +335,7 @@ class WorkloadForm(Strict):
         "0: one linear layer.",
     )  # fmt: skip
     feature_weights: str | None = Field(
-        None, description="A file, on every node, with torchvision's state dict for frozen features."
+        None, description="Absolute path, on every node, of torchvision's state dict for frozen features."
     )
 
     @model_validator(mode="after")
