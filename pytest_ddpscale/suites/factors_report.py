@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_ddpscale.suites.bars_figure import Bars, bars_figure
@@ -36,7 +36,7 @@ def factors_report(measured: MeasuredSuite) -> SuiteReport:
     filled = [sweep for sweep in found if sweep.measured]
     sections = [_section(sweep, measured.confidence) for sweep in filled]
     if filled:
-        sections = [SuiteSection("Method", [_METHOD, _LOSS]), *sections, _data_section(filled), _claims(filled)]
+        sections = [SuiteSection("Method", [_METHOD, _LOSS]), *sections, _data_section(filled), *_claims(filled)]
     problems = [f"{_name(cell)}: {cell.problem}" for cell in cells if cell.problem]
     values = {"factors": {sweep.factor: [_values(cell) for cell in sweep.cells] for sweep in found}}
     return SuiteReport(_headline(measured, cells), sections, problems, values)
@@ -122,8 +122,8 @@ def _data_cells(cell: Cell) -> list[str]:
     ]  # fmt: skip
 
 
-def _claims(found: Sequence[Sweep]) -> SuiteSection:
-    """What the document concludes, what follows from how DDP works, and what was measured here."""
+def _claims(found: Sequence[Sweep]) -> Iterator[SuiteSection]:
+    """What the document concludes, what follows from how DDP works, and what was measured here, if anything was."""
     by_factor = {sweep.factor: sweep.measured for sweep in found}
     claims: tuple[tuple[Factor, str, str, str], ...] = (
         ("world size", "communication", "falls, as less data is sent", "what a rank sends in a step grows"),
@@ -140,7 +140,9 @@ def _claims(found: Sequence[Sweep]) -> SuiteSection:
             between = f"{cells[0].label(factor)} to {cells[-1].label(factor)}"
             rows.append((f"{time} by {factor}", document, expected, trend(*ends), between))
     columns = ("time", "the document", "to be expected", "measured here", "from")
-    return SuiteSection(
+    if not rows:
+        return
+    yield SuiteSection(
         "What the document concludes", ["A change is shown where the intervals of both ends do not overlap."],
         [SuiteTable(columns, rows)],
     )  # fmt: skip

@@ -106,6 +106,23 @@ class ParallelApply:
         self._threads.shutdown()
 
 
+class InContext(nn.Module):
+    """A model that enters its modes itself: nn.DataParallel's threads take over that there is autocast, not its type.
+
+    (torch 2.15, `torch.nn.parallel.parallel_apply`: a thread has fp16, whatever its caller has.)
+    """
+
+    def __init__(self, model: nn.Module, context: Context) -> None:
+        super().__init__()
+        self.model = model
+        self._context = context
+
+    def forward(self, images: torch.Tensor) -> Any:
+        """Outputs of the model."""
+        with self._context():
+            return self.model(images)
+
+
 class SplitModel:
     """What an arm of one process on several devices calls; the model is evaluated, not trained.
 
@@ -122,14 +139,13 @@ class SplitModel:
         self._kind = kind
         self._model = model
         self._devices = devices
-        self._context = context
         self._replicas: list[nn.Module] = []
         self._parts: list[torch.Tensor] = []
         self._parallel_apply = ParallelApply(devices, context)
         if kind == "data_parallel":
             if devices[0].type == "cpu":
                 raise RuntimeError("nn.DataParallel needs at least two GPUs; on a CPU it only calls the model")
-            self._native = nn.DataParallel(model, device_ids=[device.index for device in devices])
+            self._native = nn.DataParallel(InContext(model, context), device_ids=[device.index for device in devices])
 
     def prepare(self, images: torch.Tensor) -> None:
         """Before a block: what the arm is not to be timed for."""
@@ -141,7 +157,7 @@ class SplitModel:
     def __call__(self, images: torch.Tensor) -> Sequence[torch.Tensor]:
         """Outputs of a batch: all on the first device; of ``parallel_apply`` a part on each."""
         if self._kind == "data_parallel":
-            with self._context():
+            with torch.no_grad():  # as replicate's copies are to have no graph
                 return [self._native(images)]
         with torch.no_grad():
             if self._kind == "parallel_apply":

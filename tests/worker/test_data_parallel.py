@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.data_parallel import (
+    InContext,
     ParallelApply,
     SplitModel,
     devices_of_node,
@@ -114,6 +116,26 @@ def test_what_a_thread_raises_is_raised(apply: ParallelApply) -> None:
 
     with pytest.raises(ValueError, match="no images of"):
         apply([nn.Identity(), Breaks(), nn.Identity()], scatter(torch.ones(3), DEVICES))
+
+
+def test_modes_that_a_model_enters_itself_are_those_of_any_thread() -> None:
+    """nn.DataParallel's threads would compute bf16's passes in fp16."""
+    model = InContext(nn.Linear(2, 2), lambda: torch.autocast("cpu", dtype=torch.bfloat16))
+    with ThreadPoolExecutor(1) as thread, torch.autocast("cpu", dtype=torch.bfloat16):
+        assert thread.submit(nn.Linear(2, 2), torch.ones(1, 2)).result().dtype == torch.float32
+        assert thread.submit(model, torch.ones(1, 2)).result().dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_all_arms_infer_in_the_workloads_precision(gloo_of_one: None, precision: str) -> None:
+    workload = replace(TINY, precision=precision)  # type: ignore[arg-type]
+    arms = StudyArms(study(VANILLA, APPLY, workload=workload), CpuDevice(), 0, Layout(1, 1), TIMEOUT)
+    seen: list[torch.dtype] = []
+    arms.model.register_forward_hook(lambda model, inputs, outputs: seen.append(outputs.dtype))
+    for arm in (VANILLA, APPLY):
+        arms.time_block(arm, 3)
+    arms.close()
+    assert set(seen[-12:]) == {torch.float32 if precision == "fp32" else torch.bfloat16}
 
 
 def test_native_needs_gpus() -> None:
