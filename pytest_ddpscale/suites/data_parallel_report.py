@@ -10,7 +10,7 @@ from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.bars_figure import Bars, bars_figure
 from pytest_ddpscale.suites.data_parallel_values import WAYS, SplitBatch, Way, is_below, split_batches
 from pytest_ddpscale.suites.found_text import found_cells, found_value
-from pytest_ddpscale.suites.ratio_text import ratio_texts
+from pytest_ddpscale.suites.ratio_text import estimate_texts, interval_title
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.util.listing import first_few
@@ -36,7 +36,8 @@ def data_parallel_report(measured: MeasuredSuite) -> SuiteReport:
     batches = split_batches(measured)
     found = [one for one in batches if one.ways]
     is_cpu = measured.evidence.plan.device_type == "cpu"
-    sections = [_throughput(found, is_cpu=is_cpu), _worth(found)] if found else []
+    interval = interval_title(measured.confidence)
+    sections = [_throughput(found, interval, is_cpu=is_cpu), _worth(found, interval)] if found else []
     problems = [f"batch {one.batch}: {one.problem}" for one in batches if one.problem]
     values = {
         "batches": [_values(one) for one in batches],
@@ -76,12 +77,12 @@ def _way(one: SplitBatch, kind: ArmKind) -> Way | None:
     return next((way for way in one.ways if way.kind == kind), None)
 
 
-def _throughput(found: Sequence[SplitBatch], *, is_cpu: bool) -> SuiteSection:
+def _throughput(found: Sequence[SplitBatch], interval: str, *, is_cpu: bool) -> SuiteSection:
     devices, kinds = found[0].devices, _kinds(found)
-    columns = ["batch", "one device img/s", "interval"]
+    columns = ["batch", "one device img/s", interval]
     for kind in kinds:
-        columns += [f"{WAYS[kind]} img/s", "interval", "communication", "interval"]
-    columns += [f"{devices} ranks img/s", "interval"]
+        columns += [f"{WAYS[kind]} img/s", interval, "communication", interval]
+    columns += [f"{devices} ranks img/s", interval]
     rows = []
     for one in found:
         row = [str(one.batch), *found_cells(one.one)]
@@ -102,8 +103,8 @@ def _throughput(found: Sequence[SplitBatch], *, is_cpu: bool) -> SuiteSection:
     return SuiteSection("Throughput", said, [SuiteTable(columns, rows)], figures=[figure])
 
 
-def _worth(found: Sequence[SplitBatch]) -> SuiteSection:
-    columns = ("batch", "one process", "against one device", "interval", "against a rank on each", "interval", "")
+def _worth(found: Sequence[SplitBatch], interval: str) -> SuiteSection:
+    columns = ("batch", "one process", "against one device", interval, "against a rank on each", interval, "")
     rows = [
         (str(one.batch), WAYS[way.kind], *_ratio_cells(way.to_one), *_ratio_cells(way.to_ranks), _judged(way))
         for one in found
@@ -121,7 +122,7 @@ def _judged(way: Way) -> str:
 
 
 def _ratio_cells(ratio: Found | None) -> Iterator[str]:
-    yield from ratio_texts(ratio) if ratio is not None else (ABSENT, ABSENT)
+    yield from estimate_texts(ratio.value, ratio.estimate) if ratio is not None else (ABSENT, ABSENT)
 
 
 def _values(one: SplitBatch) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from pytest_ddpscale.suites.bars_figure import Bars, bars_figure
 from pytest_ddpscale.suites.factors_values import Cell, Factor, Sweep, all_cells, centre_world_size, sweeps, trend
 from pytest_ddpscale.suites.found_text import found_cells, found_value
+from pytest_ddpscale.suites.ratio_text import interval_title
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 
@@ -62,7 +63,7 @@ def _name(cell: Cell) -> str:
 
 
 def _section(sweep: Sweep, confidence: float) -> SuiteSection:
-    interval = f"{confidence:.0%} interval"
+    interval = interval_title(confidence)
     columns = (sweep.factor, "computation ms", interval, "communication ms", interval, "of the step", interval)
     rows = [
         (

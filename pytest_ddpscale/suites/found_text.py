@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pytest_ddpscale.report.text import ABSENT
@@ -17,10 +18,11 @@ def found_cells(found: Found | None, form: str = "{:.4g}") -> tuple[str, str]:
 
 
 def found_value(found: Found | None) -> dict[str, Any] | None:
-    """The same as JSON."""
+    """The same as JSON, which has no word for infinity: an end without a limit is null."""
     if found is None:
         return None
-    return {"value": found.value, "interval": list(found.estimate.interval) if found.estimate else None}
+    ends = [end if math.isfinite(end) else None for end in found.estimate.interval] if found.estimate else None
+    return {"value": found.value, "interval": ends}
 
 
 def _text(value: float, form: str) -> str:
