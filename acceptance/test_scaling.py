@@ -41,6 +41,18 @@ def test_exposed_communication(verdict: ItemVerdict) -> None:
     verdict.check()
 
 
+@pytest.mark.requirement("computation_time")
+def test_computation_time(verdict: ItemVerdict) -> None:
+    """GPUs compute a step fast while all of them do so."""
+    verdict.check()
+
+
+@pytest.mark.requirement("communication_time")
+def test_communication_time(verdict: ItemVerdict) -> None:
+    """Communication that computation does not hide takes little time."""
+    verdict.check()
+
+
 @pytest.mark.requirement("ddp_overhead")
 def test_ddp_overhead(verdict: ItemVerdict) -> None:
     """DistributedDataParallel costs one GPU next to nothing."""

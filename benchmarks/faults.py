@@ -2,10 +2,10 @@
 
     python benchmarks/faults.py --json faults.json
 
-Two gloo ranks train in a weak-scaling study until one of them is killed, stopped, out of memory, gone early or broken;
-each fault in a study, and so in a gang, of its own. A fault is right if its study's error says who, where and how, its
-end is recorded within a minute, no process is left by then, and what was measured before is there. Out of memory needs
-root and the memory controller of cgroup v1.
+Two gloo ranks train in a weak-scaling study until one of them is killed, stopped, stuck, out of memory, gone early or
+broken; each fault in a study, and so in a gang, of its own. A fault is right if its study's error says who, where and
+how, its end is recorded within a minute, no process is left by then, and what was measured before is there. Out of
+memory needs root and the memory controller of cgroup v1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INACTIVITY_S = 10.0
 # From the fault to the record of it, with the limits and grace periods between, on a machine that is busy.
 DEADLINE_S = 60.0
 WORKLOAD = Workload("w", "squeezenet1_1", "fp32", 2, 32, "contiguous", 4, num_classes=10)
-ARMS = (Arm("alone", 1, 2), Arm("ddp", 2, 2))
+ARMS = (Arm("alone", 1, 2), Arm("ddp", 2, 2), Arm("vanilla_parallel", 1, 2, devices=2))
 STOPPED = (
     rf"nothing was recorded for {INACTIVITY_S:g} s.* WHO is stopped \(SIGSTOP, or a debugger\) in timed block PLACE"
 )
@@ -78,6 +78,14 @@ FAULTS = {
         "runs out of memory", 1, "ddp@2", "WHO was killed by SIGKILL in [^:]*: the kernel ended it for lack of memory"
     ),
     "exits-early": Fault("exits 0 early", 1, "ddp@2", "WHO left early, with exit code 0, in timed block PLACE"),
+    # Rank 1 idles while rank 0 drives the devices of both.
+    "device-stuck": Fault(
+        "waits for a device",
+        0,
+        "vanilla_parallel@2",
+        rf"nothing was recorded for {INACTIVITY_S:g} s.* WHO is furthest behind of 2 ranks, in timed block "
+        r"\(study weak/device-stuck, arm vanilla_parallel@2, round \d+\)",
+    ),
     "garbage": Fault("prints garbage and raises", 1, "ddp@2", "WHO failed in timed block PLACE: ArithmeticError"),
 }
 

@@ -45,6 +45,13 @@ def fail() -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(ArithmeticError))
 
 
+def wait_for_a_device() -> None:
+    """Let every further pass wait forever for the thread of a device."""
+    from pytest_ddpscale.worker.data_parallel import ParallelApply
+
+    ParallelApply._apply = lambda *ignored: threading.Event().wait()  # type: ignore[method-assign, assignment]
+
+
 def run_out_of_memory() -> None:
     """Be ended by the kernel: in a memory cgroup that is smaller than what is asked for."""
     group = CGROUP / f"ddpscale-test-{os.getpid()}"
@@ -65,6 +72,7 @@ def print_garbage_and_fail() -> None:
 FAULTS = {
     "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "is stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "waits for a device": wait_for_a_device,
     "runs out of memory": run_out_of_memory,
     "exits 0 early": lambda: os._exit(0),
     "prints garbage and raises": print_garbage_and_fail,

@@ -139,7 +139,7 @@ def with_culprits(
         return _with_least_busy(verdict, measured) if verdict.outcome == "failed" else verdict
     if definition.slowed_by_one_rank:
         named = _with_stragglers(verdict, case, compared, measured)
-        if definition.measured == "infer":
+        if definition.measured in ("infer", "no_sync"):  # nothing is communicated
             return named
         named = with_slow_links(named, compared.evidence, measured)
         return named if named.culprits else _with_note_on_computation(named, compared)

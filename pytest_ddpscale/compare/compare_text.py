@@ -124,17 +124,23 @@ def _values(one: ComparedRequirement) -> tuple[float | None, float | None]:
 
 
 def _change_texts(one: ComparedRequirement) -> tuple[str, str]:
-    """``0.909×`` and ``0.905 … 0.914``; of shares ``+1.2`` points."""
+    """``0.909×`` and ``0.905 … 0.914``; of shares ``+1.2`` points, of other differences ``+1.2 ms``."""
     assert one.change is not None  # the caller left out what has none
     size, low, high = one.change
     if one.is_ratio:
         return f"{1 + size:.3f}×", f"{_floor(1 + low):.3f} … {_ceil(1 + high):.3f}"
+    if one.unit != "fraction":
+        return f"{_signed(size)} {one.unit}", f"{_signed(low)} … {_signed(high)}"
     return f"{_points(size)} points", f"{_points(_floor(low))} … {_points(_ceil(high))}"
 
 
 def _points(share: float) -> str:
     shown = f"{100 * share:+.1f}".replace("-", "−")
     return "0.0" if not shown.strip("+−0.") else shown
+
+
+def _signed(number: float) -> str:
+    return f"{number:+.3g}".replace("-", "−")
 
 
 def _floor(number: float) -> float:

@@ -13,7 +13,7 @@ from pytest_ddpscale.util.listing import first_few
 # The first ones change how fast GPUs train; the others are told after them.
 _SOFTWARE = ("driver", "cuda_driver", "cuda", "torch", "nccl", "kernel", "python", "pytest_ddpscale")
 _BATCH = {"weak": "batch_size", "strong": "global_batch_size"}  # that scaling keeps
-_OF_WORKLOAD = ("compile", "cudnn_benchmark", "num_classes")
+_OF_WORKLOAD = ("compile", "cudnn_benchmark", "num_classes", "classifier_hidden", "feature_weights")
 _OF_STUDY = ("rounds", "block_s", "warmup_s")
 _UNKNOWN = "not known"
 

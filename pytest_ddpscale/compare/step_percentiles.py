@@ -62,7 +62,7 @@ def _of_all_arms(a: ComparedRun, b: ComparedRun) -> Iterator[StepPercentiles]:
         other = others.get(_work(study))
         for arm in study.arms if other else ():
             twin = next((one for one in other.arms if _is_twin(one, arm)), None) if other else None
-            if other is None or twin is None or arm.kind not in ("alone", "ddp", "infer"):
+            if other is None or twin is None or not (arm.infers or arm.kind in ("alone", "ddp")):
                 continue
             of_a, of_b = _percentiles_s(a, study, arm), _percentiles_s(b, other, twin)
             if of_a and of_b:

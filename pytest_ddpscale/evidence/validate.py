@@ -435,8 +435,8 @@ def _no_steps(recorded: Recorded) -> Iterator[Contradiction]:
             yield Contradiction(line, "has no step times (step_s)")
         if block.single_sample:
             yield Contradiction(line, "is the single sample of an imported result (single_sample)")
-        kind = getattr(recorded.arms[block.study][block.arm], "kind", "")
-        if kind == "ddp" and not block.checksums.all():
+        arm = recorded.arms[block.study][block.arm]
+        if getattr(arm, "kind", "") == "ddp" and not block.checksums.all():
             yield Contradiction(line, "has a replica without a checksum (parameters_checksum)")
-        if kind == "infer" and (np.any(block.skipped_steps) or block.checksums.any()):
+        if getattr(arm, "infers", False) and (np.any(block.skipped_steps) or block.checksums.any()):
             yield Contradiction(line, "has traces of training in forward passes (skipped_steps, parameters_checksum)")

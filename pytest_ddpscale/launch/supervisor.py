@@ -193,7 +193,7 @@ class Supervisor:
             [
                 ArmProfile(study=study.id, arm=arm.name, gang=gang, rank=0, problem=f"the ranks ended before it: {why}")
                 for arm in study.arms
-                if arm.kind != "infer" and (study.id, arm.name) not in profiled
+                if not arm.infers and (study.id, arm.name) not in profiled
             ]
         )
 

@@ -201,8 +201,9 @@ class Metric:
 
     @property
     def compared_scale(self) -> Scale:
-        """How values of two runs are compared: by a ratio, but of shares, which may be near nothing."""
-        return "differences" if self.scale == "differences" and self.unit == "fraction" else "factors"
+        """How values of two runs are compared: by a ratio, but of shares and differences, which may be near nothing."""
+        may_be_nothing = self.unit == "fraction" or self.baseline is not None
+        return "differences" if self.scale == "differences" and may_be_nothing else "factors"
 
     @property
     def compares_ranks(self) -> bool:
@@ -212,7 +213,7 @@ class Metric:
     @property
     def communicates(self) -> bool:
         """Whether the ranks of its arm wait for each other, or may."""
-        return self.measured not in ("each", "infer")
+        return self.measured not in ("each", "no_sync", "infer")
 
     @property
     def tells_speed(self) -> bool:

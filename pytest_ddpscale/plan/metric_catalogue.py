@@ -96,6 +96,21 @@ _ALL = (
         slowed_by_one_rank=True, plausible=_COST, credible=(-0.1, math.inf), possible=_SHARE,
     ),
     Metric(
+        "computation_time", "ms", "Computation time",
+        "Time of a training step of ranks that all compute at once under DDP and do not communicate.",
+        "step time of no_sync@k: zeroing gradients, forward and backward pass, optimizer; the slowest rank",
+        samples=lambda measured: 1000 * measured.arm.own.step_s,
+        measured="no_sync", upper_bound=True, carries_acceptance=False, slowed_by_one_rank=True,
+    ),
+    Metric(
+        "communication_time", "ms", "Communication time",
+        "How much longer a training step takes because of communication that computation does not hide.",
+        "step time of ddp@k − that of no_sync@k",
+        samples=lambda measured: 1000 * (measured.arm.own.step_s - measured.baseline.own.step_s),
+        minimum_world_size=2, baseline="no_sync", upper_bound=True, scale="differences", carries_acceptance=False,
+        slowed_by_one_rank=True, credible=(-10.0, math.inf),
+    ),
+    Metric(
         "ddp_overhead", "fraction", "DDP overhead",
         "How much longer a step of one GPU takes under DistributedDataParallel than without it.",
         "step time of ddp@1 ÷ that of alone − 1",
@@ -242,6 +257,8 @@ REPLICA_AGREEMENT = METRICS["replica_agreement"]
 GENERATION_RATIO = METRICS["generation_ratio"]
 IMAGES_PER_JOULE = METRICS["images_per_joule"]
 EXPOSED_COMMUNICATION = METRICS["exposed_communication"]
+COMPUTATION_TIME = METRICS["computation_time"]
+COMMUNICATION_TIME = METRICS["communication_time"]
 NODE_CHECK = METRICS["node_check"]
 INFERENCE_THROUGHPUT = METRICS["inference_throughput"]
 MATMUL_TFLOPS = METRICS["matmul_tflops"]

@@ -29,7 +29,7 @@ class Sample(NamedTuple):
 class PerRound:
     """One value of each round in which it could be read.
 
-    ``a / b`` is of the rounds that both have. A relative error survives what scales a value, and no sum.
+    ``a / b`` and ``a - b`` are of the rounds that both have. A relative error survives what scales a value, and no sum.
 
     Args:
         numbers: of those rounds, ascending, (rounds,).
@@ -70,9 +70,13 @@ class PerRound:
             errors = np.hypot(self.errors, other.errors)  # of two independent samples
         return PerRound(self.numbers, self.values / other.values, errors)
 
-    def __sub__(self, term: float) -> PerRound:
-        """Each value less a number."""
-        return PerRound(self.numbers, self.values - term)
+    def __sub__(self, term: PerRound | float) -> PerRound:
+        """Each value less that of the same round, or less a number."""
+        if not isinstance(term, PerRound):
+            return PerRound(self.numbers, self.values - term)
+        shared = np.intersect1d(self.numbers, term.numbers, assume_unique=True)
+        one, other = self.of(np.isin(self.numbers, shared)), term.of(np.isin(term.numbers, shared))
+        return PerRound(shared, one.values - other.values)
 
     def __rsub__(self, term: float) -> PerRound:
         """A number less each value."""

@@ -152,7 +152,7 @@ def _fits_node(arms: Wanted, layout: Layout) -> bool:
 def _add_whole_nodes(arms: Wanted, layout: Layout) -> None:
     """Ranks of one node, two, four … that are fewer than those of weak scaling beyond a node, and more than one."""
     for (scaling, workload), wanted in arms.items():
-        packed = [arm for arm in wanted if arm.placement == "packed" and arm.kind != "infer"]
+        packed = [arm for arm in wanted if arm.placement == "packed" and not arm.infers]
         beyond = [arm.world_size for arm in packed if not layout.fits_node(arm)]
         size = layout.ranks_per_node
         while scaling == "weak" and size < max(beyond, default=0):
@@ -185,7 +185,7 @@ def _add_each(arms: Wanted, layout: Layout | None) -> None:
     sizes = {
         key: max(arm.world_size for arm in wanted)
         for key, wanted in arms.items()
-        if (layout is None or key[0] == "weak") and any(arm.kind != "infer" for arm in wanted)
+        if (layout is None or key[0] == "weak") and any(not arm.infers for arm in wanted)
     }
     largest = max(sizes.values(), default=1)
     candidates = [key for key, size in sizes.items() if key[0] == "weak" and size == largest]

@@ -14,7 +14,9 @@ from pytest_ddpscale.plan.variant import USUAL, Variant
 from pytest_ddpscale.plan.workload import Workload
 
 Scaling = Literal["weak", "strong"]
-ArmKind = Literal["alone", "each", "no_sync", "ddp", "infer"]
+ArmKind = Literal["alone", "each", "no_sync", "ddp", "infer", "data_parallel", "vanilla_parallel", "parallel_apply"]
+# One process drives several devices, for forward passes only.
+SPLIT_KINDS = ("data_parallel", "vanilla_parallel", "parallel_apply")
 # How one GPU is trained that many are compared with: without DDP, or wrapped in it as the many are.
 OneGpu = Literal["alone", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
@@ -39,11 +41,14 @@ class Arm:
         kind: ``alone`` is one rank of a node, in turns, without DDP while its others idle; ``each`` is
             world_size ranks all at once, without DDP; ``no_sync`` is the same ranks under DistributedDataParallel
             that does not communicate; ``ddp`` is with communication. ``infer`` is forward passes only, of
-            world_size ranks all at once, or of one rank of a node in turns.
+            world_size ranks all at once, or of one rank of a node in turns. Of one rank that divides the batch among
+            its node's devices while the others idle: ``data_parallel`` is torch's nn.DataParallel,
+            ``vanilla_parallel`` ours, ``parallel_apply`` the part of that which computes.
         world_size: ranks that train together. What fits one node is trained by every node at once.
-        batch_size: per-GPU batch, in images.
+        batch_size: per-GPU batch, in images; of what one rank divides among devices, that of all of them.
         placement: ``packed`` fills a node before the next; ``spread`` takes as many nodes as there are.
         variant: in what it trains otherwise than its study's workload says.
+        devices: of its node among which one rank divides the batch.
     """
 
     kind: ArmKind
@@ -51,21 +56,37 @@ class Arm:
     batch_size: int
     placement: Placement = "packed"
     variant: Variant = USUAL
+    devices: int = 1
 
     def __post_init__(self) -> None:
-        refuse_below_one(self, "an arm", "world_size", "batch_size")
+        refuse_below_one(self, "an arm", "world_size", "batch_size", "devices")
         self.variant.batch_of(self.batch_size, 0)
-        if self.kind == "infer" and self.variant != USUAL:
+        if (self.devices > 1) != self.is_split or (self.is_split and self.world_size != 1):
+            raise ValueError(
+                f"{self.name} of {self.world_size} ranks has {self.devices} devices; expected 1, or of one rank of "
+                f"{', '.join(SPLIT_KINDS)} at least 2"
+            )
+        if self.infers and self.variant != USUAL:
             raise ValueError(
                 f"{self.name}: an arm that infers is as its workload says; expected no {self.variant.name}"
             )
 
     @property
     def name(self) -> str:
-        """``alone``, ``each@k``, ``no_sync@k``, ``ddp@k`` or ``infer@k``; then ``-spread`` and its variant's name."""
-        name = "alone" if self.kind == "alone" else f"{self.kind}@{self.world_size}"
+        """``alone``, or its kind and its ranks or devices: ``ddp@k``; then ``-spread`` and its variant's name."""
+        name = "alone" if self.kind == "alone" else f"{self.kind}@{self.world_size * self.devices}"
         spread = "-spread" if self.placement == "spread" else ""
         return f"{name}{spread}" + (f"+{self.variant.name}" if self.variant != USUAL else "")
+
+    @property
+    def is_split(self) -> bool:
+        """Whether one rank divides the batch among several devices."""
+        return self.kind in SPLIT_KINDS
+
+    @property
+    def infers(self) -> bool:
+        """Whether it has forward passes only."""
+        return self.kind == "infer" or self.is_split
 
     @property
     def compares_ranks(self) -> bool:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from pytest_ddpscale.plan.frozen_features import refuse_unknown_features
+
 Precision = Literal["fp32", "fp16", "bf16"]
 MemoryFormat = Literal["channels_last", "contiguous"]
 # More than any GPU holds, or any data set has.
 _MOST = {"batch_size": 10**6, "global_batch_size": 10**8, "image_size": 10**4, "num_classes": 10**6}
+MOST_HIDDEN = 10**5
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,10 @@ class Workload:
         num_classes: size of the classification head.
         optimizer: ``sgd`` is torch.optim.SGD with momentum 0.9.
         data: ``synthetic`` is random images and labels made on the device.
+        classifier_hidden: freezes the model and trains a classifier on its features, with two hidden layers of that
+            width, or, of 0, one linear layer; None trains the whole model.
+        feature_weights: absolute path, on every node, of torchvision's state dict for frozen features; None for random
+            weights.
     """
 
     name: str
@@ -42,6 +49,8 @@ class Workload:
     num_classes: int = 1000
     optimizer: Literal["sgd"] = "sgd"
     data: Literal["synthetic"] = "synthetic"
+    classifier_hidden: int | None = None
+    feature_weights: str | None = None
 
     # Lets pydantic validate this class from YAML without plan/ importing pydantic.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -52,11 +61,27 @@ class Workload:
             if number is not None and not 1 <= number <= most:
                 expected = "at least 1" if number < 1 else f"at most {most}"
                 raise ValueError(f"{field} is {number}; expected {expected}")
+        if self.classifier_hidden is not None:
+            refuse_unknown_features(self.model)
+            if not 0 <= self.classifier_hidden <= MOST_HIDDEN:
+                raise ValueError(f"classifier_hidden is {self.classifier_hidden}; expected 0 to {MOST_HIDDEN}")
+        elif self.feature_weights is not None:
+            raise ValueError("feature_weights are given, but classifier_hidden is not: nothing is frozen")
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether the whole model is trained, and not a classifier on frozen features."""
+        return self.classifier_hidden is None
+
+    @property
+    def trained(self) -> str:
+        """What is trained, in words."""
+        return self.model if self.trains_all else f"a classifier on frozen {self.model}"
 
 
 # Two workloads with the same values here run the same kernels per image. Batch size is left out
 # on purpose: generations are compared each at its own largest batch.
-COMPARABLE_FIELDS = ("model", "precision", "image_size", "memory_format")
+COMPARABLE_FIELDS = ("model", "precision", "image_size", "memory_format", "classifier_hidden")
 
 
 def incomparable_fields(one: Workload, other: Workload) -> list[str]:

@@ -113,7 +113,7 @@ class SimulatedRun:
             step_s=step_s[there].astype("<f4").tobytes(),
             energy_j=None if power_w is None else tuple(np.round(power_w * block_s, 3).tolist()),
             # Of a forward pass nobody published any.
-            peak_memory_bytes=None if arm.kind == "infer" else expectation.memory_bytes(study.workload, arm.batch_size),
+            peak_memory_bytes=None if arm.infers else expectation.memory_bytes(study.workload, arm.batch_size),
             parameters_checksum=None if checksums is None else joined_checksums(checksums[there].tolist()),
             **columns,
         )

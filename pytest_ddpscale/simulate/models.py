@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.frozen_features import BYTES_PER_GRADIENT
 from pytest_ddpscale.plan.workload import Workload
 
 # Of a step: the backward pass costs two forward passes, and its communication can hide behind it.
 BACKWARD_SHARE = 2 / 3
 FORWARD_SHARE = 1 - BACKWARD_SHARE
-BYTES_PER_GRADIENT = 4  # autocast keeps parameters and gradients in fp32
 _TABLE_PX = 224
 # Weight, gradient, SGD's momentum and DDP's bucket, in fp32.
 _STATE_BYTES_PER_PARAMETER = 16
@@ -79,8 +79,13 @@ def model_of(workload: Workload) -> Model:
     """The model that a workload trains.
 
     Raises:
-        OptionError: the simulator does not know it.
+        OptionError: the simulator does not know it, or most of it is frozen.
     """
+    if not workload.trains_all:
+        raise OptionError(
+            f"workload {workload.name}", "a classifier on frozen features (classifier_hidden)",
+            "what trains a whole model", "Leave it out with --workloads.",
+        )  # fmt: skip
     model = _MODELS.get(workload.model)
     if model is None:
         raise OptionError(

@@ -96,7 +96,7 @@ class Performance:
         expected = self.expectations[study.workload.name]
         busy_s = arm.batch_size / expected.img_per_s
         host_s = 0.0 if self.device_type == "cpu" else model_of(study.workload).host_step_s
-        if arm.kind == "infer":
+        if arm.infers:
             busy_s = arm.batch_size / (expected.inferred_img_per_s or expected.img_per_s / FORWARD_SHARE)
             host_s *= FORWARD_SHARE
         is_wrapped = arm.kind in ("ddp", "no_sync")

@@ -8,6 +8,7 @@ from typing import Any
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES
 from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.suites.found_text import found_cells, found_value
 from pytest_ddpscale.suites.inference_figure import throughput_figure
 from pytest_ddpscale.suites.inference_values import (
     SATURATED,
@@ -20,7 +21,6 @@ from pytest_ddpscale.suites.inference_values import (
 from pytest_ddpscale.suites.ratio_text import interval_title
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
-from pytest_ddpscale.verdict.estimating import Found
 
 _SHARING = (
     "Kept at once: throughput of a {device} while the others of its node work too, relative to the same {device} alone "
@@ -93,19 +93,11 @@ def _throughput(
 def _throughput_cells(one: InferredBatch, ranks: int) -> Iterator[str]:
     by_ranks = {arm.ranks: arm for arm in one.arms}
     alone, together = by_ranks.get(1), by_ranks.get(ranks)
-    yield from _cells(alone.img_per_s if alone else None)
+    yield from found_cells(alone.img_per_s if alone else None)
     if ranks > 1:
-        yield from _cells(together.img_per_s if together else None)
+        yield from found_cells(together.img_per_s if together else None)
         yield f"{together.total_img_per_s.value:.4g}" if together else ABSENT
-        yield from _cells(one.kept, "{:.1%}")
-
-
-def _cells(found: Found | None, form: str = "{:.4g}") -> tuple[str, str]:
-    """The value, and its interval."""
-    if found is None:
-        return ABSENT, ABSENT
-    ends = [form.format(end) for end in found.estimate.interval] if found.estimate else []
-    return form.format(found.value), " … ".join(ends) or ABSENT
+        yield from found_cells(one.kept, "{:.1%}")
 
 
 def _latency(found: Sequence[InferredBatch]) -> SuiteSection:
@@ -115,7 +107,7 @@ def _latency(found: Sequence[InferredBatch]) -> SuiteSection:
     rows = [
         [
             str(one.batch), str(arm.ranks), str(arm.passes * arm.ranks),
-            *(cell for per_cent in INFERENCE_LATENCIES for cell in _cells(arm.latencies_ms[per_cent])),
+            *(cell for per_cent in INFERENCE_LATENCIES for cell in found_cells(arm.latencies_ms[per_cent])),
         ]
         for one in found
         for arm in one.arms
@@ -127,7 +119,7 @@ def _values(one: InferredBatch) -> dict[str, Any]:
     return {
         "batch": one.batch,
         "problem": one.problem,
-        "kept_at_once": _value(one.kept),
+        "kept_at_once": found_value(one.kept),
         "arms": [_arm_values(arm) for arm in one.arms],
     }
 
@@ -135,14 +127,8 @@ def _values(one: InferredBatch) -> dict[str, Any]:
 def _arm_values(arm: InferredArm) -> dict[str, Any]:
     return {
         "ranks": arm.ranks,
-        "img_per_s_per_gpu": _value(arm.img_per_s),
-        "img_per_s": _value(arm.total_img_per_s),
+        "img_per_s_per_gpu": found_value(arm.img_per_s),
+        "img_per_s": found_value(arm.total_img_per_s),
         "passes_per_rank_and_round": arm.passes,
-        "latency_ms": {f"p{per_cent}": _value(found) for per_cent, found in arm.latencies_ms.items()},
+        "latency_ms": {f"p{per_cent}": found_value(found) for per_cent, found in arm.latencies_ms.items()},
     }
-
-
-def _value(found: Found | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {"value": found.value, "interval": list(found.estimate.interval) if found.estimate else None}

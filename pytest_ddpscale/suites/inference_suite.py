@@ -7,6 +7,7 @@ memory, power and cooling.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,11 +34,9 @@ class InferenceSuite(Suite):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """What is inferred, and in which batches."""
+        add_inferred_model(parser)
         add = parser.add_argument
-        add("--model", default="resnet50", metavar="MODEL", help="of torchvision; default: %(default)s")
         add("--batches", default=",".join(map(str, BATCHES)), metavar="N,N", help="per GPU; default: %(default)s")
-        add("--image-size", default="224", metavar="PIXELS", help="default: %(default)s")
-        add("--precision", choices=("fp32", "fp16", "bf16"), help="by autocast; default: fp16, on a CPU fp32")
         add("--ranks", metavar="N", help="of each node that infer at once; default: all its GPUs (CPU: cores)")
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
@@ -54,7 +53,9 @@ class InferenceSuite(Suite):
                 pace.warmup_s,
                 turns=ranks,
             )
-            for one in _workloads(arguments, plan.device_type)
+            for one in inferred_workloads(
+                arguments, plan.device_type, read_value("--batches", arguments.batches, batches_of)
+            )
         )
         return replace(plan, studies=tuple(studies))
 
@@ -65,8 +66,18 @@ class InferenceSuite(Suite):
         return inference_report(measured)
 
 
-def _workloads(arguments: argparse.Namespace, device_type: DeviceType) -> list[Workload]:
-    """The model with each batch. Raises OptionError."""
+def add_inferred_model(parser: argparse.ArgumentParser) -> None:
+    """Options that say what infers."""
+    add = parser.add_argument
+    add("--model", default="resnet50", metavar="MODEL", help="of torchvision; default: %(default)s")
+    add("--image-size", default="224", metavar="PIXELS", help="default: %(default)s")
+    add("--precision", choices=("fp32", "fp16", "bf16"), help="by autocast; default: fp16, on a CPU fp32")
+
+
+def inferred_workloads(
+    arguments: argparse.Namespace, device_type: DeviceType, batches: Sequence[int]
+) -> list[Workload]:
+    """The model of `add_inferred_model` with each batch. Raises OptionError."""
     model = read_value("--model", arguments.model, _model)
     pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4))
     precision: Precision = arguments.precision or _PRECISIONS[device_type]
@@ -78,7 +89,7 @@ def _workloads(arguments: argparse.Namespace, device_type: DeviceType) -> list[W
             f"{model}-{precision}-batch-{batch}".replace("_", "-"), model, precision, batch, image_size=pixels,
             memory_format="contiguous" if is_contiguous else "channels_last",
         )
-        for batch in read_value("--batches", arguments.batches, _batches)
+        for batch in batches
     ]  # fmt: skip
 
 
@@ -103,7 +114,7 @@ def _model(text: str) -> str:
     return text
 
 
-def _batches(text: str) -> list[int]:
+def batches_of(text: str) -> list[int]:
     """Each once, ascending."""
     batches = sorted({count_up_to(10**6)(part.strip()) for part in text.split(",")})
     if len(batches) > MOST_BATCHES:

@@ -33,10 +33,12 @@ _LOG_EVERY_S = 60.0
 def suites() -> dict[str, Suite]:
     """All of them, by name."""
     from pytest_ddpscale.suites.collectives_suite import Collectives
+    from pytest_ddpscale.suites.data_parallel_suite import DataParallelSuite
+    from pytest_ddpscale.suites.factors_suite import Factors
     from pytest_ddpscale.suites.inference_suite import InferenceSuite
     from pytest_ddpscale.suites.pytorch_ddp import PytorchDdp
 
-    return {one.name: one for one in (PytorchDdp(), Collectives(), InferenceSuite())}
+    return {one.name: one for one in (PytorchDdp(), Collectives(), InferenceSuite(), DataParallelSuite(), Factors())}
 
 
 def add_suite(commands: Commands) -> None:

@@ -201,7 +201,8 @@ def _workload_lines(asked: Asked) -> Iterator[str]:
 
 def _workload_text(one: Workload) -> str:
     shared = f", {one.global_batch_size} in all for strong scaling" if one.global_batch_size else ""
-    return f"{one.name}: {one.model}, {one.precision}, {one.batch_size} images of {one.image_size} px per GPU{shared}"
+    what = f"{one.trained}, {one.precision}, {one.batch_size} images of {one.image_size} px per GPU"
+    return f"{one.name}: {what}{shared}"
 
 
 def _ending(asked: Asked) -> Iterator[str]:

@@ -17,7 +17,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import MOST_RANKS, OneGpu, Placement
 from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
-from pytest_ddpscale.plan.workload import MemoryFormat, Precision
+from pytest_ddpscale.plan.workload import MOST_HIDDEN, MemoryFormat, Precision, Workload
 from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak, Strict, Text
 from pytest_ddpscale.thresholds.model import BeyondNode, Severity
 
@@ -331,6 +331,19 @@ class WorkloadForm(Strict):
     compile: bool = Field(False, description="Whether torch.compile is applied.")
     cudnn_benchmark: bool = Field(True, description="Whether cuDNN may choose the fastest algorithm by trying.")
     num_classes: int = Field(1000, ge=1, le=10**6, description="Size of the classification head.")
+    classifier_hidden: int | None = Field(
+        None, ge=0, le=MOST_HIDDEN,
+        description="Freezes the model and trains a classifier on its features, with two hidden layers of that width; "
+        "0: one linear layer.",
+    )  # fmt: skip
+    feature_weights: str | None = Field(
+        None, description="Absolute path, on every node, of torchvision's state dict for frozen features."
+    )
+
+    @model_validator(mode="after")
+    def _can_be_trained(self) -> WorkloadForm:
+        Workload("", batch_size=1, **self.model_dump())  # which refuses what cannot be frozen
+        return self
 
 
 class BatchForm(Strict):

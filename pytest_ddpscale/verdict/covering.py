@@ -178,7 +178,7 @@ class _Blocks:
         found: dict[_Place, set[str]] = defaultdict(set)
         for block in blocks:
             arm = self._arms.get(block)
-            kind = PROBES if block in self._sizes else INFERENCE if arm and arm.kind == "infer" else TRAINING
+            kind = PROBES if block in self._sizes else INFERENCE if arm and arm.infers else TRAINING
             for place in self.of[block]:
                 found[place].add(kind)
         return found

@@ -19,7 +19,8 @@ from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.replica import Replica, Replicas, make_groups
 from pytest_ddpscale.worker.replica_checksum import align, checksum
 from pytest_ddpscale.worker.step_ranges import StepRanges
-from pytest_ddpscale.worker.training import Batch, Trainer, build_model, new_scaler
+from pytest_ddpscale.worker.trained_model import build_trained_model
+from pytest_ddpscale.worker.training import Batch, Trainer, new_scaler
 
 UNOBSERVED = nullcontext()
 
@@ -51,7 +52,7 @@ class StudyArms:
         self._rank = rank
         self._ranges = ranges or StepRanges()
         self._groups = make_groups(study.arms, layout, timeout, study.turns)
-        self._model = build_model(study.workload, device.torch_device)
+        self._model = build_trained_model(study.workload, device.torch_device)
         self._replicas = Replicas(self._model, study.workload, device, self._groups)
         self._batches: dict[tuple[int, MemoryFormat], Batch] = {}
         self._trainers: dict[str, Trainer] = {}
@@ -71,8 +72,8 @@ class StudyArms:
         Args:
             profiler: entered around the timed steps of training; what it costs is in their times.
         """
-        if arm.kind == "infer":
-            return self._inference.time_block(self._batch(self._study.workload, arm.batch_size), steps)
+        if arm.infers:
+            return self._inference.time_block(arm, self._batch(self._study.workload, arm.batch_size), steps)
         replica = self._replicas.of(arm)
         trainer = self._trainer(arm, replica)
         trainer.refill()
@@ -96,6 +97,7 @@ class StudyArms:
 
     def close(self) -> None:
         """Free memory and communicators."""
+        self._inference.close()
         self._trainers.clear()
         self._batches.clear()
         # Wrappers before the groups they communicate in.

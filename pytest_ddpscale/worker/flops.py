@@ -54,7 +54,10 @@ def workload_flops_record(study: Study, model: nn.Module) -> WorkloadFlops | Non
 
 def _without_data(model: nn.Module) -> nn.Module:
     """A copy whose tensors have shapes only."""
-    parameters = {id(p): nn.Parameter(torch.empty_like(p, device="meta")) for p in model.parameters()}
+    parameters = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        for p in model.parameters()
+    }
     buffers = {id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()}
     return copy.deepcopy(model, {**parameters, **buffers})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pytest_ddpscale.plan.study import STEPS_BEFORE_TIMING
+from pytest_ddpscale.plan.study import STEPS_BEFORE_TIMING, Arm
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.worker.data_parallel import SplitModel, devices_of_node
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.training import Batch, autocast
 
@@ -21,7 +22,7 @@ _STATISTICS_BATCH = 8
 
 
 class Inference:
-    """What the arms ``infer`` of a study call on this rank.
+    """What the arms of a study that infer call on this rank.
 
     Args:
         model: of `build_model`; arms that train it in the same study may do so between two blocks.
@@ -33,21 +34,46 @@ class Inference:
         self._workload = workload
         self._device = device
         self._call: Any = None  # made when first used: most studies only train
+        self._splits: dict[str, SplitModel] = {}
 
-    def time_block(self, batch: Batch, steps: int) -> Timing:
+    def time_block(self, arm: Arm, batch: Batch, steps: int) -> Timing:
         """Time `steps` forward passes of a batch, after a few untimed ones.
 
         Raises:
-            RuntimeError: the last outputs are not all finite: a model that computes nonsense proves no speed.
+            RuntimeError: the last outputs are not all finite: a model that computes nonsense proves no speed. Or one
+                process sees too few devices.
         """
         batch.refill()
-        forward = _ForwardPass(self._prepared(), batch, self._workload)
+        whole = self._prepared()
         with _evaluating(self._model):
+            forward: _ForwardPass | _SplitPass
+            if arm.is_split:
+                forward = _SplitPass(self._split(arm), batch)
+            else:
+                forward = _ForwardPass(whole, batch, self._workload)
             for _ in range(STEPS_BEFORE_TIMING):
                 forward()
             timing = self._device.time_steps(forward, steps)
-        forward.check_outputs()
+        check_outputs(forward.outputs)
         return timing
+
+    def close(self) -> None:
+        """End threads, and forget what other devices hold."""
+        for split in self._splits.values():
+            split.close()
+        self._splits.clear()
+
+    def _split(self, arm: Arm) -> SplitModel:
+        if arm.name not in self._splits:
+            devices = devices_of_node(self._device.torch_device, arm.devices)
+            self._splits[arm.name] = SplitModel(arm.kind, self._model, devices, self._without_gradients)
+        return self._splits[arm.name]
+
+    @contextmanager
+    def _without_gradients(self) -> Iterator[None]:
+        """For each thread. Not inference mode, which nn.DataParallel does not take over to its threads."""
+        with torch.no_grad(), autocast(self._workload, self._device.torch_device):
+            yield
 
     def _prepared(self) -> Any:
         if self._call is None:
@@ -63,20 +89,32 @@ class _ForwardPass:
         self._model = model
         self._batch = batch
         self._workload = workload
-        self._outputs: torch.Tensor | None = None
+        self.outputs: Sequence[torch.Tensor] = ()
 
     def __call__(self) -> None:
         with torch.inference_mode(), autocast(self._workload, self._batch.images.device):
-            self._outputs = self._model(self._batch.images)
+            self.outputs = [self._model(self._batch.images)]
 
-    def check_outputs(self) -> None:
-        """Raise RuntimeError unless all outputs of the last pass are numbers."""
-        if self._outputs is None:
-            return
-        wrong = int((~torch.isfinite(self._outputs)).sum())
-        if wrong:
-            count = self._outputs.numel()
-            raise RuntimeError(f"{wrong} of {count} outputs are not finite: inference computes nonsense on this rank")
+
+class _SplitPass:
+    """One batch through the network on several devices, as a callable step."""
+
+    def __init__(self, model: SplitModel, batch: Batch) -> None:
+        self._model = model
+        self._batch = batch
+        self.outputs: Sequence[torch.Tensor] = ()
+        model.prepare(batch.images)
+
+    def __call__(self) -> None:
+        self.outputs = self._model(self._batch.images)
+
+
+def check_outputs(outputs: Sequence[torch.Tensor]) -> None:
+    """Raise RuntimeError unless all outputs of a pass are numbers."""
+    wrong = sum(int((~torch.isfinite(part)).sum()) for part in outputs)
+    if wrong:
+        count = sum(part.numel() for part in outputs)
+        raise RuntimeError(f"{wrong} of {count} outputs are not finite: inference computes nonsense on this rank")
 
 
 def take_statistics(model: nn.Module, workload: Workload, device: torch.device) -> None:

@@ -91,7 +91,7 @@ class StudyProfile:
         self._ranges = ranges
         self._context = context
         self._seed = seed
-        self._profiled = [arm for arm in study.arms if arm.kind != "infer"]
+        self._profiled = [arm for arm in study.arms if not arm.infers]
         self._traces: dict[str, list[Path]] = {arm.name: [] for arm in self._profiled}
         self._problems: dict[str, str] = {}
 

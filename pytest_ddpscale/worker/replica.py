@@ -7,6 +7,7 @@ import inspect
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -26,6 +27,7 @@ from pytest_ddpscale.worker.process_groups import new_group
 
 # Small enough for random labels to leave every loss finite; it does not change what is timed.
 LEARNING_RATE = 1e-3
+CLASSIFIER_LEARNING_RATE = 1e-2  # on frozen features
 # Arms in which DistributedDataParallel wraps the model.
 WRAPPED_KINDS = ("no_sync", "ddp")
 # What tells apart the groups that one rank is in: of each size, placement and stream priority it is in one at most.
@@ -56,11 +58,12 @@ class Weights:
     Momentum is there from the beginning, as zeros, so that no arm has more memory for being the first.
     """
 
-    def __init__(self, model: nn.Module, *, fused: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, learning_rate: float = LEARNING_RATE, fused: bool = False) -> None:
         self.model = model
         # None leaves the choice to torch, which fuses nothing by itself.
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9, fused=fused or None)
-        for parameter in model.parameters():
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.SGD(trained, lr=learning_rate, momentum=0.9, fused=fused or None)
+        for parameter in trained:
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self.steps = StepCounter(self.optimizer)
 
@@ -112,7 +115,11 @@ class Replicas:
     @cached_property
     def _shared(self) -> Weights | None:
         """What arms have in common; made when one first trains, as a study that only infers needs no optimizer."""
-        return None if self._workload.compile else Weights(self._model)
+        return None if self._workload.compile else Weights(self._model, learning_rate=self._learning_rate)
+
+    @property
+    def _learning_rate(self) -> float:
+        return LEARNING_RATE if self._workload.trains_all else CLASSIFIER_LEARNING_RATE
 
     def of(self, arm: Arm) -> Replica:
         """What an arm trains. All ranks of an arm ask for it at the same time: a wrapper's making communicates."""
@@ -157,10 +164,12 @@ class Replicas:
         if format_now is not None:
             channels_last = format_now == "channels_last"
             model = model.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-        return Weights(model, fused=variant.fused_optimizer)
+        return Weights(model, learning_rate=self._learning_rate, fused=variant.fused_optimizer)
 
     def _wrap(self, model: nn.Module, arm: Arm) -> DistributedDataParallel:
         device, variant = self._device.torch_device, arm.variant
+        if not self._workload.trains_all:
+            variant = replace(variant, broadcast_buffers=False)  # frozen: they never change
         group = self._groups[crew(arm)]
         ids = [device.index] if device.type == "cuda" else None
         wrapper = DistributedDataParallel(model, device_ids=ids, process_group=group, **_ddp_arguments(variant))

@@ -42,7 +42,7 @@ def seeded_checksum(model: nn.Module, workload: Workload, *, seed: int = _SEED) 
     batch_size = min(max(_SMALLEST_BATCH, workload.batch_size), _LARGEST_BATCH)
     batch = Batch(workload, batch_size, device, seed)
     buffers = [buffer.clone() for buffer in model.buffers()]
-    with _reproducible(device, seed):
+    with reproducible(device, seed):
         with autocast(workload, device):
             loss = nn.functional.cross_entropy(model(batch.images), batch.labels)
         loss.backward()
@@ -55,7 +55,7 @@ def seeded_checksum(model: nn.Module, workload: Workload, *, seed: int = _SEED) 
 
 
 @contextmanager
-def _reproducible(device: torch.device, seed: int) -> Iterator[None]:
+def reproducible(device: torch.device, seed: int) -> Iterator[None]:
     """Every random number from the seed, and of each operation the algorithm that always gives the same bits.
 
     cuDNN's benchmark would choose algorithms by their speed on that day, and the fused attention

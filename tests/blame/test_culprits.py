@@ -81,6 +81,7 @@ class TestOneSlowRank:
             ("throughput_per_gpu", 90.0),
             ("exposed_communication", 0.1),
             ("step_time_p95", 45.0),
+            ("computation_time", 45.0),
             ("generation_ratio", 1.9),
             ("model_flops_utilization", 0.9),
             ("strong_scaling_speedup", 3.6),

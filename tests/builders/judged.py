@@ -159,6 +159,8 @@ def _with_value(one: Measurement, case: Case, value: float) -> Measurement:
         return replace(one, peak_memory_bytes=GIB if first else round((1 - value) * GIB))
     if metric == "images_per_joule":
         return replace(one, energy_j=one.batch_size * one.steps / (value if first else 1.25 * value))
+    if metric == "communication_time":
+        return at_pace(one, _img_per_s(case, value) * (1.0 if first else 1.25))
     if METRICS[metric].unit == "ms":
         is_median = metric == "inference_latency_p50"  # of all ranks' steps: that of the slower half of two
         return with_steps(one, [value / 1000 * (1.0 if first or is_median else 0.8)] * STEPS)
@@ -182,6 +184,7 @@ def _img_per_s(case: Case, value: float) -> float:
         "strong_scaling_speedup": value * ALONE_IMG_PER_S / case.world_size,
         "exposed_communication": ALONE_IMG_PER_S * (1 - value),
         "ddp_overhead": ALONE_IMG_PER_S / (1 + value),
+        "communication_time": case.workload.batch_size / (case.workload.batch_size / ALONE_IMG_PER_S + value / 1000),
     }
     return paces.get(case.requirement.metric, value * ALONE_IMG_PER_S)
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 # The kernel's SIGKILL, where it can be had: it needs root and the memory controller of cgroup v1.
 KILLED = "out-of-memory" if script.CAN_LIMIT_MEMORY else "killed"
-FAULTS = (KILLED, "stopped-in-a-collective")
+FAULTS = (KILLED, "stopped-in-a-collective", "device-stuck")
 WHOLE = script.weak("whole", rounds=5)
 UNKNOWN = script.weak("unknown", model="resnet9000")
 

@@ -108,6 +108,12 @@ def test_exposed_communication_is_the_share_of_a_step_that_no_sync_does_not_take
     assert values(of("exposed_communication", rounds([80, 90]), rounds([110, 100]))) == pytest.approx([0.2])
 
 
+def test_computation_and_communication_add_up_to_the_step_in_milliseconds() -> None:
+    no_sync, ddp = rounds([110, 100], [160, 200]), rounds([80, 90], [80, 80])
+    assert values(of("computation_time", no_sync)) == pytest.approx([80, 50])
+    assert values(of("communication_time", ddp, no_sync)) == pytest.approx([20, 50])
+
+
 def test_communication_that_is_hidden_comes_out_as_noise_about_zero() -> None:
     assert values(of("exposed_communication", rounds([100], [101]), rounds([100], [100]))) == pytest.approx([0, -0.01])
 
@@ -125,14 +131,14 @@ def test_ddp_overhead_is_the_time_a_step_takes_longer_than_without() -> None:
     assert values(of("ddp_overhead", rounds([100]), rounds([80]))) == pytest.approx([-0.2])
 
 
-@pytest.mark.parametrize("metric", ["exposed_communication", "ddp_overhead"])
+@pytest.mark.parametrize("metric", ["exposed_communication", "communication_time", "ddp_overhead"])
 def test_differences_are_of_rounds_that_both_arms_have(metric: str) -> None:
     many, other = rounds([80], [50]), rounds([100], [100], [100])
     assert len(of(metric, without(many, 0), other)) == 1
     assert of(metric, many) == of(metric, NO_ROUNDS, other) == []
 
 
-@pytest.mark.parametrize("metric", ["exposed_communication", "ddp_overhead"])
+@pytest.mark.parametrize("metric", ["exposed_communication", "communication_time", "ddp_overhead"])
 def test_imported_samples_say_too_little_about_a_difference(metric: str) -> None:
     one, other = (rounds([speed], step_stdev_s=0.01, single_sample=True) for speed in (64, 80))
     assert of(metric, one, other) == []

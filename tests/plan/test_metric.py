@@ -148,16 +148,18 @@ def test_what_can_be_zero_or_less_does_not_err_by_factors(metric: Metric) -> Non
         "memory_spread",
         "device_utilization",
         "node_check",
+        "communication_time",
     }
     assert not (metric.name in can_be_zero and metric.scale == "factors")
-    assert metric.unit not in ("img/s", "x", "ms", "TFLOPS", "GB/s", "img/J") or metric.scale == "factors"
+    never = metric.unit in ("img/s", "x", "ms", "TFLOPS", "GB/s", "img/J") and metric.name not in can_be_zero
+    assert not never or metric.scale == "factors"
 
 
 def test_a_machine_that_is_evenly_slow_is_not_accepted_for_being_even() -> None:
     """What a machine keeps on which every step takes twice as long."""
     assert {name for name, metric in TRAINING_METRICS.items() if not metric.carries_acceptance} == {
-        "rank_uniformity", "exposed_communication", "ddp_overhead", "step_time_cv", "memory_spread",
-        "replica_agreement", "images_per_joule",
+        "rank_uniformity", "exposed_communication", "computation_time", "communication_time", "ddp_overhead",
+        "step_time_cv", "memory_spread", "replica_agreement", "images_per_joule",
         # nothing is trained
         "inference_throughput", "inference_latency_p50", "inference_latency_p95", "inference_latency_p99",
     }  # fmt: skip

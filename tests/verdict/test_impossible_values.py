@@ -50,7 +50,7 @@ def test_a_device_that_idled_all_the_time_fails() -> None:
     assert (verdict.outcome, verdict.value, verdict.interval) == ("failed", 0.0, (0.0, 0.0))
 
 
-@pytest.mark.parametrize("metric", [*SIGNED, "memory_spread", "step_time_cv"])
+@pytest.mark.parametrize("metric", [*SIGNED, "communication_time", "memory_spread", "step_time_cv"])
 def test_no_difference_at_all_is_as_good_as_can_be(metric: str) -> None:
     verdict = judge_values(metric, 0.01, [0.0] * FEWEST_ROUNDS)
     assert verdict.outcome == "passed"

@@ -267,7 +267,7 @@ class TwoKernels(nn.Module):
 
 @pytest.mark.slow
 def test_torch_compile_trains_after_ddp(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arms_module, "build_model", lambda workload, device: TwoKernels(workload.num_classes))
+    monkeypatch.setattr(arms_module, "build_trained_model", lambda workload, device: TwoKernels(workload.num_classes))
     compiled, found = Workload("tiny", "two-kernels", "fp32", 2, 8, "contiguous", num_classes=10, compile=True), []
     kinds = (Arm("ddp", 1, 2), Arm("no_sync", 1, 2))
     arms = StudyArms(study(*kinds, workload=compiled), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)

@@ -47,7 +47,7 @@ def test_a_step_is_a_forward_pass_as_a_model_is_served(precision: str, dtype: to
     model = build_model(workload, CPU)
     take_statistics(model, workload, CPU)
     device = Watched(model)
-    timing = Inference(model, workload, device).time_block(Batch(workload, 2, CPU, seed=1), 4)
+    timing = Inference(model, workload, device).time_block(INFER, Batch(workload, 2, CPU, seed=1), 4)
     assert len(timing.step_s) == 4
     passes = device.seen[-(STEPS_BEFORE_TIMING + 4) :]
     assert set(passes) == {(False, dtype, True)}, "evaluation mode, the workload's precision, no graph for gradients"

@@ -78,7 +78,7 @@ def test_settings_are_restored_after_a_failure() -> None:
     during: list[object] = []
 
     def fail() -> None:
-        with seeded._reproducible(CPU, 1):
+        with seeded.reproducible(CPU, 1):
             during.extend([torch.backends.cudnn.deterministic, torch.get_deterministic_debug_mode()])
             raise ZeroDivisionError
 

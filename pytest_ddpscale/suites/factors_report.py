@@ -1,0 +1,162 @@
+"""What the sweep of factors has shown: tables and bars by factor, data moved, and what a document concludes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pytest_ddpscale.suites.bars_figure import Bars, bars_figure
+from pytest_ddpscale.suites.factors_values import Cell, Factor, Sweep, all_cells, centre_world_size, sweeps, trend
+from pytest_ddpscale.suites.found_text import found_cells, found_value
+from pytest_ddpscale.suites.ratio_text import interval_title
+from pytest_ddpscale.suites.suite import MeasuredSuite
+from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
+
+_METHOD = (
+    "Computation is the time of a step of no_sync@k: k ranks at once under DDP that does not communicate; zeroing "
+    "gradients, forward and backward pass, optimizer. Communication is what a step of ddp@k takes more, in the same "
+    "round: what computation hides costs nothing, and noise may make it negative. Banerjee and Shah time "
+    "torch.distributed.barrier() after the step instead: that is how long ranks wait for each other, while DDP's "
+    "all-reduce is within what they call computation."
+)
+_DATA = (
+    "By the document: N ÷ (B · k) · trainable parameters, with N = 60000 images. Sent by DDP: 2 (k − 1) ÷ k · 4 bytes "
+    "· trainable parameters by each rank in each step (ring all-reduce), times the steps of an epoch. The first falls "
+    "as k grows only because there are fewer steps; what a rank sends in a step grows."
+)
+_LOSS = "Loss by step and epochs to a loss (figures 1b, 3a and 5b of the document): ddpscale suite convergence."
+_FIGURES: dict[Factor, str] = {
+    "batch": "figures 2a and 2b", "world size": "figure 1a", "model": "figure 3b", "trained parameters": "figure 5a",
+}  # fmt: skip
+
+
+def factors_report(measured: MeasuredSuite) -> SuiteReport:
+    """All of it."""
+    found = sweeps(measured)
+    cells = list(all_cells(found))
+    filled = [sweep for sweep in found if sweep.measured]
+    sections = [_section(sweep, measured.confidence) for sweep in filled]
+    if filled:
+        sections = [SuiteSection("Method", [_METHOD, _LOSS]), *sections, _data_section(filled), *_claims(filled)]
+    problems = [f"{_name(cell)}: {cell.problem}" for cell in cells if cell.problem]
+    values = {"factors": {sweep.factor: [_values(cell) for cell in sweep.cells] for sweep in found}}
+    return SuiteReport(_headline(measured, cells), sections, problems, values)
+
+
+def _headline(measured: MeasuredSuite, cells: Sequence[Cell]) -> str:
+    studies = measured.evidence.plan.studies
+    count = sum(cell.is_measured for cell in cells)
+    told = f"{count} of {len(cells)} cells measured"
+    if not studies:
+        return f"Computation and communication: {told}"
+    centre, ranks = studies[0].workload, centre_world_size(studies)
+    at = next((one for one in cells if one.workload == centre and one.world_size == ranks and one.is_measured), None)
+    what = f"{centre.model}, frozen, batch {centre.batch_size}, {ranks} ranks"
+    if at is None or at.computation_ms is None or at.communication_ms is None:
+        return f"Computation and communication of {what}: not measured; {told}"
+    computation, communication = (found_cells(found)[0] for found in (at.computation_ms, at.communication_ms))
+    return f"{what}: computation {computation} ms, communication {communication} ms a step; {told}"
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.workload.name} on {cell.world_size}"
+
+
+def _section(sweep: Sweep, confidence: float) -> SuiteSection:
+    interval = interval_title(confidence)
+    columns = (sweep.factor, "computation ms", interval, "communication ms", interval, "of the step", interval)
+    rows = [
+        (
+            cell.label(sweep.factor), *found_cells(cell.computation_ms), *found_cells(cell.communication_ms),
+            *found_cells(cell.communication_share, "{:.1%}"),
+        )
+        for cell in sweep.cells
+    ]  # fmt: skip
+    figure = bars_figure(
+        f"factor-{sweep.factor.replace(' ', '-')}", f"Computation and communication by {sweep.factor}",
+        (sweep.factor, "ms per step"), [cell.label(sweep.factor) for cell in sweep.cells],
+        [Bars("computation", [cell.computation_ms for cell in sweep.cells]),
+         Bars("communication that computation does not hide", [cell.communication_ms for cell in sweep.cells])],
+    )  # fmt: skip
+    return SuiteSection(
+        f"By {sweep.factor}", [_at(sweep), f"The document's {_FIGURES[sweep.factor]}."],
+        [SuiteTable(columns, rows)], figures=[figure] if figure else [],
+    )  # fmt: skip
+
+
+def _at(sweep: Sweep) -> str:
+    """What stays as it is."""
+    one = sweep.cells[0]
+    kept = {
+        "model": one.workload.model, "batch": f"batch {one.workload.batch_size} per GPU",
+        "world size": f"{one.world_size} ranks", "trained parameters": f"{one.data.parameters:,} trained parameters",
+    }  # fmt: skip
+    gone = {sweep.factor, "trained parameters"} if sweep.factor == "model" else {sweep.factor}
+    return f"At {', '.join(said for factor, said in kept.items() if factor not in gone)}."
+
+
+def _data_section(found: Sequence[Sweep]) -> SuiteSection:
+    tables, figures = [], []
+    for sweep in found:
+        title, names = f"Data moved in an epoch by {sweep.factor}", [cell.label(sweep.factor) for cell in sweep.cells]
+        columns = ["trained parameters", "by the document", "in GB", "sent by each rank, GB", "each step, MB"]
+        rows = [_data_cells(cell) for cell in sweep.cells]
+        if sweep.factor != "trained parameters":  # which name the row, and so are there
+            columns = [sweep.factor, *columns]
+            rows = [[name, *row] for name, row in zip(names, rows, strict=True)]
+        tables.append(SuiteTable(columns, rows, title))
+        figures.append(
+            bars_figure(
+                f"data-{sweep.factor.replace(' ', '-')}", title, (sweep.factor, "GB per epoch"), names,
+                [Bars("by the document's formula", [cell.data.document_bytes / 1e9 for cell in sweep.cells]),
+                 Bars("sent by each rank (ring all-reduce)", [cell.data.sent_bytes / 1e9 for cell in sweep.cells])],
+            )
+        )  # fmt: skip
+    return SuiteSection("Data moved in an epoch", [_DATA, "The document's figure 6a."], tables, figures=figures)
+
+
+def _data_cells(cell: Cell) -> list[str]:
+    data = cell.data
+    return [
+        f"{data.parameters:,}", f"{data.document_parameters:.4g}", f"{data.document_bytes / 1e9:.4g}",
+        f"{data.sent_bytes / 1e9:.4g}", f"{data.sent_bytes_per_step / 1e6:.4g}",
+    ]  # fmt: skip
+
+
+def _claims(found: Sequence[Sweep]) -> Iterator[SuiteSection]:
+    """What the document concludes, what follows from how DDP works, and what was measured here, if anything was."""
+    by_factor = {sweep.factor: sweep.measured for sweep in found}
+    claims: tuple[tuple[Factor, str, str, str], ...] = (
+        ("world size", "communication", "falls, as less data is sent", "what a rank sends in a step grows"),
+        ("batch", "communication", "rises, as more data is sent", "as much data in a step, whatever the batch"),
+        ("trained parameters", "communication", "rises", "rises in proportion to the parameters"),
+        ("trained parameters", "computation", "rises", "rises"),
+        ("batch", "computation", "(figure 2b)", "rises"),
+    )
+    rows = []
+    for factor, time, document, expected in claims:
+        cells = [cell for cell in by_factor.get(factor, []) if factor != "world size" or cell.world_size > 1]
+        if len(cells) > 1:
+            ends = [getattr(cell, f"{time}_ms") for cell in (cells[0], cells[-1])]
+            between = f"{cells[0].label(factor)} to {cells[-1].label(factor)}"
+            rows.append((f"{time} by {factor}", document, expected, trend(*ends), between))
+    columns = ("time", "the document", "to be expected", "measured here", "from")
+    if not rows:
+        return
+    yield SuiteSection(
+        "What the document concludes", ["A change is shown where the intervals of both ends do not overlap."],
+        [SuiteTable(columns, rows)],
+    )  # fmt: skip
+
+
+def _values(cell: Cell) -> dict[str, Any]:
+    data = cell.data
+    return {
+        "workload": cell.workload.name, "model": cell.workload.model, "batch": cell.workload.batch_size,
+        "world_size": cell.world_size, "hidden": cell.workload.classifier_hidden, "problem": cell.problem,
+        "trained_parameters": data.parameters, "computation_ms": found_value(cell.computation_ms),
+        "communication_ms": found_value(cell.communication_ms),
+        "communication_share": found_value(cell.communication_share),
+        "document_parameters_per_epoch": data.document_parameters, "document_bytes_per_epoch": data.document_bytes,
+        "sent_bytes_per_rank_and_step": data.sent_bytes_per_step, "sent_bytes_per_rank_and_epoch": data.sent_bytes,
+    }  # fmt: skip

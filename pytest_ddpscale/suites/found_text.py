@@ -1,0 +1,29 @@
+"""A value with its interval: as cells of a table, and for suite.json."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.verdict.estimating import Found
+
+
+def found_cells(found: Found | None, form: str = "{:.4g}") -> tuple[str, str]:
+    """The value, and its interval; a dash for what there is not."""
+    if found is None:
+        return ABSENT, ABSENT
+    ends = [_text(end, form) for end in found.estimate.interval] if found.estimate else []
+    return _text(found.value, form), " … ".join(ends) or ABSENT
+
+
+def found_value(found: Found | None) -> dict[str, Any] | None:
+    """The same as JSON, which has no word for infinity: an end without a limit is null."""
+    if found is None:
+        return None
+    ends = [end if math.isfinite(end) else None for end in found.estimate.interval] if found.estimate else None
+    return {"value": found.value, "interval": ends}
+
+
+def _text(value: float, form: str) -> str:
+    return form.format(value).replace("-", "−")

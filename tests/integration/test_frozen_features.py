@@ -1,0 +1,46 @@
+"""`pytest --gpu-sku=cpu` with bounds on the computation and communication of a classifier on frozen features."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_cpu_run import command, make_site
+
+pytestmark = pytest.mark.slow
+
+ASKED = """
+schema_version: 2
+sources: {paper: nobody}
+workloads:
+  frozen: {model: shufflenet_v2_x0_5, precision: fp32, image_size: 32, memory_format: contiguous, num_classes: 10,
+    classifier_hidden: 16}
+skus:
+  cpu:
+    description: any CPU
+    detect: {device: cpu}
+    batch: {frozen: 2}
+    requirements:
+      - {computation_time: {2: 0.01}, of: frozen, published: paper, bound: 0.02, because: no CPU is that fast}
+      - {communication_time: {2: 5}, of: frozen, published: paper, bound: 10000, because: made up}
+      - {replica_agreement: {2: 1}, of: frozen, because: arithmetic}
+"""
+
+
+def test_bounds_are_kept_and_missed_and_replicas_agree(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "site")
+    (site / "thresholds.yaml").write_text(ASKED)
+    words = command("-q", "acceptance", "--ddp-rounds=8", "--ddp-block=0.01s")
+    result = subprocess.run(words, cwd=site, capture_output=True, text=True, timeout=200, check=False)
+    assert result.returncode == 1, result.stdout + result.stderr
+    verdicts = {one["metric"]: one for one in json.loads((site / "run" / "verdicts.json").read_text())["verdicts"]}
+    assert {metric: one["outcome"] for metric, one in verdicts.items()} == {
+        "computation_time": "failed", "communication_time": "passed", "replica_agreement": "passed",
+    }  # fmt: skip
+    computation, communication = verdicts["computation_time"], verdicts["communication_time"]
+    assert 0.02 < computation["interval"][0] < computation["value"] < computation["interval"][1]
+    assert 0 <= communication["interval"][0] < communication["interval"][1] < 10_000
+    assert (computation["unit"], communication["unit"]) == ("ms", "ms")

@@ -1,0 +1,160 @@
+"""One process on several GPUs: its arms, what it is worth beside one GPU and beside ranks, and a real run of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.cli import USER_ERROR, main
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.study import Arm, Plan
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.suites.data_parallel_report import data_parallel_report
+from pytest_ddpscale.suites.data_parallel_suite import DataParallelSuite, data_parallel_arms
+from pytest_ddpscale.suites.data_parallel_values import split_batches
+from pytest_ddpscale.suites.suite import MeasuredSuite
+from tests.builders.judged import evidence_of_plan, make_measurement
+from tests.suites.planned import planned
+from tests.suites.run_records import SUITE_RECORD
+
+SMALL = ("suite", "data-parallel", "--gpu-sku=cpu", "--model=shufflenet_v2_x0_5", "--image-size=32", "--batches=4",
+         "--ddp-gpus-per-node=2", "--ddp-block=0.01s")  # fmt: skip
+# Images per second of all devices together.
+ONE, OURS, APPLY, NATIVE, RANKS = "infer@1", "vanilla_parallel@4", "parallel_apply@4", "data_parallel@4", "infer@4"
+Paces = Mapping[str, float]
+SMALL_BATCH: Paces = {ONE: 1000, OURS: 800, APPLY: 1600, NATIVE: 900, RANKS: 1800}
+LARGE_BATCH: Paces = {ONE: 1000, OURS: 2700, APPLY: 3000, NATIVE: 3500, RANKS: 3500}
+
+
+def test_all_arms_infer_the_same_images_and_native_needs_gpus() -> None:
+    arms = data_parallel_arms(32, 4, "cuda")
+    assert [arm.name for arm in arms] == [ONE, OURS, APPLY, NATIVE, RANKS]
+    assert {arm.batch_size * arm.world_size for arm in arms} == {32}
+    assert "data_parallel" not in {arm.kind for arm in data_parallel_arms(32, 4, "cpu")}
+
+
+@pytest.mark.parametrize(
+    "wrong", [Arm("infer", 1, 4), Arm("vanilla_parallel", 1, 4, devices=2)], ids=lambda arm: arm.name
+)
+def test_an_arm_of_one_process_has_several_devices_and_no_other_has(wrong: Arm) -> None:
+    devices = 1 if wrong.is_split else 2
+    with pytest.raises(ValueError, match=rf"has {devices} devices; expected 1, or of one rank of data_parallel, "):
+        Arm(wrong.kind, 1, 4, devices=devices)
+    with pytest.raises(ValueError, match="of 2 ranks has 2 devices"):
+        Arm("vanilla_parallel", 2, 4, devices=2)
+
+
+def test_default_batches_are_the_documents_or_the_next_that_are_shared_evenly() -> None:
+    def batches(gpus: int) -> list[int]:
+        return [study.workload.batch_size for study in planned(DataParallelSuite(), gpus=gpus).studies]
+
+    assert batches(4) == [32, 64, 128, 256]
+    assert batches(3) == [33, 66, 129, 258]
+
+
+@pytest.mark.parametrize(("option", "gpus", "told"), [
+    ("--batches=32,33", 2, "--batches: found 33, which 2 devices cannot share evenly; expected multiples of 2, "),
+    ("--devices=4", 2, "--devices: found 4; 2 can be used on each node; expected 2 to 2"),
+    ("--devices=1", 2, "--devices: found 1; 2 can be used"),
+    ("--model=resnet18", 1, "--devices: found 1; 1 can be used on each node; expected 2 to 2: one process has to have"),
+])  # fmt: skip
+def test_what_cannot_be_shared_is_one_sentence(option: str, gpus: int, told: str) -> None:
+    with pytest.raises(OptionError) as error:
+        planned(DataParallelSuite(), option, gpus=gpus)
+    assert told in str(error.value)
+
+
+def suite_of(*paces: Paces, noise: float = 0.001, without: str = "") -> MeasuredSuite:
+    plan = planned(DataParallelSuite(), "--batches=" + ",".join(str(32 * 2**i) for i in range(len(paces))))
+    found = [
+        make_measurement(
+            study.id, arm, number, rank,
+            pace[arm.name] / arm.world_size * (1 + noise * ((number + len(arm.name)) % 3)), host="n1", local_rank=rank,
+        )
+        for study, pace in zip(plan.studies, paces, strict=True)
+        for number in range(study.rounds)
+        for arm in study.arms
+        for rank in range(arm.world_size)
+        if arm.name != without
+    ]  # fmt: skip
+    return MeasuredSuite(evidence_of_plan(plan, found), SUITE_RECORD, 0.95)
+
+
+def test_throughput_is_of_all_devices_and_communication_what_apply_does_not_take() -> None:
+    (found,) = split_batches(suite_of(LARGE_BATCH))
+    assert found.one is not None
+    assert found.ranks is not None
+    assert found.one.value == pytest.approx(1000, rel=0.002)
+    assert found.ranks.value == pytest.approx(3500, rel=0.002)
+    ours, native = found.ways
+    assert ours.img_per_s.value == pytest.approx(2700, rel=0.002)
+    assert ours.communication is not None
+    assert ours.communication.value == pytest.approx(0.1, abs=0.002), "1 - 2700 / 3000"
+    assert ours.to_one is not None
+    assert ours.to_ranks is not None
+    assert ours.to_one.value == pytest.approx(2.7, rel=0.002)
+    assert ours.to_ranks.value == pytest.approx(2.7 / 3.5, rel=0.002)
+    assert native.kind == "data_parallel"
+
+
+def test_it_is_said_at_which_batches_it_is_not_worth_it() -> None:
+    report = data_parallel_report(suite_of(SMALL_BATCH, LARGE_BATCH))
+    assert report.headline == (
+        "Inference of resnet50 in fp16 by one process on 4 devices: our DataParallel slower than one device at batch "
+        "32 and slower than a rank on each at batch 32, 64; nn.DataParallel slower than one device at batch 32 and "
+        "slower than a rank on each at batch 32"
+    )
+    throughput, worth = report.sections
+    assert [row[-1] for row in worth.tables[0].rows] == [
+        "not worth it: one device is faster", "not worth it: one device is faster", "not worth it: ranks are faster",
+        "not shown to be slower",
+    ]  # fmt: skip
+    assert throughput.figures[0].count("<rect") == 4 * 2 + 4, "four bars a batch, and the key"
+    assert report.values["not_measured"] == {}
+
+
+def test_what_noise_leaves_open_is_not_called_slower() -> None:
+    report = data_parallel_report(suite_of({**SMALL_BATCH, OURS: 990, NATIVE: 990, RANKS: 1000}, noise=0.2))
+    assert report.headline.endswith(
+        "our DataParallel nowhere shown to be slower; nn.DataParallel nowhere shown to be slower"
+    )
+
+
+def test_an_arm_without_rounds_is_a_problem_and_the_others_are_told() -> None:
+    report = data_parallel_report(suite_of(LARGE_BATCH, without=NATIVE))
+    assert report.problems == ["batch 32: no round of it is complete"]
+    assert "nn.DataParallel" not in report.headline
+    nothing = data_parallel_report(MeasuredSuite(evidence_of_plan(Plan("a100", "cuda", ()), []), SUITE_RECORD, 0.95))
+    assert nothing.headline == "Inference by one process on several devices: none of 0 batches was measured"
+
+
+@pytest.mark.slow
+def test_it_is_measured_reported_and_told_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*SMALL, "--ddp-run-dir=measured"]) == 0
+    told = capsys.readouterr().out
+    assert "nn.DataParallel: not measured. It needs at least two GPUs" in told
+    run = RunDirectory.open(tmp_path / "measured")
+    said = json.loads(run.suite_json.read_text())
+    assert list(said["not_measured"]) == ["nn.DataParallel"]
+    assert [(one["batch"], one["devices"], one["problem"]) for one in said["batches"]] == [(4, 2, "")]
+    for one in said["batches"]:
+        (ours,) = one["one_process"].values()
+        for value in (one["one_device_img_per_s"], one["ranks_img_per_s"], ours["img_per_s"], ours["to_ranks"]):
+            assert 0 < value["interval"][0] < value["value"] < value["interval"][1]
+        assert ours["communication_share"]["value"] < 1
+    assert "<svg" in (run.path / "report.html").read_text()
+    assert main(["report", str(run.path)]) == 0
+    assert capsys.readouterr().out.splitlines()[:-1] == told.splitlines()[:-1]
+
+
+def test_a_wrong_batch_is_refused_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--batches=3"]) == USER_ERROR
+    told = capsys.readouterr().err
+    assert "--batches: found 3, which 2 devices cannot share evenly" in told
+    assert len(told.splitlines()) == 1

@@ -1,0 +1,190 @@
+"""One factor at a time: what is planned, what cells come to, the data that they move, and a real run of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.cli import USER_ERROR, main
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.stats.intervals import Estimate
+from pytest_ddpscale.suites.factors_report import factors_report
+from pytest_ddpscale.suites.factors_suite import Factors
+from pytest_ddpscale.suites.factors_values import DataMoved, sweeps, trend
+from pytest_ddpscale.suites.suite import MeasuredSuite
+from pytest_ddpscale.verdict.estimating import Found
+from tests.builders.judged import evidence_of_plan, make_measurement
+from tests.builders.measurements import Measurement
+from tests.suites.planned import planned
+from tests.suites.run_records import SUITE_RECORD
+
+SMALL = ("suite", "factors", "--gpu-sku=cpu", "--model=squeezenet1_1", "--models=shufflenet_v2_x0_5", "--hidden=8",
+         "--hidden-sizes=", "--batch=2", "--batches=", "--image-size=32", "--ddp-gpus-per-node=2",
+         "--ddp-block=0.01s")  # fmt: skip
+StepMs = Callable[[Study, Arm], float]
+
+
+def names(plan: Plan) -> list[tuple[str, list[str]]]:
+    return [(study.workload.name, [arm.name for arm in study.arms]) for study in plan.studies]
+
+
+def test_each_other_workload_differs_from_the_centre_in_one_factor() -> None:
+    plan = planned(Factors(), "--batches=512,1024", "--models=resnet18,vgg16", "--hidden-sizes=4096,1024")
+    at_centre = ["no_sync@4", "ddp@4"]
+    assert names(plan) == [
+        ("vgg16-h4096-batch-1024", [f"{kind}@{k}" for k in (1, 2, 3, 4) for kind in ("no_sync", "ddp")]),
+        ("vgg16-h4096-batch-512", at_centre),
+        ("resnet18-linear-batch-1024", at_centre),
+        ("vgg16-h1024-batch-1024", at_centre),
+    ]
+    assert all(study.workload.num_classes == 10 and study.workload.precision == "fp32" for study in plan.studies)
+
+
+def test_without_that_many_gpus_the_centre_is_all_of_them() -> None:
+    (centre,) = planned(Factors(), "--batches=", "--models=", "--hidden-sizes=", gpus=2).studies
+    assert {arm.world_size for arm in centre.arms} == {1, 2}
+
+
+def test_weights_are_a_file_of_each_model() -> None:
+    plan = planned(Factors(), "--batches=", "--models=alexnet", "--hidden-sizes=", "--feature-weights=/weights")
+    assert [study.workload.feature_weights for study in plan.studies] == ["/weights/vgg16.pth", "/weights/alexnet.pth"]
+
+
+def suite_of(plan: Plan, step_ms: StepMs, without: str = "") -> MeasuredSuite:
+    found: list[Measurement] = [
+        make_measurement(
+            study.id, arm, number, rank,
+            1000 * arm.batch_size / (step_ms(study, arm) * (1 + 0.001 * (number % 3))), host="n1",
+        )
+        for study in plan.studies
+        if study.workload.name != without
+        for number in range(study.rounds)
+        for arm in study.arms
+        for rank in range(arm.world_size)
+    ]  # fmt: skip
+    errors = {study.id: "CUDA out of memory" for study in plan.studies if study.workload.name == without}
+    return MeasuredSuite(evidence_of_plan(plan, found, errors=errors), SUITE_RECORD, 0.95)
+
+
+def by_batch_and_ranks(study: Study, arm: Arm) -> float:
+    """1 ms an image; communication is a tenth of a millisecond more for each rank that is not alone."""
+    return study.workload.batch_size + (50.0 * (arm.world_size - 1) if arm.kind == "ddp" else 0.0)
+
+
+PLAN = ("--batches=256,1024", "--models=alexnet", "--hidden-sizes=1024")
+
+
+def test_cells_have_computation_and_what_communication_adds_to_it() -> None:
+    found = {sweep.factor: sweep.cells for sweep in sweeps(suite_of(planned(Factors(), *PLAN), by_batch_and_ranks))}
+    assert [cell.workload.batch_size for cell in found["batch"]] == [256, 1024]
+    assert [cell.world_size for cell in found["world size"]] == [1, 2, 3, 4]
+    assert [cell.workload.model for cell in found["model"]] == ["alexnet", "vgg16"]
+    assert [cell.data.parameters for cell in found["trained parameters"]] == [26_750_986, 119_586_826]
+    for cells in found.values():
+        for cell in cells:
+            assert cell.computation_ms is not None
+            assert cell.communication_ms is not None
+            assert cell.computation_ms.value == pytest.approx(cell.workload.batch_size, rel=0.002)
+            more = 50 * (cell.world_size - 1)
+            assert cell.communication_ms.value == pytest.approx(more, rel=0.002, abs=1e-6)
+            assert cell.communication_share is not None
+            share = more / (more + cell.workload.batch_size)
+            assert cell.communication_share.value == pytest.approx(share, rel=0.002, abs=1e-6)
+
+
+def test_the_report_has_every_factor_its_figures_and_what_is_missing() -> None:
+    measured = suite_of(planned(Factors(), *PLAN), by_batch_and_ranks, without="alexnet-h4096-batch-1024")
+    report = factors_report(measured)
+    assert report.headline == (
+        "vgg16, frozen, batch 1024, 4 ranks: computation 1025 ms, communication 150.1 ms a step; 6 of 7 cells measured"
+    )
+    assert report.problems == ["alexnet-h4096-batch-1024 on 4: CUDA out of memory"]
+    by_title = {section.title: section for section in report.sections}
+    assert list(by_title) == [
+        "Method", "By batch", "By world size", "By model", "By trained parameters", "Data moved in an epoch",
+        "What the document concludes",
+    ]  # fmt: skip
+    bars = by_title["By world size"].figures[0]
+    assert bars.count("<rect") == 2 * 4 + 2, "two bars a cell, and the key"
+    assert by_title["By model"].tables[0].rows[0] == ("alexnet", *[ABSENT] * 6)
+    claims = {row[0]: row[3] for row in by_title["What the document concludes"].tables[0].rows}
+    assert claims["communication by world size"] == "rises"
+    assert claims["communication by batch"] == "no difference shown"
+    assert claims["computation by batch"] == "rises"
+
+
+def test_nothing_measured_is_told_too() -> None:
+    plan = planned(Factors(), "--batches=", "--models=", "--hidden-sizes=")
+    report = factors_report(suite_of(plan, by_batch_and_ranks, without=plan.studies[0].workload.name))
+    assert report.headline.endswith("4 ranks: not measured; 0 of 4 cells measured")
+    assert (report.sections, len(report.problems)) == ([], 4)
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"), [((5, 6), "rises"), ((0.1, 0.9), "falls"), ((1.5, 3), "no difference shown")]
+)
+def test_a_change_is_shown_where_intervals_have_nothing_in_common(last: tuple[float, float], expected: str) -> None:
+    first, other = (Found(sum(ends) / 2, Estimate(sum(ends) / 2, ends)) for ends in ((1.0, 2.0), last))
+    assert trend(first, other) == expected
+    assert trend(first, None) == trend(first, Found(9.0, None)) == "no difference shown"
+
+
+@given(st.integers(1, 10**9), st.integers(1, 4096), st.integers(1, 512), st.integers(1, 10**6))
+def test_data_moved_keeps_its_identities(parameters: int, batch: int, ranks: int, images: int) -> None:
+    data = DataMoved(parameters, batch, ranks, images)
+    assert data.document_bytes == pytest.approx(4 * data.document_parameters)
+    assert data.steps * batch * ranks >= images
+    assert data.sent_bytes_per_step < 2 * 4 * parameters
+    assert (data.sent_bytes == 0) == (ranks == 1)
+    more = DataMoved(parameters, batch, ranks + 1, images)
+    assert more.document_parameters < data.document_parameters
+    assert more.sent_bytes_per_step > data.sent_bytes_per_step
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("--model=vit_b_16", "--model: found 'vit_b_16'; expected a model whose features can be frozen: alexnet"),
+        ("--models=alexnet,vit_b_16", "--models: found 'alexnet,vit_b_16'; expected a model whose features"),
+        ("--batches=4,none", "--batches: found '4,none'; expected a whole number from 1"),
+        ("--hidden=0", "--hidden: found '0'; expected a whole number from 1"),
+        ("--world-size=3", "--world-size: found 3, but there are 2 GPUs (CPU: ranks); expected at most 2"),
+        ("--world-sizes=1,3", "--world-sizes: found 3, but there are 2 GPUs (CPU: ranks); expected at most 2"),
+        ("--precision=fp16", "--precision: found 'fp16' on a CPU; expected fp32 or bf16"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence(option: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, option]) == USER_ERROR
+    told = capsys.readouterr().err
+    assert expected in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_it_is_measured_reported_and_told_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*SMALL, "--ddp-run-dir=measured"]) == 0
+    told = capsys.readouterr().out
+    run = RunDirectory.open(tmp_path / "measured")
+    factors = json.loads(run.suite_json.read_text())["factors"]
+    assert {factor: len(cells) for factor, cells in factors.items()} == {"world size": 2, "model": 2}
+    for cells in factors.values():
+        for cell in cells:
+            low, high = cell["computation_ms"]["interval"]
+            assert 0 < low < cell["computation_ms"]["value"] < high
+            assert cell["communication_ms"]["interval"][0] < cell["communication_ms"]["interval"][1]
+    assert [cell["trained_parameters"] for cell in factors["model"]] == [5_130, 1024 * 8 + 8 + 8 * 8 + 8 + 90]
+    page = (run.path / "report.html").read_text()
+    assert page.count("<svg") == 4
+    assert "<h2>By world size</h2>" in page
+    assert main(["report", str(run.path)]) == 0
+    assert capsys.readouterr().out.splitlines()[:-1] == told.splitlines()[:-1]
