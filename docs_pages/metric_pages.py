@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from docs_pages.packaged_rows import rows
+from docs_pages.packaged_rows import Entry, rows
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
@@ -15,7 +15,7 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.report.explain import explain
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_for
-from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
+from pytest_ddpscale.thresholds.loading import load_thresholds
 
 # In the order in which examples are looked for: a cluster's GPU first.
 _EXAMPLE_SKUS = ("a100-sxm4-80gb", "b200", "h100", "v100-sxm2-16gb", "cpu")
@@ -36,14 +36,16 @@ _UNITS = {
 def metric_pages(file: Path) -> dict[str, str]:
     """Markdown of each page, by its path from docs/; `file` is the packaged thresholds.yaml."""
     thresholds = load_thresholds(file)
-    return {f"metrics/{metric.name}.md": _page(metric, file, thresholds) for metric in METRICS.values()}
+    cases = [(sku, case) for sku in _EXAMPLE_SKUS for case in cases_for(thresholds, sku, _NODE)]
+    packaged = list(rows(file))
+    return {f"metrics/{metric.name}.md": _page(metric, packaged, cases) for metric in METRICS.values()}
 
 
-def example_row(metric: Metric, file: Path) -> tuple[str, str]:
+def example_row(metric: Metric, packaged: Iterable[Entry]) -> tuple[str, str]:
     """A row of a metric in the packaged file, and where it stands; if it has none, one with a value to fill in."""
     key = "check" if metric is NODE_CHECK else metric.name
     word = re.compile(rf"[{{ ]{key}:")
-    found = [(text, ".".join(path)) for path, text in rows(file) if word.search(text)]
+    found = [(text, ".".join(path)) for path, text in packaged if word.search(text)]
     if found:
         return min(found, key=lambda row: "published:" not in row[0])  # the first that somebody published
     size = "1" if metric.maximum_world_size == 1 else "8"
@@ -58,8 +60,8 @@ def _example_bound(metric: Metric) -> float:
     return math.sqrt(max(least, 1e-3 * most) * most)
 
 
-def _page(metric: Metric, file: Path, thresholds: ThresholdsFile) -> str:
-    row, where = example_row(metric, file)
+def _page(metric: Metric, packaged: Iterable[Entry], cases: Iterable[tuple[str, AnyCase]]) -> str:
+    row, where = example_row(metric, packaged)
     row_from = f"From the packaged file, `{where}`:" if where else "The packaged file has no row of it. One would be:"
     better = "Less is better: the bound is a most." if metric.upper_bound else "More is better: the bound is a least."
     parts = [
@@ -68,7 +70,7 @@ def _page(metric: Metric, file: Path, thresholds: ThresholdsFile) -> str:
         "| | |\n| --- | --- |\n" + "".join(_facts(metric)).rstrip(),
         better if metric.only_bound is None else f"The only bound that makes sense is {metric.only_bound:g}.",
         f"## In thresholds.yaml\n\n{row_from}\n\n```yaml\n{row}\n```",
-        _failure(metric, thresholds),
+        _failure(metric, cases),
         *([_checks()] if metric is NODE_CHECK else []),
         f"## More\n\n{_more(metric)}",
     ]
@@ -114,9 +116,10 @@ def _world_sizes(metric: Metric) -> str:
     return f"from {least}" if most is None else f"{least}" if least == most else f"{least} to {most}"
 
 
-def _failure(metric: Metric, thresholds: ThresholdsFile) -> str:
+def _failure(metric: Metric, cases: Iterable[tuple[str, AnyCase]]) -> str:
     """What the report's own code says of a value beyond the bound of the first requirement of this metric."""
-    sku, case = next(_cases(metric, thresholds), (_EXAMPLE_SKUS[0], None))
+    own = ((sku, case) for sku, case in cases if case.requirement.metric == metric.name)
+    sku, case = next(own, (_EXAMPLE_SKUS[0], None))
     bound = case.requirement.bound if case else _example_bound(metric)
     value = bound * (1 + (_BEYOND if metric.upper_bound else -_BEYOND))
     verdict = Verdict(
@@ -129,13 +132,6 @@ def _failure(metric: Metric, thresholds: ThresholdsFile) -> str:
     where = case.where.rsplit("/", 1)[-1] if case else "thresholds.yaml"
     shown = explain(verdict, where, f"pytest --gpu-sku={sku} -k {metric.name}")
     return f"## What a failure looks like\n\nWith an invented value, 10 % beyond the bound:\n\n```text\n{shown}\n```"
-
-
-def _cases(metric: Metric, thresholds: ThresholdsFile) -> Iterator[tuple[str, AnyCase]]:
-    for sku in _EXAMPLE_SKUS:
-        for case in cases_for(thresholds, sku, _NODE):
-            if case.requirement.metric == metric.name:
-                yield sku, case
 
 
 def _checks() -> str:

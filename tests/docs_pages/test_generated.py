@@ -7,21 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from docs_pages.generated import generated_pages
 from docs_pages.metric_pages import example_row
+from docs_pages.packaged_rows import rows
 from docs_pages.thresholds_pages import MAPPINGS, keys_of
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.settings import OPTIONS, Option
 from pytest_ddpscale.thresholds.form import CheckRow, Row
 
-ROOT = Path(__file__).parents[2]
+PACKAGED = list(rows(Path(__file__).parents[2] / "thresholds.yaml"))
 KEYS = [(mapping, *key) for mapping, (model, _) in MAPPINGS.items() for key in keys_of(model)]
-
-
-@pytest.fixture(scope="module")
-def pages() -> dict[str, str]:
-    return generated_pages(ROOT)
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
@@ -39,7 +34,7 @@ def test_a_metric_has_a_page_with_all_its_parts(pages: dict[str, str], metric: M
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_the_row_of_a_metrics_page_can_be_written(metric: Metric) -> None:
-    text, _ = example_row(metric, ROOT / "thresholds.yaml")
+    text, _ = example_row(metric, PACKAGED)
     (row,) = yaml.safe_load(text)
     if metric is NODE_CHECK:
         CheckRow.model_validate(row)

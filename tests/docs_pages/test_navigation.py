@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from docs_pages.generated import generated_pages
 from docs_pages.navigation import expanded, pages_in
 
 ROOT = Path(__file__).parents[2]
@@ -21,10 +20,10 @@ def configuration() -> dict[str, Any]:
     return loaded
 
 
-@pytest.fixture(scope="module")
-def all_pages() -> list[str]:
+@pytest.fixture
+def all_pages(pages: dict[str, str]) -> list[str]:
     docs = ROOT / "docs"
-    return [str(path.relative_to(docs)) for path in docs.rglob("*.md")] + list(generated_pages(ROOT))
+    return [str(path.relative_to(docs)) for path in docs.rglob("*.md")] + list(pages)
 
 
 def test_a_folder_becomes_its_pages_in_order() -> None:
