@@ -34,9 +34,10 @@ def suites() -> dict[str, Suite]:
     """All of them, by name."""
     from pytest_ddpscale.suites.collectives_suite import Collectives
     from pytest_ddpscale.suites.inference_suite import InferenceSuite
+    from pytest_ddpscale.suites.input_pipeline_suite import InputPipeline
     from pytest_ddpscale.suites.pytorch_ddp import PytorchDdp
 
-    return {one.name: one for one in (PytorchDdp(), Collectives(), InferenceSuite())}
+    return {one.name: one for one in (PytorchDdp(), Collectives(), InferenceSuite(), InputPipeline())}
 
 
 def add_suite(commands: Commands) -> None:

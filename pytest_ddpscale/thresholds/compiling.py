@@ -139,7 +139,13 @@ def _check_sources(form: SkuForm, names: Names, sections: Sequence[Placed]) -> N
 def _workload(name: str, batch: int | BatchForm, names: Names, placed: Placed) -> Workload:
     form: WorkloadForm = names.get("workloads", name, placed)
     size = BatchForm.model_validate({"per_gpu": batch}) if isinstance(batch, int) else batch
-    return Workload(name, batch_size=size.per_gpu, global_batch_size=size.in_all, **form.model_dump())
+    return Workload(
+        name,
+        batch_size=size.per_gpu,
+        global_batch_size=size.in_all,
+        data=form.data,
+        **form.model_dump(exclude={"data"}),
+    )
 
 
 def _rows_of(form: SkuForm, sections: Sequence[Placed], names: Names) -> Rows:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from pytest_ddpscale.plan.image_folder import Data
 from pytest_ddpscale.plan.layout import WorldSize
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
@@ -329,6 +330,9 @@ class WorkloadForm(Strict):
     compile: bool = Field(False, description="Whether torch.compile is applied.")
     cudnn_benchmark: bool = Field(True, description="Whether cuDNN may choose the fastest algorithm by trying.")
     num_classes: int = Field(1000, ge=1, le=10**6, description="Size of the classification head.")
+    data: Data = Field(
+        "synthetic", description="Images made on the device, or a folder of images by class and how ranks read it."
+    )
 
 
 class BatchForm(Strict):
