@@ -59,6 +59,23 @@ def test_what_reads_a_folder_says_nothing_of_a_gpu_and_other_settings_nothing_at
     }
 
 
+def test_weak_and_strong_scaling_are_told_apart_by_their_batches() -> None:
+    strong = replace(STUDY, scaling="strong", arms=(replace(DDP, batch_size=2),))
+    found = [
+        *measurements("n1", [100.0, 80.0]),
+        *(
+            replace(one, study=strong.id, batch_size=2)
+            for one in measurements("n1", [100.0, 80.0])
+            if one.arm == DDP.name
+        ),
+    ]
+    both = values(replace(ONE_NODE, studies=(STUDY, strong)), found)
+    assert {one.what for one in both if one.arm == "ddp"} == {
+        "throughput_per_gpu r (DDP of 2, batch 4)",
+        "throughput_per_gpu r (DDP of 2, batch 2)",
+    }
+
+
 def test_every_node_of_several_has_its_own() -> None:
     both = [*measurements("n1", [100.0, 90.0]), *measurements("n2", [70.0, 60.0], first_rank=2)]
     assert told(values(TWO_NODES, both))["n2", None, "ddp", 2] == 60.0
