@@ -53,6 +53,12 @@ def test_communication_time(verdict: ItemVerdict) -> None:
     verdict.check()
 
 
+@pytest.mark.requirement("input_pipeline_efficiency")
+def test_input_pipeline_efficiency(verdict: ItemVerdict) -> None:
+    """Training does not wait for its data."""
+    verdict.check()
+
+
 @pytest.mark.requirement("ddp_overhead")
 def test_ddp_overhead(verdict: ItemVerdict) -> None:
     """DistributedDataParallel costs one GPU next to nothing."""

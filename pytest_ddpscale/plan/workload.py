@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pytest_ddpscale.plan.frozen_features import refuse_unknown_features
+from pytest_ddpscale.plan.image_folder import Data
 
 Precision = Literal["fp32", "fp16", "bf16"]
 MemoryFormat = Literal["channels_last", "contiguous"]
@@ -30,7 +31,7 @@ class Workload:
         cudnn_benchmark: whether cuDNN may time its algorithms and choose the fastest.
         num_classes: size of the classification head.
         optimizer: ``sgd`` is torch.optim.SGD with momentum 0.9.
-        data: ``synthetic`` is random images and labels made on the device.
+        data: ``synthetic`` is random images and labels made on the device; else a folder that they are read from.
         classifier_hidden: freezes the model and trains a classifier on its features, with two hidden layers of that
             width, or, of 0, one linear layer; None trains the whole model.
         feature_weights: absolute path, on every node, of torchvision's state dict for frozen features; None for random
@@ -48,7 +49,7 @@ class Workload:
     cudnn_benchmark: bool = True
     num_classes: int = 1000
     optimizer: Literal["sgd"] = "sgd"
-    data: Literal["synthetic"] = "synthetic"
+    data: Data = "synthetic"
     classifier_hidden: int | None = None
     feature_weights: str | None = None
 
@@ -78,10 +79,20 @@ class Workload:
         """What is trained, in words."""
         return self.model if self.trains_all else f"a classifier on frozen {self.model}"
 
+    @property
+    def data_text(self) -> str:
+        """For a reader: ``synthetic data``, or which folder is read, and how."""
+        return "synthetic data" if self.data == "synthetic" else f"images from {self.data}"
+
+    @property
+    def data_kind(self) -> str:
+        """``synthetic`` or ``folder``."""
+        return "synthetic" if self.data == "synthetic" else "folder"
+
 
 # Two workloads with the same values here run the same kernels per image. Batch size is left out
 # on purpose: generations are compared each at its own largest batch.
-COMPARABLE_FIELDS = ("model", "precision", "image_size", "memory_format", "classifier_hidden")
+COMPARABLE_FIELDS = ("model", "precision", "image_size", "memory_format", "classifier_hidden", "data_kind")
 
 
 def incomparable_fields(one: Workload, other: Workload) -> list[str]:

@@ -78,7 +78,7 @@ def inferred_workloads(
     arguments: argparse.Namespace, device_type: DeviceType, batches: Sequence[int]
 ) -> list[Workload]:
     """The model of `add_inferred_model` with each batch. Raises OptionError."""
-    model = read_value("--model", arguments.model, _model)
+    model = read_value("--model", arguments.model, classification_model)
     pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4))
     precision: Precision = arguments.precision or _PRECISIONS[device_type]
     if precision == "fp16" and device_type == "cpu":
@@ -106,7 +106,8 @@ def _ranks(asked: str | None, ranks_per_node: int) -> int:
     return ranks
 
 
-def _model(text: str) -> str:
+def classification_model(text: str) -> str:
+    """Refuse another. Raises ValueError."""
     from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
 
     if text not in TORCHVISION_MODELS:

@@ -36,9 +36,11 @@ def suites() -> dict[str, Suite]:
     from pytest_ddpscale.suites.data_parallel_suite import DataParallelSuite
     from pytest_ddpscale.suites.factors_suite import Factors
     from pytest_ddpscale.suites.inference_suite import InferenceSuite
+    from pytest_ddpscale.suites.input_pipeline_suite import InputPipeline
     from pytest_ddpscale.suites.pytorch_ddp import PytorchDdp
 
-    return {one.name: one for one in (PytorchDdp(), Collectives(), InferenceSuite(), DataParallelSuite(), Factors())}
+    found = (PytorchDdp(), Collectives(), InferenceSuite(), DataParallelSuite(), Factors(), InputPipeline())
+    return {one.name: one for one in found}
 
 
 def add_suite(commands: Commands) -> None:

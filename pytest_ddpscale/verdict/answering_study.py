@@ -38,7 +38,7 @@ def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[str]:
     """``field found, required`` for each field that makes them different training."""
     batch = "batch_size" if scaling == "weak" else "global_batch_size"
     fields = ("model", "precision", batch, "image_size", "memory_format", "compile", "num_classes", "cudnn_benchmark",
-              "classifier_hidden", "feature_weights")  # fmt: skip
+              "classifier_hidden", "feature_weights", "data")  # fmt: skip
     pairs = [(field, getattr(one, field), getattr(other, field)) for field in fields]
     return [f"{field} {found}, required {required}" for field, found, required in pairs if found != required]
 

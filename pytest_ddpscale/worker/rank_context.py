@@ -38,6 +38,7 @@ class RankContext:
         tries_memory: whether ranks say how much memory a study took.
         profile_steps: of each arm, that are profiled after the timed rounds; 0 for none.
         nvtx: whether steps and their parts are NVTX ranges.
+        loader_cores: that processes which load its data may use; none for those of the rank.
     """
 
     device: Device
@@ -52,6 +53,7 @@ class RankContext:
     tries_memory: bool = False
     profile_steps: int = 0
     nvtx: bool = False
+    loader_cores: tuple[int, ...] = ()
 
     @property
     def is_out_of_time(self) -> bool:
