@@ -35,8 +35,9 @@ def suites() -> dict[str, Suite]:
     from pytest_ddpscale.suites.collectives_suite import Collectives
     from pytest_ddpscale.suites.inference_suite import InferenceSuite
     from pytest_ddpscale.suites.pytorch_ddp import PytorchDdp
+    from pytest_ddpscale.suites.whole_run_suite import WholeRun
 
-    return {one.name: one for one in (PytorchDdp(), Collectives(), InferenceSuite())}
+    return {one.name: one for one in (PytorchDdp(), Collectives(), InferenceSuite(), WholeRun())}
 
 
 def add_suite(commands: Commands) -> None:

@@ -38,6 +38,7 @@ class RankContext:
         tries_memory: whether ranks say how much memory a study took.
         profile_steps: of each arm, that are profiled after the timed rounds; 0 for none.
         nvtx: whether steps and their parts are NVTX ranges.
+        launched_unix_s: when the supervisor began to start the gang, by its clock.
     """
 
     device: Device
@@ -52,6 +53,7 @@ class RankContext:
     tries_memory: bool = False
     profile_steps: int = 0
     nvtx: bool = False
+    launched_unix_s: float = 0.0
 
     @property
     def is_out_of_time(self) -> bool:
