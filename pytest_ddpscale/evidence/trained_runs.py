@@ -13,7 +13,7 @@ import numpy as np
 
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
-from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.record_lines import AnyRecord, OfTraining
 from pytest_ddpscale.results.records import StudyEnd, gangs_by_number
 from pytest_ddpscale.results.training_record import LaunchTime, TrainedEpoch, TrainedRun
 
@@ -92,7 +92,8 @@ def trained_runs(plan: Plan, records: Sequence[AnyRecord]) -> dict[str, RunRecor
         epochs, end, outer, study_end = _lines_of(run, records)
         for line, problem in _problems(run, epochs, end, outer, study_end):
             raise ValueError(f"line {line} {problem}")
-        for line, one in (*epochs, *([end] if end else [])):
+        trained: list[tuple[int, OfTraining]] = [*epochs, *([end] if end else [])]
+        for line, one in trained:
             size = gangs[one.gang].world_size
             if size != run.world_size or list(one.ranks) != list(range(size)):
                 raise ValueError(
@@ -104,8 +105,8 @@ def trained_runs(plan: Plan, records: Sequence[AnyRecord]) -> dict[str, RunRecor
         )  # fmt: skip
     planned = set(found)
     for line, record in enumerate(records, start=1):
-        if isinstance(record, TrainedEpoch | TrainedRun | LaunchTime) and record.run not in planned:
-            raise ValueError(f"line {line} is of {record.run}, which plan.json does not plan")
+        if isinstance(record, TrainedEpoch | TrainedRun | LaunchTime) and record.study not in planned:
+            raise ValueError(f"line {line} is of {record.study}, which plan.json does not plan")
     return found
 
 
@@ -123,7 +124,7 @@ def _lines_of(run: TrainingRun, records: Sequence[AnyRecord]) -> tuple[_Epochs, 
     for line, record in enumerate(records, start=1):
         if isinstance(record, StudyEnd) and record.study == run.id:
             study_end = record
-        elif isinstance(record, TrainedEpoch | TrainedRun | LaunchTime) and record.run == run.id:
+        elif isinstance(record, TrainedEpoch | TrainedRun | LaunchTime) and record.study == run.id:
             if isinstance(record, TrainedEpoch):
                 epochs.append((line, record))
             elif isinstance(record, TrainedRun):

@@ -188,7 +188,7 @@ class Supervisor:
         self._gangs += end.was_started
         if self._ended_s is not None and plan.training_run(studies[0]) is not None:
             seconds = self._ended_s - began_s
-            self._run.append_record(LaunchTime(run=studies[0], gang=_gang_number(log), seconds=seconds))
+            self._run.append_record(LaunchTime(study=studies[0], gang=_gang_number(log), seconds=seconds))
         return end, log
 
     def _note_lost_profile(self, study: Study | None, gang: int, why: str) -> None:

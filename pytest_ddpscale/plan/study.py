@@ -183,7 +183,8 @@ class Plan:
             raise ValueError(f"a plan is for {self.layout.world_size} ranks; expected at most {MOST_RANKS}")
         if not 1 <= self.launches <= MOST_LAUNCHES:
             raise ValueError(f"a plan is for {self.launches!r} launches; expected 1 to {MOST_LAUNCHES}")
-        latest = max((one.launch for one in (*self.studies, *self.training_runs)), default=1)
+        launches = [study.launch for study in self.studies] + [run.launch for run in self.training_runs]
+        latest = max(launches, default=1)
         if latest > self.launches:
             raise ValueError(f"a plan for {self.launches!r} launches has a study in launch {latest}")
 
@@ -200,7 +201,8 @@ class Plan:
     @property
     def _most_ranks(self) -> int:
         probed = self.probes.world_size if self.probes else 0
-        return max([probed, *(one.world_size for one in (*self.studies, *self.training_runs))])
+        trained = [run.world_size for run in self.training_runs]
+        return max([probed, *trained, *(study.world_size for study in self.studies)])
 
     def joined(self, other: Plan) -> Plan:
         """This plan with the studies of another one on the same nodes, as measured by a further launch."""
@@ -223,7 +225,7 @@ class Plan:
         first = [study.id for study in self.studies if study.launch == 1]
         later = sorted((study for study in self.studies if study.launch > 1), key=lambda study: study.launch)
         runs = sorted(self.training_runs, key=lambda run: run.launch)
-        return (*probes, *first, *pairs, *(one.id for one in (*later, *runs)))
+        return (*probes, *first, *pairs, *(study.id for study in later), *(run.id for run in runs))
 
     def of_launch(self, launch: int) -> Plan:
         """What one of its launches measures by training; probes and pairs stay."""

@@ -138,7 +138,7 @@ class Progress:
             self._go_on(f"pairs of nodes: round {self._round}{of}")
 
     def _trained(self, epoch: TrainedEpoch) -> None:
-        run, self._round = self._plan.training_run(epoch.run), epoch.epoch + 1
+        run, self._round = self._plan.training_run(epoch.study), epoch.epoch + 1
         if run is not None:
             found = f"{epoch.img_per_s:.4g} img/s  loss {epoch.loss_of_iterations.mean():.4g}"
             self._say(

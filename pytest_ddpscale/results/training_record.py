@@ -1,4 +1,4 @@
-"""What a whole training run leaves in measurements.jsonl: a line an epoch, one at its end, one of whoever started it."""
+"""What a whole run leaves in measurements.jsonl: a line an epoch, one at its end, one of whoever started it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="tra
     """One epoch. Columns are over ranks; what all have alike stands there once.
 
     Attributes:
-        run: id of the training run.
+        study: id of the training run.
         gang: number of the gang.
         epoch: from 0.
         ranks: all of the gang, in order.
@@ -50,7 +50,7 @@ class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="tra
         validation_waiting_s: blocked in ``next(loader)`` while validating.
     """
 
-    run: str
+    study: str
     gang: Count
     epoch: Count
     ranks: Ranks
@@ -104,7 +104,7 @@ _COLUMNS = tuple(name for name in RankEpoch.__struct_fields__ if name != "rank")
 
 
 def joined_epoch(parts: Sequence[RankEpoch], **common: Any) -> TrainedEpoch:
-    """The epoch that its ranks have said, with `run`, `gang`, `epoch` and `losses`."""
+    """The epoch that its ranks have said, with `study`, `gang`, `epoch` and `losses`."""
     columns: dict[str, Any] = {name: column(getattr(part, name) for part in parts) for name in _COLUMNS}
     return TrainedEpoch(ranks=tuple(part.rank for part in parts), **common, **columns)
 
@@ -122,7 +122,7 @@ class TrainedRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="train
     """The end of a run all of whose epochs were trained, or that reached its loss. Columns as in `TrainedEpoch`.
 
     Attributes:
-        run: id of the training run.
+        study: id of the training run.
         gang: number of the gang.
         ranks: all of the gang, in order.
         start_up_s: from the supervisor's beginning to start the gang until the first epoch, on rank 0's clock.
@@ -133,7 +133,7 @@ class TrainedRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="train
         parameters_checksum: of the bits of all parameters at the end: replicas have to agree.
     """
 
-    run: str
+    study: str
     gang: Count
     ranks: Ranks
     start_up_s: Span
@@ -169,6 +169,6 @@ def joined_run(parts: Sequence[RankTrained], **common: Any) -> TrainedRun:
 class LaunchTime(Record, frozen=True, kw_only=True, tag_field="kind", tag="launch_time"):
     """By the supervisor's clock: from its beginning to start a gang until it heard that the run had ended."""
 
-    run: str
+    study: str
     gang: Count
     seconds: Seconds

@@ -96,6 +96,7 @@ def _ranks(asked: str | None, ranks_per_node: int) -> int:
 
 
 def model_name(text: str) -> str:
+    """A classification model of torchvision."""
     from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
 
     if text not in TORCHVISION_MODELS:

@@ -151,17 +151,17 @@ def mnist_set(folder: Path) -> SampleSet:
     """What the headers of MNIST's files say. Raises OptionError."""
     from pytest_ddpscale.util.idx_file import TRAIN, VALIDATION, idx_path, idx_shape
 
-    counts = []
+    expected = "a folder with MNIST's four idx files, or their .gz"
     try:
-        for names in (TRAIN, VALIDATION):
-            images, labels = (idx_shape(idx_path(folder, name)) for name in names)
-            if len(images) != 3 or labels != images[:1]:
-                raise ValueError(f"{folder} has images of {images} and labels of {labels} in {names[0]}")
-            counts.append(images[0])
+        found = [[idx_shape(idx_path(folder, name)) for name in names] for names in (TRAIN, VALIDATION)]
     except (OSError, ValueError) as error:
-        found = f"{folder}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        raise OptionError("--mnist", found, "a folder with MNIST's four idx files, or their .gz") from None
-    return SampleSet("mnist", "mnist", counts[0], counts[1], CLASSES, str(folder.resolve()))
+        why = f"{folder}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise OptionError("--mnist", why, expected) from None
+    for images, labels in found:
+        if len(images) != 3 or labels != images[:1]:
+            raise OptionError("--mnist", f"{folder} has images of sizes {images} and labels of {labels}", expected)
+    (train, _), (validation, _) = found
+    return SampleSet("mnist", "mnist", train[0], validation[0], CLASSES, str(folder.resolve()))
 
 
 def made_set(train_samples: int) -> SampleSet:

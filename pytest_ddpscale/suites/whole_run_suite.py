@@ -7,14 +7,12 @@ all of it takes, from the start of the processes to the last validation, and whe
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.training_options import (
     TrainingOptions,
-    above_zero,
     add_training_options,
     counts,
     made_set,
@@ -39,7 +37,7 @@ class WholeRun(Suite):
         add("--model", default="vit_b_16", metavar="MODEL", help="of torchvision; default: %(default)s")
         add("--image-size", default="224", metavar="PIXELS", help="default: %(default)s")
         add("--made", default="1024,8192", metavar="N,N",
-            help="images of data sets that are made in memory, where no --folder is given; default: %(default)s")  # fmt: skip
+            help="images of each data set that is made in memory; default: %(default)s")  # fmt: skip
         add("--compile", choices=("no", "default", "reduce-overhead", "max-autotune"), default="no",
             help="mode of torch.compile; default: %(default)s")  # fmt: skip
         add_training_options(parser, epochs=5, batch=64)

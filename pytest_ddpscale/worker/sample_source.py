@@ -19,7 +19,7 @@ from pytest_ddpscale.util.idx_file import TRAIN, VALIDATION, idx_path, read_idx
 Labelled = tuple[torch.Tensor, torch.Tensor]
 # Made images are a class's pattern of so many tiles a side and noise of that standard deviation, scaled up.
 TILES = 8
-NOISE = 4.0
+NOISE = 2.5
 _MNIST_MEAN, _MNIST_SD = 0.1307, 0.3081  # of its training images, as torchvision's examples have them
 
 

@@ -103,7 +103,7 @@ class WholeTraining:
 
         def join(parts: list[RankEpoch]) -> None:
             told = torch.tensor(losses).numpy().astype("<f4").tobytes()
-            common = {"run": self._run.id, "gang": self._context.gang, "epoch": epoch, "losses": told}
+            common = {"study": self._run.id, "gang": self._context.gang, "epoch": epoch, "losses": told}
             self._context.sink.append_record(joined_epoch(parts, **common))
 
         self._say("gathering")
@@ -133,7 +133,7 @@ class WholeTraining:
         with autocast(self._run.workload, images.device):
             loss: torch.Tensor = self._criterion(self._call(images), labels)
         if self._scaler is None:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             self._optimizer.step()
         else:
             self._scaler.scale(loss).backward()
@@ -192,7 +192,7 @@ class WholeTraining:
         )
         counts = [(one.numel(), one.requires_grad) for one in self._model.parameters()]
         common = {
-            "run": self._run.id, "gang": self._context.gang, "start_up_s": self._start_up_s,
+            "study": self._run.id, "gang": self._context.gang, "start_up_s": self._start_up_s,
             "parameters": sum(count for count, _ in counts),
             "trainable_parameters": sum(count for count, trains in counts if trains),
         }  # fmt: skip
