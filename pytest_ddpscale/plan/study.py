@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from pytest_ddpscale.plan.image_folder import Data
 from pytest_ddpscale.plan.layout import Layout, refuse_below_one
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import ProbeStudy
@@ -68,6 +69,11 @@ class Arm:
         spread = "-spread" if self.placement == "spread" else ""
         return f"{name}{spread}" + (f"+{self.variant.name}" if self.variant != USUAL else "")
 
+    def data_of(self, workload: Workload) -> Data:
+        """What it trains on. Ranks that are compared with each other read nothing: a slow disk is not a slow GPU's
+        fault. Inference is of images that are on the device."""
+        return "synthetic" if self.kind in ("each", "infer") else self.variant.applied_to(workload).data
+
     @property
     def compares_ranks(self) -> bool:
         """Whether its ranks all work at once and none waits for another, so that a slow one can be told."""
@@ -103,6 +109,8 @@ class Study:
 
     def __post_init__(self) -> None:
         refuse_below_one(self, "a study", "rounds", "turns", "launch")
+        for arm in self.arms:
+            arm.variant.refuse_data_of(self.workload)
         suffix = f"/launch-{self.launch}" if self.launch > 1 else ""
         object.__setattr__(self, "id", f"{self.scaling}/{self.workload.name}{suffix}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
+from pytest_ddpscale.plan.image_folder import Data
 from pytest_ddpscale.plan.workload import MemoryFormat, Precision, Workload
 
 CompileMode = Literal["no", "default", "reduce-overhead", "max-autotune"]
@@ -32,6 +33,9 @@ class Variant:
             arm's per-GPU batch is that of the whole step.
         batch_size: per GPU and forward pass, in place of the workload's.
         uneven_share: half of the ranks train that share of the batch more, the others as much less.
+        data: ``synthetic`` in place of the workload's folder.
+        workers: processes of each rank that read the workload's folder, in place of the workload's.
+        prefetch: batches that each of them has ready, likewise.
     """
 
     bucket_cap_mb: float | None = None
@@ -47,6 +51,9 @@ class Variant:
     accumulation_steps: int = 1
     batch_size: int | None = None
     uneven_share: float = 0.0
+    data: Literal["synthetic"] | None = None
+    workers: int | None = None
+    prefetch: int | None = None
 
     def __post_init__(self) -> None:
         if self.bucket_cap_mb is not None and not 0 < self.bucket_cap_mb <= 10**5:
@@ -70,7 +77,29 @@ class Variant:
             precision=self.precision or workload.precision,
             memory_format=self.memory_format or workload.memory_format,
             compile=workload.compile if self.compile is None else self.compile != "no",
+            data=self._data_of(workload),
         )
+
+    @property
+    def of_model(self) -> Variant:
+        """Without what concerns the data only: arms that are alike in this train one model."""
+        return replace(self, data=None, workers=None, prefetch=None)
+
+    def _data_of(self, workload: Workload) -> Data:
+        data = self.data or workload.data
+        if data == "synthetic":
+            return data
+        workers = data.workers if self.workers is None else self.workers
+        return replace(data, workers=workers, prefetch=self.prefetch or data.prefetch)
+
+    def refuse_data_of(self, workload: Workload) -> None:
+        """Raise ValueError if no arm of that workload can have these settings."""
+        is_synthetic = self.data == "synthetic" or workload.data == "synthetic"
+        if is_synthetic and (self.workers, self.prefetch) != (None, None):
+            raise ValueError(f"{self.name}: {workload.name} has synthetic data, which no worker loads")
+        if not is_synthetic and self.uneven_share:
+            raise ValueError(f"{self.name}: a folder is shared evenly; expected synthetic data")
+        self._data_of(workload)  # refuses numbers that make no sense
 
     def batch_of(self, batch_size: int, rank: int) -> int:
         """Images of one forward pass of a rank, of an arm with that per-GPU batch.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from pytest_ddpscale.plan.image_folder import Data
+
 Precision = Literal["fp32", "fp16", "bf16"]
 MemoryFormat = Literal["channels_last", "contiguous"]
 # More than any GPU holds, or any data set has.
@@ -27,7 +29,7 @@ class Workload:
         cudnn_benchmark: whether cuDNN may time its algorithms and choose the fastest.
         num_classes: size of the classification head.
         optimizer: ``sgd`` is torch.optim.SGD with momentum 0.9.
-        data: ``synthetic`` is random images and labels made on the device.
+        data: ``synthetic`` is random images and labels made on the device; else a folder that they are read from.
     """
 
     name: str
@@ -41,7 +43,7 @@ class Workload:
     cudnn_benchmark: bool = True
     num_classes: int = 1000
     optimizer: Literal["sgd"] = "sgd"
-    data: Literal["synthetic"] = "synthetic"
+    data: Data = "synthetic"
 
     # Lets pydantic validate this class from YAML without plan/ importing pydantic.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

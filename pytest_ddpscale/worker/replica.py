@@ -134,11 +134,11 @@ class Replicas:
         return sum(replica.held_bytes for other, replica in self._replicas.items() if other != key)
 
     def _has_its_own(self, arm: Arm) -> bool:
-        return self._shared is None or arm.variant != USUAL
+        return self._shared is None or arm.variant.of_model != USUAL
 
     def _key(self, arm: Arm) -> _Key:
         if self._has_its_own(arm):
-            return arm.kind, crew(arm), arm.variant
+            return arm.kind, crew(arm), arm.variant.of_model
         return ("ddp", crew(arm), USUAL) if arm.kind in WRAPPED_KINDS else ("plain", None, USUAL)
 
     def _make(self, arm: Arm) -> Replica:

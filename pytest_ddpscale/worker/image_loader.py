@@ -1,0 +1,234 @@
+"""Batches of images from a folder, for ranks that train together: read ahead by processes of their own.
+
+torchvision's ImageFolder, torch's DistributedSampler and DataLoader, as users have them; see `ddpscale suite
+input-pipeline` and docs/how-to/input-pipeline.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import multiprocessing
+from torch.distributed import DistStoreError
+from torch.utils.data import DataLoader
+
+from pytest_ddpscale.plan.image_folder import ImageFolderData, Split
+from pytest_ddpscale.worker.control import Control
+from pytest_ddpscale.worker.image_samples import (
+    ImageSamples,
+    LoadedImages,
+    LoaderWorker,
+    LoadFailure,
+    joined_images,
+    read_samples,
+)
+from pytest_ddpscale.worker.sharding import Digest, EpochCheck, Shard, ShardBatches, digest_of
+
+# Of ImageNet, as torchvision's own models are trained; of pixels 0 … 1, red, green and blue.
+_MEAN, _STDEV = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class LoaderSettings:
+    """How one loader reads.
+
+    Attributes:
+        data: with how many workers.
+        batch_size: images of a rank.
+        drop_last: whether images that do not fill a batch on every rank are left out of an epoch; else some are twice
+            in it, and the last batch is smaller.
+        shuffle: whether each epoch has an order of its own.
+        seed: of that order, the same on all ranks.
+        channels_last: whether images are laid out so.
+        cores: that loader workers may use; none for those of the rank.
+        timeout_s: how long a batch may take.
+    """
+
+    data: ImageFolderData
+    batch_size: int
+    drop_last: bool = True
+    shuffle: bool = True
+    seed: int = 0
+    channels_last: bool = False
+    cores: tuple[int, ...] = ()
+    timeout_s: float = 600.0
+
+
+class ImageLoader:
+    """One rank's batches. All ranks that share the images make one, with the same settings.
+
+    Loader workers start with the first batch and stay until `close`. They are forked from a clean server process: a
+    copy of the rank would hold its locks and its sockets, and keep those open when the rank has died.
+
+    Attributes:
+        waited_s: seconds that the rank was blocked in `next` for each batch since the latest `epoch` or `stretch`
+            began.
+
+    Raises:
+        ValueError: there are too few images for a batch on each rank.
+    """
+
+    def __init__(
+        self, samples: ImageSamples, shard: Shard, settings: LoaderSettings, device: torch.device,
+        check: EpochCheck | None = None,
+    ) -> None:  # fmt: skip
+        self.waited_s: list[float] = []
+        self._samples, self._shard, self._settings, self._device, self._check = samples, shard, settings, device, check
+        one = settings
+        self._batches = ShardBatches(
+            samples, shard, one.batch_size, drop_last=one.drop_last, shuffle=one.shuffle, seed=one.seed
+        )
+        if not self._batches.per_epoch:
+            needed = f"at least {shard.world_size * one.batch_size}, a batch of {one.batch_size} for each rank"
+            raise ValueError(f"{samples.root}: {len(samples)} images for {shard.world_size} ranks; expected {needed}")
+        self._loader: DataLoader[Any] | None = self._data_loader()
+        self._loaded, self._is_whole_epoch, self._next_number = Digest(), True, 0
+        self._scale = (255 * torch.tensor(_STDEV, device=device)).view(1, 3, 1, 1)
+        self._shift = (255 * torch.tensor(_MEAN, device=device)).view(1, 3, 1, 1)
+
+    def __len__(self) -> int:
+        """Batches of an epoch, the same on every rank."""
+        return self._batches.per_epoch
+
+    @property
+    def batches_ahead(self) -> int:
+        """How many are ready or in work while one is trained."""
+        return self._settings.data.workers * self._settings.data.prefetch
+
+    def epoch(self, number: int) -> Iterator[Pair]:
+        """All batches of an epoch: images as normalised float32, (batch, 3, image_size, image_size), and int64 labels,
+        (batch,), on the device.
+
+        At its end what all ranks have loaded is compared with what they should have.
+
+        Raises:
+            RuntimeError: an image is broken, a loader worker died or took too long, or ranks had wrong images.
+        """
+        return self.stretch(number * len(self), len(self))
+
+    def stretch(self, first: int, count: int) -> Iterator[Pair]:
+        """Batches numbered on through all epochs, `first` and those after it; the next stretch goes on where it ended.
+
+        Raises:
+            RuntimeError: as `epoch`.
+        """
+        if first != self._next_number or first % len(self) == 0:
+            self._loaded, self._is_whole_epoch = Digest(), first % len(self) == 0
+        self._batches.first, self._batches.count = first, count
+        self.waited_s = []
+        batches = iter(self._open_loader)
+        for number in range(first, first + count):
+            loaded = self._next(batches)
+            self._loaded = self._loaded.and_of(digest_of(loaded.indices.numpy()))
+            self._next_number = number + 1
+            if self._next_number % len(self) == 0:
+                self._check_epoch(number // len(self))
+            yield self._on_device(loaded)
+
+    def close(self) -> None:
+        """End the loader workers."""
+        self._loader = None
+
+    @property
+    def _open_loader(self) -> DataLoader[Any]:
+        assert self._loader is not None, "the loader is closed"
+        return self._loader
+
+    def _data_loader(self) -> DataLoader[Any]:
+        data, options = self._settings.data, dict[str, Any]()
+        if data.workers:
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["pytest_ddpscale.worker.image_samples"])
+            options = {
+                "multiprocessing_context": context, "prefetch_factor": data.prefetch, "persistent_workers": True,
+                "worker_init_fn": LoaderWorker(self._settings.cores), "timeout": self._settings.timeout_s,
+            }  # fmt: skip
+        return DataLoader(
+            self._samples, batch_sampler=self._batches, num_workers=data.workers, collate_fn=joined_images,
+            pin_memory=data.pin_memory and self._device.type == "cuda", **options,
+        )  # fmt: skip
+
+    def _next(self, batches: Iterator[Any]) -> LoadedImages:
+        began_s = time.perf_counter()
+        try:
+            loaded = next(batches)
+        # "DataLoader worker (pid(s) 7) exited unexpectedly", "DataLoader timed out …"; or no worker could be started.
+        except (RuntimeError, OSError, EOFError) as error:
+            raise RuntimeError(f"loading {self._samples.root}: {str(error).splitlines()[0]}") from error
+        self.waited_s.append(time.perf_counter() - began_s)
+        if isinstance(loaded, LoadFailure):
+            raise RuntimeError(loaded.message)  # noqa: TRY004 (no wrong type: a broken image)
+        assert isinstance(loaded, LoadedImages)
+        return loaded
+
+    def _on_device(self, loaded: LoadedImages) -> Pair:
+        images = loaded.images.to(self._device, non_blocking=True)
+        if self._settings.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return (images - self._shift) / self._scale, loaded.labels.to(self._device, non_blocking=True)
+
+    def _check_epoch(self, epoch: int) -> None:
+        loaded, is_whole = self._loaded, self._is_whole_epoch
+        self._loaded, self._is_whole_epoch = Digest(), True
+        if not is_whole:  # nobody began at its beginning
+            return
+        total = loaded if self._check is None else self._check.total(epoch, loaded)
+        if total is None:
+            return
+        expected = self._batches.expected(epoch)
+        if total != expected:
+            ranks = f"{self._shard.world_size} ranks" if self._check else f"rank {self._shard.rank}"
+            rule = "each at most once" if self._settings.drop_last else "each at least once"
+            raise RuntimeError(
+                f"{self._samples.root}, epoch {epoch}: {ranks} loaded {total.images} images that are not the "
+                f"{expected.images} expected, {rule}; they do not share the same data"
+            )
+
+
+def open_samples(data: ImageFolderData, split: Split, image_size: int, control: Control, key: str) -> ImageSamples:
+    """The images of a split, the same on every rank. All ranks of the gang call this at the same time.
+
+    The first rank of each node reads the folder before its others, which then find it in the node's caches.
+
+    Args:
+        key: another one for each call.
+
+    Raises:
+        ValueError: the folder is not as it has to be, here or on the node's first rank.
+        RuntimeError: the node's first rank did not read it in time, or this rank sees other images than rank 0.
+    """
+    first = control.rank - control.local_rank
+    if control.rank != first:
+        _hear(control, f"{key}/{first}", data)
+    try:
+        samples = read_samples(data.folder, split, image_size)
+    except ValueError as error:
+        if control.rank == first:
+            control.say(f"{key}/{first}", {"error": str(error)})
+        raise
+    if control.rank == first:
+        control.say(f"{key}/{first}", {"digest": samples.digest, "images": len(samples)})
+    theirs = _hear(control, f"{key}/0", data)
+    if theirs["digest"] != samples.digest:
+        raise RuntimeError(
+            f"{samples.root}: rank {control.rank} sees {len(samples)} images, rank 0 {theirs['images']} or others; "
+            "expected the same files under the same names on every node"
+        )
+    return samples
+
+
+def _hear(control: Control, key: str, data: ImageFolderData) -> dict[str, Any]:
+    """What the first rank of a node says of the folder."""
+    rank = key.rpartition("/")[2]
+    try:
+        said: dict[str, Any] = control.hear(key)
+    except DistStoreError:
+        raise RuntimeError(f"{data.folder}: rank {rank} did not read it in time") from None
+    if "error" in said:
+        raise ValueError(f"rank {rank} could not read the images: {said['error']}")
+    return said

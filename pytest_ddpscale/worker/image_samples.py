@@ -1,0 +1,142 @@
+"""The images of a folder, one by one, and what of them a batch is made of. Loader workers import this and no more."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms.functional import center_crop, pil_to_tensor, resize
+
+from pytest_ddpscale.plan.image_folder import Split
+from pytest_ddpscale.results.dataset_record import DATASET_FILE, read_dataset_record
+from pytest_ddpscale.util.orphans import die_with_parent
+
+
+@dataclass(frozen=True)
+class LoadFailure:
+    """An image that could not be read: handed on as a value, as an exception would cross to the rank as a traceback."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class LoadedImages:
+    """A batch as loader workers make it.
+
+    Attributes:
+        images: uint8, (batch, 3, image_size, image_size).
+        labels: int64, (batch,).
+        indices: places of the images in the folder's order, int64, (batch,).
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    indices: torch.Tensor
+
+    def pin_memory(self) -> LoadedImages:
+        """The same in pinned memory; DataLoader calls it."""
+        return LoadedImages(self.images.pin_memory(), self.labels.pin_memory(), self.indices)
+
+
+Sample = tuple[torch.Tensor, int, int] | LoadFailure
+
+
+class ImageSamples(Dataset[Sample]):
+    """One split of a folder, in torchvision's order. Pixels stay bytes: they are a quarter of the floats to carry.
+
+    Attributes:
+        root: the split's folder.
+        classes: how many it has.
+        digest: of all names, in order: equal on all ranks that see the same images.
+    """
+
+    def __init__(self, root: Path, image_size: int, paths: Sequence[str], labels: Sequence[int], classes: int) -> None:
+        self.root = root
+        self.classes = classes
+        self._image_size = image_size
+        # Arrays: a million strings would be pickled, and then copied page by page, for each loader worker.
+        self._paths = np.array([os.fsencode(path) for path in paths])
+        self._labels = np.array(labels, np.int64)
+        self.digest = hashlib.sha256(b"\0".join(self._paths.tolist()) + self._labels.tobytes()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> Sample:
+        path = self.root / os.fsdecode(self._paths[index])
+        try:
+            with Image.open(path) as image:
+                pixels = self._sized(image.convert("RGB"))
+        # What Pillow raises of files that are no images, or broken ones.
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            return LoadFailure(f"{path}: {_reason(error)}; expected an image. Mend or delete it")
+        return pil_to_tensor(pixels), int(self._labels[index]), index
+
+    def _sized(self, image: Image.Image) -> Image.Image:
+        size = self._image_size
+        if image.size == (size, size):
+            return image
+        sized: Image.Image = center_crop(resize(image, [size]), [size, size])
+        return sized
+
+
+def read_samples(folder: str, split: Split, image_size: int) -> ImageSamples:
+    """The images of one split of a folder.
+
+    Raises:
+        ValueError: the folder or the split is missing, a class is empty, or images are missing of those that
+            `ddpscale make-dataset` wrote; the message names the path.
+    """
+    root = Path(folder, split)
+    try:
+        record = read_dataset_record(Path(folder))
+        found = ImageFolder(str(root))
+    except OSError as error:
+        hint = f"a folder {split} with a folder of images for each class, on every node"
+        raise ValueError(f"{root}: {_reason(error)}; expected {hint}") from None
+    except ValueError as error:
+        raise ValueError(f"{Path(folder, DATASET_FILE)}: {error}; expected what make-dataset wrote") from None
+    if record is not None and len(found.samples) != record.images.get(split):
+        said = f"{DATASET_FILE} says {record.images.get(split, 0)}"
+        raise ValueError(f"{root}: {len(found.samples)} images; {said}. Delete the folder and make it again")
+    paths = [os.path.relpath(path, root) for path, _ in found.samples]
+    return ImageSamples(root, image_size, paths, found.targets, len(found.classes))
+
+
+def joined_images(samples: Sequence[Sample]) -> LoadedImages | LoadFailure:
+    """A batch; the first failure in place of it if there is any."""
+    for sample in samples:
+        if isinstance(sample, LoadFailure):
+            return sample
+    images, labels, indices = zip(*samples, strict=True)
+    return LoadedImages(torch.stack(images), torch.tensor(labels), torch.tensor(indices))
+
+
+@dataclass(frozen=True)
+class LoaderWorker:
+    """How a loader worker begins: on all cores of its rank, which itself may be bound to one, and never without it.
+
+    The keyboard's Ctrl-C is the rank's business.
+    """
+
+    cores: tuple[int, ...]
+
+    def __call__(self, number: int) -> None:
+        """As DataLoader's worker_init_fn, in worker `number` of the rank."""
+        die_with_parent()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self.cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, self.cores)
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error).splitlines()[0]

@@ -1,0 +1,113 @@
+"""Which images each rank trains in which batch, and that all ranks together have trained each image once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch.distributed import Store
+from torch.utils.data import DistributedSampler
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's part of the images.
+
+    Attributes:
+        rank: among those that share them, from 0.
+        world_size: how many share them.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+
+
+class Digest(NamedTuple):
+    """Of a set of images, whatever their order: how many, and the sum of a hash of each."""
+
+    images: int = 0
+    hashes: int = 0
+
+    def and_of(self, other: Digest) -> Digest:
+        """Of both sets."""
+        return Digest(self.images + other.images, self.hashes + other.hashes)
+
+
+def digest_of(indices: npt.NDArray[np.int64]) -> Digest:
+    """Of these. Each hash has 32 bits, so that the sum over 2³¹ images stays below 2⁶³, which a store can add."""
+    mixed = indices.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)  # splitmix64 (Steele et al., 2014)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return Digest(len(indices), int(((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(32)).sum()))
+
+
+class ShardBatches:
+    """The batches of one rank, numbered on and on through all epochs; a batch sampler for DataLoader.
+
+    torch's DistributedSampler shuffles anew in each epoch. Where images do not divide evenly it leaves some out
+    (`drop_last`: those at the end of that epoch's order, and so others each time), or has some twice.
+
+    Attributes:
+        per_epoch: how many batches an epoch has, the same on every rank.
+        first, count: which of them are yielded.
+    """
+
+    def __init__(
+        self, images: Sized, shard: Shard, batch_size: int, *, drop_last: bool, shuffle: bool, seed: int
+    ) -> None:
+        options: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
+        self._sampler = DistributedSampler(images, shard.world_size, shard.rank, **options)  # type: ignore[arg-type, var-annotated]
+        self._whole = DistributedSampler(images, 1, 0, shuffle=shuffle, seed=seed)  # type: ignore[arg-type, var-annotated]
+        self._batch_size = batch_size
+        self._samples = len(self._sampler) // batch_size * batch_size if drop_last else len(self._sampler)
+        self._world_size = shard.world_size
+        self._epoch = -1
+        self._indices: list[int] = []
+        self.per_epoch = -(-self._samples // batch_size)
+        self.first, self.count = 0, 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number in range(self.first, self.first + self.count):
+            epoch, at = divmod(number, self.per_epoch)
+            if epoch != self._epoch:
+                self._epoch, self._indices = epoch, _order(self._sampler, epoch)[: self._samples]
+            yield self._indices[at * self._batch_size : (at + 1) * self._batch_size]
+
+    def expected(self, epoch: int) -> Digest:
+        """Of what all ranks together have to load in an epoch.
+
+        Sampler after sampler takes the next image of one order: dropping leaves out the end of it, padding begins it
+        anew.
+        """
+        order = np.array(_order(self._whole, epoch), np.int64)
+        return digest_of(np.resize(order, self._samples * self._world_size))
+
+
+def _order(sampler: DistributedSampler[Any], epoch: int) -> list[int]:
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+class EpochCheck:
+    """What ranks have loaded in each epoch, added up in their store: nobody waits, and the last to arrive compares.
+
+    Args:
+        store: of all of them.
+        name: another one for each loader, the same on all its ranks.
+    """
+
+    def __init__(self, store: Store, name: str, world_size: int) -> None:
+        self._store, self._name, self._world_size = store, name, world_size
+
+    def total(self, epoch: int, loaded: Digest) -> Digest | None:
+        """Add a rank's part. Returns that of all ranks to the one that is the last."""
+        keys = [f"{self._name}/{epoch}/{part}" for part in ("images", "hashes", "ranks")]
+        found = [self._store.add(key, number) for key, number in zip(keys, (*loaded, 1), strict=True)]
+        if found[2] < self._world_size:
+            return None
+        for key in keys:
+            self._store.delete_key(key)
+        return Digest(found[0], found[1])
