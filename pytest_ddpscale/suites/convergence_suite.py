@@ -67,7 +67,7 @@ class Convergence(Suite):
 
 
 def _runs(arguments: argparse.Namespace, options: TrainingOptions, nodes: SuiteNodes) -> Iterator[TrainingRun]:
-    from pytest_ddpscale.suites.inference_suite import model_name
+    from pytest_ddpscale.suites.inference_suite import classification_model
 
     pixels = arguments.image_size or ("28" if arguments.model is None else "64")
     size = read_value("--image-size", pixels, count_up_to(10**4))
@@ -79,7 +79,7 @@ def _runs(arguments: argparse.Namespace, options: TrainingOptions, nodes: SuiteN
     hidden = read_value("--hidden", arguments.hidden, counts(MOST_HIDDEN))
     models = [f"{CLASSIFIER}{units}" for units in hidden]
     if arguments.model is not None:
-        models = [read_value("--model", arguments.model, model_name)]
+        models = [read_value("--model", arguments.model, classification_model)]
     for place, model in enumerate(models):
         of_model = options if place == 0 else replace(options, ranks=options.ranks[-1:])
         is_cpu = nodes.subject.device_type == "cpu"

@@ -67,7 +67,7 @@ class InferenceSuite(Suite):
 
 def _workloads(arguments: argparse.Namespace, device_type: DeviceType) -> list[Workload]:
     """The model with each batch. Raises OptionError."""
-    model = read_value("--model", arguments.model, model_name)
+    model = read_value("--model", arguments.model, classification_model)
     pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4))
     precision: Precision = arguments.precision or _PRECISIONS[device_type]
     if precision == "fp16" and device_type == "cpu":
@@ -95,7 +95,7 @@ def _ranks(asked: str | None, ranks_per_node: int) -> int:
     return ranks
 
 
-def model_name(text: str) -> str:
+def classification_model(text: str) -> str:
     """A classification model of torchvision."""
     from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
 

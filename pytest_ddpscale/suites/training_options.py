@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.image_folder import TRAIN, VALIDATION
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import (
@@ -26,6 +27,8 @@ from pytest_ddpscale.suites.suite import SuiteNodes
 # Of each optimizer, for the batch of one rank: SGD's as Banerjee and Shah have it, the others are torch's own.
 LEARNING_RATES: dict[Optimizer, float] = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 CLASSES = 10
+# As torchvision's ImageFolder has them.
+_IMAGES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
 MOST_RUNS = 100
 
 
@@ -76,7 +79,7 @@ class TrainingOptions:
             optimizer,
             rate,
             arguments.lr_rule,
-            read_value("--seed", arguments.seed, _seed),
+            read_value("--seed", arguments.seed, whole_number(10**9)),
             read_value("--launches", arguments.launches, count_up_to(10)),
         )
 
@@ -149,11 +152,11 @@ def divided(global_batch: int, size: int) -> int:
 
 def mnist_set(folder: Path) -> SampleSet:
     """What the headers of MNIST's files say. Raises OptionError."""
-    from pytest_ddpscale.util.idx_file import TRAIN, VALIDATION, idx_path, idx_shape
+    from pytest_ddpscale.util.idx_file import TRAIN_FILES, VALIDATION_FILES, idx_path, idx_shape
 
     expected = "a folder with MNIST's four idx files, or their .gz"
     try:
-        found = [[idx_shape(idx_path(folder, name)) for name in names] for names in (TRAIN, VALIDATION)]
+        found = [[idx_shape(idx_path(folder, name)) for name in names] for names in (TRAIN_FILES, VALIDATION_FILES)]
     except (OSError, ValueError) as error:
         why = f"{folder}: {error.strerror}" if isinstance(error, OSError) else str(error)
         raise OptionError("--mnist", why, expected) from None
@@ -162,6 +165,30 @@ def mnist_set(folder: Path) -> SampleSet:
             raise OptionError("--mnist", f"{folder} has images of sizes {images} and labels of {labels}", expected)
     (train, _), (validation, _) = found
     return SampleSet("mnist", "mnist", train[0], validation[0], CLASSES, str(folder.resolve()))
+
+
+def folder_set(folder: Path) -> SampleSet:
+    """What `ddpscale make-dataset` says of a folder, or what is found in it. Raises OptionError."""
+    from pytest_ddpscale.results.dataset_record import DATASET_FILE, read_dataset_record
+
+    path = folder.expanduser().absolute()
+    try:
+        record = read_dataset_record(path)
+    except (OSError, ValueError) as error:
+        raise OptionError("--folder", f"{path / DATASET_FILE}: {error}", "what make-dataset wrote") from None
+    if record is not None and {TRAIN, VALIDATION} <= record.images.keys():
+        train, validation, classes = record.images[TRAIN], record.images[VALIDATION], record.classes
+    else:
+        train, validation = (_images_in(path / split) for split in (TRAIN, VALIDATION))
+        classes = sum(one.is_dir() for one in (path / TRAIN).iterdir()) if train else 0
+    if not (train and validation and classes):
+        found = f"{path} has {train} images in {TRAIN}/CLASS and {validation} in {VALIDATION}/CLASS"
+        raise OptionError("--folder", found, "some of both", "See `ddpscale make-dataset --help`.")
+    return SampleSet("folder", path.name, train, validation, classes, str(path))
+
+
+def _images_in(split: Path) -> int:
+    return sum(one.suffix.lower() in _IMAGES for one in split.glob("*/**/*"))
 
 
 def made_set(train_samples: int) -> SampleSet:
@@ -180,8 +207,15 @@ def above_zero(text: str) -> float:
     return number
 
 
-def _seed(text: str) -> int:
-    return 0 if text.strip() == "0" else count_up_to(10**9 - 1)(text)
+def whole_number(most: int) -> Callable[[str], int]:
+    """A parser of a whole number from 0."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) > most:
+            raise ValueError(f"a whole number from 0 to {most}")
+        return int(text)
+
+    return parse
 
 
 def counts(most: int) -> Callable[[str], tuple[int, ...]]:

@@ -7,16 +7,20 @@ all of it takes, from the start of the processes to the last validation, and whe
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_ddpscale.plan.image_folder import MOST_LOADER_WORKERS
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.training_options import (
     TrainingOptions,
     add_training_options,
     counts,
+    folder_set,
     made_set,
     plan_of_runs,
+    whole_number,
 )
 
 if TYPE_CHECKING:
@@ -36,19 +40,23 @@ class WholeRun(Suite):
         add = parser.add_argument
         add("--model", default="vit_b_16", metavar="MODEL", help="of torchvision; default: %(default)s")
         add("--image-size", default="224", metavar="PIXELS", help="default: %(default)s")
+        add("--folder", action="append", type=Path, default=[], metavar="FOLDER",
+            help="of images, with train/CLASS and val/CLASS; may be given twice, to compare two data sets")  # fmt: skip
+        add("--workers", default="4", metavar="N", help="processes of each rank that read them; default: %(default)s")
         add("--made", default="1024,8192", metavar="N,N",
-            help="images of each data set that is made in memory; default: %(default)s")  # fmt: skip
+            help="images of data sets that are made in memory without --folder; default: %(default)s")  # fmt: skip
         add("--compile", choices=("no", "default", "reduce-overhead", "max-autotune"), default="no",
             help="mode of torch.compile; default: %(default)s")  # fmt: skip
         add_training_options(parser, epochs=5, batch=64)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """A run for each data set and world size, the data sets one after the other."""
-        from pytest_ddpscale.suites.inference_suite import model_name
+        from pytest_ddpscale.suites.inference_suite import classification_model
 
         options = TrainingOptions.of(arguments, nodes)
-        model = read_value("--model", arguments.model, model_name)
+        model = read_value("--model", arguments.model, classification_model)
         pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4))
+        workers = read_value("--workers", arguments.workers, whole_number(MOST_LOADER_WORKERS))
         is_cpu = nodes.subject.device_type == "cpu"
         return plan_of_runs(
             (
@@ -57,6 +65,7 @@ class WholeRun(Suite):
                 for run in options.runs(
                     samples.name, options.workload(model, model, pixels, samples.classes, is_cpu=is_cpu), samples,
                     nodes, compile_mode=arguments.compile,
+                    loader_workers=workers,
                 )
             ),
             options.launches, nodes,
@@ -70,4 +79,6 @@ class WholeRun(Suite):
 
 
 def _sample_sets(arguments: argparse.Namespace) -> list[SampleSet]:
+    if arguments.folder:
+        return [folder_set(folder) for folder in arguments.folder]
     return [made_set(count) for count in read_value("--made", arguments.made, counts(10**7))]

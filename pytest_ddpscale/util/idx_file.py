@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 _BYTES = 0x08  # the only type of value that MNIST has
 # Of training and of validation: images, labels.
-TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
-VALIDATION = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+TRAIN_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+VALIDATION_FILES = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
 def idx_path(folder: Path, name: str) -> Path:

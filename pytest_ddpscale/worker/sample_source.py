@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from pytest_ddpscale.plan.training_run import CLASSIFIER, TrainingRun
-from pytest_ddpscale.util.idx_file import TRAIN, VALIDATION, idx_path, read_idx
+from pytest_ddpscale.util.idx_file import TRAIN_FILES, VALIDATION_FILES, idx_path, read_idx
 
 Labelled = tuple[torch.Tensor, torch.Tensor]
 # Made images are a class's pattern of so many tiles a side and noise of that standard deviation, scaled up.
@@ -29,8 +29,11 @@ class SampleSource(Protocol):
     def training(self, epoch: int) -> Iterator[Labelled]:
         """This rank's batches of an epoch, as many as the run has iterations."""
 
-    def validation(self) -> Iterator[Labelled]:
-        """This rank's validation images; the last batch may be smaller."""
+    def validation(self, epoch: int) -> Iterator[Labelled]:
+        """This rank's validation images, after that epoch; the last batch may be smaller."""
+
+    def close(self) -> None:
+        """Let go of what was opened."""
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> torch.Tensor:
@@ -75,9 +78,12 @@ class HeldSamples:
         """As `SampleSource` says."""
         return (self._batch(0, which) for which in training_indices(self._run, epoch, self._rank))
 
-    def validation(self) -> Iterator[Labelled]:
-        """As `SampleSource` says."""
+    def validation(self, epoch: int) -> Iterator[Labelled]:
+        """As `SampleSource` says; the same after each epoch."""
         return (self._batch(1, which) for which in validation_indices(self._run, self._rank))
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def _batch(self, part: int, which: torch.Tensor) -> Labelled:
         which = which.to(self._device)
@@ -113,10 +119,5 @@ def mnist_samples(run: TrainingRun, rank: int, device: torch.device) -> HeldSamp
         images, labels = (torch.from_numpy(read_idx(idx_path(folder, name)).copy()) for name in names)
         return ((images.float() / 255 - _MNIST_MEAN) / _MNIST_SD).unsqueeze(1), labels.long()
 
-    training, validation = read(TRAIN), read(VALIDATION)
+    training, validation = read(TRAIN_FILES), read(VALIDATION_FILES)
     return HeldSamples(run, rank, device, (training[0], validation[0]), (training[1], validation[1]))
-
-
-def sample_source(run: TrainingRun, rank: int, device: torch.device) -> SampleSource:
-    """The data of a run. Raises OSError, ValueError: it cannot be read."""
-    return {"made": made_samples, "mnist": mnist_samples}[run.samples.kind](run, rank, device)

@@ -15,10 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_ddpscale.plan.training_run import CLASSIFIER, TrainingRun, loss_reached
 from pytest_ddpscale.results.records import EndReason
 from pytest_ddpscale.results.training_record import RankEpoch, RankTrained, joined_epoch, joined_run
+from pytest_ddpscale.worker.folder_source import FolderSource
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.rank_context import RankContext
 from pytest_ddpscale.worker.replica_checksum import checksum
-from pytest_ddpscale.worker.sample_source import Labelled, channels_of, sample_source
+from pytest_ddpscale.worker.sample_source import Labelled, SampleSource, channels_of, made_samples, mnist_samples
 from pytest_ddpscale.worker.span_clock import SpanClock
 from pytest_ddpscale.worker.training import autocast, build_model, new_scaler
 
@@ -65,7 +66,7 @@ class WholeTraining:
         device.check(run.workload.precision)
         torch.backends.cudnn.benchmark = run.workload.cudnn_benchmark
         compute_fp32_in_full()
-        self._source = sample_source(run, self._context.control.rank, device.torch_device)
+        self._source = _source_of(run, self._context)
         self._model = _model_of(run, device.torch_device)
         torch.manual_seed(run.seed + 1 + self._context.control.rank)  # dropout differs between ranks, as data does
         ids = [device.torch_device.index] if device.torch_device.type == "cuda" else None
@@ -146,7 +147,7 @@ class WholeTraining:
         self._infer.eval()
         with self._spans(VALIDATION):
             self._share_buffers()
-        batches, batch_size = self._source.validation(), self._run.workload.batch_size
+        batches, batch_size = self._source.validation(epoch), self._run.workload.batch_size
         correct = torch.zeros((), dtype=torch.int64, device=self._context.device.torch_device)
         validated, first = 0, self._compiles and epoch == 0
         while (batch := self._awaited(batches, VALIDATION_WAITING, ends=True)) is not None:
@@ -182,6 +183,7 @@ class WholeTraining:
         return threshold is not None and loss_reached(self._losses, threshold) is not None
 
     def _tell_end(self) -> None:
+        self._source.close()
         control, device = self._context.control, self._context.device.torch_device
         is_gpu = device.type == "cuda"
         part = RankTrained(
@@ -218,6 +220,14 @@ def padded(batch: Labelled, size: int) -> Labelled:
         return batch
     more = images.new_zeros(missing, *images.shape[1:])
     return torch.cat([images, more]), torch.cat([labels, labels.new_full((missing,), _NO_LABEL)])
+
+
+def _source_of(run: TrainingRun, context: RankContext) -> SampleSource:
+    """Raises OSError, ValueError, RuntimeError: it cannot be read."""
+    if run.samples.kind == "folder":
+        return FolderSource(run, context)
+    held = made_samples if run.samples.kind == "made" else mnist_samples
+    return held(run, context.control.rank, context.device.torch_device)
 
 
 def _model_of(run: TrainingRun, device: torch.device) -> nn.Module:
