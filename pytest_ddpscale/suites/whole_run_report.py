@@ -19,7 +19,6 @@ from pytest_ddpscale.suites.whole_run_tables import (
     efficiency_table,
     figures,
     gain_table,
-    min_time,
     result_table,
     time_table,
 )
@@ -41,32 +40,36 @@ def whole_run_report(measured: MeasuredSuite) -> SuiteReport:
     runs = list(measured.evidence.training.values())
     device = "GPU" if measured.evidence.plan.device_type == "cuda" else "rank"
     complete = [one for one in runs if one.is_complete]
-    series = series_of(complete)
+    series = series_of(complete, device)
     problems = [f"{one.run.id}: {problem}" for one in runs if (problem := problem_of(one, measured))]
     failures = [f"{one.run.id}: {wrong}" for one in complete for wrong in wrongs_of(one)]
     sections = [SuiteSection("What was trained", _configuration(runs))]
     if series:
-        said = [line for one in series for line in conclusions(one, device)]
+        said = [line for one in series for line in conclusions(one)]
         sections += [
-            SuiteSection("Conclusions", [*said, *bottleneck(series, device), *_largest_part(complete)]),
-            _results(series, device),
+            SuiteSection("Conclusions", [*said, *bottleneck(series), *_largest_part(complete)]),
+            _results(series),
         ]
     if complete:
         sections += [_time_parts(complete), _epochs(complete)]
     values = {"runs": [_values(one) for one in runs], "data_sets": [_series_values(one) for one in series]}
-    return SuiteReport(_headline(runs, complete, series, device), sections, problems, values, failures=failures)
+    return SuiteReport(_headline(runs, complete, series), sections, problems, values, failures=failures)
 
 
-def series_of(complete: Sequence[RunRecords]) -> list[WholeRunSeries]:
+def series_of(complete: Sequence[RunRecords], device: str) -> list[WholeRunSeries]:
     """By name, ascending; of several launches the median by complete time. Runs of one epoch have no throughput."""
     by_name: dict[str, dict[int, list[RunRecords]]] = {}
     for one in complete:
         if one.img_per_s is not None:
             by_name.setdefault(one.run.name, {}).setdefault(one.run.world_size, []).append(one)
     return [
-        WholeRunSeries(name, [_size(sorted(runs, key=lambda one: one.complete_s)) for _, runs in sorted(sizes.items())])
+        WholeRunSeries(name, [_size(_by_time(runs)) for _, runs in sorted(sizes.items())], device)
         for name, sizes in by_name.items()
     ]
+
+
+def _by_time(runs: Sequence[RunRecords]) -> list[RunRecords]:
+    return sorted(runs, key=lambda one: one.complete_s)
 
 
 def _size(launches: Sequence[RunRecords]) -> WholeRunSize:
@@ -105,12 +108,10 @@ def differing_replicas(one: RunRecords) -> list[str]:
     return [f"parameters of its ranks differ at the end: {', '.join(one.end.parameters_checksum)}"]
 
 
-def _headline(
-    runs: Sequence[RunRecords], complete: Sequence[RunRecords], series: Sequence[WholeRunSeries], device: str
-) -> str:
+def _headline(runs: Sequence[RunRecords], complete: Sequence[RunRecords], series: Sequence[WholeRunSeries]) -> str:
     of = runs[0].run
     what = f"Whole runs of {of.workload.model} in {of.workload.precision}, {of.epochs} epochs"
-    found = [f"{one.name}: {min_time(one):.4g} s on {one.fastest} {device}s at best" for one in series]
+    found = [f"{one.name}: {one.shortest_s:.4g} s on {one.counted(one.fastest)} at best" for one in series]
     missing = len(runs) - len(complete)
     return f"{what}: {'; '.join([*found, *([f'{missing} of {len(runs)} not complete'] if missing else [])])}"
 
@@ -138,7 +139,7 @@ def samples_text(run: TrainingRun) -> str:
     )
 
 
-def _results(series: Sequence[WholeRunSeries], device: str) -> SuiteSection:
+def _results(series: Sequence[WholeRunSeries]) -> SuiteSection:
     tables = []
     for one in series:
         title = f"{one.name}: complete training time, throughput, memory"
@@ -147,8 +148,8 @@ def _results(series: Sequence[WholeRunSeries], device: str) -> SuiteSection:
             tables += [gain_table(one), time_table(one)]
     if len(series) > 1:
         tables.append(compared_efficiency_table(series))
-    relative = [f"{one.name}: relative to {one.sizes[0].gpus} {device}s." for one in series if one.sizes[0].gpus > 1]
-    return SuiteSection("Scaling", relative, tables, figures=figures(series, device))
+    relative = [f"{one.name}: relative to {one.counted(one.sizes[0].gpus)}." for one in series if one.sizes[0].gpus > 1]
+    return SuiteSection("Scaling", relative, tables, figures=figures(series))
 
 
 def _time_parts(complete: Sequence[RunRecords]) -> SuiteSection:

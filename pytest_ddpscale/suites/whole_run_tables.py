@@ -5,7 +5,7 @@ They are made of plain numbers, whoever measured them, so that the chapter's own
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -47,10 +47,25 @@ class WholeRunSize:
 
 @dataclass(frozen=True)
 class WholeRunSeries:
-    """All sizes on one data set, ascending."""
+    """All sizes on one data set, ascending; `device` is what a rank is."""
 
     name: str
     sizes: Sequence[WholeRunSize]
+    device: str = "GPU"
+
+    def counted(self, gpus: int) -> str:
+        """``8 GPUs``."""
+        return f"{gpus} {self.device}{'' if gpus == 1 else 's'}"
+
+    @property
+    def heading(self) -> str:
+        """Of the column of sizes."""
+        return f"{self.device[0].upper()}{self.device[1:]}s"
+
+    @property
+    def shortest_s(self) -> float:
+        """The shortest complete time, in seconds."""
+        return min(one.train_s for one in self.facts)
 
     @cached_property
     def facts(self) -> list[ScalingFact]:
@@ -77,7 +92,7 @@ class WholeRunSeries:
     def sweet_spot(self) -> list[int]:
         """Sizes that are efficient and save most of what can be saved; none where efficiency ends before."""
         first = self.facts[0].train_s
-        saving = first - min(one.train_s for one in self.facts)
+        saving = first - self.shortest_s
         return [
             one.gpus for one in self.facts[1:]
             if one.efficiency >= GOOD_EFFICIENCY and first - one.train_s >= MOST_OF_THE_SAVING * saving > 0
@@ -91,7 +106,7 @@ def result_table(series: WholeRunSeries, title: str) -> SuiteTable:
          ABSENT if one.reserved_gb is None else f"{one.reserved_gb:.3g}")
         for one in series.sizes
     ]  # fmt: skip
-    return SuiteTable(("GPUs", "Complete training time s", "Throughput img/s", "Memory GB"), rows, title)
+    return SuiteTable((series.heading, "Complete training time s", "Throughput img/s", "Memory GB"), rows, title)
 
 
 def efficiency_table(series: WholeRunSeries) -> SuiteTable:
@@ -100,7 +115,7 @@ def efficiency_table(series: WholeRunSeries) -> SuiteTable:
         (str(one.gpus), f"{one.img_per_s / one.efficiency:.4g}", f"{one.img_per_s:.4g}", f"{one.efficiency:.1%}")
         for one in series.facts
     ]
-    columns = ("GPUs", "Ideal throughput img/s", "Actual throughput img/s", "Efficiency")
+    columns = (series.heading, "Ideal throughput img/s", "Actual throughput img/s", "Efficiency")
     return SuiteTable(columns, rows, f"{series.name}: ideal and actual throughput")
 
 
@@ -111,7 +126,7 @@ def gain_table(series: WholeRunSeries) -> SuiteTable:
          f"{one.more_img_per_s or 0.0:+.4g}", f"{one.gain or 0.0:+.0%}")
         for before, one in zip(series.facts, series.facts[1:], strict=False)
     ]  # fmt: skip
-    columns = ("GPUs", "Throughput img/s", "Marginal gain img/s", "Gain per doubling")
+    columns = (series.heading, "Throughput img/s", "Marginal gain img/s", "Gain per doubling")
     return SuiteTable(columns, rows, f"{series.name}: marginal gain")
 
 
@@ -126,7 +141,7 @@ def time_table(series: WholeRunSeries) -> SuiteTable:
             else (ABSENT, ABSENT)
         )
         rows.append((str(one.gpus), f"{one.train_s:.4g}", *gains))
-    columns = ("GPUs", "Training time s", "Against the size before", f"Against {series.facts[0].gpus}")
+    columns = (series.heading, "Training time s", "Against the size before", f"Against {series.facts[0].gpus}")
     return SuiteTable(columns, rows, f"{series.name}: reduction of the complete time")
 
 
@@ -138,12 +153,14 @@ def compared_efficiency_table(all_series: Sequence[WholeRunSeries]) -> SuiteTabl
         (str(size), *(f"{found[size]:.1%}" if size in found else ABSENT for found in by_name.values()))
         for size in sizes
     ]
-    return SuiteTable(("GPUs", *(f"{name}: efficiency" for name in by_name)), rows, "Efficiency by data set")
+    return SuiteTable(
+        (all_series[0].heading, *(f"{name}: efficiency" for name in by_name)), rows, "Efficiency by data set"
+    )
 
 
-def figures(all_series: Sequence[WholeRunSeries], device: str) -> list[str]:
+def figures(all_series: Sequence[WholeRunSeries]) -> list[str]:
     """As figures 12.4 to 12.7: throughput, speed-up of each and all, throughput and efficiency together."""
-    gpus, drawn = f"world size ({device}s)", []
+    gpus, drawn = f"world size ({all_series[0].device}s)", []
     for one in all_series:
         bars = {str(size.gpus): size.img_per_s for size in one.sizes}
         drawn.append(bar_chart(f"bars-{one.name}", f"Training throughput on {one.name}", LineAxes(gpus, "img/s"),
@@ -163,67 +180,67 @@ def figures(all_series: Sequence[WholeRunSeries], device: str) -> list[str]:
     return drawn
 
 
-def conclusions(series: WholeRunSeries, device: str, deadline_s: float | None = None) -> Iterator[str]:
+def conclusions(series: WholeRunSeries, deadline_s: float | None = None) -> Iterator[str]:
     """What the chapter concludes of such numbers."""
     first, last, name = series.facts[0], series.facts[-1], series.name
-    if len(series.facts) < 2:
+    if first is last:
         return
-    gain, saved = last.img_per_s / first.img_per_s, first.train_s / last.train_s
+    gain, shrinks = last.img_per_s / first.img_per_s, first.train_s / last.train_s
     yield (
-        f"{name}: from {first.gpus} to {last.gpus} {device}s throughput grows {gain:.1f}x, complete time shrinks "
-        f"{saved:.1f}x."
+        f"{name}: from {first.gpus} to {series.counted(last.gpus)} throughput grows {gain:.1f}x, complete time shrinks "
+        f"{shrinks:.1f}x."
     )
+    least = f"{SATURATED_GAIN:.0%}"
     if series.saturation is None:
-        yield f"{name}: complete time does not saturate: every doubling saves {SATURATED_GAIN:.0%} of it or more."
+        yield f"{name}: complete time does not saturate: every doubling saves {least} of it or more."
     else:
-        at, least = series.saturation, f"{SATURATED_GAIN:.0%}"
-        yield f"{name}: complete time saturates at {at} {device}s: a doubling saves less than {least} of it."
-    yield f"{name}: for a tight deadline take {series.fastest}, the fastest ({min_time(series):.4g} s)."
+        at = series.counted(series.saturation)
+        yield f"{name}: complete time saturates at {at}: the next doubling saves less than {least} of it."
+    yield f"{name}: shortest complete time: {series.shortest_s:.4g} s on {series.counted(series.fastest)}."
     if deadline_s is not None:
         enough = sweet_spots(series.facts, deadline_s).deadline
-        met = f"{enough} {device}s are enough" if enough else f"no size meets it, {series.fastest} comes closest"
-        yield f"{name}: for a deadline of {deadline_s:g} s {met}."
+        met = f"met from {series.counted(enough)} on" if enough else "met by no size that was measured"
+        yield f"{name}: deadline of {deadline_s:g} s: {met}."
     if series.most_efficient is not None:
-        yield f"{name}: where GPUs are few take {series.most_efficient}, the most at {GOOD_EFFICIENCY:.0%} efficiency."
-    spot = series.sweet_spot
-    said = "to ".join(dict.fromkeys((f"{spot[0]} ", str(spot[-1])))).strip() if spot else "no size"
+        yield f"{name}: largest size of {GOOD_EFFICIENCY:.0%} efficiency: {series.counted(series.most_efficient)}."
     yield (
-        f"{name}: sweet spot: {said} ({GOOD_EFFICIENCY:.0%} efficiency, and {MOST_OF_THE_SAVING:.0%} of the time that "
-        f"{series.fastest} saves)."
+        f"{name}: sweet spot (at least {GOOD_EFFICIENCY:.0%} efficient, and {MOST_OF_THE_SAVING:.0%} of all the time "
+        f"that can be saved): {_sizes_text(series)}."
     )
 
 
-def min_time(series: WholeRunSeries) -> float:
-    """The shortest complete time, in seconds."""
-    return min(one.train_s for one in series.facts)
-
-
-def bottleneck(all_series: Sequence[WholeRunSeries], device: str) -> Iterable[str]:
+def bottleneck(all_series: Sequence[WholeRunSeries]) -> Iterator[str]:
     """What the smaller of two data sets loses, at the largest size that both have."""
     if len(all_series) < 2:
         return
-    slow, fast = sorted(all_series[:2], key=lambda one: one.facts[0].train_s)
-    sizes = {one.gpus for one in slow.facts[1:]} & {one.gpus for one in fast.facts}
+    small, large = sorted(all_series[:2], key=lambda one: one.facts[0].train_s)
+    sizes = {one.gpus for one in small.facts[1:]} & {one.gpus for one in large.facts}
     if not sizes:
         return
     at = max(sizes)
-    small, large = (next(fact for fact in one.facts if fact.gpus == at) for one in (slow, fast))
-    shares = [_serial_time(one, at) for one in (slow, fast)]
-    few = next((one.iterations for one in slow.sizes if one.gpus == at and one.iterations is not None), None)
-    batches = f", with {few} iterations an epoch" if few is not None else ""
-    if small.efficiency < large.efficiency:
-        yield (
-            f"{slow.name}, the smaller data set, is bound by overhead at {at} {device}s{batches}: efficiency "
-            f"{small.efficiency:.1%} against {large.efficiency:.1%} on {fast.name}; by Amdahl's law {shares[0]:.0%} of "
-            f"its complete time does not shrink with {device}s, {shares[1]:.0%} on {fast.name}."
-        )
-    else:
-        yield f"Efficiency at {at} {device}s is no lower on {slow.name}, the smaller data set, than on {fast.name}."
+    shares = [next(fact.efficiency for fact in one.facts if fact.gpus == at) for one in (small, large)]
+    few = next((one.iterations for one in small.sizes if one.gpus == at and one.iterations is not None), None)
+    batches = f", in {few} iterations an epoch" if few is not None else ""
+    if shares[0] >= shares[1]:
+        yield f"{small.name}, the smaller data set, is no less efficient than {large.name} on {small.counted(at)}."
+        return
+    yield (
+        f"{small.name}, the smaller data set, is bound by overhead on {small.counted(at)}{batches}: {shares[0]:.1%} "
+        f"efficient, {large.name} {shares[1]:.1%}. Of the complete time {_what_stays(small, at):.0%} does not shrink on "
+        f"{small.name} (Amdahl's law), {_what_stays(large, at):.0%} on {large.name}."
+    )
 
 
-def _serial_time(series: WholeRunSeries, gpus: int) -> float:
-    """Serial share of the complete time by Karp and Flatt (1990), from its reduction at a size."""
+def _what_stays(series: WholeRunSeries, gpus: int) -> float:
+    """Serial share of the complete time by Karp and Flatt (1990), from its reduction at a size; all where it grows."""
     first = series.facts[0]
     one = next(fact for fact in series.facts if fact.gpus == gpus)
     ratio, more = one.train_s / first.train_s, gpus / first.gpus
-    return (ratio - 1 / more) / (1 - 1 / more)
+    return min(1.0, (ratio - 1 / more) / (1 - 1 / more))
+
+
+def _sizes_text(series: WholeRunSeries) -> str:
+    spot = series.sweet_spot
+    if not spot:
+        return "no size that was measured"
+    return series.counted(spot[0]) if len(spot) == 1 else f"{spot[0]} to {series.counted(spot[-1])}"
