@@ -47,6 +47,21 @@ class SampleSet:
 
 
 @dataclass(frozen=True)
+class RunBounds:
+    """What a run has to reach: complete time in seconds, accuracy of its last validation; None where nothing is asked.
+
+    Attributes:
+        most_s_from: who asks for `most_s`: an option, or the source of a published number.
+        least_accuracy_from: likewise.
+    """
+
+    most_s: float | None = None
+    least_accuracy: float | None = None
+    most_s_from: str = ""
+    least_accuracy_from: str = ""
+
+
+@dataclass(frozen=True)
 class TrainingRun:
     """One run from the start of its processes to its last validation.
 
@@ -64,6 +79,7 @@ class TrainingRun:
         loss_threshold: training ends with the epoch in which the loss gets there; None trains all epochs.
         seed: of the data's order, the weights, and made images.
         launch: in which of the plan's launches it is done, from 1.
+        bounds: what it has to reach.
         id: ``train/micro-224@8``, of a later launch ``train/micro-224@8/launch-2``.
     """
 
@@ -81,6 +97,7 @@ class TrainingRun:
     loss_threshold: float | None = None
     seed: int = 0
     launch: int = 1
+    bounds: RunBounds = RunBounds()
     id: str = field(init=False, default="")
 
     def __post_init__(self) -> None:

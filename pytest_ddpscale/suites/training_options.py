@@ -184,7 +184,8 @@ def folder_set(folder: Path) -> SampleSet:
     if not (train and validation and classes):
         found = f"{path} has {train} images in {TRAIN}/CLASS and {validation} in {VALIDATION}/CLASS"
         raise OptionError("--folder", found, "some of both", "See `ddpscale make-dataset --help`.")
-    return SampleSet("folder", path.name, train, validation, classes, str(path))
+    name = record.like if record is not None and record.like else path.name
+    return SampleSet("folder", name, train, validation, classes, str(path))
 
 
 def _images_in(split: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pytest_ddpscale.evidence.trained_runs import MOST_UNEXPLAINED, SPANS, RunRecords
@@ -10,6 +11,7 @@ from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
+from pytest_ddpscale.suites.whole_run_judge import TIME, RunVerdict, run_verdicts
 from pytest_ddpscale.suites.whole_run_tables import (
     WholeRunSeries,
     WholeRunSize,
@@ -42,17 +44,23 @@ def whole_run_report(measured: MeasuredSuite) -> SuiteReport:
     complete = [one for one in runs if one.is_complete]
     series = series_of(complete, device)
     problems = [f"{one.run.id}: {problem}" for one in runs if (problem := problem_of(one, measured))]
-    failures = [f"{one.run.id}: {wrong}" for one in complete for wrong in wrongs_of(one)]
+    wrongs = {one.run.id: wrongs for one in complete if (wrongs := wrongs_of(one))}
+    verdicts = run_verdicts(runs, list(wrongs), measured.confidence)
+    failures = [f"{run}: {wrong}" for run, found in wrongs.items() for wrong in found]
+    failures += [verdict_text(one) for one in verdicts if one.outcome != "passed"]
     sections = [SuiteSection("What was trained", _configuration(runs))]
+    if verdicts:
+        sections.append(_required(verdicts))
     if series:
-        said = [line for one in series for line in conclusions(one)]
+        said = [line for one in series for line in conclusions(one, _deadline_s(runs, one.name))]
         sections += [
             SuiteSection("Conclusions", [*said, *bottleneck(series), *_largest_part(complete)]),
             _results(series),
         ]
     if complete:
         sections += [_time_parts(complete), _epochs(complete)]
-    values = {"runs": [_values(one) for one in runs], "data_sets": [_series_values(one) for one in series]}
+    values = {"runs": [_values(one) for one in runs], "data_sets": [_series_values(one) for one in series],
+              "verdicts": [asdict(one) for one in verdicts]}  # fmt: skip
     return SuiteReport(_headline(runs, complete, series), sections, problems, values, failures=failures)
 
 
@@ -106,6 +114,41 @@ def differing_replicas(one: RunRecords) -> list[str]:
     if one.end.replicas_agree:
         return []
     return [f"parameters of its ranks differ at the end: {', '.join(one.end.parameters_checksum)}"]
+
+
+def _deadline_s(runs: Sequence[RunRecords], name: str) -> float | None:
+    """What may be taken at the largest size of a data set: a deadline that smaller ones may meet as well."""
+    largest = max((one.run for one in runs if one.run.name == name), key=lambda run: run.world_size)
+    return largest.bounds.most_s
+
+
+def _required(verdicts: Sequence[RunVerdict]) -> SuiteSection:
+    rows = [
+        (one.run, one.metric, _value_text(one, one.value),
+         " … ".join(_value_text(one, end) for end in one.interval or ()) or ABSENT,
+         f"{'at most' if one.metric == TIME else 'at least'} {_value_text(one, one.bound)}", one.outcome, one.asked_by)
+        for one in verdicts
+    ]  # fmt: skip
+    said = (
+        "A run that is not complete, whose replicas differ, or with too much unexplained time passes nothing. One "
+        "launch has no interval: it says how long this run took, not how long the next one may; --launches 3 does."
+    )
+    columns = ("Run", "Metric", "Value", "Interval over launches", "Required", "Outcome", "Asked by")
+    return SuiteSection("Requirements", [said], [SuiteTable(columns, rows)])
+
+
+def verdict_text(one: RunVerdict) -> str:
+    """Why a verdict is not a pass."""
+    asked = f"{'at most' if one.metric == TIME else 'at least'} {_value_text(one, one.bound)} ({one.asked_by})"
+    if one.value is None:
+        return f"{one.run}: {one.metric} is not measured; {asked} is required"
+    return f"{one.run}: {one.metric} {_value_text(one, one.value)}, {one.outcome}; {asked} is required"
+
+
+def _value_text(one: RunVerdict, value: float | None) -> str:
+    if value is None:
+        return ABSENT
+    return f"{value:.4g} s" if one.metric == TIME else f"{value:.2%}"
 
 
 def _headline(runs: Sequence[RunRecords], complete: Sequence[RunRecords], series: Sequence[WholeRunSeries]) -> str:

@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.image_folder import MOST_LOADER_WORKERS
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
@@ -22,6 +23,7 @@ from pytest_ddpscale.suites.training_options import (
     plan_of_runs,
     whole_number,
 )
+from pytest_ddpscale.suites.whole_run_judge import add_bound_options, bounded
 
 if TYPE_CHECKING:
     from pytest_ddpscale.plan.study import Plan
@@ -48,6 +50,7 @@ class WholeRun(Suite):
         add("--compile", choices=("no", "default", "reduce-overhead", "max-autotune"), default="no",
             help="mode of torch.compile; default: %(default)s")  # fmt: skip
         add_training_options(parser, epochs=5, batch=64)
+        add_bound_options(parser)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """A run for each data set and world size, the data sets one after the other."""
@@ -58,18 +61,15 @@ class WholeRun(Suite):
         pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4))
         workers = read_value("--workers", arguments.workers, whole_number(MOST_LOADER_WORKERS))
         is_cpu = nodes.subject.device_type == "cpu"
-        return plan_of_runs(
-            (
-                run
-                for samples in _sample_sets(arguments)
-                for run in options.runs(
-                    samples.name, options.workload(model, model, pixels, samples.classes, is_cpu=is_cpu), samples,
-                    nodes, compile_mode=arguments.compile,
-                    loader_workers=workers,
-                )
-            ),
-            options.launches, nodes,
-        )  # fmt: skip
+        runs = [
+            run
+            for samples in _sample_sets(arguments)
+            for run in options.runs(
+                samples.name, options.workload(model, model, pixels, samples.classes, is_cpu=is_cpu), samples, nodes,
+                compile_mode=arguments.compile, loader_workers=workers,
+            )
+        ]  # fmt: skip
+        return plan_of_runs(bounded(runs, arguments, nodes.subject.sku), options.launches, nodes)
 
     def conclude(self, measured: MeasuredSuite) -> SuiteReport:
         """Tables, figures, and what they say."""
@@ -80,5 +80,8 @@ class WholeRun(Suite):
 
 def _sample_sets(arguments: argparse.Namespace) -> list[SampleSet]:
     if arguments.folder:
-        return [folder_set(folder) for folder in arguments.folder]
+        found = [folder_set(folder) for folder in arguments.folder]
+        if len({one.name for one in found}) < len(found):
+            raise OptionError("--folder", f"two data sets are called {found[0].name}", "another name for each")
+        return found
     return [made_set(count) for count in read_value("--made", arguments.made, counts(10**7))]

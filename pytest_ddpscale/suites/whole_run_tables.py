@@ -226,8 +226,8 @@ def bottleneck(all_series: Sequence[WholeRunSeries]) -> Iterator[str]:
         return
     yield (
         f"{small.name}, the smaller data set, is bound by overhead on {small.counted(at)}{batches}: {shares[0]:.1%} "
-        f"efficient, {large.name} {shares[1]:.1%}. Of the complete time {_what_stays(small, at):.0%} does not shrink on "
-        f"{small.name} (Amdahl's law), {_what_stays(large, at):.0%} on {large.name}."
+        f"efficient, {large.name} {shares[1]:.1%}. Of the complete time {_what_stays(small, at):.0%} does not shrink "
+        f"on {small.name} (Amdahl's law), {_what_stays(large, at):.0%} on {large.name}."
     )
 
 

@@ -51,7 +51,10 @@ def published() -> list[WholeRunSeries]:
     return [
         WholeRunSeries(
             name,
-            [WholeRunSize(gpus, *map(float, row), iterations=few.get(gpus)) for gpus, row in table.items()],
+            [
+                WholeRunSize(gpus, float(seconds), float(rate), float(memory), few.get(gpus))
+                for gpus, (seconds, rate, memory) in table.items()
+            ],
         )
         for name, table, few in (("micro-224", MICRO, MICRO_ITERATIONS), ("tiny-224", TINY, dict[int, int]()))
     ]
