@@ -48,7 +48,7 @@ class TestRefused:
         ("name", "content"),
         [
             ("run.json", ""),
-            ("plan.json", '{"schema_version": 4, "studies": 3}'),
+            ("plan.json", '{"schema_version": 5, "studies": 3}'),
         ],
     )
     def test_a_broken_file(self, site: Site, name: str, content: str) -> None:
