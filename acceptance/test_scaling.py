@@ -41,6 +41,12 @@ def test_exposed_communication(verdict: ItemVerdict) -> None:
     verdict.check()
 
 
+@pytest.mark.requirement("input_pipeline_efficiency")
+def test_input_pipeline_efficiency(verdict: ItemVerdict) -> None:
+    """Training does not wait for its data."""
+    verdict.check()
+
+
 @pytest.mark.requirement("ddp_overhead")
 def test_ddp_overhead(verdict: ItemVerdict) -> None:
     """DistributedDataParallel costs one GPU next to nothing."""

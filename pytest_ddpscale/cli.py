@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pytest_ddpscale import __version__
 from pytest_ddpscale.calibrate.calibrate_command import add_calibrate
 from pytest_ddpscale.compare.compare_command import add_compare
+from pytest_ddpscale.datasets.make_dataset import add_make_dataset
 from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionError, SkuError
 from pytest_ddpscale.find_batch.find_max_batch import add_find_max_batch
 from pytest_ddpscale.forecast.forecast_command import add_forecast, add_scaling
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     add_simulate(commands)
     add_find_max_batch(commands, _gpus_here)
     add_suite(commands)
+    add_make_dataset(commands)
     return parser
 
 

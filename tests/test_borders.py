@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "compare": {"settings", "plan", "results", "metrics", "stats", "evidence", "verdict", "history", "report"},
     "forecast": {"settings", "plan", "results", "metrics", "stats", "evidence"},
     "find_batch": {"settings", "plan", "results", "thresholds", "sku", "node", "launch"},
+    "datasets": {"settings", "plan", "results"},
     "simulate": {"settings", "plan", "results", "thresholds", "metrics", "evidence", "verdict"},
 }
 TOP = {"session", "plugin", "cli", "suites"}
@@ -47,6 +48,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "yaml": {"thresholds"},
     "jinja2": {"report"},
     "matplotlib": {"report"},
+    "PIL": {"datasets", "worker"},
     "psutil": {"node"},
     "pynvml": {"sku", "telemetry"},
 }

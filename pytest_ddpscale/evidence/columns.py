@@ -102,6 +102,7 @@ class ArmColumns:
         utilization: share of the block the device was busy, NaN if unknown, (rounds, ranks).
         energy_j: that the GPU took in the block, NaN if unknown, (rounds, ranks).
         peak_memory_bytes: most memory held, NaN if unknown, (rounds, ranks).
+        waited_s: seconds of the block that the rank waited for data, NaN of synthetic data, (rounds, ranks).
         skipped_steps: optimizer steps that fp16's loss scaler left out, (rounds, ranks).
         checksum: of the parameters' bits: equal numbers are equal bits, 0 is none, (rounds, ranks).
         step_s: duration of each step in seconds, NaN beyond a block's last one, (rounds, ranks, most steps).
@@ -122,6 +123,7 @@ class ArmColumns:
     utilization: FloatArray
     energy_j: FloatArray
     peak_memory_bytes: FloatArray
+    waited_s: FloatArray
     skipped_steps: IntArray
     checksum: IntArray
     step_s: StepArray
@@ -284,8 +286,18 @@ class _BlockArrays:
         """Of a block."""
         cells = {name: block.each(name) for name in (*_NUMBERS, "steps", "skipped_steps")}
         cells["checksum"], ranks = block.checksums, block.each("ranks")
+        cells["waited_s"] = _waited_s(block)
         step_s = np.frombuffer(block.step_s, "<f4").reshape(len(ranks), -1).astype(np.float32, copy=False)
         return _BlockArrays(block.round, block.batch_size, block.single_sample, block.gang, ranks, cells, step_s)
+
+
+def _waited_s(block: Block) -> FloatArray:
+    """Of each rank in all its steps; NaN if it never had to."""
+    if not block.waited_s:
+        return np.broadcast_to(np.nan, len(block.ranks))
+    of_steps = np.frombuffer(block.waited_s, "<f4").reshape(len(block.ranks), -1)
+    seconds: FloatArray = of_steps.sum(axis=1, dtype=np.float64)
+    return seconds
 
 
 def _laid_out(rows: Sequence[Any], at: Sequence[IntArray], ranks: int) -> Any:

@@ -224,10 +224,19 @@ def _unplanned(recorded: Recorded) -> Iterator[Contradiction]:
 
 
 def _impossible_steps(recorded: Recorded) -> Iterator[Contradiction]:
-    """The steps of a rank fill its block."""
+    """The steps of a rank fill its block, and it waits for data where it reads a folder, and nowhere else."""
     for line, block in recorded.blocks:
         if not block.step_s:
             continue
+        study = recorded.plan.study(block.study)
+        arm = study and study.arm(block.arm)
+        if (
+            study
+            and arm
+            and not recorded.is_simulated
+            and (arm.data_of(study.workload) == "synthetic") == bool(block.waited_s)
+        ):
+            yield Contradiction(line, f"has {len(block.waited_s)} bytes of seconds waited for data (waited_s)")
         steps, block_s = np.frombuffer(block.step_s, "<f4").reshape(len(block.ranks), -1), block.each("block_s")
         impossible = ~(np.isfinite(steps) & (steps > 0))
         if impossible.any():

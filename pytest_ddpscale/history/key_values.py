@@ -18,6 +18,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.results.strict_json import strict_json
 
 _CPU = "cpu"
@@ -124,7 +125,10 @@ def _values(evidence: Evidence) -> Iterator[KeyValue]:
 
 def _arm_values(evidence: Evidence, study: Study, arm: Arm) -> Iterator[KeyValue]:
     definition = _definition(evidence.plan, study, arm)
-    if arm.kind in ("alone", "each"):
+    if arm.variant != USUAL:
+        return
+    # A GPU is not slower for a slow disk.
+    if arm.kind in ("alone", "each") and arm.data_of(study.workload) == "synthetic":
         yield from _gpu_values(evidence, study, arm, definition)
     elif arm.kind == "ddp" and evidence.plan.layout.fits_node(arm):
         yield from _node_values(evidence, study, arm, definition)

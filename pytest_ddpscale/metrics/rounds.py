@@ -83,6 +83,14 @@ class ArmRounds:
         return _at(self.mean_step_s, self.slowest)
 
     @property
+    def waited_s_per_step(self) -> FloatArray:
+        """Seconds of a step that the rank which waited most for data did so; NaN of synthetic data."""
+        share = self.measured.waited_s / np.where(self.present, self.measured.steps, 1)
+        return np.where(
+            self._is_known(share), np.max(np.where(np.isnan(share), 0.0, share), axis=1, initial=0.0), np.nan
+        )
+
+    @property
     def img_per_s(self) -> FloatArray:
         """Images each rank trained per second, NaN where it took no part, (rounds, ranks)."""
         return self._images / self.measured.block_s
@@ -158,7 +166,7 @@ class ArmRounds:
 NO_ROUNDS = ArmRounds(
     ArmColumns(
         "", "", *(np.zeros(0, np.int64),) * 3, np.zeros(0, np.bool_), NOBODY, np.zeros((0, 0), np.bool_),
-        np.zeros((0, 0), np.int64), *(np.zeros((0, 0)),) * 6, *(np.zeros((0, 0), np.int64),) * 2,
+        np.zeros((0, 0), np.int64), *(np.zeros((0, 0)),) * 7, *(np.zeros((0, 0), np.int64),) * 2,
         np.zeros((0, 0, 0), np.float32),
     )
 )  # fmt: skip

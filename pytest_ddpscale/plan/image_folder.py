@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 
 MOST_LOADER_WORKERS = 256  # of one rank: more than a node has cores for
 MOST_PREFETCH = 1024
-TRAIN, VALIDATION = "train", "val"
 Split = Literal["train", "val"]
 
 

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import ProbeKind
 from pytest_ddpscale.plan.study import Arm, ArmKind, OneGpu, Placement, Scaling
+from pytest_ddpscale.plan.variant import USUAL, Variant
 from pytest_ddpscale.plan.workload import Workload
 
 Unit = Literal["img/s", "fraction", "x", "GiB", "ms", "TFLOPS", "GB/s", "img/J"]
@@ -132,6 +133,7 @@ class Metric:
             or the source of the bound trained one GPU under DDP (`times_one_gpu`).
         baseline: the kind of arm it is compared with, in the same round; None if it stands for itself. ``alone`` of
             many ranks is ``ddp@1`` if the source of the bound measured that.
+        baseline_variant: the settings of that arm.
         takes_versus: whether the requirement names a reference SKU.
         takes_peak: whether the SKU has to say its peak in the workload's precision.
         upper_bound: whether its bound is ``at_most`` (True) or ``at_least`` (False).
@@ -166,6 +168,7 @@ class Metric:
     maximum_world_size: int | None = None
     measured: ArmKind = "ddp"
     baseline: ArmKind | None = None
+    baseline_variant: Variant = USUAL
     takes_versus: bool = False
     takes_peak: bool = False
     upper_bound: bool = False
@@ -206,6 +209,11 @@ class Metric:
     def compares_ranks(self) -> bool:
         """Whether it holds ranks, each computing by itself, against each other."""
         return self.measured == "each"
+
+    @property
+    def reads_folder(self) -> bool:
+        """Whether it compares a workload's images from a folder with synthetic ones."""
+        return self.baseline_variant.data == "synthetic"
 
     @property
     def communicates(self) -> bool:
@@ -268,8 +276,11 @@ def measured_arm(
         one_gpu: how one GPU is trained, where the metric leaves that to the source of the bound.
 
     Raises:
-        ValueError: strong scaling without a global batch, or one that the ranks cannot share evenly.
+        ValueError: strong scaling without a global batch, or one that the ranks cannot share evenly; or images from a
+            folder, of a workload with synthetic ones.
     """
+    if metric.reads_folder and workload.data == "synthetic":
+        raise ValueError(f"{metric.name} needs `data: {{folder: PATH}}` in the workload {workload.name}")
     batch_size = _batch_size_per_gpu(metric.scaling, workload, world_size)
     if world_size == 1 and metric.times_one_gpu(is_of_one=True):
         return Arm(one_gpu, 1, batch_size)
@@ -285,7 +296,8 @@ def baseline_arm(
     if metric.baseline == "alone":
         kind: OneGpu = one_gpu if metric.times_one_gpu(is_of_one=world_size == 1) else "alone"
         return Arm(kind, 1, _batch_size_per_gpu(metric.scaling, workload, 1))
-    return Arm(metric.baseline, world_size, _batch_size_per_gpu(metric.scaling, workload, world_size), placement)
+    batch_size = _batch_size_per_gpu(metric.scaling, workload, world_size)
+    return Arm(metric.baseline, world_size, batch_size, placement, metric.baseline_variant)
 
 
 def _batch_size_per_gpu(scaling: Scaling, workload: Workload, world_size: int) -> int:

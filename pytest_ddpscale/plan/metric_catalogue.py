@@ -11,6 +11,7 @@ import math
 from pytest_ddpscale.plan.metric import MOST_EFFICIENCY, Metric, MetricInput
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import COLLECTIVES
+from pytest_ddpscale.plan.variant import Variant
 
 # Costs, which may be nothing at all.
 _COST = (0.0, 1.0)
@@ -176,6 +177,14 @@ _ALL = (
     ),
     *INFERENCE_LATENCIES.values(),
     Metric(
+        "input_pipeline_efficiency", "fraction", "Input-pipeline efficiency",
+        "Throughput with images that are read from a folder, relative to the same training on synthetic ones.",
+        "t(ddp@k) with `data: {folder: …}` ÷ t(ddp@k) with synthetic data",
+        samples=lambda measured: measured.arm.img_per_s_per_gpu / measured.baseline.img_per_s_per_gpu,
+        baseline="ddp", baseline_variant=Variant(data="synthetic"), carries_acceptance=False, plausible=_EFFICIENCY,
+        credible=(-math.inf, MOST_EFFICIENCY), possible=_RATIO_TO_ALONE,
+    ),
+    Metric(
         "node_check", "fraction", "Node checks",
         "Share of nodes that are as they should be: their GPUs, memory errors, links, clocks and software.",
         "share of nodes that pass a check; it has no rounds",
@@ -233,6 +242,7 @@ RANK_UNIFORMITY = METRICS["rank_uniformity"]
 DEVICE_UTILIZATION = METRICS["device_utilization"]
 PEAK_MEMORY_GIB = METRICS["peak_memory_gib"]
 REPLICA_AGREEMENT = METRICS["replica_agreement"]
+INPUT_PIPELINE_EFFICIENCY = METRICS["input_pipeline_efficiency"]
 GENERATION_RATIO = METRICS["generation_ratio"]
 IMAGES_PER_JOULE = METRICS["images_per_joule"]
 EXPOSED_COMMUNICATION = METRICS["exposed_communication"]

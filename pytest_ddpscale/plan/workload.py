@@ -55,10 +55,15 @@ class Workload:
                 expected = "at least 1" if number < 1 else f"at most {most}"
                 raise ValueError(f"{field} is {number}; expected {expected}")
 
+    @property
+    def data_kind(self) -> str:
+        """``synthetic`` or ``folder``."""
+        return "synthetic" if self.data == "synthetic" else "folder"
+
 
 # Two workloads with the same values here run the same kernels per image. Batch size is left out
 # on purpose: generations are compared each at its own largest batch.
-COMPARABLE_FIELDS = ("model", "precision", "image_size", "memory_format")
+COMPARABLE_FIELDS = ("model", "precision", "image_size", "memory_format", "data_kind")
 
 
 def incomparable_fields(one: Workload, other: Workload) -> list[str]:

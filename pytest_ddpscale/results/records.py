@@ -31,6 +31,7 @@ BEFORE_ROUNDS = -1
 # A thousand times what any GPU trains of the smallest images: more is a broken clock, and would overflow in ratios.
 MOST_IMG_PER_S = 1e9
 NO_CHECKSUM = "0" * 16  # of parameters
+_MOST_WAITED = 1.01  # of a block: the host's clock says how long a rank waited, the device's how long a block lasted
 STEP_BYTES = 4  # of one step time: float32 has seven digits, more than any clock of a GPU
 
 Ranks = Annotated[tuple[Count, ...], Meta(min_length=1)]
@@ -227,6 +228,8 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
         step_s: duration of each step in seconds, (ranks, steps): little-endian float32, rank after rank, in base64.
             Empty in imported results, which keep none. As a list of numbers 8,192 ranks would take twice the space
             and ten times as long to read.
+        waited_s: seconds of each step that the rank was blocked until its data was loaded, likewise; empty of
+            synthetic data.
         step_stdev_s: sample standard deviation of the step time, in seconds, of imported results.
         utilization: share of the block the device was busy, 0 … 1 (CPU: process CPU time per thread);
             None where it could not be read.
@@ -250,6 +253,7 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
     started_unix_s: UnixSeconds | tuple[UnixSeconds, ...]
     block_s: Seconds | tuple[Seconds, ...]
     step_s: bytes = b""
+    waited_s: bytes = b""
     step_stdev_s: Deviation | tuple[Deviation | None, ...] | None = None
     utilization: Share | tuple[Share | None, ...] | None = None
     energy_j: Joules | tuple[Joules | None, ...] | None = None
@@ -270,6 +274,14 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
         if self.step_s and (isinstance(self.steps, np.ndarray) or len(self.step_s) != STEP_BYTES * count * fewest):
             found = f"{len(self.step_s)} bytes of step times (step_s)"
             raise ValueError(f"{found}; expected {STEP_BYTES} for each of {count} x {fewest}")
+        if self.waited_s and len(self.waited_s) != len(self.step_s):
+            found = f"{len(self.waited_s)} bytes of seconds waited for data (waited_s)"
+            raise ValueError(f"{found}; expected as many as of step times, {len(self.step_s)}")
+        waited_s = np.frombuffer(self.waited_s, "<f4").reshape(count, -1)
+        if not (np.isfinite(waited_s) & (waited_s >= 0)).all():
+            raise ValueError("a wait for data (waited_s) is no number of seconds from 0 on")
+        if (waited_s.sum(axis=1, dtype=np.float64) > _MOST_WAITED * self.each("block_s")).any():
+            raise ValueError("a rank waited longer for data (waited_s) than its block lasted (block_s)")
         if len(self.parameters_checksum or NO_CHECKSUM) not in (len(NO_CHECKSUM), len(NO_CHECKSUM) * count):
             found = f"parameters_checksum has {len(self.parameters_checksum or '')} digits"
             raise ValueError(f"{found}; expected {len(NO_CHECKSUM)} for each of {count} ranks")
@@ -304,6 +316,7 @@ class RankBlock(Record, frozen=True, kw_only=True):
     skipped_steps: Count
     parameters_checksum: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")] | None
     energy_j: Joules | None = None
+    waited_s: bytes = b""
 
 
 def joined_block(parts: Sequence[RankBlock], **common: Any) -> Block:
@@ -319,6 +332,7 @@ def joined_block(parts: Sequence[RankBlock], **common: Any) -> Block:
         if name not in ("ranks", "steps", "step_stdev_s")
     }
     ranks, step_s = tuple(part.rank for part in parts), b"".join(part.step_s for part in parts)
+    columns["waited_s"] = b"".join(part.waited_s for part in parts)
     checksums = joined_checksums([part.parameters_checksum for part in parts])
     return Block(**common, ranks=ranks, step_s=step_s, parameters_checksum=checksums, **columns)
 

@@ -96,7 +96,7 @@ def _ranks(asked: str | None, ranks_per_node: int) -> int:
 
 
 def classification_model(text: str) -> str:
-    """A classification model of torchvision."""
+    """Refuse another. Raises ValueError."""
     from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
 
     if text not in TORCHVISION_MODELS:

@@ -35,10 +35,12 @@ def suites() -> dict[str, Suite]:
     from pytest_ddpscale.suites.collectives_suite import Collectives
     from pytest_ddpscale.suites.convergence_suite import Convergence
     from pytest_ddpscale.suites.inference_suite import InferenceSuite
+    from pytest_ddpscale.suites.input_pipeline_suite import InputPipeline
     from pytest_ddpscale.suites.pytorch_ddp import PytorchDdp
     from pytest_ddpscale.suites.whole_run_suite import WholeRun
 
-    return {one.name: one for one in (PytorchDdp(), Collectives(), InferenceSuite(), WholeRun(), Convergence())}
+    found = (PytorchDdp(), Collectives(), InferenceSuite(), InputPipeline(), WholeRun(), Convergence())
+    return {one.name: one for one in found}
 
 
 def add_suite(commands: Commands) -> None:

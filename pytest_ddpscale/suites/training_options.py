@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.image_folder import TRAIN, VALIDATION
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import (
@@ -176,13 +175,13 @@ def folder_set(folder: Path) -> SampleSet:
         record = read_dataset_record(path)
     except (OSError, ValueError) as error:
         raise OptionError("--folder", f"{path / DATASET_FILE}: {error}", "what make-dataset wrote") from None
-    if record is not None and {TRAIN, VALIDATION} <= record.images.keys():
-        train, validation, classes = record.images[TRAIN], record.images[VALIDATION], record.classes
+    if record is not None and {"train", "val"} <= record.images.keys():
+        train, validation, classes = record.images["train"], record.images["val"], record.classes
     else:
-        train, validation = (_images_in(path / split) for split in (TRAIN, VALIDATION))
-        classes = sum(one.is_dir() for one in (path / TRAIN).iterdir()) if train else 0
+        train, validation = (_images_in(path / split) for split in ("train", "val"))
+        classes = sum(one.is_dir() for one in (path / "train").iterdir()) if train else 0
     if not (train and validation and classes):
-        found = f"{path} has {train} images in {TRAIN}/CLASS and {validation} in {VALIDATION}/CLASS"
+        found = f"{path} has {train} images in train/CLASS and {validation} in val/CLASS"
         raise OptionError("--folder", found, "some of both", "See `ddpscale make-dataset --help`.")
     name = record.like if record is not None and record.like else path.name
     return SampleSet("folder", name, train, validation, classes, str(path))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_ddpscale.errors import ThresholdsError
+from pytest_ddpscale.plan.image_folder import Data, ImageFolderData
 from pytest_ddpscale.plan.layout import WorldSize
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.plan.workload import Workload
@@ -139,7 +140,9 @@ def _check_sources(form: SkuForm, names: Names, sections: Sequence[Placed]) -> N
 def _workload(name: str, batch: int | BatchForm, names: Names, placed: Placed) -> Workload:
     form: WorkloadForm = names.get("workloads", name, placed)
     size = BatchForm.model_validate({"per_gpu": batch}) if isinstance(batch, int) else batch
-    return Workload(name, batch_size=size.per_gpu, global_batch_size=size.in_all, **form.model_dump())
+    data: Data = "synthetic" if form.data == "synthetic" else ImageFolderData(**form.data.model_dump())
+    others = form.model_dump(exclude={"data"})
+    return Workload(name, batch_size=size.per_gpu, global_batch_size=size.in_all, data=data, **others)
 
 
 def _rows_of(form: SkuForm, sections: Sequence[Placed], names: Names) -> Rows:

@@ -6,11 +6,13 @@ import difflib
 import re
 from collections.abc import Collection, Iterable
 from datetime import date
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from pytest_ddpscale.plan.image_folder import MOST_LOADER_WORKERS, MOST_PREFETCH
 from pytest_ddpscale.plan.layout import WorldSize
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
@@ -61,6 +63,12 @@ def _known_model(name: str) -> str:
         near = did_you_mean(name, sorted(TORCHVISION_MODELS)) or "; expected a classification model of it"
         raise ValueError(f"torchvision has no model {name!r}{near}")
     return name
+
+
+def _absolute(path: str) -> str:
+    if not PurePath(path).is_absolute():
+        raise ValueError(f"{path!r} is no absolute path, which ranks find wherever they start")
+    return path
 
 
 def _known_checks(checks: dict[str, Severity]) -> dict[str, Severity]:
@@ -319,6 +327,17 @@ class NamedMargin(Strict):
 Margin = Annotated[Annotated[PerCent, Tag(WHOLE)] | Annotated[NamedMargin, Tag(PARTS)], _BY_SHAPE]
 
 
+class FolderForm(Strict):
+    """Images that ranks read from a folder while they train."""
+
+    folder: Annotated[str, AfterValidator(_absolute)] = Field(
+        description="Absolute path, the same on every node; in it train/CLASS/IMAGE, as `ddpscale make-dataset` writes."
+    )
+    workers: int = Field(4, ge=0, le=MOST_LOADER_WORKERS, description="Processes of each rank that read and decode.")
+    prefetch: int = Field(2, ge=1, le=MOST_PREFETCH, description="Batches that each of them has ready or in work.")
+    pin_memory: bool = Field(True, description="Whether batches go through pinned memory on their way to a GPU.")
+
+
 class WorkloadForm(Strict):
     """What is trained, the same on each SKU; how much at once is the SKU's `batch`."""
 
@@ -329,6 +348,9 @@ class WorkloadForm(Strict):
     compile: bool = Field(False, description="Whether torch.compile is applied.")
     cudnn_benchmark: bool = Field(True, description="Whether cuDNN may choose the fastest algorithm by trying.")
     num_classes: int = Field(1000, ge=1, le=10**6, description="Size of the classification head.")
+    data: Annotated[Annotated[Literal["synthetic"], Tag(WHOLE)] | Annotated[FolderForm, Tag(PARTS)], _BY_SHAPE] = Field(
+        "synthetic", description="Images made on the device, or {folder: …, workers: …}: read from a folder."
+    )
 
 
 class BatchForm(Strict):

@@ -37,7 +37,8 @@ def why_no_study(plan: Plan, question: Question) -> str:
 def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[str]:
     """``field found, required`` for each field that makes them different training."""
     batch = "batch_size" if scaling == "weak" else "global_batch_size"
-    fields = ("model", "precision", batch, "image_size", "memory_format", "compile", "num_classes", "cudnn_benchmark")
+    fields = ("model", "precision", batch, "image_size", "memory_format", "compile", "num_classes", "cudnn_benchmark",
+              "data")  # fmt: skip
     pairs = [(field, getattr(one, field), getattr(other, field)) for field in fields]
     return [f"{field} {found}, required {required}" for field, found, required in pairs if found != required]
 

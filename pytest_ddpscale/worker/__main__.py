@@ -39,7 +39,7 @@ from pytest_ddpscale.worker.control import Control, connect, host_name  # noqa: 
 from pytest_ddpscale.worker.device import Device, open_device  # noqa: E402
 from pytest_ddpscale.worker.memory_held import be_ended_first  # noqa: E402
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry  # noqa: E402
-from pytest_ddpscale.worker.numa import Binding, bind_to_gpu, pin_to_cores  # noqa: E402
+from pytest_ddpscale.worker.numa import Binding, allowed_cores, bind_to_gpu, pin_to_cores  # noqa: E402
 from pytest_ddpscale.worker.rank import GangMember  # noqa: E402
 from pytest_ddpscale.worker.rank_context import RankContext  # noqa: E402
 from pytest_ddpscale.worker.rank_progress import RankProgress  # noqa: E402
@@ -107,6 +107,7 @@ def run(folder: Path, progress: RankProgress) -> None:
     progress.rank = control.rank
     progress.phase = "joining the gang"
     on_host = int(os.environ["LOCAL_WORLD_SIZE"])
+    loader_cores = allowed_cores()
     if plan.device_type == "cpu":
         pin_to_cores(control.local_rank, on_host)
     else:  # before NCCL starts, which reads it once
@@ -115,12 +116,14 @@ def run(folder: Path, progress: RankProgress) -> None:
     device = open_device(plan.device_type, control.local_rank)
     device.on_step = progress.count_step
     binding = bind_to_gpu(device.id, on_host) if plan.device_type == "cuda" else Binding()
+    if plan.device_type == "cuda":
+        loader_cores = allowed_cores()  # of its NUMA node, whose memory they fill
     sink = RecordSink(folder)
     telemetry = GangTelemetry(control, plan.device_type, sink.append_telemetry, assignment.gang)
     context = RankContext(
         device, control, progress, sink, telemetry, timeout,
         assignment.deadline_unix_s, assignment.gang, assignment.steered, assignment.tries_memory,
-        assignment.profile_steps, assignment.nvtx, assignment.launched_unix_s,
+        assignment.profile_steps, assignment.nvtx, loader_cores, assignment.launched_unix_s,
     )  # fmt: skip
     gang = GangMember(plan, context)
     gang.announce(who_i_am(control, device, binding))

@@ -15,6 +15,7 @@ from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMI
 from pytest_ddpscale.plan.workload import MemoryFormat, Workload
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.inference import Inference
+from pytest_ddpscale.worker.loaded_batch import LoadedBatch, StudyImages
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.replica import Replica, Replicas, make_groups
 from pytest_ddpscale.worker.replica_checksum import align, checksum
@@ -38,7 +39,7 @@ class StudyArms:
 
     def __init__(
         self, study: Study, device: Device, rank: int, layout: Layout, timeout: timedelta,
-        ranges: StepRanges | None = None,
+        ranges: StepRanges | None = None, images: StudyImages | None = None,
     ) -> None:  # fmt: skip
         if study.world_size > layout.world_size:
             raise RuntimeError(f"study {study.id} needs {study.world_size} ranks; this gang has {layout.world_size}")
@@ -49,11 +50,14 @@ class StudyArms:
         self._study = study
         self._device = device
         self._rank = rank
+        self._layout, self._timeout = layout, timeout
         self._ranges = ranges or StepRanges()
         self._groups = make_groups(study.arms, layout, timeout, study.turns)
         self._model = build_model(study.workload, device.torch_device)
         self._replicas = Replicas(self._model, study.workload, device, self._groups)
         self._batches: dict[tuple[int, MemoryFormat], Batch] = {}
+        self._images = images
+        self._loaded: list[LoadedBatch] = []
         self._trainers: dict[str, Trainer] = {}
         self._inference = Inference(self._model, study.workload, device)
 
@@ -75,29 +79,34 @@ class StudyArms:
             return self._inference.time_block(self._batch(self._study.workload, arm.batch_size), steps)
         replica = self._replicas.of(arm)
         trainer = self._trainer(arm, replica)
-        trainer.refill()
+        before = steps_before_timing(self._study, arm)
+        trainer.begin(before + steps)
         group = self._replicas.group(arm)
         if group is not None:
             align(self._model, replica.weights.optimizer, group)
         with replica.silent() if arm.kind == "no_sync" else nullcontext():
-            for _ in range(STEPS_BEFORE_TIMING):
+            for _ in range(before):
                 trainer()
             taken_before = replica.weights.steps.taken
             with profiler, self._ranges(f"{self._study.id} {arm.name}"):
                 timing = self._device.time_steps(trainer, steps)
         trainer.check_loss()
+        waited_s = trainer.end()
         peak_bytes = timing.peak_memory_bytes
         return replace(
             timing,
             peak_memory_bytes=None if peak_bytes is None else peak_bytes - self._replicas.idle_bytes(arm),
             skipped_steps=steps - (replica.weights.steps.taken - taken_before),
             parameters_checksum=checksum(replica.weights.model.parameters()) if arm.kind == "ddp" else None,
+            waited_s=tuple(waited_s[before:]) or None,
         )
 
     def close(self) -> None:
         """Free memory and communicators."""
         self._trainers.clear()
         self._batches.clear()
+        for loaded in self._loaded:
+            loaded.close()
         # Wrappers before the groups they communicate in.
         del self._replicas, self._inference, self._model
         # In the order of their making: destroying an NCCL communicator waits for its other members to do the same.
@@ -111,12 +120,21 @@ class StudyArms:
             # keep the same scale, which they would not with other arms' gradients in between.
             workload = arm.variant.applied_to(self._study.workload)
             scaler = new_scaler(workload, self._device.torch_device)
-            batch = self._batch(workload, arm.variant.batch_of(arm.batch_size, self._rank))
-            batches = [batch] * arm.variant.accumulation_steps
+            batches = [self._batch_of(arm, workload)] * arm.variant.accumulation_steps
             self._trainers[arm.name] = Trainer(
                 replica.call, replica.weights.optimizer, batches, workload, scaler, replica.silent, self._ranges
             )
         return self._trainers[arm.name]
+
+    def _batch_of(self, arm: Arm, workload: Workload) -> Batch | LoadedBatch:
+        if arm.data_of(self._study.workload) == "synthetic":
+            return self._batch(workload, arm.variant.batch_of(arm.batch_size, self._rank))
+        assert self._images is not None, "nobody has read the folder"
+        loaded = self._images.batch_of(
+            self._study, arm, self._rank, self._layout, self._device.torch_device, self._timeout
+        )
+        self._loaded.append(loaded)
+        return loaded
 
     def _batch(self, workload: Workload, batch_size: int) -> Batch:
         key = batch_size, workload.memory_format
@@ -127,6 +145,21 @@ class StudyArms:
         return self._batches[key]
 
 
-def steps_for_block(step_s: float, block_s: float) -> int:
-    """How many steps fill a block of `block_s` seconds."""
-    return max(FEWEST_STEPS_PER_BLOCK, math.ceil(block_s / step_s))
+def steps_for_block(step_s: float, block_s: float, at_once: int = 1) -> int:
+    """How many steps fill a block of `block_s` seconds: a multiple of `at_once`."""
+    steps = max(FEWEST_STEPS_PER_BLOCK, math.ceil(block_s / step_s))
+    return -(-steps // at_once) * at_once
+
+
+def steps_before_timing(study: Study, arm: Arm) -> int:
+    """Of each block. Loader workers begin at the same time and are done at the same time: one batch of each comes
+    before, and timed steps are a multiple of those (`steps_at_once`), or the last would wait for some that nobody
+    trains."""
+    return max(STEPS_BEFORE_TIMING, steps_at_once(study, arm))
+
+
+def steps_at_once(study: Study, arm: Arm) -> int:
+    """How many steps the batches take that loader workers finish together; 1 of synthetic data."""
+    data, passes = arm.data_of(study.workload), arm.variant.accumulation_steps
+    workers = 1 if data == "synthetic" else max(1, data.workers)
+    return workers // math.gcd(workers, passes)

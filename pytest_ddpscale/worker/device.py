@@ -31,6 +31,7 @@ class Timing:
         peak_memory_bytes: most memory held.
         skipped_steps: optimizer steps that the loss scaler left out.
         parameters_checksum: of the parameters' bits after the block; None where replicas may differ.
+        waited_s: that the rank was blocked, in each step, until a batch was loaded; None of synthetic data.
     """
 
     started_unix_s: float
@@ -40,6 +41,7 @@ class Timing:
     peak_memory_bytes: int | None
     skipped_steps: int = 0
     parameters_checksum: str | None = None
+    waited_s: tuple[float, ...] | None = None
 
 
 class CpuDevice:

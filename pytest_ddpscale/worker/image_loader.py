@@ -7,6 +7,7 @@ input-pipeline` and docs/how-to/input-pipeline.md.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -104,7 +105,7 @@ class ImageLoader:
         """All batches of an epoch: images as normalised float32, (batch, 3, image_size, image_size), and int64 labels,
         (batch,), on the device.
 
-        At its end what all ranks have loaded is compared with what they should have.
+        At its end what all ranks have loaded is compared with what they should have. Each number is for one time.
 
         Raises:
             RuntimeError: an image is broken, a loader worker died or took too long, or ranks had wrong images.
@@ -121,7 +122,7 @@ class ImageLoader:
             self._loaded, self._is_whole_epoch = Digest(), first % len(self) == 0
         self._batches.first, self._batches.count = first, count
         self.waited_s = []
-        batches = iter(self._open_loader)
+        batches = self._begun()
         for number in range(first, first + count):
             loaded = self._next(batches)
             self._loaded = self._loaded.and_of(digest_of(loaded.indices.numpy()))
@@ -134,10 +135,11 @@ class ImageLoader:
         """End the loader workers."""
         self._loader = None
 
-    @property
-    def _open_loader(self) -> DataLoader[Any]:
+    def _begun(self) -> Iterator[Any]:
         assert self._loader is not None, "the loader is closed"
-        return self._loader
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of more workers than the rank has cores: they have others
+            return iter(self._loader)
 
     def _data_loader(self) -> DataLoader[Any]:
         data, options = self._settings.data, dict[str, Any]()
@@ -148,18 +150,21 @@ class ImageLoader:
                 "multiprocessing_context": context, "prefetch_factor": data.prefetch, "persistent_workers": True,
                 "worker_init_fn": LoaderWorker(self._settings.cores), "timeout": self._settings.timeout_s,
             }  # fmt: skip
-        return DataLoader(
-            self._samples, batch_sampler=self._batches, num_workers=data.workers, collate_fn=joined_images,
-            pin_memory=data.pin_memory and self._device.type == "cuda", **options,
-        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as in `_begun`
+            return DataLoader(
+                self._samples, batch_sampler=self._batches, num_workers=data.workers, collate_fn=joined_images,
+                pin_memory=data.pin_memory and self._device.type == "cuda", **options,
+            )  # fmt: skip
 
     def _next(self, batches: Iterator[Any]) -> LoadedImages:
         began_s = time.perf_counter()
         try:
             loaded = next(batches)
-        # "DataLoader worker (pid(s) 7) exited unexpectedly", "DataLoader timed out …"; or no worker could be started.
-        except (RuntimeError, OSError, EOFError) as error:
+        except RuntimeError as error:  # "DataLoader worker (pid(s) 7) exited unexpectedly", "DataLoader timed out …"
             raise RuntimeError(f"loading {self._samples.root}: {str(error).splitlines()[0]}") from error
+        except (OSError, EOFError) as error:  # while a batch was handed over
+            raise RuntimeError(f"loading {self._samples.root}: a loader worker died ({error})") from error
         self.waited_s.append(time.perf_counter() - began_s)
         if isinstance(loaded, LoadFailure):
             raise RuntimeError(loaded.message)  # noqa: TRY004 (no wrong type: a broken image)
@@ -183,11 +188,11 @@ class ImageLoader:
         expected = self._batches.expected(epoch)
         if total != expected:
             ranks = f"{self._shard.world_size} ranks" if self._check else f"rank {self._shard.rank}"
-            rule = "each at most once" if self._settings.drop_last else "each at least once"
-            raise RuntimeError(
-                f"{self._samples.root}, epoch {epoch}: {ranks} loaded {total.images} images that are not the "
-                f"{expected.images} expected, {rule}; they do not share the same data"
-            )
+            times = "at most once" if self._settings.drop_last else "at least once"
+            found = f"other images than the {expected.images} that they share, each {times}"
+            if total.images != expected.images:
+                found = f"{total.images} images; expected {expected.images}, each {times}"
+            raise RuntimeError(f"{self._samples.root}, epoch {epoch}: {ranks} loaded {found}")
 
 
 def open_samples(data: ImageFolderData, split: Split, image_size: int, control: Control, key: str) -> ImageSamples:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,10 +134,18 @@ class LoaderWorker:
 
     def __call__(self, number: int) -> None:
         """As DataLoader's worker_init_fn, in worker `number` of the rank."""
-        die_with_parent()
+        die_with_parent()  # the server that it was forked from, which lives as long as any of its forks
+        threading.Thread(target=_end_with_rank, daemon=True).start()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, self.cores)
+
+
+def _end_with_rank() -> None:
+    rank = multiprocessing.parent_process()
+    if rank is not None:
+        rank.join()  # however it ended
+        os._exit(1)
 
 
 def _reason(error: Exception) -> str:

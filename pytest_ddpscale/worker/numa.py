@@ -111,6 +111,11 @@ def share_of_cores(cores: Sequence[int], local_rank: int, local_world_size: int)
     return ordered[local_rank * share : (local_rank + 1) * share] if share else ordered
 
 
+def allowed_cores() -> tuple[int, ...]:
+    """The cores that this process may use now; none where the system does not say."""
+    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+
+
 def pin_to_cores(local_rank: int, local_world_size: int) -> None:
     """Keep this process, and the threads it starts from now on, on its share of the cores."""
     if not hasattr(os, "sched_setaffinity"):

@@ -31,9 +31,11 @@ from pytest_ddpscale.results.records import (
     step_bytes,
 )
 from pytest_ddpscale.results.transport_record import RankTransport, joined_transport
-from pytest_ddpscale.worker.arms import StudyArms, steps_for_block
+from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
 from pytest_ddpscale.worker.device import Timing
 from pytest_ddpscale.worker.flops import workload_flops_record
+from pytest_ddpscale.worker.image_loader import open_samples
+from pytest_ddpscale.worker.loaded_batch import StudyImages
 from pytest_ddpscale.worker.node_telemetry import TimedWindow, with_telemetry
 from pytest_ddpscale.worker.pairs import PairSearch
 from pytest_ddpscale.worker.probes.groups import rank_groups
@@ -127,7 +129,9 @@ class GangMember:
     def _measure(self, study: Study) -> None:
         """Prepare a study, time every arm in every round, clean up, and record why it ended."""
         context, ranges = self._context, StepRanges(nvtx=self._context.nvtx)
-        arms = StudyArms(study, context.device, self._control.rank, self._layout, context.timeout, ranges)
+        images = self._read_images(study)
+        self._progress.phase = "preparation"
+        arms = StudyArms(study, context.device, self._control.rank, self._layout, context.timeout, ranges, images)
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
         reason = self._run_rounds(study, arms, steps)
@@ -143,6 +147,16 @@ class GangMember:
         else:
             arms.close()
             self._end(study.id, reason)
+
+    def _read_images(self, study: Study) -> StudyImages | None:
+        """The folder that some of a study's arms read; None if all have synthetic data."""
+        workload, context = study.workload, self._context
+        data = workload.data
+        if data == "synthetic" or all(arm.data_of(workload) == "synthetic" for arm in study.arms):
+            return None
+        self._progress.phase = "reading the image folder"
+        samples = open_samples(data, "train", workload.image_size, context.control, f"{study.id}/images")
+        return StudyImages(samples, context.control.store, context.loader_cores)
 
     def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:
         """Record by which ways NCCL has connected the ranks so far: communicators are made when first used."""
@@ -242,13 +256,13 @@ class GangMember:
         first = arms.time_block(arm, FEWEST_STEPS_PER_BLOCK)
         first_block_s = time.perf_counter() - began
         share_s = study.warmup_s / len(study.arms) - first_block_s
-        step_s = statistics.median(first.step_s)
+        step_s = _usual_step_s(first)
         more = self._control.decided(
             f"{key}/warm-up-steps", lambda: steps_for_block(step_s, share_s) if share_s > 0 else 0
         )
         latest = arms.time_block(arm, more) if more else first
         if self._is_first:
-            steps = steps_for_block(statistics.median(latest.step_s), study.block_s)
+            steps = steps_for_block(_usual_step_s(latest), study.block_s, steps_at_once(study, arm))
             self._sink.append_record(
                 WarmUp(study=study.id, arm=arm.name, first_block_s=first_block_s, steps_per_block=steps)
             )
@@ -256,7 +270,13 @@ class GangMember:
 
 
 def _part(rank: int, timing: Timing) -> RankBlock:
-    return RankBlock(rank=rank, **{**asdict(timing), "step_s": step_bytes(timing.step_s)})
+    times = {"step_s": step_bytes(timing.step_s), "waited_s": step_bytes(timing.waited_s or ())}
+    return RankBlock(rank=rank, **{**asdict(timing), **times})
+
+
+def _usual_step_s(timing: Timing) -> float:
+    """The median step; the mean where data is loaded, as several batches come at once and the next steps wait."""
+    return statistics.median(timing.step_s) if timing.waited_s is None else statistics.fmean(timing.step_s)
 
 
 def _windows(part: RankBlock) -> list[TimedWindow]:

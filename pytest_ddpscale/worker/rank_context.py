@@ -38,6 +38,7 @@ class RankContext:
         tries_memory: whether ranks say how much memory a study took.
         profile_steps: of each arm, that are profiled after the timed rounds; 0 for none.
         nvtx: whether steps and their parts are NVTX ranges.
+        loader_cores: that processes which load its data may use; none for those of the rank.
         launched_unix_s: when the supervisor began to start the gang, by its clock.
     """
 
@@ -53,6 +54,7 @@ class RankContext:
     tries_memory: bool = False
     profile_steps: int = 0
     nvtx: bool = False
+    loader_cores: tuple[int, ...] = ()
     launched_unix_s: float = 0.0
 
     @property

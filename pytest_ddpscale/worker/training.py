@@ -1,4 +1,4 @@
-"""One rank's training step: a torchvision model, synthetic data, autocast."""
+"""One rank's training step: a torchvision model, synthetic data or images from a folder, autocast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torchvision
 from torch import nn
 
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.worker.step_names import BACKWARD, FORWARD, OPTIMIZER, STEP
+from pytest_ddpscale.worker.loaded_batch import LoadedBatch
+from pytest_ddpscale.worker.step_names import BACKWARD, FORWARD, LOAD, OPTIMIZER, STEP
 from pytest_ddpscale.worker.step_ranges import StepRanges
 
 _AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -61,6 +62,17 @@ class Batch:
         self.images.normal_(generator=self._generator)
         self.labels.random_(0, self._num_classes, generator=self._generator)
 
+    def begin(self, passes: int) -> None:
+        """New data for the next block, of so many forward passes: all have the same."""
+        self.refill()
+
+    def fetch(self) -> None:
+        """Nothing: the batch is there."""
+
+    def end(self) -> list[float]:
+        """Seconds waited for data in each pass of the block; none as nobody waited."""
+        return []
+
 
 class Trainer:
     """Callable training step over one batch.
@@ -77,7 +89,7 @@ class Trainer:
         self,
         model: Any,
         optimizer: torch.optim.Optimizer,
-        batches: Sequence[Batch],
+        batches: Sequence[Batch | LoadedBatch],
         workload: Workload,
         scaler: torch.amp.GradScaler | None,
         silent: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -93,10 +105,16 @@ class Trainer:
         self._criterion = nn.CrossEntropyLoss()
         self._loss: torch.Tensor | None = None
 
-    def refill(self) -> None:
-        """New random data for the next block."""
+    def begin(self, steps: int) -> None:
+        """Prepare the data of a block of so many steps."""
         for batch in dict.fromkeys(self._batches):
-            batch.refill()
+            batch.begin(steps * len(self._batches))
+
+    def end(self) -> list[float]:
+        """Seconds waited for data in each step of the block; none of synthetic data."""
+        waited_s = [second for batch in dict.fromkeys(self._batches) for second in batch.end()]
+        passes = len(self._batches)
+        return [sum(waited_s[at : at + passes]) for at in range(0, len(waited_s), passes)]
 
     def __call__(self) -> None:
         """One optimizer step."""
@@ -113,8 +131,10 @@ class Trainer:
                     self._scaler.step(self._optimizer)
                     self._scaler.update()
 
-    def _pass(self, batch: Batch) -> None:
+    def _pass(self, batch: Batch | LoadedBatch) -> None:
         """Forward and backward; the passes of a step add up to the mean over all their images."""
+        with self._ranges(LOAD):
+            batch.fetch()
         with self._ranges(FORWARD), autocast(self._workload, batch.images.device):
             loss = self._criterion(self._model(batch.images), batch.labels)
         self._loss = loss.detach()

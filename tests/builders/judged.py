@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.metric import measured_arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
@@ -24,6 +25,7 @@ from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 4, image_size=32, global_batch_size=8)
+IMAGES = ImageFolderData("/images")
 ALONE_IMG_PER_S = 100.0
 REFERENCE_IMG_PER_S = 50.0
 PEAK_TFLOPS = 1.0
@@ -84,6 +86,8 @@ def make_case(
 ) -> Case:
     """A requirement with a published bound, unless `keys` says otherwise."""
     definition = METRICS[metric]
+    if definition.reads_folder:
+        workload = replace(workload, data=IMAGES)
     world_size = world_size or world_size_of(metric)
     given: dict[str, Any] = {
         "source": Source(bound, None, "a paper", "far enough away"),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import Question
@@ -18,6 +19,7 @@ from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.plan.workload import Workload
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=16)
+IMAGES = ImageFolderData("/images")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,8 @@ def test_what_is_no_training_accepts_no_machine() -> None:
 def test_a_metric_compares_different_arms_of_the_same_batch_or_global_batch(metric: Metric) -> None:
     for world_size in range(metric.minimum_world_size, (metric.maximum_world_size or 4) + 1):
         if WORKLOAD.global_batch_size is not None and WORKLOAD.global_batch_size % world_size == 0:
-            arms = Question(metric, WORKLOAD, world_size).arms
+            workload = replace(WORKLOAD, data=IMAGES) if metric.reads_folder else WORKLOAD
+            arms = Question(metric, workload, world_size).arms
             assert len(set(arms)) == (1 if metric.baseline is None else 2)
             images = {arm.batch_size * (arm.world_size if metric.scaling == "strong" else 1) for arm in arms}
             assert len(images) == 1
@@ -153,11 +156,20 @@ def test_what_can_be_zero_or_less_does_not_err_by_factors(metric: Metric) -> Non
     assert metric.unit not in ("img/s", "x", "ms", "TFLOPS", "GB/s", "img/J") or metric.scale == "factors"
 
 
+def test_images_from_a_folder_are_compared_with_synthetic_ones_of_the_same_ranks() -> None:
+    metric = METRICS["input_pipeline_efficiency"]
+    synthetic, loaded = Question(metric, replace(WORKLOAD, data=IMAGES), 4).arms
+    assert (synthetic.name, loaded) == ("ddp@4+data=synthetic", Arm("ddp", 4, 8))
+    assert [arm.data_of(replace(WORKLOAD, data=IMAGES)) for arm in (synthetic, loaded)] == ["synthetic", IMAGES]
+    with pytest.raises(ValueError, match=r"input_pipeline_efficiency needs `data: \{folder: PATH\}` in the workload r"):
+        measured_arm(metric, WORKLOAD, 4)
+
+
 def test_a_machine_that_is_evenly_slow_is_not_accepted_for_being_even() -> None:
     """What a machine keeps on which every step takes twice as long."""
     assert {name for name, metric in TRAINING_METRICS.items() if not metric.carries_acceptance} == {
         "rank_uniformity", "exposed_communication", "ddp_overhead", "step_time_cv", "memory_spread",
-        "replica_agreement", "images_per_joule",
+        "replica_agreement", "images_per_joule", "input_pipeline_efficiency",
         # nothing is trained
         "inference_throughput", "inference_latency_p50", "inference_latency_p95", "inference_latency_p99",
     }  # fmt: skip

@@ -44,7 +44,7 @@ def test_a_row_is_about_runs_that_are_just_as_it_says_and_no_others() -> None:
         replace(RUN, compile_mode="no"),
         replace(RUN, samples=replace(RUN.samples, name="mine")),
         *(
-            replace(RUN, workload=replace(RUN.workload, **changed))  # type: ignore[arg-type]
+            replace(RUN, workload=replace(RUN.workload, **changed))
             for changed in ({"model": "vit_b_16"}, {"precision": "fp16"}, {"batch_size": 64})
         ),
     ):

@@ -1,0 +1,122 @@
+"""Writes a folder of images as a whole: under another name until all are there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from pytest_ddpscale.datasets.image_pattern import class_pattern, image_of
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.image_folder import Split
+from pytest_ddpscale.results.dataset_record import DATASET_FILE, DatasetRecord
+from pytest_ddpscale.results.record_lines import line_of
+from pytest_ddpscale.util.orphans import die_with_parent
+
+QUALITY = 90  # of JPEG
+_AT_ONCE = 500  # images that one process writes before it says so
+
+
+@dataclass(frozen=True)
+class ImageChunk:
+    """Some images of one class, the unit of work: numbered among all of its split and class."""
+
+    split: Split
+    label: int
+    first: int
+    count: int
+
+
+def write_dataset(folder: Path, record: DatasetRecord, show: Callable[[int, int], None]) -> int:
+    """Write all images in parallel, then the record, and give the folder its name.
+
+    Args:
+        folder: that is not there yet; until all is written it is called NAME.incomplete.
+        show: is told how many images of how many are written.
+
+    Returns:
+        Bytes of all images.
+
+    Raises:
+        OptionError: the folder, or an incomplete one of that name, is there already.
+        OSError: there is no room, or it must not be written.
+    """
+    incomplete = folder.with_name(f"{folder.name}.incomplete")
+    if folder.exists():
+        raise OptionError("FOLDER", f"{folder} is there already", "the name of a new folder")
+    try:
+        incomplete.mkdir(parents=True)
+    except FileExistsError:
+        found = f"{incomplete} is there: another run writes it, or was killed while it did"
+        raise OptionError("FOLDER", found, "no such folder", "Delete it if nobody writes it.") from None
+    try:
+        size = _write_images(incomplete, record, show)
+        (incomplete / DATASET_FILE).write_bytes(line_of(record))
+        incomplete.rename(folder)
+    except BaseException:
+        shutil.rmtree(incomplete, ignore_errors=True)
+        raise
+    return size
+
+
+def _write_images(root: Path, record: DatasetRecord, show: Callable[[int, int], None]) -> int:
+    chunks, total = list(chunks_of(record)), sum(record.images.values())
+    for split in record.images:
+        for label in range(record.classes):
+            (root / split / class_name(label)).mkdir(parents=True)
+    size = written = 0
+    with ProcessPoolExecutor(_processes(), mp_context=get_context("spawn"), initializer=_begin) as pool:
+        jobs = {pool.submit(write_chunk, root, chunk, record.image_size, record.seed): chunk for chunk in chunks}
+        try:
+            for done in as_completed(jobs):
+                size += done.result()
+                written += jobs[done].count
+                show(written, total)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return size
+
+
+def _begin() -> None:
+    """Of each process: the keyboard's Ctrl-C is for the first one, and none stays when that is killed."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _processes() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def chunks_of(record: DatasetRecord) -> Iterator[ImageChunk]:
+    """All work. Where images do not divide evenly, the first classes have one more."""
+    splits: dict[str, Split] = {"train": "train", "val": "val"}
+    for name, images in record.images.items():
+        for label in range(record.classes):
+            of_class = images // record.classes + (label < images % record.classes)
+            for first in range(0, of_class, _AT_ONCE):
+                yield ImageChunk(splits[name], label, first, min(_AT_ONCE, of_class - first))
+
+
+def write_chunk(root: Path, chunk: ImageChunk, image_size: int, seed: int) -> int:
+    """Write the images of a chunk. Returns their bytes. Raises OSError."""
+    pattern, size = class_pattern(chunk.label, image_size, seed), 0
+    for number in range(chunk.first, chunk.first + chunk.count):
+        chance = np.random.default_rng((seed, chunk.label, number, chunk.split == "val"))
+        path = root / chunk.split / class_name(chunk.label) / f"{number:06d}.jpg"
+        Image.fromarray(image_of(pattern, chance)).save(path, quality=QUALITY)
+        size += path.stat().st_size
+    return size
+
+
+def class_name(label: int) -> str:
+    """Of its folder; in alphabetical order classes are in that of their labels."""
+    return f"class-{label:06d}"

@@ -1,0 +1,176 @@
+"""What loading came to: throughput beside that on synthetic data, seconds waited, and which settings to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from pytest_ddpscale.metrics.rounds import all_groups
+from pytest_ddpscale.plan.metric_catalogue import INPUT_PIPELINE_EFFICIENCY
+from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.suites.ratio_text import estimate_texts
+from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
+from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
+from pytest_ddpscale.verdict.arm_change import throughput, throughput_ratio
+from pytest_ddpscale.verdict.estimating import Found
+
+# Of the throughput on synthetic data: what loading may cost before it counts as what holds training up.
+WORTH = 0.95
+Answer = Literal["is", "is not", "may be"]
+
+
+@dataclass(frozen=True)
+class LoadedArm:
+    """One setting of the loader, or synthetic data.
+
+    Attributes:
+        img_per_s: of each GPU, at the slowest one's pace.
+        efficiency: of that on synthetic data, in the same rounds; None of synthetic data, or if that was not measured.
+        to_best: of that of the fastest setting; None of synthetic data, and of the fastest itself.
+        waited_s: of a step, by the rank that waited most, the mean over rounds; None of synthetic data.
+        step_s: the slowest rank's, likewise.
+    """
+
+    arm: Arm
+    img_per_s: Found
+    efficiency: Found | None
+    to_best: Found | None
+    waited_s: float | None
+    step_s: float
+
+    @property
+    def name(self) -> str:
+        """``workers=2,prefetch=4``, or ``data=synthetic``."""
+        return self.arm.variant.name
+
+    @property
+    def is_slower_than_best(self) -> bool:
+        """Whether that is shown."""
+        return self.to_best is not None and (self.to_best.estimate is None or self.to_best.estimate.interval[1] < 1)
+
+
+def loaded_arms(measured: MeasuredSuite) -> list[LoadedArm]:
+    """All that have complete rounds, in the plan's order: synthetic data, then the fewest workers first."""
+    evidence, confidence = measured.evidence, measured.confidence
+    study = evidence.plan.studies[0]
+    synthetic = next(arm for arm in study.arms if arm.data_of(study.workload) == "synthetic")
+    pace = {arm: found for arm in study.arms if (found := throughput(evidence, study, arm, confidence)) is not None}
+    best = max((arm for arm in pace if arm != synthetic), key=lambda arm: pace[arm].value, default=None)
+
+    def ratio(arm: Arm, baseline: Arm | None) -> Found | None:
+        is_apart = baseline is not None and arm not in (synthetic, baseline)
+        return throughput_ratio(evidence, study, arm, baseline, confidence) if baseline and is_apart else None
+
+    return [
+        LoadedArm(arm, found, ratio(arm, synthetic), ratio(arm, best), *_seconds(measured, study, arm))
+        for arm, found in pace.items()
+    ]
+
+
+def _seconds(measured: MeasuredSuite, study: Study, arm: Arm) -> tuple[float | None, float]:
+    """Waited and in all, of a step."""
+    rounds = all_groups(measured.evidence.columns, study.id, arm, measured.evidence.plan.layout)
+    waited = rounds.waited_s_per_step
+    return None if np.isnan(waited).any() else float(waited.mean()), float(rounds.step_s.mean())
+
+
+def recommended(arms: Sequence[LoadedArm]) -> LoadedArm | None:
+    """The setting with the fewest workers, and then the fewest batches ahead, that is not shown to be slower than the
+    fastest; None without any."""
+    return next((one for one in arms if one.waited_s is not None and not one.is_slower_than_best), None)
+
+
+def bottleneck(found: Found | None) -> Answer:
+    """Whether loading holds training up, by its efficiency: below `WORTH`, as far as its interval says."""
+    if found is None or found.estimate is None:
+        return "may be"
+    low, high = found.estimate.interval
+    return "is not" if low >= WORTH else "is" if high < WORTH else "may be"
+
+
+def input_pipeline_report(measured: MeasuredSuite) -> SuiteReport:
+    """All of it."""
+    arms, study = loaded_arms(measured), measured.evidence.plan.studies[0]
+    missing = [arm.variant.name for arm in study.arms if arm not in [one.arm for one in arms]]
+    why = why_missing(measured.evidence, study.id)
+    problems = [f"{', '.join(missing) or 'some rounds'}: {why or 'no complete round'}"] if missing or why else []
+    chosen = recommended(arms)
+    answer = bottleneck(chosen.efficiency if chosen else None)
+    values = {
+        "folder": str(study.workload.data), "arms": [_values(one) for one in arms],
+        "recommended": chosen.name if chosen else None, "is_bottleneck": {"is": True, "is not": False}.get(answer),
+    }  # fmt: skip
+    sections = [_table(arms, measured)] if arms else []
+    if chosen is not None:
+        sections.append(SuiteSection("What to set", _advice(chosen, answer, measured.confidence)))
+    return SuiteReport(_headline(study, chosen, answer), sections, problems, values)
+
+
+def _headline(study: Study, chosen: LoadedArm | None, answer: Answer) -> str:
+    what = f"{study.workload.model} in {study.workload.precision} on {study.workload.data_kind} images"
+    if chosen is None:
+        return f"{what}: no setting of the loader was measured"
+    says = f"the input pipeline {answer} the bottleneck"
+    if chosen.efficiency is not None:
+        value, interval = estimate_texts(chosen.efficiency.value, chosen.efficiency.estimate)
+        says += f": {value} of the throughput on synthetic data ({interval})"
+    return f"{what}: {says}, with {chosen.name}"
+
+
+def _table(arms: Sequence[LoadedArm], measured: MeasuredSuite) -> SuiteSection:
+    device = "GPU" if measured.evidence.plan.device_type == "cuda" else "rank"
+    interval = f"{measured.confidence:.0%} interval"
+    columns = ["Data", f"img/s per {device}", interval, "Efficiency", interval, "Of the fastest", interval,
+               "Waited s/step", "Of a step"]  # fmt: skip
+    said = (
+        f"{INPUT_PIPELINE_EFFICIENCY.title}: throughput over that on synthetic data, taken within each round. Waited: "
+        "seconds in which the rank that waited most was blocked until its next batch was there, the mean over rounds. "
+        "On a GPU some of them may cost nothing, while it computes what it was given before."
+    )
+    return SuiteSection("Loading", [said], [SuiteTable(columns, [_row(one) for one in arms])])
+
+
+def _row(one: LoadedArm) -> list[str]:
+    ends = one.img_per_s.estimate.interval if one.img_per_s.estimate else ()
+    row = [one.name, f"{one.img_per_s.value:.4g}", " … ".join(f"{end:.4g}" for end in ends) or ABSENT]
+    for ratio in (one.efficiency, one.to_best):
+        row += estimate_texts(ratio.value, ratio.estimate) if ratio is not None else (ABSENT, ABSENT)
+    if one.waited_s is None:
+        return [*row, ABSENT, ABSENT]
+    return [*row, f"{one.waited_s:.4f}", f"{one.waited_s / one.step_s:.0%}"]
+
+
+def _advice(chosen: LoadedArm, answer: Answer, confidence: float) -> list[str]:
+    beside = "It is the fastest that was measured."
+    if chosen.to_best is not None:
+        value, interval = estimate_texts(chosen.to_best.value, chosen.to_best.estimate)
+        beside = f"Of the fastest it reaches {value} ({interval})."
+    meaning = {
+        "is": f"Training waits for its data: with {confidence:.0%} confidence it reaches less than {WORTH:.0%} of what "
+        "it does on synthetic data. More workers, smaller or fewer files, or decoding on the GPU may help.",
+        "is not": f"Training does not wait for its data: with {confidence:.0%} confidence it reaches at least "
+        f"{WORTH:.0%} of what it does on synthetic data.",
+        "may be": f"Whether loading costs more than {1 - WORTH:.0%} is not decided; --ddp-rounds with more rounds "
+        "makes the intervals narrower.",
+    }
+    return [
+        f"{chosen.name}: the fewest workers that are not shown to be slower than the fastest setting. {beside}",
+        meaning[answer],
+    ]
+
+
+def _values(one: LoadedArm) -> dict[str, Any]:
+    return {
+        "data": one.name, "img_per_s_per_gpu": _value(one.img_per_s), "efficiency": _value(one.efficiency),
+        "to_fastest": _value(one.to_best), "waited_s_per_step": one.waited_s, "step_s": one.step_s,
+    }  # fmt: skip
+
+
+def _value(found: Found | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"value": found.value, "interval": list(found.estimate.interval) if found.estimate else None}

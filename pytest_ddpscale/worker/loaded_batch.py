@@ -1,0 +1,95 @@
+"""The batch of an arm that trains on images from a folder: the next one in each forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch.distributed import Store
+
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.worker.image_loader import ImageLoader, LoaderSettings
+from pytest_ddpscale.worker.image_samples import ImageSamples
+from pytest_ddpscale.worker.sharding import EpochCheck, Shard
+
+
+class LoadedBatch:
+    """As `pytest_ddpscale.worker.training.Batch`, block by block.
+
+    Loader workers read ahead during all timed steps, as in the middle of an epoch: a block takes more batches than it
+    trains. Those at its end are thrown away, so that no worker reads on while another arm is timed, and no block begins
+    with a stock that was read while nobody timed it.
+
+    Attributes:
+        images: float32, (batch, 3, image_size, image_size), normalised.
+        labels: int64, (batch,).
+    """
+
+    def __init__(self, loader: ImageLoader) -> None:
+        self._loader = loader
+        self._next_number = 0
+        self._passes = 0
+        self._coming: Iterator[tuple[torch.Tensor, torch.Tensor]] = iter(())
+        self.images, self.labels = torch.empty(0), torch.empty(0)
+
+    def begin(self, passes: int) -> None:
+        """Start reading for a block of so many forward passes."""
+        self._passes, count = passes, passes + self._loader.batches_ahead
+        self._coming = self._loader.stretch(self._next_number, count)
+        self._next_number += count
+
+    def fetch(self) -> None:
+        """Take the next batch. Raises RuntimeError, as `ImageLoader.stretch`."""
+        self.images, self.labels = next(self._coming)
+
+    def end(self) -> list[float]:
+        """Wait until loader workers rest. Returns seconds waited for the batch of each pass. Raises as `fetch`."""
+        waited_s = list(self._loader.waited_s)
+        for _ in self._coming:
+            pass
+        return waited_s[: self._passes]
+
+    def close(self) -> None:
+        """End the loader workers."""
+        self._coming = iter(())
+        self._loader.close()
+
+
+@dataclass(frozen=True)
+class StudyImages:
+    """What a study's arms read.
+
+    Attributes:
+        samples: all images.
+        store: in which ranks compare what they have loaded.
+        cores: that loader workers may use; none for those of the rank.
+    """
+
+    samples: ImageSamples
+    store: Store
+    cores: tuple[int, ...] = ()
+
+    def batch_of(
+        self, study: Study, arm: Arm, rank: int, layout: Layout, device: torch.device, timeout: timedelta
+    ) -> LoadedBatch:
+        """One rank's batches of an arm that it belongs to.
+
+        Raises:
+            ValueError: the folder has more classes than the model, or too few images.
+        """
+        workload, data = arm.variant.applied_to(study.workload), arm.data_of(study.workload)
+        assert data != "synthetic"
+        if self.samples.classes > workload.num_classes:
+            found = f"{self.samples.classes} classes, but {workload.name} has num_classes {workload.num_classes}"
+            raise ValueError(f"{self.samples.root}: {found}; expected at most as many")
+        group = next(ranks for turn in range(study.turns) for ranks in layout.groups(arm, turn) if rank in ranks)
+        shard = Shard(group.index(rank), len(group))
+        settings = LoaderSettings(
+            data, arm.variant.batch_of(arm.batch_size, rank), channels_last=workload.memory_format == "channels_last",
+            cores=self.cores, timeout_s=timeout.total_seconds(),
+        )  # fmt: skip
+        check = EpochCheck(self.store, f"epochs/{study.id}/{arm.name}/{group[0]}", len(group))
+        return LoadedBatch(ImageLoader(self.samples, shard, settings, device, check))
