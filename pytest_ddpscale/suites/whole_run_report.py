@@ -67,11 +67,13 @@ def whole_run_report(measured: MeasuredSuite) -> SuiteReport:
 def series_of(complete: Sequence[RunRecords], device: str) -> list[WholeRunSeries]:
     """By name, ascending; of several launches the median by complete time. Runs of one epoch have no throughput."""
     by_name: dict[str, dict[int, list[RunRecords]]] = {}
+    images: dict[str, int] = {}
     for one in complete:
         if one.img_per_s is not None:
+            images[one.run.name] = one.run.samples.train_samples
             by_name.setdefault(one.run.name, {}).setdefault(one.run.world_size, []).append(one)
     return [
-        WholeRunSeries(name, [_size(_by_time(runs)) for _, runs in sorted(sizes.items())], device)
+        WholeRunSeries(name, [_size(_by_time(runs)) for _, runs in sorted(sizes.items())], device, images[name])
         for name, sizes in by_name.items()
     ]
 

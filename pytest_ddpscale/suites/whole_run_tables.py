@@ -47,11 +47,17 @@ class WholeRunSize:
 
 @dataclass(frozen=True)
 class WholeRunSeries:
-    """All sizes on one data set, ascending; `device` is what a rank is."""
+    """All sizes on one data set, ascending.
+
+    Attributes:
+        device: what a rank is.
+        images: of the data set, to train; None where nobody says.
+    """
 
     name: str
     sizes: Sequence[WholeRunSize]
     device: str = "GPU"
+    images: int | None = None
 
     def counted(self, gpus: int) -> str:
         """``8 GPUs``."""
@@ -186,10 +192,9 @@ def conclusions(series: WholeRunSeries, deadline_s: float | None = None) -> Iter
     if first is last:
         return
     gain, shrinks = last.img_per_s / first.img_per_s, first.train_s / last.train_s
-    yield (
-        f"{name}: from {first.gpus} to {series.counted(last.gpus)} throughput grows {gain:.1f}x, complete time shrinks "
-        f"{shrinks:.1f}x."
-    )
+    rate = f"grows {gain:.1f}x" if gain >= 1 else f"falls to {gain:.0%}"
+    time = f"shrinks {shrinks:.1f}x" if shrinks >= 1 else f"grows {1 / shrinks:.2f}x"
+    yield f"{name}: from {first.gpus} to {series.counted(last.gpus)} throughput {rate}, complete time {time}."
     least = f"{SATURATED_GAIN:.0%}"
     if series.saturation is None:
         yield f"{name}: complete time does not saturate: every doubling saves {least} of it or more."
@@ -213,7 +218,7 @@ def bottleneck(all_series: Sequence[WholeRunSeries]) -> Iterator[str]:
     """What the smaller of two data sets loses, at the largest size that both have."""
     if len(all_series) < 2:
         return
-    small, large = sorted(all_series[:2], key=lambda one: one.facts[0].train_s)
+    small, large = sorted(all_series[:2], key=lambda one: (one.images or 0, one.facts[0].train_s))
     sizes = {one.gpus for one in small.facts[1:]} & {one.gpus for one in large.facts}
     if not sizes:
         return

@@ -140,3 +140,14 @@ def test_two_data_sets_are_trained_at_two_sizes_and_told_again(
     assert [len(one["hosts"]) for one in gangs if one["kind"] == "gang"] == [1, 2, 1, 2], "a gang for each size"
     assert main(["report", str(run)]) == 1
     assert capsys.readouterr().out == told, "from the run directory alone"
+
+
+def test_the_smaller_data_set_is_the_one_of_fewer_images_though_its_start_took_longer() -> None:
+    runs = [training_run(ranks, name, images) for name, images in (("small", 64), ("large", 640)) for ranks in (1, 2)]
+    lines = [
+        line
+        for gang, (run, start_up_s) in enumerate(zip(runs, (200.0, 200.0, 20.0, 20.0), strict=True))
+        for line in records_of(run, gang, 32.0 * run.world_size, outer_s=None, start_up_s=start_up_s)
+    ]
+    said = [line for section in whole_run_report(suite_of(runs, lines)).sections for line in section.paragraphs]
+    assert "small, the smaller data set, is no less efficient than large on 2 ranks." in said
