@@ -10,6 +10,7 @@ import pytest
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.whole_run_bounds import WholeRunBound, read_whole_run_bounds
 from tests.suites.published_whole_runs import MICRO, TINY
 
@@ -80,3 +81,12 @@ def test_accuracy_may_be_less_by_the_margin(tmp_path: Path) -> None:
     (row,) = read_whole_run_bounds(path)
     assert row.least_accuracy(1) == pytest.approx(0.45)
     assert row.provisional == "a guess"
+
+
+def test_the_gpu_of_the_packaged_rows_is_known_to_the_example_of_its_site_and_has_no_synthetic_throughput() -> None:
+    file = load_thresholds(Path(__file__).parents[2] / "docs/examples/marenostrum5.yaml")
+    skus = {row.sku for row in read_whole_run_bounds()}
+    assert skus == {"h100-64gb"}
+    sku = file.thresholds.skus["h100-64gb"]
+    assert list(sku.detect.pci_device_ids) == ["2337"]
+    assert not {"throughput_per_gpu", "weak_scaling_efficiency"} & {one.metric for one in sku.requirements}
