@@ -98,7 +98,6 @@ class Supervisor:
         self._lost: set[str] = set()
         self._has_begun = False
         self._studies: list[StudyStart | StudyEnd] = []  # of the latest gang
-        self._ended_s: float | None = None  # when it ended its latest study, on our clock
         self._reader = RecordReader()
         self._interruption = ""
         self._starts_again = 0
@@ -182,12 +181,12 @@ class Supervisor:
         # Counted on from earlier supervisors of this run, whose logs stay.
         log = self._run.logs / f"gang-{len(list(self._run.logs.glob('gang-*.log')))}.log"
         self._studies.clear()
-        self._ended_s = None
-        began_s = time.monotonic()
-        end = self._gang(plan, studies, log).run()
+        began_unix_s = time.time()
+        gang = self._gang(plan, studies, log)
+        end = gang.run()
         self._gangs += end.was_started
-        if self._ended_s is not None and plan.training_run(studies[0]) is not None:
-            seconds = self._ended_s - began_s
+        if any(isinstance(one, StudyEnd) for one in self._studies) and plan.training_run(studies[0]) is not None:
+            seconds = gang.records_arrived_unix_s - began_unix_s
             self._run.append_record(LaunchTime(study=studies[0], gang=_gang_number(log), seconds=seconds))
         return end, log
 
@@ -290,8 +289,6 @@ class Supervisor:
         if not isinstance(record, Notice):
             if isinstance(record, StudyStart | StudyEnd):
                 self._studies.append(record)
-            if isinstance(record, StudyEnd):
-                self._ended_s = time.monotonic()
             wanted = wanted_arms(self._judge, record) if self._judge is not None else None
         self._listener(record)
         return wanted

@@ -237,11 +237,11 @@ def bottleneck(all_series: Sequence[WholeRunSeries]) -> Iterator[str]:
 
 
 def _what_stays(series: WholeRunSeries, gpus: int) -> float:
-    """Serial share of the complete time by Karp and Flatt (1990), from its reduction at a size; all where it grows."""
+    """Serial share of the complete time by Karp and Flatt (1990), from its reduction at a size: 0 to 1, also of noise."""
     first = series.facts[0]
     one = next(fact for fact in series.facts if fact.gpus == gpus)
     ratio, more = one.train_s / first.train_s, gpus / first.gpus
-    return min(1.0, (ratio - 1 / more) / (1 - 1 / more))
+    return min(1.0, max(0.0, (ratio - 1 / more) / (1 - 1 / more)))
 
 
 def _sizes_text(series: WholeRunSeries) -> str:

@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch._dynamo.utils import counters
 
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.results.records import EndReason
 from pytest_ddpscale.results.training_record import TrainedEpoch, TrainedRun
+from pytest_ddpscale.worker import whole_training
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.rank_context import RankContext
@@ -129,3 +132,31 @@ def test_what_fills_up_a_batch_is_never_classified_rightly() -> None:
     assert images.shape == (5, 1, 2, 2)
     assert labels.tolist() == [4, 0, 2, -1, -1]
     assert padded((images, labels), 5)[0] is images
+
+
+@pytest.mark.slow
+def test_compiling_has_a_span_of_its_own_in_the_first_epoch_only(
+    one_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_training, "_model_of", lambda run, device: TwoKernels())
+    counters.clear()
+    reason, _, (first, second, end) = carried_out(run_of(1, "two-kernels", compile_mode="default"), 0)
+    assert reason == "rounds"
+    assert counters["stats"]["unique_graphs"] == 2, "one that trains, one that infers; no last, smaller batch made more"
+    assert isinstance(first, TrainedEpoch)
+    assert isinstance(second, TrainedEpoch)
+    assert first.of_ranks("compile_s")[0] > 1 > 10 * second.of_ranks("compile_s")[0] == 0
+    assert [one.of_ranks("validated").sum() for one in (first, second)] == [21, 21]
+    assert isinstance(end, TrainedRun)
+
+
+class TwoKernels(nn.Module):
+    """What torch.compile is done with in seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3 * 32 * 32, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.linear(images.flatten(1)).relu()
+        return logits
