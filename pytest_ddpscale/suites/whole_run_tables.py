@@ -237,7 +237,7 @@ def bottleneck(all_series: Sequence[WholeRunSeries]) -> Iterator[str]:
 
 
 def _what_stays(series: WholeRunSeries, gpus: int) -> float:
-    """Serial share of the complete time by Karp and Flatt (1990), from its reduction at a size: 0 to 1, also of noise."""
+    """Serial share of the complete time by Karp and Flatt (1990), from its reduction at a size, 0 to 1."""
     first = series.facts[0]
     one = next(fact for fact in series.facts if fact.gpus == gpus)
     ratio, more = one.train_s / first.train_s, gpus / first.gpus
