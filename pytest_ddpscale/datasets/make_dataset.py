@@ -85,7 +85,7 @@ def dataset_record_of(arguments: argparse.Namespace) -> DatasetRecord:
 
 
 def _seed(text: str) -> int:
-    number = int(text)
+    number = int(text) if text.isdecimal() else -1
     if not 0 <= number < 2**31:
         raise ValueError("a number from 0 to 2147483647")
     return number

@@ -64,7 +64,7 @@ def workload_of(
         is_contiguous = device_type == "cpu" or model.startswith("vit_")
         alike = Workload("", model, precision, 1, memory_format="contiguous" if is_contiguous else "channels_last")
     name, size = f"{model}-{precision}".replace("_", "-"), image_size or alike.image_size
-    return replace(alike, name=name, precision=precision, image_size=size)
+    return replace(alike, name=name, precision=precision, image_size=size, data="synthetic")
 
 
 def _is_asked_here(question: Question, ranks: int) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.rounds import ArmRounds, group_rounds
 from pytest_ddpscale.plan.study import Arm, Scaling, Study
+from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.stats.correlation import lag_one_correlations
 
@@ -72,7 +73,8 @@ def _sizes(evidence: Evidence, study: Study) -> tuple[MeasuredSize, ...]:
     """Of one launch."""
     by_size: dict[int, MeasuredSize] = {}
     rounds: dict[int, dict[int, float]] = {}
-    arms = [arm for arm in study.arms if arm.kind in ("alone", "ddp") and arm.placement == "packed"]
+    usual = [arm for arm in study.arms if arm.placement == "packed" and arm.variant == USUAL]
+    arms = [arm for arm in usual if arm.kind in ("alone", "ddp")]
     for arm in sorted(arms, key=lambda arm: arm.kind):
         groups = [one for one in group_rounds(evidence.columns, study.id, arm, evidence.plan.layout) if len(one)]
         if groups and arm.world_size not in by_size:

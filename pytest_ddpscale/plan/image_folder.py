@@ -39,7 +39,7 @@ class ImageFolderData:
             raise ValueError(f"data.prefetch is {self.prefetch}; expected 1 to {MOST_PREFETCH}")
 
     def __str__(self) -> str:
-        return f"{self.folder} ({self.workers} workers, prefetch {self.prefetch})"
+        return f"{self.folder} ({self.workers} loader workers a rank, prefetch {self.prefetch})"
 
 
 Data = Literal["synthetic"] | ImageFolderData

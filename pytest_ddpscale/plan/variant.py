@@ -14,6 +14,10 @@ CommunicationHook = Literal["fp16", "bf16", "powersgd"]
 USUAL_BUCKET_CAP_MB = 25.0
 
 
+# What concerns the data only: arms that are alike in all else train one model.
+DATA_SETTINGS = ("data", "workers", "prefetch")
+
+
 @dataclass(frozen=True)
 class Variant:
     """Settings of one arm; by default nothing differs from the workload, nor from torch's defaults.
@@ -82,7 +86,7 @@ class Variant:
 
     @property
     def of_model(self) -> Variant:
-        """Without what concerns the data only: arms that are alike in this train one model."""
+        """Without `DATA_SETTINGS`."""
         return replace(self, data=None, workers=None, prefetch=None)
 
     def _data_of(self, workload: Workload) -> Data:

@@ -56,6 +56,11 @@ class Workload:
                 raise ValueError(f"{field} is {number}; expected {expected}")
 
     @property
+    def data_text(self) -> str:
+        """For a reader: ``synthetic data``, or which folder is read, and how."""
+        return "synthetic data" if self.data == "synthetic" else f"images from {self.data}"
+
+    @property
     def data_kind(self) -> str:
         """``synthetic`` or ``folder``."""
         return "synthetic" if self.data == "synthetic" else "folder"

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import numpy as np
+
 from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.rounds import ArmRounds, all_groups
@@ -16,7 +18,7 @@ from pytest_ddpscale.report.text import ABSENT
 
 HEADINGS = (
     "Study", "Arm", "Rounds", "img/s per rank", "TFLOPS per rank", *(f"p{percent} ms" for percent in PERCENTS),
-    "Peak GiB", "Memory spread", "Skipped steps",
+    "Waited for data, ms a step", "Peak GiB", "Memory spread", "Skipped steps",
 )  # fmt: skip
 NOT_COUNTED: Mapping[str, float] = MappingProxyType({})
 
@@ -27,7 +29,8 @@ def breakdown(
     """A row for each arm that was measured, in the plan's order: texts, one for each of `HEADINGS`.
 
     Percentiles are over the raw steps of all ranks; throughput is the median over the rounds, at the slowest
-    rank's pace; memory is the most of any round. All groups of ranks count that trained an arm at the same time.
+    rank's pace; what is waited for data is of the rank that waited most; memory is the most of any round. All groups of
+    ranks count that trained an arm at the same time.
     The floating-point operations of forward and backward pass are by study, where they were counted.
     """
     rows = []
@@ -50,6 +53,7 @@ def breakdown_of(evidence: Evidence) -> list[tuple[str, ...]]:
 def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:
     speed = statistics.median(rounds.img_per_s_per_gpu.tolist())
     percentiles = step_time_percentiles_ms(rounds)
+    waited_s = rounds.waited_s_per_step
     peaks = [gib for gib in rounds.peak_memory_gib.tolist() if not math.isnan(gib)]
     spreads = [spread for spread in rounds.memory_spread.tolist() if not math.isnan(spread)]
     skipped = int(rounds.measured.skipped_steps.sum())
@@ -58,6 +62,7 @@ def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:
         f"{speed:.1f}",
         f"{speed * flops / 1e12:.3g}" if flops else ABSENT,
         *(f"{percentiles[percent]:.1f}" if percentiles else ABSENT for percent in PERCENTS),
+        ABSENT if np.isnan(waited_s).any() else f"{1000 * waited_s.mean():.1f}",
         f"{max(peaks):.2f}" if peaks else ABSENT,
         f"{max(spreads):.1%}" if spreads else ABSENT,
         str(skipped) if skipped else ABSENT,

@@ -19,6 +19,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
 )
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.study import Arm, Plan, Scaling
+from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.results.column_record import FloatArray
 
 
@@ -105,7 +106,7 @@ def throughput_series(columns: Columns, plan: Plan) -> list[PlottedSeries]:
     """
     found = []
     for study in plan.of_launch(1).studies:
-        packed = [arm for arm in study.arms if arm.placement == "packed"]
+        packed = [arm for arm in study.arms if arm.placement == "packed" and arm.variant == USUAL]
         # Of one rank alone and the same under DDP the former is shown.
         arms = sorted((arm for arm in packed if arm.kind in ("alone", "ddp")), key=lambda arm: arm.kind, reverse=True)
         rounds = [(arm.world_size, _first_group(columns, study.id, arm, plan)) for arm in arms]

@@ -122,4 +122,4 @@ def _workload(arguments: argparse.Namespace, nodes: SuiteNodes) -> Workload:
         found = replace(found, batch_size=read_value("--batch", arguments.batch, count_up_to(10**6)))
     elif arguments.model is not None:
         raise OptionError("--model", f"found {arguments.model!r} without --batch", "--batch beside it")
-    return found
+    return replace(found, data="synthetic")  # what loading costs says `suite input-pipeline`

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 from pytest_ddpscale.plan.study import Arm, DeviceType
-from pytest_ddpscale.plan.variant import USUAL, CommunicationHook, CompileMode, Variant
+from pytest_ddpscale.plan.variant import DATA_SETTINGS, USUAL, CommunicationHook, CompileMode, Variant
 from pytest_ddpscale.plan.workload import MemoryFormat, Precision, Workload
 from pytest_ddpscale.suites.nccl_variables import NCCL_VARIABLES
 
@@ -126,7 +126,7 @@ def _batch(value: str, workload: Workload) -> int:
 
 def _value(name: str, value: str) -> Any:
     """Of a field of `Variant`."""
-    usual = {one.name: one.default for one in fields(Variant)}
+    usual = {one.name: one.default for one in fields(Variant) if one.name not in DATA_SETTINGS}
     if name not in usual:
         near = difflib.get_close_matches(name, usual, 1)
         raise ValueError(f"settings such as {', '.join(usual)}; {name!r} is none" + _meant(near))

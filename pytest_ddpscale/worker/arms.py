@@ -50,7 +50,7 @@ class StudyArms:
         self._study = study
         self._device = device
         self._rank = rank
-        self._layout, self._timeout = layout, timeout
+        self._layout = layout
         self._ranges = ranges or StepRanges()
         self._groups = make_groups(study.arms, layout, timeout, study.turns)
         self._model = build_model(study.workload, device.torch_device)
@@ -130,9 +130,7 @@ class StudyArms:
         if arm.data_of(self._study.workload) == "synthetic":
             return self._batch(workload, arm.variant.batch_of(arm.batch_size, self._rank))
         assert self._images is not None, "nobody has read the folder"
-        loaded = self._images.batch_of(
-            self._study, arm, self._rank, self._layout, self._device.torch_device, self._timeout
-        )
+        loaded = self._images.batch_of(self._study, arm, self._rank, self._layout, self._device.torch_device)
         self._loaded.append(loaded)
         return loaded
 

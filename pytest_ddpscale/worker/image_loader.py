@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader
 from pytest_ddpscale.plan.image_folder import ImageFolderData, Split
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.image_samples import (
+    IMAGE_TIMEOUT_S,
     ImageSamples,
     LoadedImages,
     LoaderWorker,
@@ -47,7 +49,6 @@ class LoaderSettings:
         seed: of that order, the same on all ranks.
         channels_last: whether images are laid out so.
         cores: that loader workers may use; none for those of the rank.
-        timeout_s: how long a batch may take.
     """
 
     data: ImageFolderData
@@ -57,7 +58,6 @@ class LoaderSettings:
     seed: int = 0
     channels_last: bool = False
     cores: tuple[int, ...] = ()
-    timeout_s: float = 600.0
 
 
 class ImageLoader:
@@ -137,9 +137,19 @@ class ImageLoader:
 
     def _begun(self) -> Iterator[Any]:
         assert self._loader is not None, "the loader is closed"
-        with warnings.catch_warnings():
+        with self._named(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of more workers than the rank has cores: they have others
             return iter(self._loader)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Says which folder was read by a loader worker that died: torch notices within 5 s."""
+        try:
+            yield
+        except RuntimeError as error:  # "DataLoader worker (pid(s) 7) exited unexpectedly"
+            raise RuntimeError(f"loading {self._samples.root}: {str(error).splitlines()[0]}") from error
+        except (OSError, EOFError) as error:  # while it handed a batch over
+            raise RuntimeError(f"loading {self._samples.root}: a loader worker died ({error})") from error
 
     def _data_loader(self) -> DataLoader[Any]:
         data, options = self._settings.data, dict[str, Any]()
@@ -148,7 +158,7 @@ class ImageLoader:
             context.set_forkserver_preload(["pytest_ddpscale.worker.image_samples"])
             options = {
                 "multiprocessing_context": context, "prefetch_factor": data.prefetch, "persistent_workers": True,
-                "worker_init_fn": LoaderWorker(self._settings.cores), "timeout": self._settings.timeout_s,
+                "worker_init_fn": LoaderWorker(self._settings.cores),
             }  # fmt: skip
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # as in `_begun`
@@ -159,12 +169,8 @@ class ImageLoader:
 
     def _next(self, batches: Iterator[Any]) -> LoadedImages:
         began_s = time.perf_counter()
-        try:
+        with self._named():
             loaded = next(batches)
-        except RuntimeError as error:  # "DataLoader worker (pid(s) 7) exited unexpectedly", "DataLoader timed out …"
-            raise RuntimeError(f"loading {self._samples.root}: {str(error).splitlines()[0]}") from error
-        except (OSError, EOFError) as error:  # while a batch was handed over
-            raise RuntimeError(f"loading {self._samples.root}: a loader worker died ({error})") from error
         self.waited_s.append(time.perf_counter() - began_s)
         if isinstance(loaded, LoadFailure):
             raise RuntimeError(loaded.message)  # noqa: TRY004 (no wrong type: a broken image)
@@ -195,13 +201,17 @@ class ImageLoader:
             raise RuntimeError(f"{self._samples.root}, epoch {epoch}: {ranks} loaded {found}")
 
 
-def open_samples(data: ImageFolderData, split: Split, image_size: int, control: Control, key: str) -> ImageSamples:
+def open_samples(
+    data: ImageFolderData, split: Split, image_size: int, control: Control, key: str,
+    timeout_s: float = IMAGE_TIMEOUT_S,
+) -> ImageSamples:  # fmt: skip
     """The images of a split, the same on every rank. All ranks of the gang call this at the same time.
 
     The first rank of each node reads the folder before its others, which then find it in the node's caches.
 
     Args:
         key: another one for each call.
+        timeout_s: how long one image may take to be read.
 
     Raises:
         ValueError: the folder is not as it has to be, here or on the node's first rank.
@@ -211,7 +221,7 @@ def open_samples(data: ImageFolderData, split: Split, image_size: int, control: 
     if control.rank != first:
         _hear(control, f"{key}/{first}", data)
     try:
-        samples = read_samples(data.folder, split, image_size)
+        samples = read_samples(data.folder, split, image_size, timeout_s)
     except ValueError as error:
         if control.rank == first:
             control.say(f"{key}/{first}", {"error": str(error)})

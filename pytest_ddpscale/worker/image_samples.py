@@ -7,13 +7,14 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import center_crop, pil_to_tensor, resize
@@ -21,6 +22,8 @@ from torchvision.transforms.functional import center_crop, pil_to_tensor, resize
 from pytest_ddpscale.plan.image_folder import Split
 from pytest_ddpscale.results.dataset_record import DATASET_FILE, read_dataset_record
 from pytest_ddpscale.util.orphans import die_with_parent
+
+IMAGE_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,12 @@ class ImageSamples(Dataset[Sample]):
         digest: of all names, in order: equal on all ranks that see the same images.
     """
 
-    def __init__(self, root: Path, image_size: int, paths: Sequence[str], labels: Sequence[int], classes: int) -> None:
+    def __init__(
+        self, root: Path, image_size: int, paths: Sequence[str], labels: Sequence[int], classes: int, timeout_s: float
+    ) -> None:
         self.root = root
         self.classes = classes
-        self._image_size = image_size
+        self._image_size, self._timeout_s = image_size, timeout_s
         # Arrays: a million strings would be pickled, and then copied page by page, for each loader worker.
         self._paths = np.array([os.fsencode(path) for path in paths])
         self._labels = np.array(labels, np.int64)
@@ -76,11 +81,11 @@ class ImageSamples(Dataset[Sample]):
     def __getitem__(self, index: int) -> Sample:
         path = self.root / os.fsdecode(self._paths[index])
         try:
-            with Image.open(path) as image:
+            with _within(self._timeout_s), Image.open(path) as image:
                 pixels = self._sized(image.convert("RGB"))
         # What Pillow raises of files that are no images, or broken ones.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            return LoadFailure(f"{path}: {_reason(error)}; expected an image. Mend or delete it")
+            return LoadFailure(f"{path}: {_reason(error)}. Mend or delete it")
         return pil_to_tensor(pixels), int(self._labels[index]), index
 
     def _sized(self, image: Image.Image) -> Image.Image:
@@ -91,8 +96,11 @@ class ImageSamples(Dataset[Sample]):
         return sized
 
 
-def read_samples(folder: str, split: Split, image_size: int) -> ImageSamples:
+def read_samples(folder: str, split: Split, image_size: int, timeout_s: float = IMAGE_TIMEOUT_S) -> ImageSamples:
     """The images of one split of a folder.
+
+    Args:
+        timeout_s: how long one image may take to be read.
 
     Raises:
         ValueError: the folder or the split is missing, a class is empty, or images are missing of those that
@@ -111,7 +119,7 @@ def read_samples(folder: str, split: Split, image_size: int) -> ImageSamples:
         said = f"{DATASET_FILE} says {record.images.get(split, 0)}"
         raise ValueError(f"{root}: {len(found.samples)} images; {said}. Delete the folder and make it again")
     paths = [os.path.relpath(path, root) for path, _ in found.samples]
-    return ImageSamples(root, image_size, paths, found.targets, len(found.classes))
+    return ImageSamples(root, image_size, paths, found.targets, len(found.classes), timeout_s)
 
 
 def joined_images(samples: Sequence[Sample]) -> LoadedImages | LoadFailure:
@@ -141,6 +149,28 @@ class LoaderWorker:
             os.sched_setaffinity(0, self.cores)
 
 
+@contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """Interrupt a read from a file system that does not answer. Raises TimeoutError.
+
+    Only a process's first thread can be interrupted, and that is the one in which loader workers read, and ranks.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _is_late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _is_late(number: int, frame: object) -> None:
+    raise TimeoutError("was not read in time; the file system may not answer")
+
+
 def _end_with_rank() -> None:
     rank = multiprocessing.parent_process()
     if rank is not None:
@@ -149,4 +179,6 @@ def _end_with_rank() -> None:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):  # whose text has the path again
+        return "is no image that Pillow knows"
     return str(getattr(error, "strerror", None) or error).splitlines()[0]

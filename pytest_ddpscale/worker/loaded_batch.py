@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 from torch.distributed import Store
@@ -72,9 +71,7 @@ class StudyImages:
     store: Store
     cores: tuple[int, ...] = ()
 
-    def batch_of(
-        self, study: Study, arm: Arm, rank: int, layout: Layout, device: torch.device, timeout: timedelta
-    ) -> LoadedBatch:
+    def batch_of(self, study: Study, arm: Arm, rank: int, layout: Layout, device: torch.device) -> LoadedBatch:
         """One rank's batches of an arm that it belongs to.
 
         Raises:
@@ -89,7 +86,7 @@ class StudyImages:
         shard = Shard(group.index(rank), len(group))
         settings = LoaderSettings(
             data, arm.variant.batch_of(arm.batch_size, rank), channels_last=workload.memory_format == "channels_last",
-            cores=self.cores, timeout_s=timeout.total_seconds(),
+            cores=self.cores,
         )  # fmt: skip
         check = EpochCheck(self.store, f"epochs/{study.id}/{arm.name}/{group[0]}", len(group))
         return LoadedBatch(ImageLoader(self.samples, shard, settings, device, check))

@@ -155,7 +155,9 @@ class GangMember:
         if data == "synthetic" or all(arm.data_of(workload) == "synthetic" for arm in study.arms):
             return None
         self._progress.phase = "reading the image folder"
-        samples = open_samples(data, "train", workload.image_size, context.control, f"{study.id}/images")
+        # Below the limit after which a gang is ended in which nobody does anything, as nobody knows why.
+        timeout_s = context.timeout.total_seconds() / 8
+        samples = open_samples(data, "train", workload.image_size, context.control, f"{study.id}/images", timeout_s)
         return StudyImages(samples, context.control.store, context.loader_cores)
 
     def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:

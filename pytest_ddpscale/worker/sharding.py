@@ -104,12 +104,13 @@ class EpochCheck:
 
     def total(self, epoch: int, loaded: Digest) -> Digest | None:
         """Add a rank's part. Returns that of all ranks to the one that is the last."""
-        keys = [f"{self._name}/{epoch}/{part}" for part in ("images", "hashes", "ranks")]
-        found = [self._store.add(key, number) for key, number in zip(keys, (*loaded, 1), strict=True)]
-        if found[2] < self._world_size:
+        images, hashes, ranks = (f"{self._name}/{epoch}/{part}" for part in ("images", "hashes", "ranks"))
+        self._store.add(images, loaded.images)
+        self._store.add(hashes, loaded.hashes)
+        if self._store.add(ranks, 1) < self._world_size:
             return None
-        # Others may have added theirs between our parts and our count: now all have.
-        found = [self._store.add(key, 0) for key in keys]
-        for key in keys:
+        # Only now: others may have added to the first two since.
+        found = Digest(self._store.add(images, 0), self._store.add(hashes, 0))
+        for key in (images, hashes, ranks):
             self._store.delete_key(key)
-        return Digest(found[0], found[1])
+        return found

@@ -36,6 +36,7 @@ class Measurement:
     parameters_checksum: str | None = None
     single_sample: bool = False
     energy_j: float | None = None
+    waited_s: float | None = None  # in all steps
 
     @property
     def throughput_img_per_s(self) -> float:

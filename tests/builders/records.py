@@ -60,6 +60,9 @@ def block_of(ranks: Sequence[Measurement], gang: int = 0) -> Block:
     return Block(
         study=first.study, arm=first.arm, round=first.round, gang=gang, batch_size=first.batch_size,
         ranks=tuple(one.rank for one in ranks), step_s=b"".join(step_bytes(one.step_s) for one in ranks if has_steps),
+        waited_s=b"".join(
+            step_bytes([one.waited_s / one.steps] * one.steps) for one in ranks if one.waited_s is not None
+        ),
         step_stdev_s=stdev_s, single_sample=first.single_sample, parameters_checksum=checksums, **columns,
     )  # fmt: skip
 

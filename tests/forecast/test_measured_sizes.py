@@ -18,6 +18,7 @@ from pytest_ddpscale.forecast.measured_sizes import (
     scaling_series,
 )
 from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.variant import Variant
 from tests.builders.judged import WORKLOAD, evidence_of_plan, measure
 
 ALONE, ONE, TWO, FOUR = Arm("alone", 1, 4), Arm("ddp", 1, 4), Arm("ddp", 2, 4), Arm("ddp", 4, 4)
@@ -81,6 +82,15 @@ def test_a_series_has_the_error_of_its_rounds() -> None:
     assert found.sizes[2].img_per_s == pytest.approx(400, rel=1e-3)
     assert found.sizes[2].error == pytest.approx(0.0043, rel=0.1)
     assert (found.sizes[0].error or 0) < 0.6 * (found.sizes[2].error or 0)
+
+
+def test_an_arm_with_other_settings_is_no_size() -> None:
+    other = replace(TWO, variant=Variant(bucket_cap_mb=1))
+
+    def rate(arm: Arm, number: int, rank: int) -> float:
+        return 10.0 if arm == other else 100.0
+
+    assert [one.img_per_s for one in series_of(ALONE, other, TWO, rate=rate).sizes] == pytest.approx([100, 200])
 
 
 def test_without_an_arm_alone_ddp_of_one_rank_counts() -> None:

@@ -49,6 +49,12 @@ def test_memory_and_skipped_steps_are_shown() -> None:
     assert (found["Peak GiB"], found["Memory spread"], found["Skipped steps"]) == ("2.00", "25.0%", "2")
 
 
+def test_seconds_waited_for_data_are_those_of_the_rank_that_waited_most() -> None:
+    waiting = [replace(measured(ARMS[2], rank, 10.0), waited_s=4 * (0.002 + 0.001 * rank)) for rank in range(2)]
+    assert row(*waiting)["Waited for data, ms a step"] == "3.0"
+    assert row(measured(ARMS[0], 0, 10.0))["Waited for data, ms a step"] == ABSENT
+
+
 def test_an_arm_with_a_rank_missing_has_no_row() -> None:
     assert breakdown(columns_of([measured(ARMS[2], 0, 10.0)]), PLAN) == []
 

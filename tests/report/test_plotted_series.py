@@ -10,6 +10,7 @@ import pytest
 
 from pytest_ddpscale.plan.metric_catalogue import STRONG_SCALING_SPEEDUP, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.report.plotted_series import throughput_series
 from tests.builders.judgements import MEASUREMENTS, PLAN, RESNET, STUDIES, make_measurements, make_plan, make_study
 from tests.builders.measurements import Measurement
@@ -27,6 +28,15 @@ def test_slowest_rank_sets_the_throughput_of_a_round() -> None:
     (point,) = series.points(THROUGHPUT_PER_GPU)
     assert point.world_size == 2
     assert point.center == pytest.approx(512 * 10 / 5.0)
+
+
+def test_an_arm_with_other_settings_is_no_point_of_the_curve() -> None:
+    """Such as synthetic data in place of a folder's images."""
+    other = Arm("ddp", 2, 512, variant=Variant(bucket_cap_mb=1))
+    study = replace(WEAK, arms=(*WEAK.arms, other))
+    blocks = [_block("ddp@2", 0, rank, 5.0) for rank in (0, 1)] + [_block(other.name, 0, rank, 1.0) for rank in (0, 1)]
+    (series,) = throughput_series(columns_of(blocks), make_plan(study))
+    assert series.points(THROUGHPUT_PER_GPU)[0].center == pytest.approx(512 * 10 / 5.0)
 
 
 def test_efficiency_pairs_the_arms_of_one_round() -> None:

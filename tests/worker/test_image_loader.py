@@ -133,15 +133,28 @@ def test_an_epoch_that_nobody_began_at_its_beginning_is_not_judged(loader_of: Ca
 def test_a_broken_image_is_named(own_folder: Path, loader_of: Callable[..., ImageLoader], workers: int) -> None:
     broken = own_folder / "train/class-1/004.jpg"
     broken.write_bytes(broken.read_bytes()[:300])
-    with pytest.raises(RuntimeError, match=f"^{re.escape(str(broken))}: .*; expected an image. Mend or delete it$"):
+    with pytest.raises(RuntimeError, match=rf"^{re.escape(str(broken))}: .*\. Mend or delete it$"):
         list(loader_of(root=str(own_folder), workers=workers).epoch(0))
 
 
 def test_an_image_that_has_gone_is_named(own_folder: Path, loader_of: Callable[..., ImageLoader]) -> None:
     loader, gone = loader_of(root=str(own_folder)), own_folder / "train/class-1/004.jpg"
     gone.unlink()
-    with pytest.raises(RuntimeError, match=f"^{re.escape(str(gone))}: No such file or directory; expected an image"):
+    with pytest.raises(RuntimeError, match=f"^{re.escape(str(gone))}: No such file or directory. Mend or delete it"):
         list(loader.epoch(0))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_never_comes_is_named(own_folder: Path, workers: int) -> None:
+    """As of a file system that does not answer: a pipe that nobody writes."""
+    silent = own_folder / "train/class-1/004.jpg"
+    silent.unlink()
+    os.mkfifo(silent)
+    settings = replace(SETTINGS, data=data_of(str(own_folder), workers))
+    loader = ImageLoader(read_samples(str(own_folder), "train", 32, timeout_s=0.2), Shard(), settings, CPU)
+    with pytest.raises(RuntimeError, match=f"^{re.escape(str(silent))}: was not read in time; the file system may not"):
+        list(loader.epoch(0))
+    loader.close()
 
 
 @pytest.mark.parametrize(

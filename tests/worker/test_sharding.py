@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -90,6 +91,27 @@ def test_the_last_to_arrive_hears_what_all_have_loaded_and_the_store_forgets_it(
         assert checks[2].total(epoch, Digest(4, 30)) is None
         assert checks[1].total(epoch, Digest(3, 2)) == Digest(11, 42)
     assert store.num_keys() == 0
+
+
+class Slow(HashStore):
+    """Another rank says all it has to say between the first and the second word of this one."""
+
+    def __init__(self, between: Callable[[], object]) -> None:
+        super().__init__()
+        self._between = between
+        self._words = 0
+
+    def add(self, key: str, number: int) -> int:
+        found = super().add(key, number)
+        self._words += 1
+        if self._words == 1:
+            self._between()
+        return found
+
+
+def test_the_last_to_arrive_hears_also_what_others_said_between_its_words() -> None:
+    store: Slow = Slow(lambda: EpochCheck(store, "arm", 2).total(0, Digest(16, 5)))
+    assert EpochCheck(store, "arm", 2).total(0, Digest(16, 7)) == Digest(32, 12)
 
 
 @pytest.mark.parametrize("wrong", [(0, 0, 2), (0, 1, 1)], ids=str)

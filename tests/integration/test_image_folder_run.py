@@ -1,0 +1,163 @@
+"""Real ranks that train on images from a folder: each once in an epoch, and what breaks is named and hangs nobody."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_ddpscale.cli import main
+from pytest_ddpscale.results.records import Block
+from pytest_ddpscale.results.run_directory import RunDirectory
+from tests.builders.image_folder import image_folder
+
+pytestmark = pytest.mark.slow
+
+CHECKOUT = Path(__file__).parents[2]
+DEADLINE_S = 120
+SUITE = ("suite", "input-pipeline", "--gpu-sku=cpu", "--ranks=2", "--model=shufflenet_v2_x0_5", "--image-size=32",
+         "--batch=4", "--ddp-block=0.02s", "--ddp-run-dir=measured")  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """37 images: two ranks with batches of 4 leave five of them out of each epoch."""
+    monkeypatch.chdir(tmp_path)
+    return Path(image_folder(tmp_path / "images", images=37))
+
+
+def values(run: RunDirectory) -> Any:
+    return json.loads(run.suite_json.read_text())
+
+
+def test_arms_read_the_folder_epoch_after_epoch_beside_synthetic_data(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of the tens of epochs is compared with what the ranks should have loaded: one that differs ends them."""
+    assert main([*SUITE, f"--folder={folder}", "--workers=0,1"]) == 0
+    told = capsys.readouterr().out
+    run = RunDirectory.open(Path("measured"))
+    synthetic, *loaded = values(run)["arms"]
+    assert [one["data"] for one in (synthetic, *loaded)] == ["data=synthetic", "workers=0", "workers=1,prefetch=2"]
+    assert (synthetic["efficiency"], synthetic["waited_s_per_step"]) == (None, None)
+    for one in loaded:
+        low, high = one["efficiency"]["interval"]
+        assert 0 < low < one["efficiency"]["value"] < high
+        assert 0 < one["waited_s_per_step"] < one["step_s"]
+    assert values(run)["recommended"] in ("workers=0", "workers=1,prefetch=2")
+    blocks = [one for one in run.read_records() if isinstance(one, Block) and one.arm == "ddp@2+workers=1,prefetch=2"]
+    assert len(blocks) == 8
+    assert all(len(one.waited_s) == len(one.step_s) for one in blocks)
+    assert sum(int(one.each("steps")[0]) for one in blocks) > 3 * (37 // 2 // 4), "several epochs"
+    assert main(["report", "measured"]) == 0
+    assert capsys.readouterr().out == told
+
+
+THRESHOLDS = """\
+schema_version: 2
+sources: {{paper: nobody}}
+workloads:
+  loaded:
+    {{model: shufflenet_v2_x0_5, precision: fp32, image_size: 32, memory_format: contiguous,
+      data: {{folder: {folder}, workers: 1}}}}
+skus:
+  cpu:
+    description: made up
+    detect: {{device: cpu}}
+    batch: {{loaded: 4}}
+    requirements:
+      - {{input_pipeline_efficiency: {{1: 1.09, 2: 0.001}}, of: loaded, provisional: tried here}}
+"""
+
+
+def test_a_threshold_can_ask_how_much_loading_may_cost(folder: Path) -> None:
+    """Of one rank more than synthetic data gives, which it does not reach; of two hardly anything."""
+    Path("thresholds.yaml").write_text(THRESHOLDS.format(folder=folder), encoding="utf-8")
+    shutil.copytree(CHECKOUT / "acceptance", "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
+    command = ["pytest", "--gpu-sku=cpu", "--ddp-run-dir=run", "--ddp-rounds=8", "--ddp-block=0.05s"]
+    subprocess.run([sys.executable, "-m", *command, "-p", "no:cacheprovider"], capture_output=True, check=False)
+    by_size = {one["world_size"]: one for one in json.loads(Path("run/verdicts.json").read_text())["verdicts"]}
+    assert by_size[2]["outcome"] == "passed"
+    assert by_size[1]["outcome"] in ("failed", "inconclusive"), "on a busy machine intervals are wide"
+    assert 0.001 < by_size[2]["value"] < 1.09
+    page = Path("run/report.html").read_text()
+    assert "Waited for data, ms a step" in page
+    assert f"images from {folder} (1 loader workers a rank, prefetch 2)" in page
+
+
+def test_a_broken_image_is_the_studys_error_with_rank_and_node(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for broken in sorted((folder / "train/class-1").iterdir())[:8]:  # more than an epoch leaves out
+        broken.write_bytes(b"no image")
+    assert main([*SUITE, f"--folder={folder}", "--workers=1"]) == 1
+    told = capsys.readouterr().out
+    path = re.escape(str(folder / "train/class-1/"))
+    expected = rf"not measured: .*: rank \d on \S+ failed in .*arm ddp@2\+workers=1.*: {path}/\d+\.jpg: is no image"
+    assert re.search(expected, told), told
+
+
+def test_a_folder_that_is_missing_is_refused_before_ranks_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SUITE, f"--folder={tmp_path / 'nowhere'}"]) == 4
+    assert re.fullmatch(
+        r"ddpscale: --folder: \S+/nowhere has no folder train; expected train/CLASS/IMAGE \(.*\)\.\n",
+        capsys.readouterr().err,
+    )
+
+
+def test_an_empty_class_is_the_studys_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "train/class-9").mkdir()
+    assert main([*SUITE, f"--folder={folder}", "--workers=1"]) == 1
+    expected = r"rank \d on \S+ failed in reading the image folder .*images/train: Found no valid file for the classes"
+    assert re.search(expected, capsys.readouterr().out)
+
+
+@pytest.fixture
+def measuring(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    program = "import sys; from pytest_ddpscale.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, *SUITE, f"--folder={folder}", "--workers=1", "--ddp-rounds=10000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        yield process
+        process.kill()
+
+
+def until_loading(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All processes below, once both ranks have timed an arm that loads."""
+    ends_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < ends_s:
+        measured = Path("measured/measurements.jsonl")
+        if measured.exists() and '"kind":"block"' in measured.read_text():
+            return psutil.Process(process.pid).children(recursive=True)
+        assert process.poll() is None, process.stdout.read() if process.stdout else ""
+        time.sleep(0.05)
+    raise AssertionError("nothing was measured")
+
+
+@pytest.mark.parametrize("victim", ["rank", "loader worker"])
+def test_one_that_is_killed_while_it_loads_is_named_and_nobody_stays(
+    measuring: subprocess.Popen[str], victim: str
+) -> None:
+    below = until_loading(measuring)
+    ranks = [one for one in below if one.cmdline()[-1:] == ["pytest_ddpscale.worker"] and "-u" in one.cmdline()]
+    workers = [one for one in below if one.name() == "pt_data_worker"]
+    assert (len(ranks), len(workers)) == (2, 2)
+    (ranks if victim == "rank" else workers)[1].kill()
+    told, _ = measuring.communicate(timeout=DEADLINE_S)
+    assert measuring.returncode == 1
+    if victim == "rank":
+        assert re.search(r"rank \d on \S+ .*(killed|SIGKILL)", told), told
+    else:
+        assert re.search(r"rank \d on \S+ failed in .*: loading \S+/train: .*oader worker", told), told
+    _, alive = psutil.wait_procs(below, timeout=0)
+    assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []

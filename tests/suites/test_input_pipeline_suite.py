@@ -1,0 +1,116 @@
+"""Loading beside synthetic data: which arms there are, which setting is recommended, and when loading is to blame."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.cli import USER_ERROR, main
+from pytest_ddpscale.plan.image_folder import ImageFolderData
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.variant import Variant
+from pytest_ddpscale.stats.intervals import Estimate
+from pytest_ddpscale.suites.input_pipeline_report import bottleneck, input_pipeline_report, loaded_arms, recommended
+from pytest_ddpscale.suites.input_pipeline_suite import SYNTHETIC
+from pytest_ddpscale.suites.suite import MeasuredSuite
+from pytest_ddpscale.verdict.estimating import Found
+from tests.builders.image_folder import image_folder
+from tests.builders.judged import WORKLOAD, evidence_of_plan, make_measurement
+from tests.suites.run_records import SUITE_RECORD
+
+LOADED = replace(WORKLOAD, data=ImageFolderData("/images"))
+VARIANTS = (SYNTHETIC, Variant(workers=0), Variant(workers=2, prefetch=2), Variant(workers=4, prefetch=2))
+STUDY = Study("weak", LOADED, tuple(Arm("ddp", 2, 4, variant=one) for one in VARIANTS), FEWEST_ROUNDS, 1.0, 1.0)
+PLAN = Plan("a100", "cuda", (STUDY,), ranks_per_node=2)
+
+
+def suite_of(paces: tuple[float, ...], noise: float = 0.001, error: str = "") -> MeasuredSuite:
+    """Arms at these paces, in img/s; a rank waits for data in a tenth of its time, and rank 1 in twice as much."""
+    measured = [
+        make_measurement(
+            STUDY.id, arm, number, rank, pace * (1 + noise * ((number * 7 + at * 3) % 5 - 2)),
+            waited_s=None if at == 0 else 10 * 0.1 * (1 + rank) * 4 / pace,
+        )
+        for number in range(STUDY.rounds)
+        for at, (arm, pace) in enumerate(zip(STUDY.arms, paces, strict=False))
+        for rank in range(2)
+    ]  # fmt: skip
+    evidence = evidence_of_plan(PLAN, measured, errors={STUDY.id: error} if error else None)
+    return MeasuredSuite(evidence, SUITE_RECORD, 0.95)
+
+
+def test_the_fewest_workers_that_are_as_fast_as_the_fastest_are_recommended() -> None:
+    arms = loaded_arms(suite_of((100, 50, 98, 98.01)))
+    assert [round(one.efficiency.value, 2) for one in arms if one.efficiency] == [0.5, 0.98, 0.98]
+    found = recommended(arms)
+    assert found is not None
+    assert found.name == "workers=2,prefetch=2"
+    assert found.is_slower_than_best is False
+    assert [one.is_slower_than_best for one in arms] == [False, True, False, False]
+
+
+def test_synthetic_data_is_not_recommended_though_it_is_the_fastest() -> None:
+    found = recommended(loaded_arms(suite_of((100, 50, 60, 70))))
+    assert found is not None
+    assert found.name == "workers=4,prefetch=2"
+
+
+@pytest.mark.parametrize(
+    ("limits", "answer"),
+    [((0.951, 0.99), "is not"), ((0.90, 0.949), "is"), ((0.90, 0.96), "may be"), ((0.96, 1.01), "is not")],
+)
+def test_loading_is_to_blame_only_as_far_as_the_interval_says(limits: tuple[float, float], answer: str) -> None:
+    assert bottleneck(Found(0.95, Estimate(0.95, limits))) == answer
+    assert bottleneck(Found(0.5, None)) == bottleneck(None) == "may be"
+
+
+def test_the_report_says_what_was_waited_and_what_to_set() -> None:
+    report = input_pipeline_report(suite_of((100, 50, 80, 80)))
+    assert report.headline.startswith(
+        "resnet18 in fp32 on folder images: the input pipeline is the bottleneck: 0.800× of the throughput on synthetic"
+    )
+    assert report.headline.endswith("with workers=2,prefetch=2")
+    rows = {row[0]: row[1:] for row in report.sections[0].tables[0].rows}
+    assert rows["data=synthetic"][2:] == ["–"] * 6
+    assert rows["workers=0"][-2:] == ["0.0160", "20%"], "of the rank that waited most, 0.2 of a step of 0.08 s"
+    assert "Training waits for its data" in report.sections[1].paragraphs[1]
+    assert report.values["is_bottleneck"] is True
+    assert not report.problems
+
+
+def test_an_arm_that_is_missing_is_said_with_the_reason() -> None:
+    report = input_pipeline_report(suite_of((100, 50), error="rank 1 on n1 failed: /images/x.jpg: is no image"))
+    assert report.problems == [
+        "workers=2,prefetch=2, workers=4,prefetch=2: rank 1 on n1 failed: /images/x.jpg: is no image"
+    ]
+    assert report.values["recommended"] == "workers=0"
+
+
+def test_nothing_measured_is_told_too() -> None:
+    report = input_pipeline_report(suite_of((), error="no room"))
+    assert report.headline == "resnet18 in fp32 on folder images: no setting of the loader was measured"
+    assert report.sections == []
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("--workers=1,x", "--workers: found '1,x'; expected whole numbers from 0 to 256, such as 2,4."),
+        ("--prefetch=0", "--prefetch: found '0'; expected whole numbers from 1 to 1024, such as 2,4."),
+        ("--ranks=65536", "--ranks: found '65536'; expected at most"),
+        ("--model=resnet51", "--model: found 'resnet51'; expected a classification model of torchvision"),
+        ("--precision=fp16", "--precision: found 'fp16' on a CPU; expected fp32 or bf16"),
+        ("--workers=" + ",".join(map(str, range(60))), "--workers: found 60 settings with --prefetch; expected"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_one_sentence(
+    tmp_path: Path, option: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = image_folder(tmp_path, images=3)
+    assert main(["suite", "input-pipeline", "--gpu-sku=cpu", f"--folder={folder}", option]) == USER_ERROR
+    told = capsys.readouterr().err
+    assert expected in told
+    assert len(told.splitlines()) == 1
