@@ -57,7 +57,6 @@ class FolderSource:
         settings = LoaderSettings(
             data, run.workload.batch_size, drop_last=is_training, shuffle=is_training, seed=run.seed,
             channels_last=run.workload.memory_format == "channels_last", cores=context.loader_cores,
-            timeout_s=context.timeout.total_seconds(),
         )  # fmt: skip
         check = EpochCheck(context.control.store, f"{key}/check", context.control.world_size)
         return ImageLoader(samples, self._shard, settings, context.device.torch_device, check)
