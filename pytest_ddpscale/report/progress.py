@@ -168,7 +168,9 @@ class Progress:
     def _wait(self) -> None:
         if not self._current and not self._settled:
             planned_s = STARTUP_S + SURVEY_S * self._plan.survey + sum(self._planned_s.values())
-            self._say(f"starting ranks, {_clock(planned_s)} estimated", passing=True)
+            # How long whole training runs take nobody knows.
+            estimated = "" if self._plan.training_runs else f", {_clock(planned_s)} estimated"
+            self._say(f"starting ranks{estimated}", passing=True)
 
     def _planned_so_far_s(self) -> float:
         """What the plan gives this study, the probes or the pairs, for as much as has been timed of it."""
