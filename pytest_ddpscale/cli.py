@@ -1,4 +1,5 @@
 """The command `ddpscale`: everything that is not a pytest run."""
+# PYTHON_ARGCOMPLETE_OK (by which argcomplete's global completion knows it)
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,10 @@ INTERRUPTED = 130  # as shells have it
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit code: the command's own, 4 after bad input, 3 if ranks failed."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow: nothing is run
+        _complete(parser)
+    arguments = parser.parse_args(argv)
     try:
         return arguments.run(arguments) or 0
     except (BadInput, GangError) as error:
@@ -65,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     paik = _command(tools, "paik", _import_paik, "result files of willgpaik/pytorch-ddp-scaling-benchmark")
     paik.add_argument("directory", type=Path, metavar="DIR", help="folder of its JSON files")
     paik.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
-    paik.add_argument("--sku", help="SKU they were measured on; default: from the device name in them")
+    paik.add_argument("--gpu-sku", metavar="SKU", help="they were measured on; default: from the device name")
     add_thresholds(paik)
     benchmark = _command(tools, "pytorch-ddp", _import_pytorch_ddp, "a JSON report of PyTorch's DDP benchmark")
     benchmark.add_argument("file", type=Path, metavar="FILE", help="that its --json wrote")
@@ -75,11 +79,16 @@ def _parser() -> argparse.ArgumentParser:
     add_show(actions, os.environ.get(OPTIONS["thresholds"].variable))
     add_check(actions)
     add_power(actions)
-    report = _command(commands, "report", _report, "print the table of a judged run, and write its report files again")
-    report.add_argument("directory", type=Path, metavar="RUN_DIR")
+    runs = _command(commands, "runs", _runs, "list the runs in a folder, and what each came to")
+    runs.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help="default: ddpscale-runs here")
+    report = _command(commands, "report", _report, "print what a run came to, and write its report files again")
+    report.add_argument("directory", type=Path, metavar="RUN_DIR", help="or RUN_DIR/judged-N")
+    report.add_argument("-v", "--verbose", action="store_true", help="print the table of all requirements")
     report.add_argument("--open", action="store_true", help="show report.html in a browser")
     culprits = _command(commands, "culprits", _culprits, "say which hosts judged runs reject, accept or want looked at")
-    culprits.add_argument("directories", type=Path, nargs="+", metavar="RUN_DIR")
+    culprits.add_argument("directories", type=Path, nargs="+", metavar="RUN_DIR", help="or RUN_DIR/judged-N")
+    culprits.add_argument("--rehearse", action="store_true",
+        help="tell of simulated runs as if their machines had been measured")  # fmt: skip
     culprits.add_argument("--format", choices=("text", "tsv"), default="text", help="default: %(default)s")
     _add_history(commands)
     add_calibrate(commands)
@@ -99,6 +108,31 @@ def _command(
     command = commands.add_parser(name, help=explanation)
     command.set_defaults(run=run)
     return command
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell, and end the process."""
+    import argcomplete
+
+    for action in _actions(parser):
+        if "--gpu-sku" in action.option_strings:
+            vars(action)["completer"] = _sku_names
+    argcomplete.autocomplete(parser)
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:  # argparse has no public way to them
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _actions(command)
+
+
+def _sku_names(**_: object) -> list[str]:
+    from pytest_ddpscale.thresholds.loading import load_thresholds
+
+    skus = load_thresholds(usual_thresholds()).thresholds.skus
+    return sorted({*skus, *(alias for sku in skus.values() for alias in sku.aliases)})
 
 
 def _gpus_here(asked: str) -> list[Gpu]:
@@ -123,7 +157,7 @@ def _import_paik(arguments: argparse.Namespace) -> None:
 
     thresholds = load_thresholds(arguments.thresholds or usual_thresholds())
     warn_of_problems(thresholds)
-    run = import_paik(arguments.directory, arguments.out, arguments.sku, thresholds.thresholds)
+    run = import_paik(arguments.directory, arguments.out, arguments.gpu_sku, thresholds.thresholds)
     studies = len(run.read_plan().studies)
     print(f"Imported {studies} studies into {run.path}.\nNext: pytest --ddp-judge={run.path}")
 
@@ -134,22 +168,39 @@ def _import_pytorch_ddp(arguments: argparse.Namespace) -> None:
     import_ddp_benchmark(arguments.file, arguments.out)
 
 
+def _runs(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.report.runs_text import run_lines
+    from pytest_ddpscale.results.run_opening import RUNS_FOLDER
+
+    # A file or a pipe has no edge at which a line would have to be cut.
+    columns = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 0
+    for line in run_lines(arguments.folder or RUNS_FOLDER, columns):
+        print(line)
+
+
 def _report(arguments: argparse.Namespace) -> int:
     from pytest_ddpscale.evidence.evidence import read_evidence
     from pytest_ddpscale.report.files import write_reports
-    from pytest_ddpscale.report.terminal import table_lines
-    from pytest_ddpscale.results.run_directory import RunDirectory
-    from pytest_ddpscale.results.verdicts import read_judgement
+    from pytest_ddpscale.report.terminal import brief_lines, table_lines
+    from pytest_ddpscale.results.judged_run import open_judged
+    from pytest_ddpscale.session.unjudged import judgement_of
 
-    run = RunDirectory.open(arguments.directory)
+    run, judged = open_judged(arguments.directory)
     if run.suite_json.exists():
         return report_suite(run)
-    judgement = read_judgement(run.verdicts_json)
-    for line, _ in table_lines(judgement, shutil.get_terminal_size((100, 24)).columns):
+    judgement = judgement_of(run, judged)
+    lines_of = table_lines if arguments.verbose else brief_lines
+    for line, _ in lines_of(judgement, shutil.get_terminal_size((100, 24)).columns):
         print(line)
-    for problem in write_reports(run, judgement, run.read_run(), read_evidence(run)):
-        print(problem, file=sys.stderr)
-    page = run.path / "report.html"
+    if judged.verdicts_json.exists():
+        for problem in write_reports(judged, judgement, run.read_run(), read_evidence(run)):
+            print(problem, file=sys.stderr)
+    else:
+        keep = f"`pytest --ddp-judge={run.path}` keeps them, `--ddp-resume={run.path}` measures the rest."
+        print(
+            f"{run.path} was never judged: these verdicts are of now, and nothing is written. {keep}", file=sys.stderr
+        )
+    page = judged.path / "report.html"
     if arguments.open and page.exists():
         import webbrowser
 
@@ -160,11 +211,18 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _culprits(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.report.culprits_text import HostFindings, read_findings, settled, text_lines, tsv_lines
+    from pytest_ddpscale.results.run_json import WATERMARK
     from pytest_ddpscale.session.unjudged import judgement_of
 
     readable: list[HostFindings] = []
     # What the others say stays true.
-    errors = _errors(arguments.directories, lambda directory: readable.append(read_findings(directory, judgement_of)))
+
+    def read(directory: Path) -> None:
+        readable.append(read_findings(directory, judgement_of, rehearses=arguments.rehearse))
+
+    if arguments.rehearse and arguments.format == "text":
+        print(f"Rehearsal. {WATERMARK}.")
+    errors = _errors(arguments.directories, read)
     for line in (tsv_lines if arguments.format == "tsv" else text_lines)(settled(readable)):
         print(line)
     _raise(errors)
@@ -199,7 +257,7 @@ def _add_history(commands: Commands) -> None:
         default=os.environ.get(OPTIONS["history"].variable) or None,
         help=f"one for each cluster, as nodes are known by name; default: ${OPTIONS['history'].variable}, else "
              "ddpscale-runs/history.sqlite here")  # fmt: skip
-    command.add_argument("--sku", metavar="SKU", help="canonical name, as the history lists it; default: all")
+    command.add_argument("--gpu-sku", metavar="SKU", help="canonical name, as the history lists it; default: all")
     command.add_argument("--format", choices=("text", "tsv", "json"), default="text", help="default: %(default)s")
     command.add_argument("--add", type=Path, nargs="+", metavar="RUN_DIR", default=[],
         help="add judged runs, each once, and print nothing else")  # fmt: skip
@@ -220,7 +278,7 @@ def _history(arguments: argparse.Namespace) -> None:
     if arguments.accept:
         _accept(file, arguments)
         return
-    nodes = read_histories(file, arguments.sku, arguments.node)
+    nodes = read_histories(file, arguments.gpu_sku, arguments.node)
     if arguments.format == "json":
         print(json_text(nodes))
         return
@@ -236,14 +294,14 @@ def _accept(file: Path, arguments: argparse.Namespace) -> None:
 
     if arguments.node is None:
         raise OptionError("--accept", "found no NODE beside it", "the node whose loss is accepted")
-    number = accept_losses(file, arguments.node, arguments.sku)
+    number = accept_losses(file, arguments.node, arguments.gpu_sku)
     print(f"{arguments.node}: {number} {'value' if number == 1 else 'values'} accepted as they are now")
 
 
 def _add_to_history(file: Path, arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.history.recording import add_run
 
-    if arguments.node is not None or arguments.sku is not None or arguments.accept:
-        raise OptionError("--add", "found NODE, --sku or --accept beside it", "run directories only")
+    if arguments.node is not None or arguments.gpu_sku is not None or arguments.accept:
+        raise OptionError("--add", "found NODE, --gpu-sku or --accept beside it", "run directories only")
     words = {"added": "added", "replaced": "replaced what it had been", "known": "was there already"}
     _raise(_errors(arguments.add, lambda directory: print(f"{directory}: {words[add_run(file, directory)]}")))

@@ -4,6 +4,7 @@
 #   slurm/drain_failed.sh [--apply] [--node NODE] RUN_DIR...             what would be drained, and why
 #   slurm/drain_failed.sh [--apply] [--node NODE] --nightly DIR          the same of all runs of one night
 #   slurm/drain_failed.sh [--apply] [--node NODE] --resume RUN_DIR...    what would be resumed
+#   slurm/drain_failed.sh --rehearse RUN_DIR...                          what would be drained, were simulated nodes real
 #
 # Nothing is changed without --apply, which takes a Slurm operator or administrator. DIR is the folder of one night,
 # or the folder `nightly`, of which the latest night is taken. --node: leave all other nodes alone.
@@ -29,7 +30,7 @@ wrong() {
     exit 2
 }
 
-apply=no only="" action=drain nightly=no runs=()
+apply=no only="" action=drain nightly=no rehearse=() runs=()
 shopt -s nullglob
 
 # The runs of one night: of DIR, or of the latest night in it.
@@ -49,6 +50,7 @@ while [[ $# -gt 0 ]]; do
         --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit 0 ;;
         --apply) apply=yes ;;
         --resume) action=resume ;;
+        --rehearse) rehearse=(--rehearse) ;;
         --node) only="${2:?--node needs a name}"; shift ;;
         --nightly) add_nightly "${2:?--nightly needs a directory}"; shift ;;
         -*) wrong "unknown option $1" ;;
@@ -78,6 +80,15 @@ node_of() {
 state_of() { sinfo --all --noheader --Node --nodes="$1" --format=%T | sort -u | tail -n 1; }
 since_of() { SLURM_TIME_FORMAT=%s sinfo --all --noheader --Node --nodes="$1" --format=%H | sort -u | tail -n 1; }
 reason_of() { sinfo --all --noheader --Node --nodes="$1" --format=%E | sort -u | tail -n 1; }
+
+# Slurm has no such nodes, and is not asked: nothing can be changed.
+if [[ ${#rehearse[@]} -gt 0 ]]; then
+    [[ $apply == no ]] || wrong "--rehearse changes nothing; found --apply beside it"
+    node_of() { echo "$1"; }
+    state_of() { echo idle; }
+    reason_of() { echo none; }
+    echo "rehearsal: simulated nodes, Slurm was not asked"
+fi
 
 # act WORD COMMAND...: run a command that changes Slurm, or say that it would be run.
 act() {
@@ -128,7 +139,7 @@ resume() {
 }
 
 status=0
-findings="$("$DDPSCALE_VENV/bin/ddpscale" culprits --format=tsv "${runs[@]}")" || status=$?
+findings="$("$DDPSCALE_VENV/bin/ddpscale" culprits "${rehearse[@]}" --format=tsv "${runs[@]}")" || status=$?
 
 declare -A seen=()
 while IFS=$'\t' read -r use host started run reason; do

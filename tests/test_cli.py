@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale import cli
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.records import Lost
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -102,10 +103,25 @@ def test_importing_into_an_existing_run_is_refused(tmp_path: Path) -> None:
     assert_user_error(ddpscale("import", "paik", DATA, "--out", run), "already holds a run")
 
 
-def test_reporting_what_was_never_judged_is_refused(tmp_path: Path) -> None:
+def test_reporting_what_was_never_judged_and_cannot_be_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "a100"
     ddpscale("import", "paik", DATA, "--out", run)
-    assert_user_error(ddpscale("report", run), "verdicts.json", "cannot be read")
+    assert_user_error(ddpscale("report", run), "was never judged", f"--ddp-judge={run}")
+
+
+def test_verdicts_that_lie_in_another_directory_are_reported_with_their_culprits(tmp_path: Path) -> None:
+    run, judged = tmp_path / "run", tmp_path / "run" / "judged-1"
+    assert ddpscale("simulate", "--gpu-sku=b200", "--gpus=8", "--fault=slow-gpu:3:1.2", "--out", run).returncode == 0
+    judging = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--ddp-judge={run}", "--gpu-sku=b200"]
+    for directory in (run, judged):
+        subprocess.run([*judging, "-k", "throughput_per_gpu"], cwd=tmp_path, timeout=120, check=False)
+        assert (directory / "verdicts.json").is_file()
+    (judged / "report.md").unlink()
+    assert "REJECTED" in ddpscale("report", judged).stdout
+    assert (judged / "report.md").is_file()
+    assert f"SIMULATED: no machine was measured [{judged}]" in ddpscale("culprits", judged).stdout
+    (run / "measurements.jsonl").write_text("")
+    assert_user_error(ddpscale("report", judged), "holds verdicts on", "was changed", f"--ddp-judge={run}")
 
 
 def test_a_file_where_the_site_should_go_is_a_sentence_not_a_traceback(tmp_path: Path) -> None:
@@ -147,3 +163,37 @@ def test_init_copies_job_scripts_that_can_be_executed(tmp_path: Path) -> None:
     scripts = {path.name: path for path in (tmp_path / "site" / "slurm").iterdir()}
     assert {"acceptance.sbatch", "nightly_health.sbatch", "scrontab.example"} <= set(scripts)
     assert {name for name, path in scripts.items() if not os.access(path, os.X_OK)} == {"scrontab.example"}
+
+
+def offered(line: str) -> set[str]:
+    """The words that a shell offers at the end of the line: asked as argcomplete's function in bash asks."""
+    script = "import os, sys; sys.argv[0] = 'ddpscale'; from pytest_ddpscale.cli import main; main()"
+    # argcomplete answers on file descriptor 8, words apart by IFS.
+    read, write = os.pipe()
+    asked = {
+        "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SHELL": "bash",
+        "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9",
+    }  # fmt: skip
+    with os.fdopen(read) as answer:
+        shell = f'exec {sys.executable} -c "{script}" 8>&{write} 9>/dev/null'
+        subprocess.run(["bash", "-c", shell], env=os.environ | asked, pass_fds=[write], timeout=60, check=False)
+        os.close(write)
+        return {word.strip() for word in answer.read().split("\n")}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("ddpscale ru", {"runs"}),
+        ("ddpscale suite inf", {"inference"}),
+        ("ddpscale history --gpu-sku b200", {"b200", "b200-sxm-180gb"}),
+        ("ddpscale culprits --format ", {"text", "tsv"}),
+    ],
+)
+def test_a_shell_offers(line: str, words: set[str]) -> None:
+    assert words <= offered(line)
+
+
+def test_global_completion_knows_the_command() -> None:
+    # argcomplete reads no further
+    assert "PYTHON_ARGCOMPLETE_OK" in Path(cli.__file__).read_text(encoding="utf-8")[:1024]

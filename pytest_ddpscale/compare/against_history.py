@@ -47,8 +47,7 @@ class ValueBesidePast:
     @property
     def name(self) -> str:
         """What was done, and where."""
-        value = self.value
-        return f"{value.metric} {value.subject} {value.arm}@{value.world_size} on {self.place}"
+        return f"{self.value.what} on {self.place}"
 
     @property
     def difference(self) -> Literal["faster", "slower", "no difference shown"]:

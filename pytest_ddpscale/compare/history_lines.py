@@ -53,7 +53,6 @@ def past_json(found: RunBesidePast) -> dict[str, Any]:
 
 def _row(one: ValueBesidePast) -> tuple[str, ...]:
     value = one.value
-    what = f"{value.metric} {value.subject} {value.arm}@{value.world_size}"
     now, before = (f"{number:.4g} {value.unit}" for number in (value.value, one.past))
     interval = f"{one.low:.3f} … {one.high:.3f}"
-    return what, one.place, now, f"{before} ({one.runs})", f"{one.ratio:.3f}×", interval, one.difference
+    return value.what, one.place, now, f"{before} ({one.runs})", f"{one.ratio:.3f}×", interval, one.difference

@@ -42,7 +42,7 @@ def accept_losses(history_file: Path, node: str, sku: str | None = None) -> int:
     with writing(history_file) as connection:
         rows = connection.execute(
             "SELECT sku, key_values.rowid, run, standing = 'worse', host, gpu_index, gpu_uuid, metric, subject, "
-            "world_size, arm, definition, value, unit FROM key_values JOIN runs ON runs.id = run "
+            "world_size, arm, definition, value, unit, batch_size FROM key_values JOIN runs ON runs.id = run "
             "WHERE host = ? AND (? IS NULL OR sku = ?) AND standing != 'former' ORDER BY sku, started_at, run",
             (node, sku, sku),
         ).fetchall()

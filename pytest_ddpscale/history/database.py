@@ -17,7 +17,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_opening import RUNS_FOLDER
 
 DEFAULT_HISTORY = RUNS_FOLDER / "history.sqlite"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x64647073  # "ddps": by which SQLite's header knows whose file this is
 BUSY_S = 60.0
 
@@ -34,7 +34,7 @@ _SCHEMA = (
     """CREATE TABLE key_values (
         run TEXT NOT NULL REFERENCES runs (id), host TEXT NOT NULL, gpu_index INTEGER, gpu_uuid TEXT,
         metric TEXT NOT NULL, subject TEXT NOT NULL, world_size INTEGER NOT NULL, arm TEXT NOT NULL,
-        definition TEXT NOT NULL, value REAL NOT NULL, unit TEXT NOT NULL,
+        definition TEXT NOT NULL, value REAL NOT NULL, unit TEXT NOT NULL, batch_size INTEGER,
         standing TEXT NOT NULL CHECK (standing IN ('norm', 'worse', 'former')))""",
     "CREATE INDEX runs_by_time ON runs (sku, started_at)",
     "CREATE INDEX verdicts_of_run ON verdicts (run)",
@@ -110,6 +110,12 @@ def _is_ours(connection: sqlite3.Connection, file: Path) -> bool:
             raise HistoryError(
                 str(file), f"has schema version {version}", f"at most {SCHEMA_VERSION}",
                 "A newer pytest-ddpscale wrote it: upgrade to use it, or name another file. It was left as it is.",
+            )  # fmt: skip
+        if version < SCHEMA_VERSION:
+            raise HistoryError(
+                str(file), f"has schema version {version}", str(SCHEMA_VERSION),
+                "An earlier pytest-ddpscale wrote it: begin another by `ddpscale history --add RUN_DIR ...`, with all "
+                "runs that it is to know. It was left as it is.",
             )  # fmt: skip
         return True
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

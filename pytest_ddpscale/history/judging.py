@@ -99,4 +99,4 @@ def _place(value: KeyValue) -> str:
 
 def _in_words(one: Compared) -> str:
     value = one.value
-    return f"{_place(value)}: {value.metric} of {value.subject} is {one.ratio:.1%} of its past"
+    return f"{_place(value)}: {value.what} is {one.ratio:.1%} of its past"

@@ -54,6 +54,7 @@ class KeyValue:
         gpu_index: local rank of the GPU on its node; None for the whole node.
         gpu_uuid: as NVML has it, or ``cpu``; None for the whole node.
         value: in `unit`, the metric's; the median over the rounds.
+        batch_size: per GPU, of what is trained: by it weak and strong scaling differ; None of a probe.
     """
 
     host: str
@@ -66,10 +67,23 @@ class KeyValue:
     definition: str
     value: float
     unit: str
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.value) and self.value > 0):
             raise ValueError(f"{self.metric} of {self.host} is {self.value}; expected a positive and finite number")
+
+    @property
+    def how(self) -> str:
+        """``DDP of 8, batch 32``, ``8 at once, batch 256``, ``alone, batch 256``; of a probe ``8 ranks`` or nothing."""
+        together = {"each": f"{self.world_size} at once", "ddp": f"DDP of {self.world_size}", "alone": "alone"}
+        how = together.get(self.arm, f"{self.world_size} ranks" if self.world_size > 1 else "")
+        return f"{how}, batch {self.batch_size}" if self.batch_size is not None else how
+
+    @property
+    def what(self) -> str:
+        """``throughput_per_gpu resnet50-fp16 (DDP of 8, batch 256)``: all of it but the place."""
+        return " ".join(filter(None, (self.metric, self.subject, f"({self.how})" if self.how else "")))
 
     @cached_property
     def series(self) -> KeyValueSeries:
@@ -187,7 +201,9 @@ def _throughput(
     study: Study, arm: Arm, definition: str, value: float, place: tuple[str, int | None, str | None], ranks: int
 ) -> KeyValue:
     metric = THROUGHPUT_PER_GPU
-    return KeyValue(*place, metric.name, study.workload.name, ranks, arm.kind, definition, value, metric.unit)
+    return KeyValue(
+        *place, metric.name, study.workload.name, ranks, arm.kind, definition, value, metric.unit, arm.batch_size
+    )
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -192,7 +192,7 @@ def _asked(nodes: list[tuple[str, str]], file: Path, sku: str | None) -> list[tu
         raise HistoryError(str(file), "has no node", "at least one run", "`ddpscale history --add RUN_DIR` adds one.")
     chosen = [one for one in nodes if sku in (None, one[0])]
     if not chosen:
-        raise OptionError("--sku", f"found {sku!r}", f"one of {_names(of for of, _ in nodes)}")
+        raise OptionError("--gpu-sku", f"found {sku!r}", f"one of {_names(of for of, _ in nodes)}")
     return chosen
 
 

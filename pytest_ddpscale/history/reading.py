@@ -105,7 +105,8 @@ def references_of(runs: Iterable[HostRun]) -> dict[KeyValueSeries, Reference]:
 def _values(connection: sqlite3.Connection, host: str, run: str) -> tuple[tuple[KeyValue, ...], tuple[KeyValue, ...]]:
     """All values of a host in a run, and those that had fallen."""
     rows = connection.execute(
-        "SELECT host, gpu_index, gpu_uuid, metric, subject, world_size, arm, definition, value, unit, standing "
+        "SELECT host, gpu_index, gpu_uuid, metric, subject, world_size, arm, definition, value, unit, "
+        "batch_size, standing "
         "FROM key_values WHERE host = ? AND run = ? AND standing != 'former' ORDER BY rowid",
         (host, run),
     )

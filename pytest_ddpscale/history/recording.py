@@ -106,7 +106,7 @@ def _write(
         [(identity, *_verdict_row(verdict)) for verdict in verdicts],
     )
     connection.executemany(
-        "INSERT INTO key_values VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO key_values VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [(identity, *astuple(value), "worse" if value in fallen else "norm") for value in values],
     )
     return "added" if known is None else "replaced"

@@ -94,7 +94,8 @@ class Variant:
         if data == "synthetic":
             return data
         workers = data.workers if self.workers is None else self.workers
-        return replace(data, workers=workers, prefetch=self.prefetch or data.prefetch)
+        prefetch = data.prefetch if self.prefetch is None else self.prefetch
+        return replace(data, workers=workers, prefetch=prefetch)
 
     def refuse_data_of(self, workload: Workload) -> None:
         """Raise ValueError if no arm of that workload can have these settings."""

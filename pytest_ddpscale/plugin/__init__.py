@@ -27,7 +27,7 @@ from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F
 from pytest_ddpscale.plugin.selection import asks_for_requirement, case_of, is_empty, marked_metrics
 from pytest_ddpscale.plugin.sweep_fixture import (  # noqa: F401 (pytest finds the fixture here)
     collective_sweep,
-    unasked,
+    is_unasked,
 )
 from pytest_ddpscale.settings import OPTIONS, settings_from
 
@@ -82,6 +82,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("requirement", cases, ids=[case.name for case in cases], indirect=True)
 
 
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Ids of packaged tests can be pasted: of a file that is named, outside of its root, pytest leaves out the name."""
+    if not _was_asked(parent.config):
+        return None
+    from pytest_ddpscale.util.packaged import packaged
+
+    if module_path.parent != packaged(ACCEPTANCE) or module_path.is_relative_to(parent.config.rootpath):
+        return None
+    module: pytest.Module = pytest.Module.from_parent(parent, path=module_path, nodeid=module_path.name)
+    return module
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Leave out metrics that the SKU has no requirement for, and a sweep that nobody asked for, before they count."""
+    report = yield
+    if report.passed:
+        report.result = [one for one in report.result if not (is_empty(one) or is_unasked(one))]
+    return report
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Let ``-k`` choose an item by its requirement, ``peak_memory_gib[resnet50-8gpu]``, as reports name it."""
     case = case_of(item)
@@ -90,14 +111,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out metrics the SKU has no requirement for, unwanted world sizes, and a sweep that nobody asked for."""
+    """Leave out unwanted world sizes."""
     if refusal := config.stash[TOLD].refusal:
         items.clear()
         _refuse(config, refusal)
-    items[:] = [item for item in items if not is_empty(item)]
-    unwanted, wanted = unasked(items, config), config.stash[SETTINGS].world_sizes
-    if wanted is not None:
-        unwanted += [item for item in items if (case := case_of(item)) and not _is_of_a_size(case, wanted)]
+    wanted = config.stash[SETTINGS].world_sizes
+    if wanted is None:
+        return
+    unwanted = [item for item in items if (case := case_of(item)) and not _is_of_a_size(case, wanted)]
     if unwanted:
         config.hook.pytest_deselected(items=unwanted)
         items[:] = [item for item in items if item not in unwanted]
@@ -106,8 +127,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)  # before the terminal reporter prints the plan
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Plan exactly what was selected, and open the run directory."""
-    if isinstance(sys.exc_info()[1], (KeyboardInterrupt, pytest.exit.Exception)):
-        return  # pytest calls this hook on the way out, too
+    if sys.exc_info()[1] is not None:
+        return  # pytest calls this hook on the way out, too: of an interrupt, or of a file that is not there
     cases = [case for item in session.items if (case := case_of(item))]
     if not cases:
         _refuse_if_nothing_was_asked(session.config)
@@ -255,10 +276,21 @@ def _was_asked(config: pytest.Config) -> bool:
 
 
 def _default_to_acceptance_tests(config: pytest.Config) -> None:
-    """``pytest --gpu-sku=b200`` anywhere: local acceptance tests if there are, else the packaged ones."""
-    if config.args_source != pytest.Config.ArgsSource.INVOCATION_DIR:
-        return
+    """``pytest --gpu-sku=b200`` anywhere: local acceptance tests if there are, else the packaged ones.
+
+    Of those also a node id that pytest printed is found, ``test_scaling.py::…``, wherever it is pasted.
+    """
     from pytest_ddpscale.util.packaged import packaged
 
-    local = Path(config.invocation_params.dir) / ACCEPTANCE
-    config.args[:] = [str(local if local.is_dir() else packaged(ACCEPTANCE))]
+    here = Path(config.invocation_params.dir)
+    tests = here / ACCEPTANCE if (here / ACCEPTANCE).is_dir() else packaged(ACCEPTANCE)
+    if config.args_source == pytest.Config.ArgsSource.INVOCATION_DIR:
+        config.args[:] = [str(tests)]
+    elif config.args_source == pytest.Config.ArgsSource.ARGS and not config.option.pyargs:
+        config.args[:] = [_found(arg, here, tests) for arg in config.args]
+
+
+def _found(arg: str, here: Path, tests: Path) -> str:
+    path, colons, names = arg.partition("::")
+    file = tests / path.removeprefix(f"{ACCEPTANCE}/")
+    return arg if (here / path).exists() or not path or not file.is_file() else f"{file}{colons}{names}"

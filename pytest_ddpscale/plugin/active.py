@@ -46,6 +46,7 @@ def source_of(config: pytest.Config) -> EvidenceSource:
         pytest.UsageError: thresholds, SKU or options are not usable.
     """
     if SOURCE not in config.stash:
+        from pytest_ddpscale.plugin.selection import asked_again, paths_again
         from pytest_ddpscale.session.open import find_source
         from pytest_ddpscale.session.sources import Site
 
@@ -56,6 +57,8 @@ def source_of(config: pytest.Config) -> EvidenceSource:
             Path(config.invocation_params.dir),
             tuple(sys.argv),
             nothing_runs(config),
+            asked_again(config),
+            paths_again(config),
         )
         try:
             config.stash[SOURCE] = find_source(site)

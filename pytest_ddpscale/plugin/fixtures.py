@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pytest_ddpscale.results.notices import Listener
     from pytest_ddpscale.results.verdicts import Verdict
     from pytest_ddpscale.session.session import AcceptanceSession
+    from pytest_ddpscale.session.sources import EvidenceSource
     from pytest_ddpscale.thresholds.cases import AnyCase
 
 
@@ -96,14 +97,21 @@ class ItemVerdict:
 
 @dataclass(eq=False, repr=False)  # made at the start of every pytest session: more would take longer
 class JudgeableRequirement:
-    """One line of thresholds.yaml, as `requirement` hands it out, and the command that measures just this again."""
+    """One line of thresholds.yaml, as `requirement` hands it out."""
 
     case: AnyCase
-    rerun: str
+    source: EvidenceSource
 
     def __repr__(self) -> str:
         """Short, as that of `Run`."""
         return f"<{self.case.id}>"
+
+    @property
+    def rerun(self) -> str:
+        """The command that measures just this again."""
+        from pytest_ddpscale.report.text import rerun_command
+
+        return rerun_command(self.source.again, self.case.id)
 
     def judge(self, run: Run) -> ItemVerdict:
         """The verdict on this requirement. A test ends with its `check`, after whatever else it looks at."""
@@ -113,14 +121,14 @@ class JudgeableRequirement:
 @pytest.fixture
 def requirement(request: pytest.FixtureRequest) -> JudgeableRequirement:
     """One requirement of the thresholds file, for a test marked ``requirement("metric")``."""
-    from pytest_ddpscale.plugin.selection import rerun_command
+    from pytest_ddpscale.plugin.active import source_of
 
     if not hasattr(request, "param"):
         raise pytest.UsageError(
             f"{request.node.nodeid} asks for `requirement` without saying of which metric; "
             'expected @pytest.mark.requirement("weak_scaling_efficiency") or another metric on it.'
         )
-    return JudgeableRequirement(request.param, rerun_command(request.node))
+    return JudgeableRequirement(request.param, source_of(request.config))
 
 
 @pytest.fixture(scope="session")

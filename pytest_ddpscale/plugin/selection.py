@@ -1,14 +1,11 @@
-"""From test functions to cases: which requirement an item judges, and the command that runs just that."""
+"""From test functions to cases: which requirement an item judges, and what of the command line chose it."""
 
 from __future__ import annotations
 
-import os
-import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpscale.plugin.active import SETTINGS, source_of
 from pytest_ddpscale.plugin.fixtures import JudgeableRequirement
 from pytest_ddpscale.settings import OPTIONS
 
@@ -49,38 +46,25 @@ def marked_metrics(definition: pytest.Function) -> set[str]:
     )
 
 
-def is_empty(item: pytest.Item) -> bool:
+def is_empty(item: pytest.Item | pytest.Collector) -> bool:
     """Whether pytest made this item for a metric without requirements."""
+    if not isinstance(item, pytest.Item):
+        return False
     callspec = getattr(item, "callspec", None)
     parametrized = callspec is not None and "requirement" in callspec.params and asks_for_requirement(item)
     return parametrized and case_of(item) is None
 
 
-def rerun_command(item: pytest.Item) -> str:
-    """The command that measures just this requirement again, from the directory pytest was started in."""
-    from pytest_ddpscale.session.sources import THIS_MACHINE
-    from pytest_ddpscale.util.masking import masked_arguments
-
-    settings = item.config.stash[SETTINGS]
-    source = source_of(item.config)
-    command = ["pytest", f"--gpu-sku={source.subject.sku}"]
-    if settings.thresholds is not None:
-        command.append(f"--thresholds={settings.thresholds}")
-    given = _given_again(item.config)
-    machine, per_node = source.machine, settings.gpus_per_node
-    cluster = machine.cluster
-    if cluster.launcher != THIS_MACHINE.launcher:  # on other nodes, wherever the command is typed
-        given = {"--ddp-launcher": cluster.launcher, "--ddp-nodes": str(cluster.nodes), **given}
-        per_node = per_node or machine.per_node
-    if per_node is not None:
-        given["--ddp-gpus-per-node"] = str(per_node)
-    command += [f"{flag}={value}" if value else flag for flag, value in given.items()]
-    path = os.path.relpath(item.path, item.config.invocation_params.dir)
-    return shlex.join(masked_arguments([*command, f"{path}::{item.name}"]))
-
-
-def _given_again(config: pytest.Config) -> dict[str, str]:
-    """What of the command line says how to measure: by flag, empty for a switch."""
+def asked_again(config: pytest.Config) -> dict[str, str]:
+    """What of the command line says how to measure and judge: by flag, empty for a switch."""
     again = [option for option in OPTIONS.values() if option.about != "one run"]
     values = {option.flag: getattr(config.option, option.name, None) for option in again}
     return {flag: "" if value is True else str(value) for flag, value in values.items() if value not in (None, False)}
+
+
+def paths_again(config: pytest.Config) -> tuple[str, ...]:
+    """Files and directories that the command line names, without the tests in them."""
+    if config.args_source != pytest.Config.ArgsSource.ARGS:
+        return ()
+    packages = ("--pyargs",) if config.option.pyargs else ()
+    return (*packages, *dict.fromkeys(arg.partition("::")[0] for arg in config.args))

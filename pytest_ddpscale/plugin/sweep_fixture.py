@@ -5,7 +5,6 @@ Most sizes have no bound, so that it is left out unless ``-m collectives`` asks 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -89,8 +88,7 @@ def collective_sweep(request: pytest.FixtureRequest) -> CollectiveSweep:
     return CollectiveSweep(request.config, source)
 
 
-def unasked(items: Sequence[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
-    """Sweeps among the items that nobody asked for."""
-    if MARK in config.option.markexpr:
-        return []
-    return [item for item in items if _FIXTURE in getattr(item, "fixturenames", ())]
+def is_unasked(collected: pytest.Item | pytest.Collector) -> bool:
+    """Whether it is a sweep, and nobody asked for one."""
+    is_sweep = isinstance(collected, pytest.Item) and _FIXTURE in getattr(collected, "fixturenames", ())
+    return is_sweep and MARK not in collected.config.option.markexpr

@@ -75,7 +75,7 @@ def _weight(cause: Cause) -> tuple[bool, int, float]:
 def headline(judgement: Judgement) -> str:
     """``REJECTED: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower …; that explains 21 of 21 failures``.
 
-    Of a machine that is accepted: how much is met, and who is slow or wrong all the same.
+    Where no requirement keeps it from being accepted: how much is met, and who is slow or wrong all the same.
     """
     found = causes(judgement)
     if not found or judgement.accepts or judgement.outcome == "partial":
@@ -87,6 +87,8 @@ def headline(judgement: Judgement) -> str:
         parts[-1] += f", {len(shared)} of them not alone" if shared else ""
     if len(found) > 1:
         parts.append(f"{len(found) - 1} more cause{'s' if len(found) > 2 else ''}")
+    if all(one.kind != "requirement" for one in judgement.blockers):  # as of a sound simulated machine
+        parts += map(warning_text, warnings(judgement)[:1])
     parts += text.changes_by_site(judgement)
     return f"{text.outcome_word(judgement.outcome)}: {'; '.join(parts)}"
 

@@ -11,8 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from msgspec import structs
+
+from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
+from pytest_ddpscale.results.judged_run import open_judged
 from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.records import Block, Lost, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
@@ -83,16 +87,25 @@ class HostFindings:
 
 
 def read_findings(
-    path: Path, judgement_of: Callable[[RunDirectory], Judgement] = lambda run: read_judgement(run.verdicts_json)
+    path: Path,
+    judgement_of: Callable[[RunDirectory, RunDirectory], Judgement] = lambda _, run: read_judgement(run.verdicts_json),
+    *,
+    rehearses: bool = False,
 ) -> HostFindings:
     """What a run says of its hosts, by the verdicts that `judgement_of` gives.
 
+    To rehearse, a simulated run is told as if its machine had been measured; any other run is refused.
+
     Raises:
-        RunDirectoryError: it is no run directory, is broken, or was not judged yet.
+        RunDirectoryError: it is neither a run directory nor one of verdicts, is broken, or was not judged yet.
     """
-    run = RunDirectory.open(path)
-    record, judgement = run.read_run(), judgement_of(run)
+    run, judged = open_judged(path)
+    record, judgement = run.read_run(), judgement_of(run, judged)
     began, aside, why_not = int(record.began.timestamp()), _set_aside(record, judgement), _why_no_return(record)
+    if rehearses:
+        if aside != WATERMARK:
+            raise OptionError("--rehearse", f"found {path}, whose machine was measured", "simulated runs")
+        record, aside = structs.replace(record, status="finished"), None
     if aside is not None:
         return _findings(path, 0, [HostFinding("none", NOBODY, aside)])
     if record.status != "finished":

@@ -15,7 +15,7 @@ from pytest_ddpscale.results.strict_json import strict_json
 
 TSV_HEADER = (
     "sku", "host", "at", "metric", "subject", "world_size", "arm", "gpu_index", "gpu_uuid", "value", "unit",
-    "past_ratio", "past_spread", "past_runs", "past_standing",
+    "batch_size", "past_ratio", "past_spread", "past_runs", "past_standing",
     "peers_ratio", "peers_spread", "peers_hosts", "peers_standing",
 )  # fmt: skip
 _NONE = "-"
@@ -70,7 +70,7 @@ def tsv_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
             one = drift.value
             fields = (
                 node.sku, node.host, drift.at, one.metric, one.subject, one.world_size, one.arm, one.gpu_index,
-                one.gpu_uuid, one.value, one.unit, *_tsv(drift.past), *_tsv(drift.peers),
+                one.gpu_uuid, one.value, one.unit, one.batch_size, *_tsv(drift.past), *_tsv(drift.peers),
             )  # fmt: skip
             yield "\t".join(_NONE if field is None else text.one_line(str(field)) or _NONE for field in fields)
 
@@ -104,9 +104,7 @@ def _worst(node: NodeHistory) -> str:
 
 def _named(value: KeyValue) -> tuple[str, str]:
     """What was measured, and where."""
-    together = {"each": f"{value.world_size} at once", "ddp": f"DDP of {value.world_size}", "alone": "alone"}
-    how = together.get(value.arm, f"{value.world_size} ranks" if value.world_size > 1 else "")
-    what = " ".join(filter(None, (value.metric, value.subject, f"({how})" if how else "")))
+    what = value.what
     if value.gpu_index is None:
         return what, "node"
     if value.gpu_uuid == "cpu":

@@ -103,7 +103,7 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         topologies=topologies(list(evidence.surveys.values())),
         command=shlex.join(run.argv),
         # What another tool measured this one cannot measure again.
-        reruns=[text.rerun_command(judgement.sku, one) for one in judgement.verdicts if not one.passed]
+        reruns=[text.rerun_command(run.command_again, one.id) for one in judgement.verdicts if not one.passed]
         if not run.is_imported
         else [],
         plan=evidence.plan,

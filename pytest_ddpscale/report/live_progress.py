@@ -62,7 +62,8 @@ class LiveProgress:
             f'<td class="n">{_img_per_s(block):.1f}</td></tr>\n'
             for arm, block in sorted(self._blocks.items())
         )
-        head = "".join(f'<th scope="col">{name}</th>' for name in ("Arm", "Round", "img/s per rank"))
+        numbers = "".join(f'<th scope="col" class="n">{name}</th>' for name in ("Round", "img/s per rank"))
+        head = f'<th scope="col">Arm</th>{numbers}'
         caption = "Latest blocks, at the pace of the slowest rank; not judged yet"
         table = f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>\n"
         return table if rows else ""

@@ -149,11 +149,11 @@ def render_markdown(
     return re.sub(r"\n{3,}", "\n\n", rendered)
 
 
-def _rerun_command(one: cause.Cause, judgement: Judgement) -> str:
+def _rerun_command(one: cause.Cause, judgement: Judgement, run: RunRecord) -> str:
     """The command that measures again what failed most clearly of that cause; empty if it explains no requirement."""
     explained = [verdict for verdict in judgement.verdicts if verdict.id in one.explains]
     worst = min(explained, key=lambda verdict: (verdict.outcome != "failed", verdict.margin or 0.0), default=None)
-    return text.rerun_command(judgement.sku, worst) if worst else ""
+    return text.rerun_command(run.command_again, worst.id) if worst else ""
 
 
 def _cause_of(verdict: Verdict, shown: Sequence[cause.Cause]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 import unicodedata
+from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from typing import Literal
 
@@ -323,10 +324,9 @@ def subject_text(verdict: Verdict) -> str:
     return f"{metric.title} of {name} on {ranks}"
 
 
-def rerun_command(sku: str, verdict: Verdict) -> str:
-    """The command that measures one requirement again."""
-    launches = f" --ddp-launches={verdict.launches}" if verdict.launches > 1 else ""
-    return f"pytest --gpu-sku={shlex.quote(one_line(sku))} -k {shlex.quote(one_line(verdict.id))}{launches}"
+def rerun_command(again: Sequence[str], requirement: str) -> str:
+    """The command that measures one requirement again, of the words that measure all of them."""
+    return shlex.join([one_line(word) for word in (*again, "-k", requirement)])
 
 
 def count_text(number: int, noun: str, plural: str = "") -> str:

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 from msgspec import Struct
@@ -106,12 +107,12 @@ class Coverage:
         """Pairs of nodes."""
         return math.comb(self.node_count, 2)
 
-    @property
+    @cached_property
     def gpus(self) -> list[tuple[NodeCoverage, GpuCoverage]]:
         """All GPUs, with their nodes."""
         return [(node, gpu) for node in self.nodes for gpu in node.gpus]
 
-    @property
+    @cached_property
     def idle_gpus(self) -> list[tuple[NodeCoverage, GpuCoverage]]:
         """GPUs that took no part: in training, if anything was trained; else in probes, or else in inference."""
         by = {kind for _, gpu in self.gpus for kind in gpu.tested_by}

@@ -213,7 +213,7 @@ def _detected_sku(file: PaikResult, found: list[str], thresholds: Thresholds) ->
     which = f"several SKUs of the thresholds: {', '.join(found)}" if found else "no SKU of the thresholds"
     raise SkuError(
         file.path, f"device {file.device_name!r} is {which}", f"exactly one of {', '.join(found or thresholds.skus)}",
-        "Say which with --sku SKU.",
+        "Say which with --gpu-sku SKU.",
     )  # fmt: skip
 
 
@@ -221,12 +221,13 @@ def _asked_sku(file: PaikResult, asked: str, found: list[str], thresholds: Thres
     name = thresholds.canonical_name(asked)
     if name is None:
         raise SkuError(
-            "--sku", f"the thresholds have no SKU {asked!r}", f"one of {', '.join(thresholds.skus)}", "Correct it."
+            "--gpu-sku", f"the thresholds have no SKU {asked!r}", f"one of {', '.join(thresholds.skus)}", "Correct it."
         )
     if found and name not in found:
         raise SkuError(
-            "--sku", f"{name} was asked for, but {file.path} is of {file.device_name!r}, which is {' or '.join(found)}",
-            "the SKU that was measured", "Leave out --sku, or correct it.",
+            "--gpu-sku",
+            f"{name} was asked for, but {file.path} is of {file.device_name!r}, which is {' or '.join(found)}",
+            "the SKU that was measured", "Leave out --gpu-sku, or correct it.",
         )  # fmt: skip
     return name
 

@@ -31,7 +31,8 @@ BEFORE_ROUNDS = -1
 # A thousand times what any GPU trains of the smallest images: more is a broken clock, and would overflow in ratios.
 MOST_IMG_PER_S = 1e9
 NO_CHECKSUM = "0" * 16  # of parameters
-_MOST_WAITED = 1.01  # of a block: the host's clock says how long a rank waited, the device's how long a block lasted
+# Of a block: the host's clock says how long a rank waited, the device's how long its block lasted.
+_MOST_WAITED, _CLOCKS_DIFFER_S = 1.01, 0.001
 STEP_BYTES = 4  # of one step time: float32 has seven digits, more than any clock of a GPU
 
 Ranks = Annotated[tuple[Count, ...], Meta(min_length=1)]
@@ -280,7 +281,7 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
         waited_s = np.frombuffer(self.waited_s, "<f4").reshape(count, -1)
         if not (np.isfinite(waited_s) & (waited_s >= 0)).all():
             raise ValueError("a wait for data (waited_s) is no number of seconds from 0 on")
-        if (waited_s.sum(axis=1, dtype=np.float64) > _MOST_WAITED * self.each("block_s")).any():
+        if (waited_s.sum(axis=1, dtype=np.float64) > _MOST_WAITED * self.each("block_s") + _CLOCKS_DIFFER_S).any():
             raise ValueError("a rank waited longer for data (waited_s) than its block lasted (block_s)")
         if len(self.parameters_checksum or NO_CHECKSUM) not in (len(NO_CHECKSUM), len(NO_CHECKSUM) * count):
             found = f"parameters_checksum has {len(self.parameters_checksum or '')} digits"

@@ -81,6 +81,7 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
     Attributes:
         status: ``running`` until it has ended.
         argv: the command line, secrets masked.
+        again: words of the command that measures all of it again, from anywhere; empty where nobody can.
         thresholds: the file that measuring began with; None of an imported run.
         versions: of the software, as the ranks say.
         devices_present: GPUs that may be used, whether they are or not; None if unknown.
@@ -101,6 +102,7 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
     started_at: str
     finished_at: str | None = None
     argv: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
     thresholds: ThresholdsUsed | None = None
     versions: dict[str, str] = field(default_factory=dict)
     devices_present: Count | None = None
@@ -123,6 +125,11 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
         for moment in filter(None, (self.started_at, self.finished_at)):
             if datetime.fromisoformat(moment).tzinfo is None:
                 raise ValueError(f"{moment} does not say how far from UTC it is")
+
+    @property
+    def command_again(self) -> tuple[str, ...]:
+        """`again`, or what is known of a run that did not record it."""
+        return self.again or ("pytest", f"--gpu-sku={self.sku}")
 
     @property
     def began(self) -> datetime:

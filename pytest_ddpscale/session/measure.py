@@ -26,6 +26,7 @@ from pytest_ddpscale.results.run_opening import new_run_directory
 from pytest_ddpscale.results.run_record import finish_run, note_left_out, start_run
 from pytest_ddpscale.results.survey_record import Survey, surveys_of
 from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.session.again import command_again
 from pytest_ddpscale.session.sources import EvidenceSource, Machine, Subject
 from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, Settings
 from pytest_ddpscale.thresholds.cases import AnyCase
@@ -83,7 +84,8 @@ class MeasureSource(EvidenceSource):
         # First, so that a run killed on the way is known for one, and begun anew in its directory.
         start_run(
             run, self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256, self.machine.devices,
-            self.subject.extends, operator=settings.operator, site=settings.site, ticket=settings.ticket,
+            self.subject.extends, again=command_again(self.subject, self.machine),
+            operator=settings.operator, site=settings.site, ticket=settings.ticket,
         )  # fmt: skip
         run.write_json(run.plan_json, self.plan)
         self.run = self.measured_run = run

@@ -11,7 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ from pytest_ddpscale.results.run_lock import RunLock
 from pytest_ddpscale.results.run_opening import judging_directory
 from pytest_ddpscale.results.run_record import binding_notes
 from pytest_ddpscale.results.verdicts import Judgement, LoweredBound
+from pytest_ddpscale.session.again import command_again
 from pytest_ddpscale.session.references import refuse_itself, with_measured_references
 from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, device_type, training_cases
@@ -45,13 +46,21 @@ THIS_MACHINE = Cluster()
 
 @dataclass(frozen=True)
 class Site:
-    """Where the session runs and what it was asked; `collect_only` measures nothing, so that no device is needed."""
+    """Where the session runs and what it was asked.
+
+    Attributes:
+        collect_only: measures nothing, so that no device is needed.
+        asked: options of its command line on how to measure and judge, by flag; empty for a switch.
+        paths: of tests, where any were named.
+    """
 
     settings: Settings
     rootdir: Path
     invocation_dir: Path
     argv: tuple[str, ...] = ()
     collect_only: bool = False
+    asked: Mapping[str, str] = field(default_factory=dict)
+    paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -218,6 +227,11 @@ class EvidenceSource(ABC):
         training = [case.requirement for case in training_cases(self.cases)]
         throughput = [requirement for requirement in training if requirement.definition is THROUGHPUT_PER_GPU]
         return {r.workload: r.source.measured or r.bound for r in throughput if r.world_size == 1}
+
+    @cached_property
+    def again(self) -> tuple[str, ...]:
+        """The command that measures it again: as the run recorded it, or what is known of one that did not."""
+        return self.measured_run.read_run().again or command_again(self.subject, self.machine)
 
     def measure(self, listener: Listener) -> None:  # noqa: B027 (nothing, unless a source measures)
         """See to it that what is planned was measured, once."""

@@ -13,14 +13,19 @@ from pytest_ddpscale.session.sources import Site
 from pytest_ddpscale.settings import settings_from
 
 
-def judgement_of(run: RunDirectory) -> Judgement:
-    """What the run has in verdicts.json, or else what its measurements come to; nothing is written.
+def judgement_of(run: RunDirectory, judged: RunDirectory | None = None) -> Judgement:
+    """What is in verdicts.json, or else what the run's measurements come to; nothing is written.
+
+    Args:
+        run: that was measured.
+        judged: where its verdicts are, if elsewhere.
 
     Raises:
         BadInput: the run is broken, or the thresholds that it was begun with are not there any more.
     """
-    if run.verdicts_json.exists():
-        return read_judgement(run.verdicts_json)
+    verdicts = (judged or run).verdicts_json
+    if verdicts.exists():
+        return read_judgement(verdicts)
     recorded = run.read_run().thresholds
     if recorded is None:
         raise _by_hand(run, "was never judged")

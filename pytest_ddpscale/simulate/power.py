@@ -16,12 +16,13 @@ from pytest_ddpscale.simulate.faults import ALL, COMMON_FAULTS, FORMS, NODE_FAUL
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import host_name
-from pytest_ddpscale.simulate.simulated_session import decide
+from pytest_ddpscale.simulate.simulated_session import decide_all
 
 DEFAULT_FAULTS = (
     "slow-gpu:1.02", "slow-gpu:1.05", "slow-gpu:1.1", "slow-gpu:1.2", "slow-link:0.5", "slow-link:0.25",
     "slow-link:0.05", "throttle:1.05", "throttle:1.2", "ramp:1.05", "step:1.05:8",
-    "slow-gpu:all:1.02", "slow-gpu:all:1.1", "drift:5", "missing-rank", "corrupt-rank",
+    "slow-gpu:all:1.02", "slow-gpu:all:1.1", "drift:5", "missing-rank", "corrupt-rank", "bad-gpu:ecc", "bad-gpu:lanes",
+    "bad-gpu:nvlink", "bad-gpu:clock", "slow-probe:memory-copy:0.9", "slow-probe:memory-copy:0.7",
 )  # fmt: skip
 _HEADER = ("fault", "size", "caught", "rejected", "right one named", "mostly by")
 _MOST_METRICS = 2
@@ -154,8 +155,9 @@ def _trial(cluster: SimulatedCluster, plan: Plan, text: str, confidence: float, 
     faults = Faults((fault,) if fault else (), plan.layout)
     seed_of_run = chance.getrandbits(64)
     performance = cluster.performance.of_cluster(seed_of_run)
-    studies = decide(SimulatedRun(plan, performance, faults, seed_of_run), cluster.cases, confidence)
-    return _Trial(fault, plan.layout, tuple(verdict for study in studies for verdict in study.verdicts))
+    return _Trial(
+        fault, plan.layout, decide_all(SimulatedRun(plan, performance, faults, seed_of_run), cluster, confidence)
+    )
 
 
 def _never_kept(sound: Sequence[_Trial]) -> tuple[Verdict, ...]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_ddpscale.evidence.columns import columns_of
-from pytest_ddpscale.evidence.evidence import evidence_of
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.evidence.evidence import Evidence, evidence_of
+from pytest_ddpscale.evidence.telemetry_columns import telemetry_columns_of
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import Block
+from pytest_ddpscale.results.records import Block, GangRecord, gangs_by_number
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_nodes import gang_of
+from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
+from pytest_ddpscale.simulate.simulated_nodes import gang_of, telemetry_of_block
+from pytest_ddpscale.simulate.writing import after_training, before_training
 from pytest_ddpscale.thresholds.cases import AnyCase, training_cases
 from pytest_ddpscale.verdict.answering_study import matching_study
 from pytest_ddpscale.verdict.deciding import Decider
@@ -32,18 +36,51 @@ def decide(
     run: SimulatedRun, cases: Sequence[AnyCase], confidence: float, family_confidence: float | None = None
 ) -> list[DecidedStudy]:
     """Simulate a session that stops each study once all requirements on training that it answers are decided."""
-    plan, decider = run.plan, Decider(run.plan, cases, confidence, family_confidence)
-    records: list[AnyRecord] = []
+    plan, records = run.plan, list[AnyRecord]()
+    rounds = _train(run, Decider(plan, cases, confidence, family_confidence), records)
+    evidence = _evidence_of(plan, records)
+    verdicts: dict[str, list[Verdict]] = {study.id: [] for study in plan.studies}
+    for case in training_cases(cases):
+        answering = matching_study(plan, case.question)
+        if answering is not None:
+            verdicts[answering.id].append(judge(case, evidence, confidence))
+    return [DecidedStudy(study, tuple(rounds[study.id]), tuple(verdicts[study.id])) for study in plan.studies]
+
+
+def decide_all(run: SimulatedRun, cluster: SimulatedCluster, confidence: float) -> tuple[Verdict, ...]:
+    """The verdicts of such a session on all that the cluster is asked: also node checks, probes and pairs of nodes.
+
+    But for comparisons with earlier runs, of which there are none.
+    """
+    plan, expectation = run.plan, cluster.expectation(run.plan)
+    records: list[AnyRecord] = list(before_training(run, cluster))
+    _train(run, Decider(plan, cluster.cases, confidence), records)
+    records += after_training(run, cluster)
+    said = [
+        telemetry_of_block(record, expectation, run.faults)
+        for record in records
+        if cluster.is_watched and isinstance(record, Block | ProbeBlock)
+    ]
+    telemetry = telemetry_columns_of(said, gangs_by_number(records))
+    evidence = replace(_evidence_of(plan, records), telemetry=telemetry)
+    asked = [one for one in cluster.cases if one.requirement.definition.subject != "node"]
+    return tuple(judge(case, evidence, confidence) for case in asked)
+
+
+def _train(run: SimulatedRun, decider: Decider, records: list[AnyRecord]) -> dict[str, list[tuple[Arm, ...]]]:
+    """Measure until all is decided, and add the records. Returns the arms that each round of a study timed."""
 
     def hear(*heard: AnyRecord) -> None:
         for record in heard:
             decider.hear(record)
             records.append(record)
 
-    gang = gang_of(plan)
-    hear(gang)
-    rounds: dict[str, list[tuple[Arm, ...]]] = {study.id: [] for study in plan.studies}
-    for study in plan.studies:
+    if not any(isinstance(record, GangRecord) for record in records):
+        records.append(gang_of(run.plan))
+    for record in records:
+        decider.hear(record)
+    rounds: dict[str, list[tuple[Arm, ...]]] = {study.id: [] for study in run.plan.studies}
+    for study in run.plan.studies:
         hear(*run.before_rounds(study))
         done, timed = rounds[study.id], study.arms
         while timed and len(done) < study.rounds:
@@ -51,11 +88,9 @@ def decide(
             done.append(timed)
             needed = decider.needed_arms(study.id)
             timed = tuple(arm for arm in timed if arm.name in needed)
-    columns = columns_of((record for record in records if isinstance(record, Block)), [gang])
-    evidence = evidence_of(plan, columns, records)
-    verdicts: dict[str, list[Verdict]] = {study.id: [] for study in plan.studies}
-    for case in training_cases(cases):
-        answering = matching_study(plan, case.question)
-        if answering is not None:
-            verdicts[answering.id].append(judge(case, evidence, confidence))
-    return [DecidedStudy(study, tuple(rounds[study.id]), tuple(verdicts[study.id])) for study in plan.studies]
+    return rounds
+
+
+def _evidence_of(plan: Plan, records: Sequence[AnyRecord]) -> Evidence:
+    gangs = gangs_by_number(records).values()
+    return evidence_of(plan, columns_of((one for one in records if isinstance(one, Block)), gangs), records)

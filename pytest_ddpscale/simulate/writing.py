@@ -75,23 +75,37 @@ def _run_record(cluster: SimulatedCluster, simulated: SimulatedRun, started_at: 
 
 def records(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[AnyRecord]:
     """Every record of measurements.jsonl, in the order of a real run."""
-    plan, expectation = run.plan, cluster.expectation(run.plan)
-    if plan.survey:
-        yield from surveys(expectation, run.faults)
+    plan = run.plan
+    yield from before_training(run, cluster)
     for launch in range(1, plan.launches + 1):
-        yield gang_of(plan, f"simulated {cluster.sku}", GANG + launch - 1)
-        of_launch = plan.of_launch(launch)
-        if launch == 1 and plan.probes is not None:
-            yield from _probes(run, plan.probes, cluster.probe_values(plan.probes.probes))
-        for study in of_launch.studies:
+        if launch > 1:
+            yield gang_of(plan, f"simulated {cluster.sku}", GANG + launch - 1)
+        for study in plan.of_launch(launch).studies:
             yield from run.before_rounds(study)
             for number in range(study.rounds):
                 yield from run.measure_round(study, number, study.arms)
             yield StudyEnd(study=study.id, reason="rounds")
-        if launch == 1 and plan.pairs is not None:
-            yield from _pairs(run, plan.pairs)
-        if launch == 1 and plan.device_type == "cuda":
-            yield transports(of_launch.study_ids[-1], expectation, plan.layout)
+        if launch == 1:
+            yield from after_training(run, cluster)
+
+
+def before_training(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[AnyRecord]:
+    """What the nodes are, the gang, and probes."""
+    plan = run.plan
+    if plan.survey:
+        yield from surveys(cluster.expectation(plan), run.faults)
+    yield gang_of(plan, f"simulated {cluster.sku}", GANG)
+    if plan.probes is not None:
+        yield from _probes(run, plan.probes, cluster.probe_values(plan.probes.probes))
+
+
+def after_training(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[AnyRecord]:
+    """Pairs of nodes, and by which ways ranks were connected."""
+    plan = run.plan
+    if plan.pairs is not None:
+        yield from _pairs(run, plan.pairs)
+    if plan.device_type == "cuda":
+        yield transports(plan.of_launch(1).study_ids[-1], cluster.expectation(plan), plan.layout)
 
 
 def _probes(run: SimulatedRun, study: ProbeStudy, reached: Mapping[Probe, float]) -> Iterator[AnyRecord]:

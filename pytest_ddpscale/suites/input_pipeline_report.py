@@ -84,12 +84,20 @@ def recommended(arms: Sequence[LoadedArm]) -> LoadedArm | None:
     return next((one for one in arms if one.waited_s is not None and not one.is_slower_than_best), None)
 
 
-def bottleneck(found: Found | None) -> Answer:
-    """Whether loading holds training up, by its efficiency: below `WORTH`, as far as its interval says."""
-    if found is None or found.estimate is None:
+def bottleneck(arms: Sequence[LoadedArm]) -> Answer:
+    """Whether loading holds training up, as far as intervals say: with what is recommended it does not, or else it does
+    with every setting."""
+    chosen = recommended(arms)
+    limits = [_limits(one.efficiency) for one in arms if one.waited_s is not None]
+    if chosen is None or None in limits:
         return "may be"
-    low, high = found.estimate.interval
-    return "is not" if low >= WORTH else "is" if high < WORTH else "may be"
+    if (_limits(chosen.efficiency) or (0.0, 0.0))[0] >= WORTH:
+        return "is not"
+    return "is" if all(one is not None and one[1] < WORTH for one in limits) else "may be"
+
+
+def _limits(found: Found | None) -> tuple[float, float] | None:
+    return found.estimate.interval if found is not None and found.estimate is not None else None
 
 
 def input_pipeline_report(measured: MeasuredSuite) -> SuiteReport:
@@ -99,7 +107,7 @@ def input_pipeline_report(measured: MeasuredSuite) -> SuiteReport:
     why = why_missing(measured.evidence, study.id)
     problems = [f"{', '.join(missing) or 'some rounds'}: {why or 'no complete round'}"] if missing or why else []
     chosen = recommended(arms)
-    answer = bottleneck(chosen.efficiency if chosen else None)
+    answer = bottleneck(arms)
     values = {
         "folder": str(study.workload.data), "arms": [_values(one) for one in arms],
         "recommended": chosen.name if chosen else None, "is_bottleneck": {"is": True, "is not": False}.get(answer),
@@ -150,8 +158,8 @@ def _advice(chosen: LoadedArm, answer: Answer, confidence: float) -> list[str]:
         value, interval = estimate_texts(chosen.to_best.value, chosen.to_best.estimate)
         beside = f"Of the fastest it reaches {value} ({interval})."
     meaning = {
-        "is": f"Training waits for its data: with {confidence:.0%} confidence it reaches less than {WORTH:.0%} of what "
-        "it does on synthetic data. More workers, smaller or fewer files, or decoding on the GPU may help.",
+        "is": f"Training waits for its data: with {confidence:.0%} confidence each setting reaches less than "
+        f"{WORTH:.0%} of what training does on synthetic data. More cores, smaller files or decoding on the GPU may help.",
         "is not": f"Training does not wait for its data: with {confidence:.0%} confidence it reaches at least "
         f"{WORTH:.0%} of what it does on synthetic data.",
         "may be": f"Whether loading costs more than {1 - WORTH:.0%} is not decided; --ddp-rounds with more rounds "

@@ -150,14 +150,17 @@ def steps_for_block(step_s: float, block_s: float, at_once: int = 1) -> int:
 
 
 def steps_before_timing(study: Study, arm: Arm) -> int:
-    """Of each block. Loader workers begin at the same time and are done at the same time: one batch of each comes
-    before, and timed steps are a multiple of those (`steps_at_once`), or the last would wait for some that nobody
-    trains."""
-    return max(STEPS_BEFORE_TIMING, steps_at_once(study, arm))
+    """Of each block: as many as loader workers read ahead, so that they do no more in the timed steps than keep up."""
+    data = arm.data_of(study.workload)
+    ahead = 0 if data == "synthetic" or not data.workers else data.prefetch * steps_at_once(study, arm)
+    return max(STEPS_BEFORE_TIMING, ahead)
 
 
 def steps_at_once(study: Study, arm: Arm) -> int:
-    """How many steps the batches take that loader workers finish together; 1 of synthetic data."""
+    """How many steps the batches take that loader workers, who began together, finish together; 1 of synthetic data.
+
+    Timed steps are a multiple of it: the last would wait for batches that nobody trains.
+    """
     data, passes = arm.data_of(study.workload), arm.variant.accumulation_steps
     workers = 1 if data == "synthetic" else max(1, data.workers)
     return workers // math.gcd(workers, passes)

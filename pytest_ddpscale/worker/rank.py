@@ -154,10 +154,15 @@ class GangMember:
         data = workload.data
         if data == "synthetic" or all(arm.data_of(workload) == "synthetic" for arm in study.arms):
             return None
-        self._progress.phase = "reading the image folder"
+        here, is_first = self._progress, context.control.local_rank == 0
+        here.phase = "reading the image folder"
+        if not is_first:  # a phase further, so that it shows for whom they wait
+            here.phase = "waiting for another rank to read the image folder"
         # Below the limit after which a gang is ended in which nobody does anything, as nobody knows why.
         timeout_s = context.timeout.total_seconds() / 8
         samples = open_samples(data, "train", workload.image_size, context.control, f"{study.id}/images", timeout_s)
+        if is_first:
+            here.phase = "comparing the image folder"
         return StudyImages(samples, context.control.store, context.loader_cores)
 
     def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:

@@ -163,7 +163,7 @@ def test_a_gpu_that_told_something_before_and_not_now_fails_the_gate(tmp_path: P
     with closing(sqlite3.connect(tmp_path / "history.sqlite")) as connection, connection:
         connection.execute(
             "INSERT INTO key_values SELECT run, host, 2, 'GPU-n1-2', metric, subject, world_size, arm, definition, "
-            "value, unit, standing FROM key_values WHERE arm = 'each' AND gpu_index = 1"
+            "value, unit, batch_size, standing FROM key_values WHERE arm = 'each' AND gpu_index = 1"
         )
     assert main(arguments) == 1
     assert "nothing to compare with it now: 1: GPU GPU-n1-2 of n1 (" in capsys.readouterr().out

@@ -144,6 +144,7 @@ class TestSteps:
             ({"step_s": steps(0.04, 0.0)}, "has a step of 0 s (step_s)"),
             ({"step_s": steps(float("nan"))}, "has a step of nan s (step_s)"),
             ({"step_s": b""}, "has no step times (step_s)"),
+            ({"waited_s": bytes(len(steps()))}, f"has {len(steps())} bytes of seconds waited for data (waited_s)"),
         ],
     )
     def test_that_cannot_be_are_refused(self, tmp_path: Path, changes: dict[str, Any], found: str) -> None:

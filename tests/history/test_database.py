@@ -58,6 +58,13 @@ def newer(file: Path) -> None:
     connection.close()
 
 
+def older(file: Path) -> None:
+    add(file)
+    connection = sqlite3.connect(file)
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+
+
 def damaged(file: Path) -> None:
     add(file)
     size = file.stat().st_size
@@ -100,6 +107,7 @@ def test_there_is_no_write_ahead_log_which_nfs_cannot_share(tmp_path: Path) -> N
         (other_database, "is a database of something else"),
         (other_application, "is a database of something else"),
         (newer, f"has schema version {SCHEMA_VERSION + 1}; expected at most {SCHEMA_VERSION}"),
+        (older, "has schema version 1; expected 2. An earlier pytest-ddpscale wrote it: begin another"),
         (damaged, "is no history file, or a damaged one"),
         (cut_short, "is no history file, or a damaged one"),
         (without_a_table, "is no history file, or a damaged one"),

@@ -89,7 +89,7 @@ def test_tab_separated_values_have_a_line_for_each_value(capsys: pytest.CaptureF
 
 @pytest.mark.usefixtures("history")
 def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    [node] = json.loads(said(capsys, "n3", "--format", "json", "--sku", SKU))
+    [node] = json.loads(said(capsys, "n3", "--format", "json", "--gpu-sku", SKU))
     assert (node["sku"], node["host"], node["changes"]) == (SKU, "n3", ["driver 575 before, 580 now"])
     assert [run["started_at"] for run in node["runs"]] == [at(night) for night in range(7)]
     assert sum(drift["is_worse"] for drift in node["drifts"]) == 2
@@ -123,7 +123,7 @@ def test_adding_goes_on_after_a_directory_that_is_none(
 
 def test_mistakes_are_sentences(capsys: pytest.CaptureFixture[str], history: Path, tmp_path: Path) -> None:
     assert "n9'; expected one of n1, n2" in refused(capsys, "n9")
-    assert "--sku: found 'b200'" in refused(capsys, "--sku", "b200")
+    assert "--gpu-sku: found 'b200'" in refused(capsys, "--gpu-sku", "b200")
     assert "is not there" in refused(capsys, "--history", tmp_path / "none.sqlite")
     assert "run directories only" in refused(capsys, "n1", "--add", tmp_path)
     letter = tmp_path / "letter"

@@ -10,9 +10,11 @@ import pytest
 from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.history.key_values import KeyValue, key_values_of
+from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from tests.builders.measurements import Measurement
 from tests.builders.nights import ALONE, DDP, EACH, GPUS, SKU, STUDY, key_value, measurements
@@ -41,6 +43,37 @@ def test_each_gpu_has_its_own_pace_and_the_node_that_of_its_slowest() -> None:
     }
     assert {one.unit for one in found} == {"img/s"}
     assert {one.gpu_uuid for one in found} == {"GPU-n1-0", "GPU-n1-1", None}
+
+
+def test_what_reads_a_folder_says_nothing_of_a_gpu_and_other_settings_nothing_at_all() -> None:
+    """A GPU is not slower for a slow disk, and one value of a node is not another's."""
+    images = replace(STUDY.workload, data=ImageFolderData("/images"))
+    synthetic = replace(DDP, variant=Variant(data="synthetic"))
+    study = replace(STUDY, workload=images, arms=(*STUDY.arms, synthetic))
+    found = measurements("n1", [100.0, 80.0])
+    found += [replace(one, arm=synthetic.name) for one in measurements("n1", [300.0, 300.0]) if one.arm == DDP.name]
+    assert told(values(replace(ONE_NODE, studies=(study,)), found)) == {
+        ("n1", 0, "each", 2): 100.0,
+        ("n1", 1, "each", 2): 80.0,
+        ("n1", None, "ddp", 2): 80.0,
+    }
+
+
+def test_weak_and_strong_scaling_are_told_apart_by_their_batches() -> None:
+    strong = replace(STUDY, scaling="strong", arms=(replace(DDP, batch_size=2),))
+    found = [
+        *measurements("n1", [100.0, 80.0]),
+        *(
+            replace(one, study=strong.id, batch_size=2)
+            for one in measurements("n1", [100.0, 80.0])
+            if one.arm == DDP.name
+        ),
+    ]
+    both = values(replace(ONE_NODE, studies=(STUDY, strong)), found)
+    assert {one.what for one in both if one.arm == "ddp"} == {
+        "throughput_per_gpu r (DDP of 2, batch 4)",
+        "throughput_per_gpu r (DDP of 2, batch 2)",
+    }
 
 
 def test_every_node_of_several_has_its_own() -> None:

@@ -116,7 +116,7 @@ def test_a_node_or_sku_that_is_not_there_is_said_with_those_that_are(history: Pa
     night(history, 0, {"n1": [100.0, 100.0], "n2": [100.0, 100.0]})
     with pytest.raises(OptionError, match=r"NODE: found 'n9'; expected one of n1, n2\."):
         read_histories(history, node="n9")
-    with pytest.raises(OptionError, match=f"--sku: found 'b200'; expected one of {SKU}"):
+    with pytest.raises(OptionError, match=f"--gpu-sku: found 'b200'; expected one of {SKU}"):
         read_histories(history, "b200")
     assert [node.host for node in read_histories(history, SKU)] == ["n1", "n2"]
 

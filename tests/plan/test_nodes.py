@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
@@ -18,7 +19,7 @@ from pytest_ddpscale.results.strict_json import read_as
 from tests.builders.json_types import as_json
 
 ONE = Workload("one", "resnet18", "fp32", 8, global_batch_size=96)
-TWO = replace(ONE, name="two", precision="bf16")
+TWO = replace(ONE, name="two", precision="bf16", data=ImageFolderData("/images"))
 PACE = Pace(rounds=6, block_s=1.5, warmup_s=2.0)
 EMPTY = Plan("a100", "cuda", ())
 QUESTIONS = st.builds(
@@ -27,7 +28,7 @@ QUESTIONS = st.builds(
     st.sampled_from([ONE, TWO]),
     st.sampled_from([2, 4, 8, 16, 24]),
     st.sampled_from(["packed", "spread"]),
-)
+).filter(lambda one: one.workload == TWO or not one.metric.reads_folder)
 
 
 def question(metric: str, world_size: int, workload: Workload = ONE, placement: Placement = "packed") -> Question:

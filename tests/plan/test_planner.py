@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question, build_plan
 from pytest_ddpscale.plan.probe import Probe
@@ -16,7 +17,7 @@ from pytest_ddpscale.plan.study import Arm, Plan
 from pytest_ddpscale.plan.workload import Workload
 
 ONE = Workload("one", "resnet18", "fp32", 8, global_batch_size=16)
-TWO = replace(ONE, name="two", precision="bf16")
+TWO = replace(ONE, name="two", precision="bf16", data=ImageFolderData("/images"))
 PACE = Pace(rounds=6, block_s=1.5, warmup_s=2.0)
 EMPTY = Plan("a100", "cuda", ())
 QUESTIONS = st.builds(
@@ -24,7 +25,7 @@ QUESTIONS = st.builds(
     st.sampled_from(list(TRAINING_METRICS.values())),
     st.sampled_from([ONE, TWO]),
     st.sampled_from([2, 4, 8, 16]),
-)
+).filter(lambda one: one.workload == TWO or not one.metric.reads_folder)
 
 
 def question(metric: str, workload: Workload, world_size: int) -> Question:

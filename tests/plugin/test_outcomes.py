@@ -11,7 +11,6 @@ from tests.plugin.site import (
     REQUIREMENTS,
     ROUNDS,
     WEAK_8,
-    WEAK_8_NODE_ID,
     Site,
     assert_no_crash,
     output_of,
@@ -59,7 +58,7 @@ def test_the_rerun_command_selects_exactly_the_item_that_failed(site: Site) -> N
     (command,) = set(re.findall(r"rerun +(pytest .*)", output))
     program, *arguments = shlex.split(command)
     assert program == "pytest"
-    assert arguments[-1] == WEAK_8_NODE_ID
+    assert arguments[-2:] == ["-k", "weak_scaling_efficiency[resnet152-fp16-8gpu]"]
     again = site.judge(*arguments)
     again.assert_outcomes(failed=1)
     assert again.ret == pytest.ExitCode.TESTS_FAILED

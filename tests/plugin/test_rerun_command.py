@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,32 +10,23 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.launch.launcher import Cluster
-from pytest_ddpscale.plugin.active import SETTINGS, SOURCE
-from pytest_ddpscale.plugin.selection import rerun_command
-from pytest_ddpscale.session.sources import THIS_MACHINE, Machine
+from pytest_ddpscale.plugin.selection import asked_again
+from pytest_ddpscale.session.again import command_again
+from pytest_ddpscale.session.sources import THIS_MACHINE, Machine, Site
 from pytest_ddpscale.settings import settings_from
 
-ITEM = "'acceptance/test_scaling.py::test_it[r-2rank]'"
 
-
-def command(cluster: Cluster = THIS_MACHINE, devices: int | None = None, **options: Any) -> str:
-    """Of an item of a session on these nodes, that was started with these options."""
-    here = Path("/site")
-    config: Any = SimpleNamespace(
-        stash={
-            SETTINGS: settings_from(options, {}, {}),
-            SOURCE: SimpleNamespace(subject=SimpleNamespace(sku="b200"), machine=Machine(cluster, devices)),
-        },
-        option=SimpleNamespace(**options),
-        invocation_params=SimpleNamespace(dir=here),
-    )
-    path = here / "acceptance" / "test_scaling.py"
-    item: Any = SimpleNamespace(config=config, path=path, name="test_it[r-2rank]")
-    return rerun_command(item)
+def command(cluster: Cluster = THIS_MACHINE, devices: int | None = None, paths: Any = (), **options: Any) -> str:
+    """Of a session on these nodes, that was started with these options."""
+    settings = settings_from(options, {}, {})
+    asked = asked_again(SimpleNamespace(option=SimpleNamespace(**options)))  # type: ignore[arg-type]
+    site = Site(settings, Path("/site"), Path("/site"), asked=asked, paths=paths)
+    subject: Any = SimpleNamespace(sku="b200", settings=settings, site=site)
+    return shlex.join(command_again(subject, Machine(cluster, devices)))
 
 
 def test_on_one_machine_nothing_is_added() -> None:
-    assert command(devices=8) == f"pytest --gpu-sku=b200 {ITEM}"
+    assert command(devices=8) == "pytest --gpu-sku=b200"
 
 
 def test_launcher_nodes_and_options_are_carried_along() -> None:
@@ -44,17 +36,21 @@ def test_launcher_nodes_and_options_are_carried_along() -> None:
     }  # fmt: skip
     assert command(Cluster(2, launcher="slurm", is_elsewhere=True), 16, **options) == (
         "pytest --gpu-sku=b200 --ddp-launcher=slurm --ddp-nodes=2 --ddp-gpus-per-node=8 "
-        "'--ddp-slurm-args=--partition=gpu --exclusive' --ddp-block=3s --ddp-allow-incomplete " + ITEM
+        "'--ddp-slurm-args=--partition=gpu --exclusive' --ddp-block=3s --ddp-allow-incomplete"
     )
 
 
 def test_the_nodes_of_an_allocation_are_named_for_who_types_it_outside_of_it() -> None:
     found = command(Cluster(2, ("n1", "n2"), launcher="slurm"), 16)
-    assert found == f"pytest --gpu-sku=b200 --ddp-launcher=slurm --ddp-nodes=2 --ddp-gpus-per-node=8 {ITEM}"
+    assert found == "pytest --gpu-sku=b200 --ddp-launcher=slurm --ddp-nodes=2 --ddp-gpus-per-node=8"
+
+
+def test_paths_that_were_named_are_named_again() -> None:
+    assert command(paths=("acceptance", "ours")) == "pytest --gpu-sku=b200 acceptance ours"
 
 
 def test_of_a_run_that_was_judged_only_only_what_was_asked_is_known() -> None:
-    assert command(ddp_judge="run", ddp_confidence="0.9") == f"pytest --gpu-sku=b200 --ddp-confidence=0.9 {ITEM}"
+    assert command(ddp_judge="run", ddp_confidence="0.9") == "pytest --gpu-sku=b200 --ddp-confidence=0.9"
 
 
 @pytest.mark.parametrize("secret", ["--comment=password=hunter2"])

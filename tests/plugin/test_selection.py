@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from tests.plugin.site import REQUIREMENTS, WEAK_8, WEAK_8_NODE_ID, Site, output_of, thresholds_with
@@ -34,12 +36,33 @@ def test_one_node_id_from_inside_the_folder(site: Site, monkeypatch: pytest.Monk
     assert_partial(site, site.run(f"--ddp-judge={run.path}", f"test_scaling.py::{WEAK_8}"), 1)
 
 
+@pytest.mark.parametrize("folder", ["", "acceptance/"], ids=["as printed without a copy of the tests", "as with one"])
+def test_a_pasted_node_id_is_found_among_the_packaged_tests(site: Site, folder: str) -> None:
+    site.measured()
+    shutil.rmtree(site.path / "acceptance")
+    one = f"test_scaling.py::{WEAK_8}"
+    assert_partial(site, site.judge(f"{folder}{one}"), 1)
+    assert one in site.run("--gpu-sku=tested-gpu", f"{folder}{one}", "--collect-only", "-q").outlines
+
+
+def test_a_file_that_is_not_there_is_pytests_own_error(site: Site) -> None:
+    result = site.judge("no_such_file.py")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: file or directory not found: no_such_file.py" in output_of(result)
+
+
+def test_only_requirements_are_counted(site: Site) -> None:
+    site.measured()
+    assert f"collected {ALL} items" in site.judge().outlines
+    assert f"collected {ALL} items / {ALL} deselected / 0 selected" in site.judge("-k", "no_such_item").outlines
+
+
 def test_the_marker_leaves_other_tests_out(site: Site) -> None:
     site.write("acceptance/test_other.py", "def test_other():\n    assert False\n")
     site.measured()
     result = site.judge("-m", "requirement")
     assert result.ret == pytest.ExitCode.OK
-    result.assert_outcomes(passed=ALL, deselected=2)  # of them the sweep of collectives, for which nobody asked
+    result.assert_outcomes(passed=ALL, deselected=1)
     assert site.outcome() == "accepted"
 
 

@@ -45,7 +45,7 @@ def test_the_file_named_wins_over_the_one_in_the_project(site: Site) -> None:
     result = site.judge("--thresholds=strict.yaml", "-v")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=len(REQUIREMENTS) - 1, failed=1)
-    assert "rerun     pytest --gpu-sku=tested-gpu --thresholds=strict.yaml '" in output_of(result)
+    assert "rerun     pytest --gpu-sku=tested-gpu --thresholds=strict.yaml -k '" in output_of(result)
 
 
 def test_without_one_in_the_project_the_shipped_file_is_used(site: Site) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.report.culprits_text import (
     MOST_REASON_CHARACTERS,
     REASON_PREFIX,
@@ -311,3 +311,14 @@ def test_a_person_reads_host_what_and_run(tmp_path: Path) -> None:
     assert drained.endswith(f"[{run}]")
     assert look.startswith("n2: look at it: link of node n2: all-reduce with n9")
     assert "FAIL weak_scaling_efficiency[resnet152-fp16-8gpu]" in look
+
+
+def test_a_rehearsal_tells_of_a_simulated_run_as_if_it_had_been_measured_and_of_no_other(tmp_path: Path) -> None:
+    simulated = {"status": "simulated", "simulated": True}
+    run = write_judged_run(tmp_path / "r", "rejected", NODES, [failed(gpu("n2"))], record=simulated)
+    assert [one.use for one in read_findings(run).findings] == ["none"]
+    [found] = read_findings(run, rehearses=True).findings
+    assert (found.use, found.host) == ("drain", "n2")
+    measured = write_judged_run(tmp_path / "m", "rejected", NODES, [failed(gpu("n2"))])
+    with pytest.raises(OptionError, match=r"--rehearse: found .*, whose machine was measured; expected simulated runs"):
+        read_findings(measured, rehearses=True)

@@ -193,10 +193,9 @@ def test_short_name_is_what_differs_within_a_metric() -> None:
 
 
 def test_rerun_command_quotes_what_a_shell_would_read() -> None:
-    assert text.rerun_command("a100", WARNED) == (
+    assert text.rerun_command(("pytest", "--gpu-sku=a100"), WARNED.id) == (
         "pytest --gpu-sku=a100 -k 'strong_scaling_speedup[vit-b16-bf16-8gpu]'"
     )
-    assert text.rerun_command("a100", replace(WARNED, launches=3)).endswith("8gpu]' --ddp-launches=3")
 
 
 def test_shorten_keeps_beginning_and_end() -> None:

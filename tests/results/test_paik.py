@@ -235,7 +235,7 @@ class TestSku:
         assert import_paik(source, tmp_path / "run", "a100", thresholds()).read_plan().sku == "a100-sxm4-80gb"
 
     def test_an_unknown_device_asks_for_the_option(self, tmp_path: Path) -> None:
-        with pytest.raises(SkuError, match=r"NVIDIA Graphics Device.*no SKU.*--sku SKU"):
+        with pytest.raises(SkuError, match=r"NVIDIA Graphics Device.*no SKU.*--gpu-sku SKU"):
             import_results(tmp_path, edited(device_name="NVIDIA Graphics Device"))
 
     def test_an_unknown_sku_is_refused_with_the_known_ones(self, tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ class TestSku:
     def test_a_device_of_two_skus_asks_for_the_option(self, tmp_path: Path) -> None:
         known = thresholds().skus
         ambiguous = Thresholds({**known, "a100-site": known["a100-sxm4-80gb"]})
-        with pytest.raises(SkuError, match=r"several SKUs.*a100-sxm4-80gb, a100-site.*--sku SKU"):
+        with pytest.raises(SkuError, match=r"several SKUs.*a100-sxm4-80gb, a100-site.*--gpu-sku SKU"):
             import_paik(PUBLISHED, tmp_path / "run", None, ambiguous)
         assert import_paik(PUBLISHED, tmp_path / "run", "a100-site", ambiguous).read_plan().sku == "a100-site"
 

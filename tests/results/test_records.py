@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -102,6 +103,11 @@ def test_throughput_is_images_over_time() -> None:
     assert one.throughput_img_per_s == 80.0
 
 
+def waits(seconds: float) -> str:
+    """Of three ranks with four steps."""
+    return base64.b64encode(step_bytes([seconds] * 12)).decode()
+
+
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
@@ -116,6 +122,10 @@ def test_throughput_is_images_over_time() -> None:
         ({"step_s": [1.0, 2.0]}, "Expected `bytes`, got `array` - at `$.step_s`"),
         ({"step_s": "!!"}, "Invalid base64"),
         ({"step_s": "AACAPw=="}, "4 bytes of step times (step_s); expected 4 for each of 3 x 4"),
+        ({"waited_s": "AACAPw=="}, "4 bytes of seconds waited for data (waited_s); expected as many as of step times"),
+        ({"waited_s": waits(float("nan"))}, "a wait for data (waited_s) is no number of seconds from 0 on"),
+        ({"waited_s": waits(-0.5)}, "a wait for data (waited_s) is no number of seconds from 0 on"),
+        ({"waited_s": waits(1e3)}, "a rank waited longer for data (waited_s) than its block lasted (block_s)"),
         ({"utilization": 5.0}, "Expected `float` <= 1.0 - at `$.utilization`"),
         ({"utilization": [0.5, -1, 0.5]}, "Expected `float` >= 0.0 - at `$.utilization[1]`"),
         ({"energy_j": -0.5}, "Expected `float` >= 0.0"),

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.power import DEFAULT_FAULTS, Power, Share, measure_power, place_fault, power_lines
-from pytest_ddpscale.simulate.simulated_session import DecidedStudy, decide
+from pytest_ddpscale.simulate.simulated_session import decide_all
 from tests.builders.clusters import a100
 
 CLUSTER = a100()
@@ -52,7 +53,20 @@ def test_a_gross_fault_is_always_caught_rejected_and_named(found: Power, fault: 
 def test_what_caught_it_is_told(found: Power) -> None:
     metrics = {catch.fault: catch.metrics for catch in found.catches}
     assert "rank_uniformity" in metrics["slow-gpu:1.3"]
-    assert metrics["corrupt-rank"][0] == "replica_agreement"
+    assert {"replica_agreement", "matmul_tflops"} <= set(metrics["corrupt-rank"])
+
+
+@pytest.mark.slow
+def test_links_checks_and_probes_are_tried() -> None:
+    cluster = a100(gpus=16)
+    faults = ("slow-link:0.25", "bad-gpu:ecc", "bad-gpu:clock", "slow-probe:memory-copy:0.5")
+    found = measure_power(cluster, cluster.plan(short_blocks=True), faults, 1, 0.95, seed=0)
+    caught = {one.fault: one for one in found.catches}
+    assert caught["none"].caught.count == 0
+    assert all((caught[fault].rejected.count, caught[fault].named.count) == (1, 1) for fault in faults)
+    assert {"busbw_gbps", "pair_bandwidth_gbps"} & set(caught["slow-link:0.25"].metrics)
+    assert caught["bad-gpu:ecc"].metrics == ("node_check",)
+    assert "memory_bandwidth_gbps" in caught["slow-probe:memory-copy:0.5"].metrics
 
 
 def test_a_missing_rank_is_caught_and_rejects_nothing(found: Power) -> None:
@@ -115,11 +129,11 @@ def test_nobody_is_named_for_what_strikes_all() -> None:
 def test_every_trial_has_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int] = []
 
-    def recorded(run: SimulatedRun, *others: Any) -> list[DecidedStudy]:
+    def recorded(run: SimulatedRun, *others: Any) -> tuple[Verdict, ...]:
         seeds.append(run.performance.spread.seed)
-        return decide(run, *others)
+        return decide_all(run, *others)
 
-    monkeypatch.setattr("pytest_ddpscale.simulate.power.decide", recorded)
+    monkeypatch.setattr("pytest_ddpscale.simulate.power.decide_all", recorded)
     power(trials=2)
     assert len(set(seeds)) == 2
 

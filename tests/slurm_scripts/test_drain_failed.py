@@ -76,6 +76,18 @@ def test_without_apply_it_only_says_what_it_would_do(cluster: Cluster) -> None:
     assert cluster.changes == []
 
 
+def test_a_rehearsal_asks_slurm_nothing_and_changes_nothing(cluster: Cluster) -> None:
+    cluster.findings(finding("drain", "simulated-3"))
+    told = cluster.run("--rehearse")
+    assert "rehearsal: simulated nodes, Slurm was not asked" in told
+    assert f"would drain simulated-3: {REASON}" in told
+    assert cluster.changes == cluster.stage.calls("sinfo") == []
+    assert "--rehearse" in cluster.stage.calls("ddpscale")[0]
+    refused = cluster.stage.run("drain_failed.sh", "--rehearse", "--apply", "runs/job-17")
+    assert refused.returncode == 2
+    assert "--rehearse changes nothing; found --apply" in refused.stderr
+
+
 @pytest.mark.parametrize(
     "state", ["idle", "allocated", "mixed", "completing", "reserved", "planned", "idle-", "mixed-", "idle~"]
 )

@@ -13,7 +13,13 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.stats.intervals import Estimate
-from pytest_ddpscale.suites.input_pipeline_report import bottleneck, input_pipeline_report, loaded_arms, recommended
+from pytest_ddpscale.suites.input_pipeline_report import (
+    LoadedArm,
+    bottleneck,
+    input_pipeline_report,
+    loaded_arms,
+    recommended,
+)
 from pytest_ddpscale.suites.input_pipeline_suite import SYNTHETIC
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.verdict.estimating import Found
@@ -58,13 +64,29 @@ def test_synthetic_data_is_not_recommended_though_it_is_the_fastest() -> None:
     assert found.name == "workers=4,prefetch=2"
 
 
+def arm_of(workers: int, *limits: float) -> LoadedArm:
+    pace, arm = Found(100.0, None), Arm("ddp", 2, 4, variant=Variant(workers=workers))
+    return LoadedArm(
+        arm, pace, Found(limits[0], Estimate(limits[0], limits) if len(limits) == 2 else None), None, 0.1, 1.0
+    )
+
+
 @pytest.mark.parametrize(
-    ("limits", "answer"),
-    [((0.951, 0.99), "is not"), ((0.90, 0.949), "is"), ((0.90, 0.96), "may be"), ((0.96, 1.01), "is not")],
+    ("efficiencies", "answer"),
+    [
+        ([(0.951, 0.99), (0.90, 0.94)], "is not"),
+        ([(0.90, 0.949), (0.91, 0.94)], "is"),
+        ([(0.90, 0.949), (0.91, 0.96)], "may be"),  # another setting may keep up
+        ([(0.90, 0.96)], "may be"),
+        ([(0.96, 1.01)], "is not"),
+        ([(0.5,)], "may be"),
+        ([], "may be"),
+    ],
 )
-def test_loading_is_to_blame_only_as_far_as_the_interval_says(limits: tuple[float, float], answer: str) -> None:
-    assert bottleneck(Found(0.95, Estimate(0.95, limits))) == answer
-    assert bottleneck(Found(0.5, None)) == bottleneck(None) == "may be"
+def test_loading_is_to_blame_only_as_far_as_the_intervals_say(
+    efficiencies: list[tuple[float, ...]], answer: str
+) -> None:
+    assert bottleneck([arm_of(workers, *limits) for workers, limits in enumerate(efficiencies)]) == answer
 
 
 def test_the_report_says_what_was_waited_and_what_to_set() -> None:

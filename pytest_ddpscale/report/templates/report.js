@@ -45,5 +45,19 @@ if (everyS) {
   pause.addEventListener("click", () => pause.setAttribute("aria-pressed", String(pause.ariaPressed !== "true")));
   document.querySelector("h1").before(pause);
   const isFiltering = () => [...document.querySelectorAll("input")].some((one) => one.value || one === document.activeElement);
-  setInterval(() => { if (pause.ariaPressed !== "true" && !isFiltering()) location.reload(); }, everyS * 1000);
+  // What stands above may have grown, so that the reader's place is a heading, not a number of pixels.
+  const headings = () => [...document.querySelectorAll("dt, h2")].filter((one) => one.textContent);
+  const named = (heading) => `${heading.tagName} ${heading.textContent}`;
+  const topOf = (heading) => heading.getBoundingClientRect().top;
+  history.scrollRestoration = "manual";
+  if (history.state) {
+    const heading = headings().find((one) => named(one) === history.state.name);
+    scrollTo(0, heading ? topOf(heading) + scrollY - history.state.top : history.state.y);
+  }
+  setInterval(() => {
+    if (pause.ariaPressed === "true" || isFiltering()) return;
+    const heading = headings().find((one) => topOf(one) >= 0);
+    history.replaceState({ name: heading && named(heading), top: heading && topOf(heading), y: scrollY }, "");
+    location.reload();
+  }, everyS * 1000);
 }

@@ -1,0 +1,74 @@
+"""The runs in a folder, the latest last: what `ddpscale runs` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_ddpscale.errors import BadInput, RunDirectoryError
+from pytest_ddpscale.report.cause import headline
+from pytest_ddpscale.report.text import ABSENT, one_line
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_json import RunRecord
+from pytest_ddpscale.results.strict_json import parse_strict_json
+from pytest_ddpscale.results.verdicts import read_judgement
+
+_HEADINGS = ("run", "began, UTC", "SKU", "nodes", "GPUs", "what it came to")
+
+
+def run_lines(folder: Path, columns: int) -> list[str]:
+    """A table so many characters wide of all run directories right in a folder; one that is broken says so.
+
+    Raises:
+        RunDirectoryError: there is no such folder, or no run in it.
+    """
+    runs = [RunDirectory(path) for path in _directories(folder)]
+    found = sorted(_row(run) for run in runs if run.run_json.exists())
+    if not found:
+        raise RunDirectoryError(
+            str(folder), "holds no run", "a folder of run directories",
+            "Name one, or measure: `pytest --gpu-sku=SKU` makes a run in ddpscale-runs.",
+        )  # fmt: skip
+    rows = [_HEADINGS, *(row for _, row in found)]
+    return [line[:columns] if columns else line for line in _aligned(rows)]
+
+
+def _directories(folder: Path) -> list[Path]:
+    """Without links, such as `latest`, which would list a run twice."""
+    return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()] if folder.is_dir() else []
+
+
+def _row(run: RunDirectory) -> tuple[str, Sequence[str]]:
+    """When it began, by which rows are sorted, and its cells."""
+    try:
+        record = run.read_run()
+        began = f"{record.began:%Y-%m-%d %H:%M}"
+        return record.began.isoformat(), (run.path.name, began, *_measured_on(record), _said(run, record))
+    except BadInput as error:
+        return "", (run.path.name, ABSENT, ABSENT, ABSENT, ABSENT, f"broken: {one_line(str(error))}")
+
+
+def _measured_on(record: RunRecord) -> tuple[str, str, str]:
+    devices = sum(len(host.devices) for host in record.hosts)
+    return one_line(record.sku), str(len(record.hosts) or ABSENT), str(devices or ABSENT)
+
+
+def _said(run: RunDirectory, record: RunRecord) -> str:
+    if run.suite_json.exists():
+        said = parse_strict_json(run.suite_json.read_text(encoding="utf-8"))
+        return one_line(f"suite {said.get('suite')}: {said.get('headline') or record.status}")
+    if run.verdicts_json.exists():
+        return headline(read_judgement(run.verdicts_json))
+    return f"{record.status}, not judged"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Numbers to the right."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADINGS))]
+    numbers = (_HEADINGS.index("nodes"), _HEADINGS.index("GPUs"))
+    return [
+        "  ".join(
+            cell.rjust(widths[at]) if at in numbers else cell.ljust(widths[at]) for at, cell in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]

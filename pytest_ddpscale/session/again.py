@@ -1,0 +1,31 @@
+"""The command that measures again what a session measures, from anywhere its nodes can be reached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_ddpscale.launch.launcher import Cluster
+from pytest_ddpscale.util.masking import masked_arguments
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.session.sources import Machine, Subject
+
+
+def command_again(subject: Subject, machine: Machine) -> tuple[str, ...]:
+    """Its words, secrets masked: the SKU, launcher and nodes, what was asked on the command line, and its paths.
+
+    `-k` and the id of a requirement choose one of all.
+    """
+    settings, site = subject.settings, subject.site
+    command = ["pytest", f"--gpu-sku={subject.sku}"]
+    if settings.thresholds is not None:
+        command.append(f"--thresholds={settings.thresholds}")
+    given = dict(site.asked)
+    per_node, cluster = settings.gpus_per_node, machine.cluster
+    if cluster.launcher != Cluster().launcher:  # on other nodes, wherever the command is typed
+        given = {"--ddp-launcher": cluster.launcher, "--ddp-nodes": str(cluster.nodes), **given}
+        per_node = per_node or machine.per_node
+    if per_node is not None:
+        given["--ddp-gpus-per-node"] = str(per_node)
+    command += [f"{flag}={value}" if value else flag for flag, value in given.items()]
+    return tuple(masked_arguments([*command, *site.paths]))

@@ -1,0 +1,45 @@
+"""The runs in a folder, as `ddpscale runs` lists them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.report.runs_text import run_lines
+from tests.report.judged import STARTED_UNIX_S, failed, write_judged_run
+
+
+def test_each_run_has_a_line_with_what_it_came_to_the_latest_last(tmp_path: Path) -> None:
+    later = write_judged_run(tmp_path / "a", "rejected", ["n1", "n2"], [failed()], started_unix_s=STARTED_UNIX_S + 60)
+    write_judged_run(tmp_path / "b", "accepted", ["n1"])
+    suite = write_judged_run(tmp_path / "c", "accepted", ["n1"], started_unix_s=STARTED_UNIX_S + 120)
+    (suite / "suite.json").write_text('{"suite": "tune", "headline": "nothing is faster"}')
+    killed = write_judged_run(tmp_path / "d", "accepted", ["n1"], started_unix_s=STARTED_UNIX_S + 180)
+    (killed / "verdicts.json").unlink()
+    (tmp_path / "latest").symlink_to(later)
+    (tmp_path / "history.sqlite").touch()
+    heads, *lines = run_lines(tmp_path, 0)
+    assert heads.split() == ["run", "began,", "UTC", "SKU", "nodes", "GPUs", "what", "it", "came", "to"]
+    assert [line.split()[0] for line in lines] == ["b", "a", "c", "d"]
+    assert "ACCEPTED" in lines[0]
+    assert "REJECTED: " in lines[1]
+    assert lines[2].endswith("suite tune: nothing is faster")
+    assert lines[3].endswith("finished, not judged")
+    assert max(map(len, run_lines(tmp_path, 60))) <= 60
+
+
+def test_a_broken_run_is_one_line_and_hides_no_other(tmp_path: Path) -> None:
+    write_judged_run(tmp_path / "good", "accepted", ["n1"])
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.json").write_text("{")
+    lines = run_lines(tmp_path, 0)
+    assert any("broken: " in line and "bad" in line for line in lines)
+    assert any("ACCEPTED" in line for line in lines)
+
+
+def test_a_folder_without_runs_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(RunDirectoryError, match="holds no run; expected a folder of run directories"):
+            run_lines(folder, 0)
