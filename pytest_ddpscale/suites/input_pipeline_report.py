@@ -159,7 +159,8 @@ def _advice(chosen: LoadedArm, answer: Answer, confidence: float) -> list[str]:
         beside = f"Of the fastest it reaches {value} ({interval})."
     meaning = {
         "is": f"Training waits for its data: with {confidence:.0%} confidence each setting reaches less than "
-        f"{WORTH:.0%} of what training does on synthetic data. More cores, smaller files or decoding on the GPU may help.",
+        f"{WORTH:.0%} of what training does on synthetic data. More cores, smaller files, or decoding "
+        "on the GPU, may help.",
         "is not": f"Training does not wait for its data: with {confidence:.0%} confidence it reaches at least "
         f"{WORTH:.0%} of what it does on synthetic data.",
         "may be": f"Whether loading costs more than {1 - WORTH:.0%} is not decided; --ddp-rounds with more rounds "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_before_timing, steps_for_block
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.image_loader import ImageLoader, LoaderSettings
-from pytest_ddpscale.worker.image_samples import read_samples
+from pytest_ddpscale.worker.image_samples import ImageSamples, Sample, read_samples
 from pytest_ddpscale.worker.loaded_batch import LoadedBatch, StudyImages
 from pytest_ddpscale.worker.sharding import Shard
 from tests.builders.image_folder import data_of, image_folder
@@ -77,6 +79,34 @@ def test_a_block_reads_ahead_to_its_end_and_the_next_one_goes_on_behind_that(fol
             loaded.fetch()
     loaded.close()
     whole.close()
+
+
+class SlowSamples(ImageSamples):
+    """An image takes 20 ms, of a file system's time and not of a core's."""
+
+    def __getitem__(self, index: int) -> Sample:
+        time.sleep(0.02)
+        return super().__getitem__(index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_block_is_no_faster_than_its_loader_workers(folder: str, gloo_of_one: None, workers: int) -> None:
+    """A stock that was read before the block would make it look up to a third faster."""
+    arm, steps = Arm("ddp", 1, 2, variant=Variant(workers=workers, prefetch=4)), 12
+    usual = read_samples(folder, "train", TINY.image_size)
+    paths = [os.fsdecode(path) for path in usual._paths]
+    slow = SlowSamples(usual.root, TINY.image_size, paths, usual._labels.tolist(), usual.classes, 60.0)
+    asked = study_of(folder, arm)
+    arms = StudyArms(asked, CpuDevice(), 0, Layout(1, 1), TIMEOUT, images=StudyImages(slow, HashStore()))
+    arms.time_block(arm, steps)
+    expected_s = steps * 2 * 0.02 / workers
+    timing = arms.time_block(arm, steps)
+    assert timing.block_s > 0.9 * expected_s
+    if workers == 1:  # more of them are slower on a busy machine
+        assert timing.block_s < 1.6 * expected_s
+        assert sum(timing.waited_s or ()) > 0.5 * expected_s
+    arms.close()
 
 
 @pytest.mark.slow
