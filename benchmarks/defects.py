@@ -417,8 +417,8 @@ DEFECTS = (
         "worker",
         "a block is timed from its first step on, which is slower",
         "worker/arms.py",
-        "            for _ in range(STEPS_BEFORE_TIMING):\n                trainer()\n",
-        "",
+        "    return max(STEPS_BEFORE_TIMING, ahead)",
+        "    return ahead",
         ("worker",),
     ),
     Defect(

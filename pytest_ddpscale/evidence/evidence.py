@@ -10,6 +10,7 @@ from typing import Any
 from pytest_ddpscale.evidence.columns import Columns, columns_of
 from pytest_ddpscale.evidence.probe_columns import ProbeColumns, ProbeName, probe_columns_of
 from pytest_ddpscale.evidence.telemetry_columns import NO_TELEMETRY, TelemetryColumns, telemetry_columns_of
+from pytest_ddpscale.evidence.trained_runs import RunRecords, trained_runs
 from pytest_ddpscale.evidence.validate import Recorded, refuse_contradictions, telemetry_of_blocks
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.by_rank import flops_of, seeded_steps_of, timed_arms_of
@@ -52,6 +53,7 @@ class Evidence:
         post_mortems: what GPUs were after ranks had failed, in order; empty if none did.
         out_of_time: ids of the studies that ended because the budget was spent.
         profiles: what torch.profiler saw of arms after their timed rounds, or why nothing.
+        training: whole training runs, by id.
         hosts: names of all hosts that ever took part, measured or not, where they are known.
     """
 
@@ -72,6 +74,7 @@ class Evidence:
     post_mortems: Sequence[Survey] = ()
     out_of_time: Collection[str] = ()
     profiles: Sequence[ArmProfile] = ()
+    training: Mapping[str, RunRecords] = field(default_factory=dict)
 
     @cached_property
     def launches(self) -> Sequence[Evidence]:
@@ -171,10 +174,16 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     simulated = record.is_simulated(device for gang in gangs.values() for device in gang.devices)
     recorded = Recorded(plan, records, _hosts(record), is_imported, simulated)
     refuse_contradictions(run, recorded)
+    try:
+        training = trained_runs(plan, records)
+    except ValueError as error:
+        raise broken_file(run.measurements_jsonl, str(error)) from None
     telemetry = telemetry_columns_of(telemetry_of_blocks(run, recorded, run.read_telemetry()), gangs)
     try:
         columns = columns_of((one for one in records if isinstance(one, Block)), gangs.values())
-        evidence = replace(evidence_of(plan, columns, records), telemetry=telemetry, profiles=_profiles(run, plan))
+        evidence = replace(
+            evidence_of(plan, columns, records), telemetry=telemetry, profiles=_profiles(run, plan), training=training
+        )
     except ValueError as error:
         raise broken_file(run.measurements_jsonl, f"holds blocks that contradict each other ({error})") from None
     if not is_imported:

@@ -35,7 +35,7 @@ class ScalingFact:
         serial_share: Amdahl's serial fraction as Karp and Flatt (1990) take it from the speed-up; None of one GPU.
         more_img_per_s: than the next smaller size; None of the smallest.
         gain: of throughput over the next smaller size, per doubling: 0.69 is 69 %; None of the smallest.
-        train_s: fixed seconds and images over throughput.
+        train_s: fixed seconds and images over throughput, or as it was measured.
         saved_share: of the next smaller size's `train_s`; None of the smallest.
         saved_per_doubling: as if sizes grew by two, the same share for each doubling between them; None likewise.
         gpu_cost: GPU-hours times their price; None without a price.
@@ -56,13 +56,19 @@ class ScalingFact:
     energy_cost: float | None
 
 
-def scaling_facts(sizes: Sequence[MeasuredSize], job: TrainingJob) -> list[ScalingFact]:
-    """One for each size, which are ascending."""
+def scaling_facts(
+    sizes: Sequence[MeasuredSize], job: TrainingJob, measured_s: Sequence[float] = ()
+) -> list[ScalingFact]:
+    """One for each size, which are ascending.
+
+    Args:
+        measured_s: what each took, where whole runs were timed; else it follows from the job.
+    """
     found: list[ScalingFact] = []
-    for size in sizes:
+    for place, size in enumerate(sizes):
         per_gpu = sizes[0].img_per_s / sizes[0].gpus
         speedup = size.img_per_s / per_gpu
-        train_s = job.fixed_s + job.images / size.img_per_s
+        train_s = measured_s[place] if measured_s else job.fixed_s + job.images / size.img_per_s
         before = found[-1] if found else None
         doublings = math.log2(size.gpus / before.gpus) if before else 1.0
         kwh = None if size.energy_j_per_image is None else size.energy_j_per_image * job.images / 3.6e6

@@ -68,6 +68,7 @@ class Gang:
         self._log = log
         self._owner = owner
         self._arrived: list[bytes] = []
+        self._records_arrived_unix_s = 0.0
         self._has_recorded = False
         self._refused = ""
         self._roll = GangState()
@@ -79,6 +80,11 @@ class Gang:
         self._trouble_s: float | None = None
         self._ended_itself = False
         self._heard_s = self._began_s = time.monotonic()
+
+    @property
+    def records_arrived_unix_s(self) -> float:
+        """When its latest records arrived, which may be earlier than anybody looked; 0 before the first."""
+        return self._records_arrived_unix_s
 
     def run(self) -> GangEnd:
         """Start it, and return when nothing of it is left."""
@@ -374,6 +380,7 @@ class Gang:
                 self._roll.hear(news, time.monotonic(), arrived_unix_s)
             elif news.file == RECORDS:
                 self._arrived.append(news.data)
+                self._records_arrived_unix_s = arrived_unix_s
                 if news.offset != self._records_heard:
                     lines = "what carries its agent's output drops or changes lines"
                     self._hole = f"records were lost on the way from {news.host}: {lines}"

@@ -36,6 +36,7 @@ from pytest_ddpscale.results.run_record import ends_of
 from pytest_ddpscale.results.strict_json import strict_json
 from pytest_ddpscale.results.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.results.survey_record import Survey
+from pytest_ddpscale.results.training_record import LaunchTime
 
 Admit = Callable[[Sequence[Survey]], str]
 # About so many messages a second reach the supervisor from all nodes together, unless a node would then be taken for
@@ -160,7 +161,7 @@ class Supervisor:
         lost = [Lost(hosts=end.lost_hosts, message=end.why)] if end.lost_hosts else []
         self._run.append_records([*end.post_mortems, *lost])
         if begun and begun[-1] in ended:
-            self._note_lost_profile(plan.study(begun[-1]), int(log.stem.removeprefix("gang-")), end.why)
+            self._note_lost_profile(plan.study(begun[-1]), _gang_number(log), end.why)
         left = [study for study in studies if study not in ended]
         if end.interrupted:
             self._end(left, "interrupted", end.interrupted)
@@ -180,8 +181,13 @@ class Supervisor:
         # Counted on from earlier supervisors of this run, whose logs stay.
         log = self._run.logs / f"gang-{len(list(self._run.logs.glob('gang-*.log')))}.log"
         self._studies.clear()
-        end = self._gang(plan, studies, log).run()
+        began_unix_s = time.time()
+        gang = self._gang(plan, studies, log)
+        end = gang.run()
         self._gangs += end.was_started
+        if any(isinstance(one, StudyEnd) for one in self._studies) and plan.training_run(studies[0]) is not None:
+            seconds = gang.records_arrived_unix_s - began_unix_s
+            self._run.append_record(LaunchTime(study=studies[0], gang=_gang_number(log), seconds=seconds))
         return end, log
 
     def _note_lost_profile(self, study: Study | None, gang: int, why: str) -> None:
@@ -211,27 +217,29 @@ class Supervisor:
         return set(unfit)
 
     def _gang(self, plan: Plan, studies: Sequence[str], log: Path) -> Gang:
-        hosts = tuple(host for host in self._launch.hosts if host not in self._lost)
-        nodes = len(hosts) if self._lost and hosts else plan.nodes
+        layout = plan.layout_of(studies[0]) if studies else plan.layout
+        hosts = tuple(host for host in self._launch.hosts if host not in self._lost)[: layout.nodes]
+        nodes = len(hosts) if self._lost and hosts else layout.nodes
         further = plan.environment_of(studies[0]) if studies else {}
         environment = {**self._launch.environment, **further}
         launch = replace(self._launch, hosts=hosts, nodes=nodes, gang_id=uuid.uuid4().hex, environment=environment)
-        ranks = nodes * plan.layout.ranks_per_node
+        ranks = nodes * layout.ranks_per_node
         settings, shares = launch.launcher.settings, launch.launcher.shares_environment
         assignment = Assignment(
             plan=msgspec.Raw(strict_json(plan).encode()),
             studies=tuple(studies),
-            gang=int(log.stem.removeprefix("gang-")),
+            gang=_gang_number(log),
             # Longer than we wait for any rank: we see all of them, and can say which one keeps the others waiting.
             timeout_s=1.5 * self._limits.inactivity_s + 30,
             steered=self._judge is not None,
             profile_steps=settings.profile_steps or 0,
             nvtx=settings.nvtx,
+            launched_unix_s=time.time(),
         )
         task = Task(
             gang_id=launch.gang_id,
             nodes=nodes,
-            ranks_per_node=plan.layout.ranks_per_node,
+            ranks_per_node=layout.ranks_per_node,
             assignment=assignment,
             environment={} if shares else {**travelling(environment, pass_env=settings.pass_env), **further},
             beat_s=min(_LONGEST_BEAT_S, max(1.0, ranks / _RANKS_PER_BEAT_S)),
@@ -322,9 +330,14 @@ class Supervisor:
         return told or (f"{named} was received" if named else "Ctrl-C was pressed")
 
 
-def _gang_of(plan: Plan, study_id: str) -> tuple[int, dict[str, str]]:
-    """What studies have to have alike to be measured by one gang: their launch, and their environment."""
-    return plan.launch_of(study_id), plan.environment_of(study_id)
+def _gang_number(log: Path) -> int:
+    return int(log.stem.removeprefix("gang-"))
+
+
+def _gang_of(plan: Plan, study_id: str) -> tuple[int, dict[str, str], str]:
+    """What studies have to have alike to be measured by one gang: launch and environment; a whole run has its own."""
+    own = study_id if plan.training_run(study_id) is not None else ""
+    return plan.launch_of(study_id), plan.environment_of(study_id), own
 
 
 @contextmanager

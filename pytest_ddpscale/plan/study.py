@@ -11,6 +11,7 @@ from pytest_ddpscale.plan.image_folder import Data
 from pytest_ddpscale.plan.layout import Layout, refuse_below_one
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import ProbeStudy
+from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.plan.variant import USUAL, Variant
 from pytest_ddpscale.plan.workload import Workload
 
@@ -23,7 +24,7 @@ OneGpu = Literal["alone", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
 Placement = Literal["packed", "spread"]
 
-PLAN_SCHEMA_VERSION: Literal[4] = 4
+PLAN_SCHEMA_VERSION: Literal[5] = 5
 # Of each block: it brings caches and queues to where they are in the middle of training. What happens once, such as
 # DDP laying its buckets out anew in its second step, has happened in the warm-up.
 STEPS_BEFORE_TIMING = 1
@@ -180,6 +181,7 @@ class Plan:
             rounds; probes and pairs are measured in the first.
         precision: how wide half of an interval may be, relative to its value, where nothing is left to decide; None
             where nobody asked for that.
+        training_runs: whole runs over data sets, each by a gang of its own.
         schema_version: of plan.json.
     """
 
@@ -195,7 +197,8 @@ class Plan:
     gpus_asked: int | None = None
     launches: int = 1
     precision: float | None = None
-    schema_version: Literal[4] = PLAN_SCHEMA_VERSION
+    training_runs: tuple[TrainingRun, ...] = ()
+    schema_version: Literal[5] = PLAN_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is None:
@@ -209,7 +212,8 @@ class Plan:
             raise ValueError(f"a plan is for {self.layout.world_size} ranks; expected at most {MOST_RANKS}")
         if not 1 <= self.launches <= MOST_LAUNCHES:
             raise ValueError(f"a plan is for {self.launches!r} launches; expected 1 to {MOST_LAUNCHES}")
-        latest = max((study.launch for study in self.studies), default=1)
+        launches = [study.launch for study in self.studies] + [run.launch for run in self.training_runs]
+        latest = max(launches, default=1)
         if latest > self.launches:
             raise ValueError(f"a plan for {self.launches!r} launches has a study in launch {latest}")
 
@@ -226,7 +230,8 @@ class Plan:
     @property
     def _most_ranks(self) -> int:
         probed = self.probes.world_size if self.probes else 0
-        return max([probed, *(study.world_size for study in self.studies)])
+        trained = [run.world_size for run in self.training_runs]
+        return max([probed, *trained, *(study.world_size for study in self.studies)])
 
     def joined(self, other: Plan) -> Plan:
         """This plan with the studies of another one on the same nodes, as measured by a further launch."""
@@ -239,6 +244,7 @@ class Plan:
             ranks_per_node=per_node,
             pairs=self.pairs or other.pairs,
             probes=self.probes or other.probes,
+            training_runs=(*self.training_runs, *other.training_runs),
         )
 
     @property
@@ -247,7 +253,8 @@ class Plan:
         probes, pairs = [self.probes.id] if self.probes else [], [self.pairs.id] if self.pairs else []
         first = [study.id for study in self.studies if study.launch == 1]
         later = sorted((study for study in self.studies if study.launch > 1), key=lambda study: study.launch)
-        return (*probes, *first, *pairs, *(study.id for study in later))
+        runs = sorted(self.training_runs, key=lambda run: run.launch)
+        return (*probes, *first, *pairs, *(study.id for study in later), *(run.id for run in runs))
 
     def of_launch(self, launch: int) -> Plan:
         """What one of its launches measures by training; probes and pairs stay."""
@@ -255,8 +262,8 @@ class Plan:
 
     def launch_of(self, study_id: str) -> int:
         """The launch in which a study, the probes or the pairs are measured, from 1."""
-        study = self.study(study_id)
-        return 1 if study is None else study.launch
+        found = self.study(study_id) or self.training_run(study_id)
+        return 1 if found is None else found.launch
 
     def environment_of(self, study_id: str) -> dict[str, str]:
         """What else the ranks that measure it are started with."""
@@ -267,9 +274,21 @@ class Plan:
         """Whether each node measures that study by itself, so that a lost node does not keep the others from it."""
         if self.probes is not None and study_id == self.probes.id:
             return self.probes.world_size <= self.layout.ranks_per_node
+        run = self.training_run(study_id)
+        if run is not None:
+            return run.nodes == 1
         study = self.study(study_id)
         return study is not None and all(self.layout.fits_node(arm) for arm in study.arms)
 
     def study(self, study_id: str) -> Study | None:
         """The study of that id, or None."""
         return next((study for study in self.studies if study.id == study_id), None)
+
+    def training_run(self, study_id: str) -> TrainingRun | None:
+        """The whole run of that id, or None."""
+        return next((run for run in self.training_runs if run.id == study_id), None)
+
+    def layout_of(self, study_id: str) -> Layout:
+        """Of the gang that measures it: a whole run has one of its own size."""
+        run = self.training_run(study_id)
+        return self.layout if run is None else run.layout

@@ -25,6 +25,7 @@ from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import Block, GangRecord, StudyEnd, StudyStart
 from pytest_ddpscale.results.strict_json import each
+from pytest_ddpscale.results.training_record import TrainedEpoch
 
 _ENDED = {"budget": "time is up after ", "decided": "decided after "}
 
@@ -84,6 +85,8 @@ class Progress:
                 self._probed(record)
             case PairRound():
                 self._paired(record)
+            case TrainedEpoch():
+                self._trained(record)
             case Unfit():
                 for host, why in record.nodes.items():
                     self._say(f"{host} is not as it should be: {why}", passing=False)
@@ -134,6 +137,14 @@ class Progress:
             of = f"/{usual}" if self._round <= usual else ", slow ones once more"
             self._go_on(f"pairs of nodes: round {self._round}{of}")
 
+    def _trained(self, epoch: TrainedEpoch) -> None:
+        run, self._round = self._plan.training_run(epoch.study), epoch.epoch + 1
+        if run is not None:
+            found = f"{epoch.img_per_s:.4g} img/s  loss {epoch.loss_of_iterations.mean():.4g}"
+            self._say(
+                f"{run.id}: epoch {self._round}/{run.epochs}  {found}  accuracy {epoch.accuracy:.1%}", passing=True
+            )
+
     def _end(self, end: StudyEnd) -> None:
         self._settled.add(end.study)
         seconds = self._now() - self._study_begun
@@ -150,13 +161,16 @@ class Progress:
                 self._spent_s += seconds
                 self._planned_spent_s += self._planned_so_far_s()
             why = _ENDED.get(end.reason, "")
-            self._say(f"{end.study}: {why}{self._round} rounds in {_clock(seconds)}", passing=False)
+            what = "rounds" if self._plan.training_run(end.study) is None else "epochs"
+            self._say(f"{end.study}: {why}{self._round} {what} in {_clock(seconds)}", passing=False)
         self._study, self._current = None, ""
 
     def _wait(self) -> None:
         if not self._current and not self._settled:
             planned_s = STARTUP_S + SURVEY_S * self._plan.survey + sum(self._planned_s.values())
-            self._say(f"starting ranks, {_clock(planned_s)} estimated", passing=True)
+            # How long whole training runs take nobody knows.
+            estimated = "" if self._plan.training_runs else f", {_clock(planned_s)} estimated"
+            self._say(f"starting ranks{estimated}", passing=True)
 
     def _planned_so_far_s(self) -> float:
         """What the plan gives this study, the probes or the pairs, for as much as has been timed of it."""

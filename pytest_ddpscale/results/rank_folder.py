@@ -41,6 +41,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             that the kernel ends for lack of it.
         profile_steps: of each arm, that are profiled after the timed rounds; 0 for none.
         nvtx: whether steps and their parts are NVTX ranges.
+        launched_unix_s: when the supervisor began to start the gang, by its clock.
         deadline_unix_s: no round starts after it; None for no limit.
     """
 
@@ -53,6 +54,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     tries_memory: bool = False
     profile_steps: int = 0
     nvtx: bool = False
+    launched_unix_s: float = 0.0
 
 
 class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="wanted"):

@@ -26,12 +26,13 @@ from pytest_ddpscale.results.records import (
 from pytest_ddpscale.results.strict_json import Record, decode
 from pytest_ddpscale.results.survey_record import PostMortem, Survey
 from pytest_ddpscale.results.telemetry_record import TelemetryBlock
+from pytest_ddpscale.results.training_record import LaunchTime, TrainedEpoch, TrainedRun
 from pytest_ddpscale.results.transport_record import GangTransport
 
 OfRanks = Block | SeededSteps | ProbeBlock | ProbeUnsupported | PairRound | GangTransport
-AnyRecord = (
-    GangRecord | StudyStart | WarmUp | WorkloadFlops | RoundEnd | StudyEnd | Lost | Survey | PostMortem | OfRanks
-)
+OfTraining = TrainedEpoch | TrainedRun  # by all ranks of a gang
+OfStudies = StudyStart | WarmUp | WorkloadFlops | RoundEnd | StudyEnd | LaunchTime
+AnyRecord = GangRecord | Lost | Survey | PostMortem | OfStudies | OfTraining | OfRanks
 _RECORDS: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _TELEMETRY = msgspec.json.Decoder(TelemetryBlock)
 _PROFILES = msgspec.json.Decoder(ArmProfile)
@@ -55,7 +56,7 @@ class RecordReader:
             if record.gang in self._world_sizes:
                 raise ValueError(f"another gang {record.gang}")
             self._world_sizes[record.gang] = record.world_size
-        elif isinstance(record, OfRanks):
+        elif isinstance(record, OfRanks | OfTraining):
             self._refuse_unannounced(record)
         return record
 
@@ -75,7 +76,7 @@ class RecordReader:
         self._refuse_unannounced(record)
         return record
 
-    def _refuse_unannounced(self, record: OfRanks | TelemetryBlock | ArmProfile) -> None:
+    def _refuse_unannounced(self, record: OfRanks | OfTraining | TelemetryBlock | ArmProfile) -> None:
         size = self._world_sizes.get(record.gang)
         if size is None:
             raise ValueError(f"gang {record.gang} never announced itself")

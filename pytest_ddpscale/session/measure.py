@@ -209,12 +209,14 @@ class MeasureSource(EvidenceSource):
     def _limits(self, plan: Plan) -> Limits:
         settings = self.subject.settings
         expected_s = estimate(plan, isolate=settings.is_isolated, img_per_s=self.expected_img_per_s).most_seconds
+        # Several times what it takes if the machine is as expected: a slow one is to be measured, not cut off. How long
+        # a whole training run takes nobody knows.
+        expected_limit_s = None if plan.training_runs else 5 * expected_s + settings.inactivity_limit_s
         return Limits(
             budget_s=settings.budget_s,
             inactivity_s=settings.inactivity_limit_s,
             startup_s=settings.inactivity_limit_s,
-            # Several times what it takes if the machine is as expected: a slow one is to be measured, not cut off.
-            total_s=settings.total_limit_s or 5 * expected_s + settings.inactivity_limit_s,
+            total_s=settings.total_limit_s or expected_limit_s,
             queue_s=settings.queue_limit_s,
         )
 

@@ -33,20 +33,23 @@ _LOG_EVERY_S = 60.0
 def suites() -> dict[str, Suite]:
     """All of them, by name."""
     from pytest_ddpscale.suites.collectives_suite import Collectives
+    from pytest_ddpscale.suites.convergence_suite import Convergence
     from pytest_ddpscale.suites.data_parallel_suite import DataParallelSuite
     from pytest_ddpscale.suites.factors_suite import Factors
     from pytest_ddpscale.suites.inference_suite import InferenceSuite
     from pytest_ddpscale.suites.input_pipeline_suite import InputPipeline
     from pytest_ddpscale.suites.pytorch_ddp import PytorchDdp
+    from pytest_ddpscale.suites.whole_run_suite import WholeRun
 
-    found = (PytorchDdp(), Collectives(), InferenceSuite(), DataParallelSuite(), Factors(), InputPipeline())
+    found = (PytorchDdp(), Collectives(), InferenceSuite(), DataParallelSuite(), Factors(), InputPipeline(),
+             WholeRun(), Convergence())  # fmt: skip
     return {one.name: one for one in found}
 
 
 def add_suite(commands: Commands) -> None:
     """`ddpscale suite`, and the commands that measure as suites do."""
     command = commands.add_parser(
-        "suite", help="measure a benchmark of others, collectives or inference on these nodes"
+        "suite", help="measure a benchmark of others, collectives, inference or whole trainings on these nodes"
     )
     names = command.add_subparsers(required=True, metavar="SUITE")
     for suite in suites().values():

@@ -123,7 +123,7 @@ def run(folder: Path, progress: RankProgress) -> None:
     context = RankContext(
         device, control, progress, sink, telemetry, timeout,
         assignment.deadline_unix_s, assignment.gang, assignment.steered, assignment.tries_memory,
-        assignment.profile_steps, assignment.nvtx, loader_cores,
+        assignment.profile_steps, assignment.nvtx, loader_cores, assignment.launched_unix_s,
     )  # fmt: skip
     gang = GangMember(plan, context)
     gang.announce(who_i_am(control, device, binding))

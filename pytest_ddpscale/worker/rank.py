@@ -46,6 +46,7 @@ from pytest_ddpscale.worker.rank_context import RankContext, arm_order
 from pytest_ddpscale.worker.seeded import seeded_step
 from pytest_ddpscale.worker.step_ranges import StepRanges
 from pytest_ddpscale.worker.transport import read_transport
+from pytest_ddpscale.worker.whole_training import WholeTraining
 
 
 class GangMember:
@@ -106,6 +107,9 @@ class GangMember:
             reason = ProbeRounds(plan.probes, self._context, seed=plan.seed).run()
             groups = [crew for probe in plan.probes.probes for crew in rank_groups(probe, self._layout)]
             self._tell_transports(study_id, groups)
+        elif (run := plan.training_run(study_id)) is not None:
+            self._end(study_id, *WholeTraining(run, self._context).run())
+            return
         else:
             study = plan.study(study_id)
             assert study is not None
@@ -118,9 +122,9 @@ class GangMember:
             reason = ended
         self._end(study_id, reason)
 
-    def _end(self, study_id: str, reason: EndReason) -> None:
+    def _end(self, study_id: str, reason: EndReason, message: str = "") -> None:
         if self._is_first:
-            self._sink.append_record(StudyEnd(study=study_id, reason=reason))
+            self._sink.append_record(StudyEnd(study=study_id, reason=reason, message=message))
 
     def _measure(self, study: Study) -> None:
         """Prepare a study, time every arm in every round, clean up, and record why it ended."""

@@ -39,6 +39,7 @@ class RankContext:
         profile_steps: of each arm, that are profiled after the timed rounds; 0 for none.
         nvtx: whether steps and their parts are NVTX ranges.
         loader_cores: that processes which load its data may use; none for those of the rank.
+        launched_unix_s: when the supervisor began to start the gang, by its clock.
     """
 
     device: Device
@@ -54,6 +55,7 @@ class RankContext:
     profile_steps: int = 0
     nvtx: bool = False
     loader_cores: tuple[int, ...] = ()
+    launched_unix_s: float = 0.0
 
     @property
     def is_out_of_time(self) -> bool:

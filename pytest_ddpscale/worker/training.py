@@ -19,7 +19,7 @@ from pytest_ddpscale.worker.step_ranges import StepRanges
 _AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def build_model(workload: Workload, device: torch.device) -> nn.Module:
+def build_model(workload: Workload, device: torch.device, seed: int = 0) -> nn.Module:
     """The untrained model, in its memory format, on the device; the same weights on every rank of one SKU.
 
     Weights are drawn on the device: random numbers of a CPU depend on its instruction set, and hosts
@@ -31,7 +31,7 @@ def build_model(workload: Workload, device: torch.device) -> nn.Module:
     options: dict[str, Any] = {"weights": None, "num_classes": workload.num_classes}
     if workload.model.startswith("vit_"):
         options["image_size"] = workload.image_size
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     with device:
         model: nn.Module = torchvision.models.get_model(workload.model, **options)
     model = model.to(device)

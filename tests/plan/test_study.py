@@ -87,7 +87,7 @@ def test_an_empty_plan_needs_no_ranks() -> None:
 
 def test_plan_json_says_its_version_and_the_ids_that_measurements_use() -> None:
     data = as_json(Plan("cpu", "cpu", (STUDY,), seed=3))
-    assert (data["schema_version"], data["sku"], data["device_type"], data["seed"]) == (4, "cpu", "cpu", 3)
+    assert (data["schema_version"], data["sku"], data["device_type"], data["seed"]) == (5, "cpu", "cpu", 3)
     assert [study["id"] for study in data["studies"]] == ["strong/r18"]
 
 

@@ -48,7 +48,7 @@ class TestRefused:
         ("name", "content"),
         [
             ("run.json", ""),
-            ("plan.json", '{"schema_version": 4, "studies": 3}'),
+            ("plan.json", '{"schema_version": 5, "studies": 3}'),
         ],
     )
     def test_a_broken_file(self, site: Site, name: str, content: str) -> None:
@@ -58,7 +58,7 @@ class TestRefused:
 
     @pytest.mark.parametrize(
         ("name", "version", "expected", "what_next"),
-        [("run.json", 1, 2, "measure, import or simulate again"), ("plan.json", 5, 4, "upgrade")],
+        [("run.json", 1, 2, "measure, import or simulate again"), ("plan.json", 6, 5, "upgrade")],
     )
     def test_another_schema(self, site: Site, name: str, version: int, expected: int, what_next: str) -> None:
         run = site.measured()

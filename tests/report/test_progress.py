@@ -25,6 +25,7 @@ from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import Block, EndReason, GangRecord, StudyEnd, StudyStart
 from pytest_ddpscale.results.survey_record import Survey
+from tests.builders.whole_runs import epoch_of, plan_of, training_run
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=8)
 WEAK = Study("weak", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 2, 8)), rounds=6, block_s=5.0, warmup_s=10.0)
@@ -290,3 +291,14 @@ class TestPairsOfNodes:
         terminal.feed(STARTUP, self.BEGIN, self.round_of(0), self.round_of(1))
         terminal.seconds += 3
         assert terminal.feed(StudyEnd("pairs", "decided")) == ("pairs: decided after 2 rounds in 0:03", False)
+
+
+def test_a_whole_run_shows_its_epochs_and_promises_no_time() -> None:
+    run = training_run(2)
+    terminal = Terminal(plan_of([run]))
+    assert terminal.feed(Idle()) == ("starting ranks", True)
+    begin = StudyStart(study=run.id, unix_s=1.7e9)
+    shown = terminal.feed(begin, epoch_of(run, 0), epoch_of(run, 1))
+    assert shown == ("train/small@2: epoch 2/3  32 img/s  loss 1.5  accuracy 50.0%", True)
+    terminal.seconds += 65
+    assert terminal.feed(StudyEnd(study=run.id, reason="rounds")) == ("train/small@2: 2 epochs in 1:05", False)

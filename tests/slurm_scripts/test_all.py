@@ -22,6 +22,7 @@ def test_every_script_is_known_here() -> None:
         "nightly_health.sbatch",
         "nightly_submit.sh",
         "one_node.sbatch",
+        "whole_run.sbatch",
     }
     assert (SLURM / "scrontab.example").is_file()
 
@@ -37,13 +38,13 @@ def test_it_can_be_executed_and_stops_at_the_first_error(script: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_help_is_its_own_description_and_starts_nothing(stage: Stage, name: str) -> None:
-    for program in ("pytest", "sinfo", "sbatch", "scontrol"):
+    for program in ("pytest", "ddpscale", "sinfo", "sbatch", "scontrol"):
         stage.provide(program)
     result = stage.run(name, "--help")
     assert result.returncode == 0, result.stderr
     assert name in result.stdout
     assert "#SBATCH" not in result.stdout
-    assert not any(stage.calls(program) for program in ("pytest", "sinfo", "sbatch", "scontrol"))
+    assert not any(stage.calls(program) for program in ("pytest", "ddpscale", "sinfo", "sbatch", "scontrol"))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.endswith(".sbatch")])

@@ -139,3 +139,37 @@ def test_nightly_checks_a_node_once_a_night(job: Stage) -> None:
     assert result.returncode == 0
     assert "n7 is checked already" in result.stdout
     assert job.calls("pytest") == []
+
+
+SUITE = ["suite", "whole-run", "--gpu-sku=b200", "--ddp-launcher=slurm", "--ddp-run-dir=ddpscale-runs/job-17"]
+
+
+@pytest.fixture
+def whole_run(stage: Stage) -> Stage:
+    """A site whose ddpscale records what it was called with."""
+    stage.provide("ddpscale")
+    return stage
+
+
+def test_a_whole_run_is_the_published_one_on_two_data_sets_unless_told_otherwise(whole_run: Stage) -> None:
+    assert whole_run.run("whole_run.sbatch", settings=JOB).returncode == 0
+    assert whole_run.calls("ddpscale") == [
+        [*SUITE, "--folder=datasets/micro-224", "--folder=datasets/tiny-224", "--model=vit_h_14", "--precision=bf16",
+         "--batch=128", "--epochs=5", "--compile=reduce-overhead"]
+    ]  # fmt: skip
+
+
+def test_a_whole_run_takes_the_sites_container_and_the_users_arguments(whole_run: Stage) -> None:
+    settings = {"DDPSCALE_DATASETS": "", "DDPSCALE_CONTAINER": "/site/torch.sif", "DDPSCALE_ARGS": "--workers=10"}
+    whole_run.run("whole_run.sbatch", "--model=resnet50", settings=JOB | settings)
+    assert whole_run.calls("ddpscale") == [
+        [*SUITE, "--workers=10", "--ddp-container=/site/torch.sif", "--model=resnet50"]
+    ]
+
+
+def test_a_whole_run_outside_a_job_says_so_and_its_exit_code_is_the_suites(whole_run: Stage) -> None:
+    result = whole_run.run("whole_run.sbatch")
+    assert result.returncode != 0
+    assert "SLURM_JOB_ID: started by sbatch" in result.stderr
+    whole_run.provide("ddpscale", "exit 3")
+    assert whole_run.run("whole_run.sbatch", settings=JOB).returncode == 3

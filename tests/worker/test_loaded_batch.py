@@ -101,11 +101,7 @@ def test_a_block_is_no_faster_than_its_loader_workers(folder: str, gloo_of_one: 
     arms = StudyArms(asked, CpuDevice(), 0, Layout(1, 1), TIMEOUT, images=StudyImages(slow, HashStore()))
     arms.time_block(arm, steps)
     expected_s = steps * 2 * 0.02 / workers
-    timing = arms.time_block(arm, steps)
-    assert timing.block_s > 0.9 * expected_s
-    if workers == 1:  # more of them are slower on a busy machine
-        assert timing.block_s < 1.6 * expected_s
-        assert sum(timing.waited_s or ()) > 0.5 * expected_s
+    assert arms.time_block(arm, steps).block_s > 0.9 * expected_s  # a busy machine only makes it longer
     arms.close()
 
 

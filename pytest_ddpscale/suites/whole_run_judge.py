@@ -1,0 +1,122 @@
+"""Whether whole runs reach what is asked of them: options and rows of whole_runs.yaml, noted in plan.json."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from pytest_ddpscale.evidence.trained_runs import RunRecords
+from pytest_ddpscale.plan.training_run import RunBounds, TrainingRun
+from pytest_ddpscale.settings import read_value
+from pytest_ddpscale.stats.intervals import mean_estimate
+from pytest_ddpscale.suites.training_options import above_zero
+
+TIME, ACCURACY = "time_to_train", "validation_accuracy"
+_FEWEST_LAUNCHES = 3  # that make an interval
+Outcome = Literal["passed", "failed", "inconclusive", "not_measured"]
+
+
+def add_bound_options(parser: argparse.ArgumentParser) -> None:
+    """What is asked of the largest world size, and a file of what is asked of each."""
+    add = parser.add_argument
+    add("--at-most-time-to-train", metavar="S", help="seconds of complete time that the largest world size may take")
+    add("--at-least-accuracy", metavar="SHARE", help="that its last validation has to reach, such as 0.4")
+    add("--bounds", type=Path, metavar="FILE", help="rows as in the packaged whole_runs.yaml; default: that file")
+
+
+def bounded(runs: Sequence[TrainingRun], arguments: argparse.Namespace, sku: str) -> list[TrainingRun]:
+    """Runs with what is asked of them; an option wins over a row. Raises BadInput."""
+    from pytest_ddpscale.thresholds.whole_run_bounds import PACKAGED, read_whole_run_bounds
+
+    rows = read_whole_run_bounds(arguments.bounds or PACKAGED)
+    time, accuracy = arguments.at_most_time_to_train, arguments.at_least_accuracy
+    most_s = None if time is None else read_value("--at-most-time-to-train", time, above_zero)
+    least = None if accuracy is None else read_value("--at-least-accuracy", accuracy, _share)
+    largest = max(run.world_size for run in runs)
+    found = []
+    for run in runs:
+        bounds, size = RunBounds(), run.world_size
+        for row in (row for row in rows if row.is_about(sku, run)):
+            why = row.published or row.provisional
+            if (asked_s := row.most_s(size)) is not None:
+                bounds = replace(bounds, most_s=asked_s, most_s_from=why)
+            if (asked := row.least_accuracy(size)) is not None:
+                bounds = replace(bounds, least_accuracy=asked, least_accuracy_from=why)
+        if most_s is not None and size == largest:
+            bounds = replace(bounds, most_s=most_s, most_s_from="--at-most-time-to-train")
+        if least is not None and size == largest:
+            bounds = replace(bounds, least_accuracy=least, least_accuracy_from="--at-least-accuracy")
+        found.append(replace(run, bounds=bounds))
+    return found
+
+
+@dataclass(frozen=True)
+class RunVerdict:
+    """One metric of one world size on one data set.
+
+    Attributes:
+        run: id of its run in the first launch.
+        value: mean over the launches; None where one of them is not complete or is worth nothing.
+        interval: of the mean, over launches; None of fewer than three.
+        asked_by: who asks for the bound.
+    """
+
+    run: str
+    metric: str
+    value: float | None
+    interval: tuple[float, float] | None
+    bound: float
+    asked_by: str
+    outcome: Outcome
+
+
+def run_verdicts(runs: Sequence[RunRecords], worthless: Sequence[str], confidence: float) -> list[RunVerdict]:
+    """Of all that is asked: one for each world size, data set and metric, over all launches.
+
+    Args:
+        worthless: ids of complete runs that nothing may be concluded from.
+    """
+    launches: dict[tuple[str, int], list[RunRecords]] = {}
+    for one in runs:
+        launches.setdefault((one.run.name, one.run.world_size), []).append(one)
+    found = []
+    for group in launches.values():
+        bounds, first = group[0].run.bounds, group[0].run.id
+        sound = all(one.is_complete and one.run.id not in worthless for one in group)
+        if bounds.most_s is not None:
+            values = [one.complete_s for one in group] if sound else []
+            found.append(_verdict(first, TIME, values, bounds.most_s, bounds.most_s_from, confidence))
+        if bounds.least_accuracy is not None:
+            values = [one.epochs[-1].accuracy for one in group] if sound else []
+            asked_by = bounds.least_accuracy_from
+            found.append(_verdict(first, ACCURACY, values, bounds.least_accuracy, asked_by, confidence))
+    return found
+
+
+def _verdict(
+    run: str, metric: str, values: Sequence[float], bound: float, asked_by: str, confidence: float
+) -> RunVerdict:
+    if not values:
+        return RunVerdict(run, metric, None, None, bound, asked_by, "not_measured")
+    value, interval = sum(values) / len(values), None
+    if len(values) >= _FEWEST_LAUNCHES:
+        interval = mean_estimate(values, confidence).interval
+    return RunVerdict(
+        run, metric, value, interval, bound, asked_by, _outcome(metric, interval or (value, value), bound)
+    )
+
+
+def _outcome(metric: str, interval: tuple[float, float], bound: float) -> Outcome:
+    """All of the interval has to be on the right side of the bound."""
+    sides = [end <= bound if metric == TIME else end >= bound for end in interval]
+    return "passed" if all(sides) else "inconclusive" if any(sides) else "failed"
+
+
+def _share(text: str) -> float:
+    share = above_zero(text)
+    if share > 1:
+        raise ValueError("a share above 0 and at most 1")
+    return share

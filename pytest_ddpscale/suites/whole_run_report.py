@@ -1,0 +1,285 @@
+"""What whole runs came to: their tables and figures, where the time went, and what is concluded of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pytest_ddpscale.evidence.trained_runs import MOST_UNEXPLAINED, SPANS, RunRecords
+from pytest_ddpscale.plan.training_run import TrainingRun
+from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
+from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
+from pytest_ddpscale.suites.whole_run_judge import TIME, RunVerdict, run_verdicts
+from pytest_ddpscale.suites.whole_run_tables import (
+    WholeRunSeries,
+    WholeRunSize,
+    bottleneck,
+    compared_efficiency_table,
+    conclusions,
+    efficiency_table,
+    figures,
+    gain_table,
+    result_table,
+    time_table,
+)
+
+_PARTS = (
+    "Complete time is the sum of disjoint spans on rank 0's clock: start-up (from the beginning of the launch to the "
+    "first epoch), compilation, training, validation, and waiting for data (blocked in the loader's next()). "
+    "Unexplained is what is left of the launching side's clock, from starting the gang to its report of the end; at "
+    "most {most:.0%} may be."
+)
+_EPOCHS = (
+    "Throughput counts training and waiting for data at the slowest rank's pace; its mean leaves the first epoch out. "
+    "Accuracy counts every validation image once, over all ranks."
+)
+
+
+def whole_run_report(measured: MeasuredSuite) -> SuiteReport:
+    """All of it."""
+    runs = list(measured.evidence.training.values())
+    device = "GPU" if measured.evidence.plan.device_type == "cuda" else "rank"
+    complete = [one for one in runs if one.is_complete]
+    series = series_of(complete, device)
+    problems = [f"{one.run.id}: {problem}" for one in runs if (problem := problem_of(one, measured))]
+    wrongs = {one.run.id: wrongs for one in complete if (wrongs := wrongs_of(one))}
+    verdicts = run_verdicts(runs, list(wrongs), measured.confidence)
+    failures = [f"{run}: {wrong}" for run, found in wrongs.items() for wrong in found]
+    failures += [verdict_text(one) for one in verdicts if one.outcome != "passed"]
+    sections = [SuiteSection("What was trained", _configuration(runs))]
+    if verdicts:
+        sections.append(_required(verdicts))
+    if series:
+        said = [line for one in series for line in conclusions(one, _deadline_s(runs, one.name))]
+        sections += [
+            SuiteSection("Conclusions", [*said, *bottleneck(series), *_largest_part(complete)]),
+            _results(series),
+        ]
+    if complete:
+        sections += [_time_parts(complete), _epochs(complete)]
+    values = {"runs": [_values(one) for one in runs], "data_sets": [_series_values(one) for one in series],
+              "verdicts": [asdict(one) for one in verdicts]}  # fmt: skip
+    return SuiteReport(_headline(runs, complete, series), sections, problems, values, failures=failures)
+
+
+def series_of(complete: Sequence[RunRecords], device: str) -> list[WholeRunSeries]:
+    """By name, ascending; of several launches the median by complete time. Runs of one epoch have no throughput."""
+    by_name: dict[str, dict[int, list[RunRecords]]] = {}
+    images: dict[str, int] = {}
+    for one in complete:
+        if one.img_per_s is not None:
+            images[one.run.name] = one.run.samples.train_samples
+            by_name.setdefault(one.run.name, {}).setdefault(one.run.world_size, []).append(one)
+    return [
+        WholeRunSeries(name, [_size(_by_time(runs)) for _, runs in sorted(sizes.items())], device, images[name])
+        for name, sizes in by_name.items()
+    ]
+
+
+def _by_time(runs: Sequence[RunRecords]) -> list[RunRecords]:
+    return sorted(runs, key=lambda one: one.complete_s)
+
+
+def _size(launches: Sequence[RunRecords]) -> WholeRunSize:
+    one = launches[(len(launches) - 1) // 2]
+    assert one.img_per_s is not None
+    assert one.end is not None
+    reserved = one.end.most_bytes("reserved_bytes")
+    gigabytes = None if reserved is None else reserved / 1e9
+    return WholeRunSize(one.run.world_size, one.complete_s, one.img_per_s, gigabytes, one.run.iterations)
+
+
+def problem_of(one: RunRecords, measured: MeasuredSuite) -> str:
+    """Why a run is not complete; empty if it is."""
+    if one.is_complete:
+        return ""
+    why = why_missing(measured.evidence, one.run.id) or "its end was not recorded"
+    return f"{why.rstrip('.')}; {len(one.epochs)} of {one.run.epochs} epochs were trained"
+
+
+def wrongs_of(one: RunRecords) -> list[str]:
+    """Why a complete run is worth nothing: replicas that differ, or time that nobody knows of."""
+    wrong = differing_replicas(one)
+    if abs(one.unexplained) > MOST_UNEXPLAINED:
+        wrong.append(
+            f"{one.unexplained:.1%} of the {one.outer_s:.4g} s since its launch are unexplained; at most "
+            f"{MOST_UNEXPLAINED:.0%} may be"
+        )
+    return wrong
+
+
+def differing_replicas(one: RunRecords) -> list[str]:
+    """That a complete run's ranks did not train one model; nothing if they did."""
+    assert one.end is not None
+    if one.end.replicas_agree:
+        return []
+    return [f"parameters of its ranks differ at the end: {', '.join(one.end.parameters_checksum)}"]
+
+
+def _deadline_s(runs: Sequence[RunRecords], name: str) -> float | None:
+    """What may be taken at the largest size of a data set: a deadline that smaller ones may meet as well."""
+    largest = max((one.run for one in runs if one.run.name == name), key=lambda run: run.world_size)
+    return largest.bounds.most_s
+
+
+def _required(verdicts: Sequence[RunVerdict]) -> SuiteSection:
+    rows = [
+        (one.run, one.metric, _value_text(one, one.value),
+         " … ".join(_value_text(one, end) for end in one.interval or ()) or ABSENT,
+         f"{'at most' if one.metric == TIME else 'at least'} {_value_text(one, one.bound)}", one.outcome, one.asked_by)
+        for one in verdicts
+    ]  # fmt: skip
+    said = (
+        "A run that is not complete, whose replicas differ, or with too much unexplained time passes nothing. One "
+        "launch has no interval: it says how long this run took, not how long the next one may; --launches 3 does."
+    )
+    columns = ("Run", "Metric", "Value", "Interval over launches", "Required", "Outcome", "Asked by")
+    return SuiteSection("Requirements", [said], [SuiteTable(columns, rows)])
+
+
+def verdict_text(one: RunVerdict) -> str:
+    """Why a verdict is not a pass."""
+    asked = f"{'at most' if one.metric == TIME else 'at least'} {_value_text(one, one.bound)} ({one.asked_by})"
+    if one.value is None:
+        return f"{one.run}: {one.metric} is not measured; {asked} is required"
+    return f"{one.run}: {one.metric} {_value_text(one, one.value)}, {one.outcome}; {asked} is required"
+
+
+def _value_text(one: RunVerdict, value: float | None) -> str:
+    if value is None:
+        return ABSENT
+    return f"{value:.4g} s" if one.metric == TIME else f"{value:.2%}"
+
+
+def _headline(runs: Sequence[RunRecords], complete: Sequence[RunRecords], series: Sequence[WholeRunSeries]) -> str:
+    of = runs[0].run
+    what = f"Whole runs of {of.workload.model} in {of.workload.precision}, {of.epochs} epochs"
+    found = [f"{one.name}: {one.shortest_s:.4g} s on {one.counted(one.fastest)} at best" for one in series]
+    missing = len(runs) - len(complete)
+    return f"{what}: {'; '.join([*found, *([f'{missing} of {len(runs)} not complete'] if missing else [])])}"
+
+
+def _configuration(runs: Sequence[RunRecords]) -> list[str]:
+    of = runs[0].run
+    sets = dict.fromkeys(samples_text(one.run) for one in runs)
+    rates = dict.fromkeys(f"{one.run.learning_rate:.3g} at {one.run.global_batch}" for one in runs)
+    return [
+        f"{of.workload.model}, {of.workload.precision}, {of.workload.image_size} pixels, {of.workload.batch_size} "
+        f"images per rank, {of.epochs} epochs; torch.compile: {of.compile_mode}; under DistributedDataParallel at "
+        "every size.",
+        *sets,
+        f"{of.optimizer}, learning rate by global batch ({of.rule}): {', '.join(rates)}; seed {of.seed}.",
+    ]
+
+
+def samples_text(run: TrainingRun) -> str:
+    """The data set in a sentence."""
+    samples = run.samples
+    kind = {"made": "images made in memory", "mnist": "MNIST", "folder": samples.path}[samples.kind]
+    return (
+        f"{samples.name}: {samples.train_samples} images to train, {samples.validation_samples} to validate, "
+        f"{samples.classes} classes ({kind})."
+    )
+
+
+def _results(series: Sequence[WholeRunSeries]) -> SuiteSection:
+    tables = []
+    for one in series:
+        title = f"{one.name}: complete training time, throughput, memory"
+        tables += [result_table(one, title), efficiency_table(one)]
+        if len(one.sizes) > 1:
+            tables += [gain_table(one), time_table(one)]
+    if len(series) > 1:
+        tables.append(compared_efficiency_table(series))
+    relative = [f"{one.name}: relative to {one.counted(one.sizes[0].gpus)}." for one in series if one.sizes[0].gpus > 1]
+    return SuiteSection("Scaling", relative, tables, figures=figures(series))
+
+
+def _time_parts(complete: Sequence[RunRecords]) -> SuiteSection:
+    names = [name.removesuffix("_s").replace("_", "-") for name in SPANS]
+    rows = [
+        (one.run.id, f"{one.complete_s:.2f}", *(f"{one.spans_s[name]:.2f}" for name in SPANS), f"{one.outer_s:.2f}",
+         f"{one.unexplained:.2%}")
+        for one in complete
+    ]  # fmt: skip
+    table = SuiteTable(("Run", "Complete s", *names, "outer clock", "unexplained"), rows)
+    return SuiteSection("Where the time went", [_PARTS.format(most=MOST_UNEXPLAINED)], [table])
+
+
+def _epochs(complete: Sequence[RunRecords]) -> SuiteSection:
+    rows = [
+        (one.run.id, str(epoch.epoch + 1), f"{epoch.img_per_s:.4g}", f"{epoch.loss_of_iterations.mean():.4g}",
+         f"{epoch.accuracy:.2%}", f"{epoch.validation_img_per_s:.4g}")
+        for one in complete
+        for epoch in one.epochs
+    ]  # fmt: skip
+    columns = ("Run", "Epoch", "Training img/s", "Mean loss", "Accuracy", "Validation img/s")
+    held = [
+        (one.run.id, f"{one.end.parameters:,}", f"{one.end.trainable_parameters:,}",
+         *(_gigabytes(one.end.most_bytes(name)) for name in ("allocated_bytes", "reserved_bytes")))
+        for one in complete
+        if one.end is not None
+    ]  # fmt: skip
+    memory = ("Run", "Parameters", "Trainable", "Allocated GB", "Reserved GB")
+    return SuiteSection("Epochs", [_EPOCHS], [SuiteTable(columns, rows), SuiteTable(memory, held, "Model and memory")])
+
+
+def _gigabytes(number: float | None) -> str:
+    return ABSENT if number is None else f"{number / 1e9:.3g}"
+
+
+def _largest_part(complete: Sequence[RunRecords]) -> list[str]:
+    """What the largest size of each data set spends most on beside training."""
+    largest: dict[str, RunRecords] = {}
+    for one in complete:
+        if one.run.name not in largest or one.run.world_size > largest[one.run.name].run.world_size:
+            largest[one.run.name] = one
+    said = []
+    for name, one in largest.items():
+        others = {part: seconds for part, seconds in one.spans_s.items() if part != "training_s"}
+        part = max(others, key=lambda key: others[key])
+        what = part.removesuffix("_s").replace("_", " ").replace("waiting", "waiting for data")
+        said.append(
+            f"{name} on {one.run.world_size}: training takes {one.spans_s['training_s'] / one.complete_s:.0%} of the "
+            f"complete time; the largest other part is {what}, {others[part] / one.complete_s:.0%}."
+        )
+    return said
+
+
+def _series_values(one: WholeRunSeries) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "saturation": one.saturation,
+        "sweet_spot": one.sweet_spot,
+        "fastest": one.fastest,
+        "most_efficient": one.most_efficient,
+        "sizes": [
+            {"gpus": fact.gpus, "complete_s": fact.train_s, "img_per_s": fact.img_per_s, "speedup": fact.speedup,
+             "efficiency": fact.efficiency, "gain": fact.gain, "saved_share": fact.saved_share}
+            for fact in one.facts
+        ],
+    }  # fmt: skip
+
+
+def _values(one: RunRecords) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "run": one.run.id, "world_size": one.run.world_size, "data_set": one.run.samples.name,
+        "launch": one.run.launch, "is_complete": one.is_complete, "global_batch": one.run.global_batch,
+        "learning_rate": one.run.learning_rate,
+        "epochs": [
+            {"img_per_s": epoch.img_per_s, "loss": float(epoch.loss_of_iterations.mean()), "accuracy": epoch.accuracy,
+             "validation_img_per_s": epoch.validation_img_per_s}
+            for epoch in one.epochs
+        ],
+    }  # fmt: skip
+    if one.is_complete and one.end is not None:
+        found |= {
+            "complete_s": one.complete_s, "spans_s": dict(one.spans_s), "outer_s": one.outer_s,
+            "unexplained": one.unexplained, "img_per_s": one.img_per_s, "parameters": one.end.parameters,
+            "trainable_parameters": one.end.trainable_parameters,
+            "allocated_bytes": one.end.most_bytes("allocated_bytes"),
+            "reserved_bytes": one.end.most_bytes("reserved_bytes"),
+        }  # fmt: skip
+    return found

@@ -1,0 +1,251 @@
+"""One rank's part in a whole training run: epochs over a data set, validation, and where the time went."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_ddpscale.plan.training_run import CLASSIFIER, TrainingRun, loss_reached
+from pytest_ddpscale.results.records import EndReason
+from pytest_ddpscale.results.training_record import RankEpoch, RankTrained, joined_epoch, joined_run
+from pytest_ddpscale.worker.folder_source import FolderSource
+from pytest_ddpscale.worker.precision import compute_fp32_in_full
+from pytest_ddpscale.worker.rank_context import RankContext
+from pytest_ddpscale.worker.replica_checksum import checksum
+from pytest_ddpscale.worker.sample_source import Labelled, SampleSource, channels_of, made_samples, mnist_samples
+from pytest_ddpscale.worker.span_clock import SpanClock
+from pytest_ddpscale.worker.training import autocast, build_model, new_scaler
+
+COMPILE, TRAINING, WAITING = "compile_s", "training_s", "waiting_s"
+VALIDATION, VALIDATION_WAITING = "validation_s", "validation_waiting_s"
+_NO_LABEL = -1  # of what fills up a batch: no class, so that it is never right
+
+
+class WholeTraining:
+    """Carries a run out; all ranks of the gang do so at the same time."""
+
+    def __init__(self, run: TrainingRun, context: RankContext) -> None:
+        if run.layout != context.control.layout:
+            found = context.control.layout
+            raise RuntimeError(
+                f"{run.id} is planned for {run.nodes} nodes of {run.ranks_per_node} ranks; "
+                f"this gang has {found.nodes} of {found.ranks_per_node}"
+            )
+        self._run, self._context = run, context
+        self._spans = SpanClock()
+        self._losses: list[float] = []  # of all iterations so far
+        self._start_up_s = 0.0
+
+    def run(self) -> tuple[EndReason, str]:
+        """Train all epochs, or until the loss is reached. Returns why it ended, and what went wrong."""
+        context = self._context
+        self._prepare()
+        context.control.decided(f"{self._run.id}/ready", lambda: True)
+        self._start_up_s = max(0.0, time.time() - context.launched_unix_s)  # with the supervisor's clock, as it tells
+        for epoch in range(self._run.epochs):
+            if context.control.decided(f"{self._run.id}/{epoch}/over", lambda: context.is_out_of_time):
+                return "budget", ""
+            if problem := self._epoch(epoch):
+                return "error", problem
+            if self._is_reached():
+                self._tell_end()
+                return "decided", ""
+        self._tell_end()
+        return "rounds", ""
+
+    def _prepare(self) -> None:
+        run, device = self._run, self._context.device
+        self._say("preparation")
+        device.check(run.workload.precision)
+        torch.backends.cudnn.benchmark = run.workload.cudnn_benchmark
+        compute_fp32_in_full()
+        self._source = _source_of(run, self._context)
+        self._model = _model_of(run, device.torch_device)
+        torch.manual_seed(run.seed + 1 + self._context.control.rank)  # dropout differs between ranks, as data does
+        ids = [device.torch_device.index] if device.torch_device.type == "cuda" else None
+        wrapped = DistributedDataParallel(self._model, device_ids=ids)
+        self._call: Any = wrapped
+        self._infer: Any = self._model
+        if self._compiles:
+            self._call = torch.compile(wrapped, mode=run.compile_mode)
+            self._infer = torch.compile(self._model, mode=run.compile_mode)
+        self._optimizer = _optimizer_of(run, self._model)
+        self._scaler = new_scaler(run.workload, device.torch_device)
+        self._criterion = nn.CrossEntropyLoss()
+
+    @property
+    def _compiles(self) -> bool:
+        return self._run.compile_mode != "no"
+
+    def _epoch(self, epoch: int) -> str:
+        """Train and validate. Returns what is wrong with the loss; empty if nothing."""
+        control = self._context.control
+        self._context.progress.round = epoch
+        self._say("training")
+        losses, trained = self._train(epoch)
+        broken = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        if broken is not None:
+            return (
+                f"the loss is {losses[broken]} in iteration {broken + 1} of epoch {epoch + 1}: training with "
+                f"{self._run.optimizer} at a learning rate of {self._run.learning_rate:g} does not converge; lower it"
+            )
+        self._losses += losses
+        self._say("validation")
+        validated, correct = self._validate(epoch)
+        spans = {COMPILE: 0.0, VALIDATION: 0.0, VALIDATION_WAITING: 0.0, **self._spans.taken()}
+        part = RankEpoch(rank=control.rank, trained=trained, validated=validated, correct=correct, **spans)
+
+        def join(parts: list[RankEpoch]) -> None:
+            told = torch.tensor(losses).numpy().astype("<f4").tobytes()
+            common = {"study": self._run.id, "gang": self._context.gang, "epoch": epoch, "losses": told}
+            self._context.sink.append_record(joined_epoch(parts, **common))
+
+        self._say("gathering")
+        self._context.gather(f"{self._run.id}/{epoch}", range(control.world_size), part, RankEpoch, join)
+        return ""
+
+    def _train(self, epoch: int) -> tuple[list[float], int]:
+        """One epoch. Returns the loss of each iteration, mean over the ranks, and how many images this rank trained."""
+        self._call.train()
+        batches, losses, trained = self._source.training(epoch), [], 0
+        for iteration in range(self._run.iterations):
+            images, labels = self._awaited(batches, WAITING)
+            first = self._compiles and epoch == iteration == 0
+            with self._spans(COMPILE if first else TRAINING):
+                losses.append(self._step(images, labels))
+                if first:
+                    self._await_device()
+            trained += len(labels)
+            self._context.progress.count_step()
+        with self._spans(TRAINING):
+            mean = torch.stack(losses).float()
+            dist.all_reduce(mean)
+            return (mean / self._run.world_size).tolist(), trained  # which waits for the device
+
+    def _step(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self._optimizer.zero_grad(set_to_none=True)
+        with autocast(self._run.workload, images.device):
+            loss: torch.Tensor = self._criterion(self._call(images), labels)
+        if self._scaler is None:
+            loss.backward()
+            self._optimizer.step()
+        else:
+            self._scaler.scale(loss).backward()
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        return loss.detach()
+
+    def _validate(self, epoch: int) -> tuple[int, int]:
+        """Returns how many images this rank validated, and how many of them rightly."""
+        self._infer.eval()
+        with self._spans(VALIDATION):
+            self._share_buffers()
+        batches, batch_size = self._source.validation(epoch), self._run.workload.batch_size
+        correct = torch.zeros((), dtype=torch.int64, device=self._context.device.torch_device)
+        validated, first = 0, self._compiles and epoch == 0
+        while (batch := self._awaited(batches, VALIDATION_WAITING, ends=True)) is not None:
+            with self._spans(COMPILE if first else VALIDATION), torch.no_grad():
+                validated += len(batch[1])
+                images, labels = padded(batch, batch_size) if self._compiles else batch
+                with autocast(self._run.workload, images.device):
+                    found = self._infer(images).argmax(dim=1)
+                correct += (found == labels).sum()
+                if first:
+                    self._await_device()
+            first = False
+            self._context.progress.count_step()
+        with self._spans(VALIDATION):
+            return validated, int(correct)  # which waits for the device
+
+    def _awaited(self, batches: Iterator[Labelled], span: str, *, ends: bool = False) -> Any:
+        """The next batch; None after the last one, where there may be one. Raises RuntimeError where there may not."""
+        with self._spans(span):
+            batch = next(batches, None)
+        if batch is None and not ends:
+            raise RuntimeError(f"the data ended before {self._run.iterations} iterations of this epoch")
+        return batch
+
+    def _share_buffers(self) -> None:
+        """Batch normalisation's statistics of rank 0, as a checkpoint would have them: all ranks validate one model."""
+        if self._run.world_size > 1:
+            for buffer in self._model.buffers():
+                dist.broadcast(buffer, src=0)
+
+    def _is_reached(self) -> bool:
+        threshold = self._run.loss_threshold
+        return threshold is not None and loss_reached(self._losses, threshold) is not None
+
+    def _tell_end(self) -> None:
+        self._source.close()
+        control, device = self._context.control, self._context.device.torch_device
+        is_gpu = device.type == "cuda"
+        part = RankTrained(
+            rank=control.rank,
+            allocated_bytes=torch.cuda.max_memory_allocated(device) if is_gpu else None,
+            reserved_bytes=torch.cuda.max_memory_reserved(device) if is_gpu else None,
+            parameters_checksum=checksum(self._model.parameters()),
+        )
+        counts = [(one.numel(), one.requires_grad) for one in self._model.parameters()]
+        common = {
+            "study": self._run.id, "gang": self._context.gang, "start_up_s": self._start_up_s,
+            "parameters": sum(count for count, _ in counts),
+            "trainable_parameters": sum(count for count, trains in counts if trains),
+        }  # fmt: skip
+        self._context.gather(
+            f"{self._run.id}/end", range(control.world_size), part, RankTrained,
+            lambda parts: self._context.sink.append_record(joined_run(parts, **common)),
+        )  # fmt: skip
+
+    def _await_device(self) -> None:
+        if self._context.device.torch_device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _say(self, phase: str) -> None:
+        self._context.progress.arm = f"ddp@{self._run.world_size}"
+        self._context.progress.phase = phase
+
+
+def padded(batch: Labelled, size: int) -> Labelled:
+    """A batch filled up to a size with images that are never classified rightly: another size would compile anew."""
+    images, labels = batch
+    missing = size - len(labels)
+    if not missing:
+        return batch
+    more = images.new_zeros(missing, *images.shape[1:])
+    return torch.cat([images, more]), torch.cat([labels, labels.new_full((missing,), _NO_LABEL)])
+
+
+def _source_of(run: TrainingRun, context: RankContext) -> SampleSource:
+    """Raises OSError, ValueError, RuntimeError: it cannot be read."""
+    if run.samples.kind == "folder":
+        return FolderSource(run, context)
+    held = made_samples if run.samples.kind == "made" else mnist_samples
+    return held(run, context.control.rank, context.device.torch_device)
+
+
+def _model_of(run: TrainingRun, device: torch.device) -> nn.Module:
+    """Untrained, the same on every rank; a classifier has three linear layers (see docs/how-to/convergence.md)."""
+    model = run.workload.model
+    if not model.startswith(CLASSIFIER):
+        return build_model(run.workload, device, run.seed)
+    torch.manual_seed(run.seed)
+    pixels, hidden = channels_of(model) * run.workload.image_size**2, int(model.removeprefix(CLASSIFIER))
+    layers = (
+        nn.Flatten(), nn.Linear(pixels, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
+        nn.Linear(hidden, run.workload.num_classes),
+    )  # fmt: skip
+    return nn.Sequential(*layers).to(device)
+
+
+def _optimizer_of(run: TrainingRun, model: nn.Module) -> torch.optim.Optimizer:
+    parameters, rate = model.parameters(), run.learning_rate
+    if run.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+    return (torch.optim.Adam if run.optimizer == "adam" else torch.optim.AdamW)(parameters, lr=rate)

@@ -1,0 +1,91 @@
+"""Whole training runs whose numbers are known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.evidence.trained_runs import trained_runs
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import GangRecord, StudyEnd
+from pytest_ddpscale.results.run_record import errors_of
+from pytest_ddpscale.results.training_record import LaunchTime, TrainedEpoch, TrainedRun
+from pytest_ddpscale.suites.suite import MeasuredSuite
+from tests.builders.rounds import columns_of
+from tests.suites.run_records import SUITE_RECORD
+
+BATCH, EPOCHS = 8, 3
+START_UP_S, VALIDATION_S, WAITING_S, OUTER_REST_S = 20.0, 1.0, 0.5, 0.1
+
+
+def training_run(ranks: int = 2, name: str = "small", images: int = 64, **fields: Any) -> TrainingRun:
+    """Of `images`, and a quarter as many to validate, on one node."""
+    workload = Workload(name, "resnet18", "fp32", BATCH, 32, "contiguous", num_classes=10)
+    samples = SampleSet("made", name, images, images // 4, 10)
+    return TrainingRun(name, workload, samples, 1, ranks, **{"epochs": EPOCHS, **fields})
+
+
+def gang_of(run: TrainingRun, gang: int = 0) -> GangRecord:
+    ranks = tuple(range(run.world_size))
+    return GangRecord(gang=gang, hosts=("n1",) * len(ranks), local_ranks=ranks, devices=("cpu",) * len(ranks))
+
+
+def epoch_of(run: TrainingRun, number: int = 0, gang: int = 0, img_per_s: float = 32.0, **fields: Any) -> TrainedEpoch:
+    """Trained at a pace of all ranks together, waiting for data included; half of all images are classified rightly."""
+    validated = tuple(
+        len(range(rank, run.samples.validation_samples, run.world_size)) for rank in range(run.world_size)
+    )
+    losses = np.full(run.iterations, 2.0 - 0.5 * number, "<f4").tobytes()
+    columns = {
+        "trained": run.iterations * BATCH, "validated": validated, "correct": tuple(one // 2 for one in validated),
+        "compile_s": 0.0, "training_s": run.epoch_samples / img_per_s - WAITING_S, "waiting_s": WAITING_S,
+        "validation_s": VALIDATION_S, "validation_waiting_s": 0.0,
+    }  # fmt: skip
+    return TrainedEpoch(
+        study=run.id, gang=gang, epoch=number, ranks=tuple(range(run.world_size)),
+        **{"losses": losses, **columns, **fields},
+    )  # fmt: skip
+
+
+def end_of(run: TrainingRun, gang: int = 0, **fields: Any) -> TrainedRun:
+    usual = {
+        "start_up_s": START_UP_S, "parameters": 1000, "trainable_parameters": 900, "allocated_bytes": None,
+        "reserved_bytes": None, "parameters_checksum": "0" * 15 + "1",
+    }  # fmt: skip
+    return TrainedRun(study=run.id, gang=gang, ranks=tuple(range(run.world_size)), **{**usual, **fields})
+
+
+def records_of(
+    run: TrainingRun, gang: int = 0, img_per_s: float = 32.0, outer_s: float | None = None, **end: Any
+) -> list[AnyRecord]:
+    """All lines of a complete run."""
+    epochs = [epoch_of(run, number, gang, img_per_s) for number in range(run.epochs)]
+    spans_s = START_UP_S + sum(run.epoch_samples / img_per_s + VALIDATION_S for _ in epochs)
+    return [
+        gang_of(run, gang), *epochs, end_of(run, gang, **end), StudyEnd(study=run.id, reason="rounds"),
+        LaunchTime(study=run.id, gang=gang, seconds=outer_s or spans_s + OUTER_REST_S),
+    ]  # fmt: skip
+
+
+def plan_of(runs: Sequence[TrainingRun]) -> Plan:
+    launches = max(run.launch for run in runs)
+    return Plan("cpu", "cpu", (), ranks_per_node=8, training_runs=tuple(runs), launches=launches)
+
+
+def suite_of(runs: Sequence[TrainingRun], records: Sequence[AnyRecord]) -> MeasuredSuite:
+    """Runs with what was recorded of them."""
+    plan = plan_of(runs)
+    evidence = Evidence(plan, columns_of([]), errors_of(records), training=trained_runs(plan, records))
+    return MeasuredSuite(evidence, SUITE_RECORD, 0.95)
+
+
+def complete_suite(*runs: TrainingRun, img_per_s: float = 32.0) -> MeasuredSuite:
+    """All of them as they should be, as fast for each rank."""
+    lines = [line for gang, run in enumerate(runs) for line in records_of(run, gang, img_per_s * run.world_size)]
+    return suite_of(runs, lines)

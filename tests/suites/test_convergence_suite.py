@@ -1,0 +1,134 @@
+"""Iterations and epochs to a loss: what is counted, what is said where it is not reached, and a real run of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from pytest_ddpscale.cli import USER_ERROR, main
+from pytest_ddpscale.evidence.trained_runs import trained_runs
+from pytest_ddpscale.plan.training_run import TrainingRun, learning_rate_at, loss_reached
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.training_record import TrainedEpoch
+from pytest_ddpscale.suites.convergence_report import convergence_report, time_to_loss
+from tests.builders.whole_runs import plan_of, records_of, suite_of, training_run
+
+SMALL = ("suite", "convergence", "--gpu-sku=cpu", "--ddp-gpus-per-node=2", "--samples=1024", "--hidden=32")
+
+
+def with_losses(run: TrainingRun, losses: Sequence[float], gang: int = 0, **end: Any) -> list[AnyRecord]:
+    """A complete run whose iterations have these."""
+    told = np.array(losses, "<f4").reshape(run.epochs, run.iterations)
+    return [
+        replace(line, losses=told[line.epoch].tobytes()) if isinstance(line, TrainedEpoch) else line
+        for line in records_of(run, gang, **end)
+    ]
+
+
+def falling(run: TrainingRun, at: int) -> list[float]:
+    """2 up to an iteration, from 1, and 0 after it."""
+    return [2.0] * at + [0.0] * (run.epochs * run.iterations - at)
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [([1.0] * 10, 10), ([2.0] * 5 + [0.0] * 5, 10), ([2.0] * 6 + [0.0] * 5, 11), ([1.0] * 9, None), ([1.1] * 30, None),
+     ([2.0] * 29 + [0.0], None)],
+)  # fmt: skip
+def test_a_loss_is_reached_by_the_mean_of_ten_iterations_and_not_by_a_lucky_one(
+    losses: list[float], expected: int | None
+) -> None:
+    assert loss_reached(losses, 1.0) == expected
+
+
+@pytest.mark.parametrize(("rule", "rate"), [("constant", 0.01), ("linear", 0.04), ("sqrt", 0.02)])
+def test_the_learning_rate_follows_its_rule(rule: Any, rate: float) -> None:
+    assert learning_rate_at(0.01, rule, 128, 32) == pytest.approx(rate)
+
+
+def test_iterations_epochs_and_seconds_are_counted_to_the_loss() -> None:
+    run = training_run(1, images=96, loss_threshold=1.0)  # 12 iterations, 3 s, an epoch
+    lines = with_losses(run, falling(run, 13))
+    time = time_to_loss(trained_runs(plan_of([run]), lines)[run.id])
+    assert time is not None
+    assert (time.iterations, time.epochs) == (18, 1.5)
+    assert time.seconds == pytest.approx(4.5)
+
+
+def test_the_report_compares_world_sizes_and_names_the_rule() -> None:
+    runs = [training_run(ranks, images=96, loss_threshold=1.0, rule="linear") for ranks in (1, 2)]
+    lines = [*with_losses(runs[0], falling(runs[0], 13)), *with_losses(runs[1], falling(runs[1], 7), 1)]
+    report = convergence_report(suite_of(runs, lines))
+    assert report.headline == (
+        "Convergence to a loss of 1 on small: small@1 in 18 iterations, small@2 in 12 iterations"
+    )
+    said = [line for section in report.sections for line in section.paragraphs]
+    assert "Learning-rate rule: linear: proportional to the global batch." in said
+    assert any(line.startswith("From 1 to 2 ranks: 18 → 12 iterations (0.67x), 1.50 → 2.00 epochs") for line in said)
+    assert not report.failures
+    curves = next(section for section in report.sections if section.title == "Loss curves")
+    assert [one.count("<polyline") for one in curves.figures] == [2, 2]
+
+
+def test_a_loss_that_is_not_reached_is_said_so_and_is_not_as_required() -> None:
+    run = training_run(1, images=96, loss_threshold=1.0)
+    report = convergence_report(suite_of([run], with_losses(run, [1.5] * 36)))
+    assert report.failures == [
+        "train/small@1: a loss of 1 is not reached in 3 epochs; the lowest mean of 10 iterations is 1.5"
+    ]
+    assert report.headline.endswith("1 of 1 did not get there")
+    table = report.sections[1].tables[0]
+    assert table.rows[0][5:8] == ("not reached in 36", "not in 3", "–")
+
+
+def test_epochs_are_shown_by_the_number_of_parameters() -> None:
+    runs = [training_run(1, name, 96, loss_threshold=1.0) for name in ("classifier-64", "classifier-256")]
+    lines = [
+        *with_losses(runs[0], falling(runs[0], 25), trainable_parameters=100),
+        *with_losses(runs[1], falling(runs[1], 13), 1, trainable_parameters=900),
+    ]
+    report = convergence_report(suite_of(runs, lines))
+    by_parameters = report.sections[-1]
+    assert [row[:3] for row in by_parameters.tables[0].rows] == [
+        ("100", "classifier-64", "2.50"), ("900", "classifier-256", "1.50")
+    ]  # fmt: skip
+    assert "trainable parameters" in by_parameters.figures[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ranks=1,2", "--global-batch=33"], "--global-batch: found 33 for 2 ranks; expected a multiple of 2"),
+        (["--loss=-1"], "--loss: found '-1'; expected a number above 0"),
+        (["--mnist=/nowhere"], "--mnist: /nowhere: expected train-images-idx3-ubyte or train-images-idx3-ubyte.gz;"),
+        (["--hidden=0"], "--hidden: found '0'; expected a whole number from 1"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, *options]) == USER_ERROR
+    told = capsys.readouterr().err
+    assert message in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_one_and_two_ranks_get_to_a_loss_and_training_that_diverges_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    code = main([*SMALL, "--ranks=1,2", "--global-batch=64", "--loss=0.8", "--lr=0.05", f"--ddp-run-dir={run}"])
+    told = capsys.readouterr().out
+    assert code == 0, told
+    alone, both = json.loads((run / "suite.json").read_text())["runs"]
+    assert alone["iterations"] == both["iterations"], "the same global batches of the same images"
+    assert both["losses"] == pytest.approx(alone["losses"], rel=1e-2)
+    assert "Learning-rate rule: constant: the same at every global batch." in told
+    diverging = tmp_path / "diverging"
+    assert main([*SMALL, "--ranks=1", "--lr=1e30", f"--ddp-run-dir={diverging}"]) == 1
+    assert "sgd at a learning rate of 1e+30 does not converge; lower it" in capsys.readouterr().out

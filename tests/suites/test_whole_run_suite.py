@@ -1,0 +1,153 @@
+"""Whole runs: what is planned, what is concluded, what passes, and the whole of it on two ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.cli import USER_ERROR, main
+from pytest_ddpscale.plan.training_run import RunBounds
+from pytest_ddpscale.results.record_lines import AnyRecord
+from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.training_record import TrainedEpoch, TrainedRun
+from pytest_ddpscale.suites.whole_run_report import whole_run_report
+from tests.builders.whole_runs import complete_suite, records_of, suite_of, training_run
+
+SMALL = ("suite", "whole-run", "--gpu-sku=cpu", "--model=shufflenet_v2_x0_5", "--image-size=32", "--made=32,64",
+         "--batch=4", "--epochs=3", "--ddp-gpus-per-node=2")  # fmt: skip
+BOUNDED = RunBounds(30.0, 0.5, "an option", "a row")
+
+
+def test_the_report_has_all_tables_and_figures_of_two_data_sets() -> None:
+    runs = [training_run(ranks, name, images) for name, images in (("small", 64), ("large", 640)) for ranks in (1, 2)]
+    report = whole_run_report(complete_suite(*runs))
+    titles = [table.title for section in report.sections for table in section.tables]
+    for name in ("small", "large"):
+        assert f"{name}: complete training time, throughput, memory" in titles
+        assert f"{name}: ideal and actual throughput" in titles
+        assert f"{name}: marginal gain" in titles
+        assert f"{name}: reduction of the complete time" in titles
+    assert "Efficiency by data set" in titles
+    scaling = next(section for section in report.sections if section.title == "Scaling")
+    assert len(scaling.figures) == 2 + 2 + 1 + 2
+    assert not report.problems
+    assert not report.failures
+    assert report.headline == (
+        "Whole runs of resnet18 in fp32, 3 epochs: small: 26 s on 2 ranks at best; large: 53 s on 2 ranks at best"
+    )
+
+
+def test_a_run_that_broke_is_named_and_the_others_are_shown() -> None:
+    good, bad = training_run(1), training_run(2)
+    died = StudyEnd(study=bad.id, reason="error", message="rank 1 on n1 failed: RuntimeError: no. ")
+    lines = [*records_of(good, 0), *records_of(bad, 1)[:3], died]
+    report = whole_run_report(suite_of([good, bad], lines))
+    assert report.problems == ["train/small@2: rank 1 on n1 failed: RuntimeError: no. ; 2 of 3 epochs were trained"]
+    assert "1 of 2 not complete" in report.headline
+
+
+def verdicts_of(lines: list[AnyRecord], *runs: object) -> tuple[list[str], list[str]]:
+    report = whole_run_report(suite_of(list(runs), lines))  # type: ignore[arg-type]
+    return [one["outcome"] for one in report.values["verdicts"]], list(report.failures)
+
+
+def test_bounds_pass_and_fail_by_the_complete_time_and_the_last_accuracy() -> None:
+    run = training_run(bounds=BOUNDED)
+    assert verdicts_of(records_of(run), run) == (["passed", "passed"], [])
+    outcomes, failures = verdicts_of(records_of(run, img_per_s=4.0), run)
+    assert outcomes == ["failed", "passed"]
+    assert failures == ["train/small@2: time_to_train 71 s, failed; at most 30 s (an option) is required"]
+
+
+def without_last_epoch(lines: list[AnyRecord]) -> list[AnyRecord]:
+    kept = [line for line in lines if not isinstance(line, TrainedRun)]
+    return [line for line in kept if not isinstance(line, TrainedEpoch) or line.epoch < 2]
+
+
+def test_a_run_that_did_not_finish_passes_nothing() -> None:
+    run = training_run(bounds=BOUNDED)
+    outcomes, failures = verdicts_of(without_last_epoch(records_of(run)), run)
+    assert outcomes == ["not_measured", "not_measured"]
+    assert failures[0] == "train/small@2: time_to_train is not measured; at most 30 s (an option) is required"
+
+
+def test_replicas_that_differ_and_unexplained_time_pass_nothing() -> None:
+    run = training_run(bounds=BOUNDED)
+    outcomes, failures = verdicts_of(records_of(run, parameters_checksum=("0" * 16, "1" * 16)), run)
+    assert set(outcomes) == {"not_measured"}
+    assert failures[0].startswith("train/small@2: parameters of its ranks differ at the end: 0000")
+    for outer_s in (29.7, 28.0):
+        outcomes, failures = verdicts_of(records_of(run, outer_s=outer_s), run)
+        assert set(outcomes) == {"not_measured"}
+        assert "unexplained; at most 2% may be" in failures[0]
+
+
+def test_launches_make_an_interval_and_one_that_broke_spoils_it() -> None:
+    runs = [training_run(bounds=BOUNDED, launch=launch) for launch in (1, 2, 3)]
+    steady = [line for gang, run in enumerate(runs) for line in records_of(run, gang, 30.0 + gang)]
+    assert verdicts_of(steady, *runs)[0] == ["passed", "passed"]
+    spread = [line for gang, run in enumerate(runs) for line in records_of(run, gang, (64.0, 32.0, 16.0)[gang])]
+    assert verdicts_of(spread, *runs)[0] == ["inconclusive", "passed"]
+    broken = [*records_of(runs[0], 0), *records_of(runs[1], 1), *without_last_epoch(records_of(runs[2], 2))]
+    assert set(verdicts_of(broken, *runs)[0]) == {"not_measured"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ranks=1,3"], "--ranks: found 3, but 2 can be used; expected at most 2. On a CPU --ddp-gpus-per-node=3"),
+        (["--batch=40"], "made-32 has 32 images, fewer than one global batch of 40 (1 ranks, 40 each)"),
+        (["--precision=fp16"], "--precision: found 'fp16' on a CPU; expected fp32 or bf16"),
+        (["--lr=0"], "--lr: found '0'; expected a number above 0"),
+        (["--epochs=0"], "--epochs: found '0'; expected a whole number from 1"),
+        (["--model=resnet51"], "--model: found 'resnet51'; expected a classification model of torchvision"),
+        (["--folder=/nowhere"], "--folder: /nowhere has 0 images in train/CLASS and 0 in val/CLASS; expected some"),
+        (["--at-least-accuracy=40"], "--at-least-accuracy: found '40'; expected a share above 0 and at most 1"),
+        (["--bounds=/nowhere.yaml"], "/nowhere.yaml"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, *options]) == USER_ERROR
+    told = capsys.readouterr().err
+    assert message in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_two_data_sets_are_trained_at_two_sizes_and_told_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    code = main([*SMALL, "--ranks=1,2", f"--ddp-run-dir={run}", "--at-most-time-to-train=0.5"])
+    told = capsys.readouterr().out
+    assert code == 1, told
+    assert re.search(r"train/made-64@2: time_to_train [\d.]+ s, failed; at most 0.5 s", told)
+    assert "Efficiency by data set" in told
+    values = json.loads((run / "suite.json").read_text())
+    assert [one["run"] for one in values["runs"]] == [
+        "train/made-32@1", "train/made-32@2", "train/made-64@1", "train/made-64@2"
+    ]  # fmt: skip
+    for one in values["runs"]:
+        assert one["is_complete"]
+        assert len(one["epochs"]) == 3
+        assert abs(one["unexplained"]) < 0.05, "of a run of some ten seconds, which the supervisor hears of in 0.4 s"
+    assert (run / "report.html").read_text().count("<svg") == 7
+    gangs = [json.loads(line) for line in RunDirectory(run).measurements_jsonl.read_text().splitlines()]
+    assert [len(one["hosts"]) for one in gangs if one["kind"] == "gang"] == [1, 2, 1, 2], "a gang for each size"
+    assert main(["report", str(run)]) == 1
+    assert capsys.readouterr().out == told, "from the run directory alone"
+
+
+def test_the_smaller_data_set_is_the_one_of_fewer_images_though_its_start_took_longer() -> None:
+    runs = [training_run(ranks, name, images) for name, images in (("small", 64), ("large", 640)) for ranks in (1, 2)]
+    lines = [
+        line
+        for gang, (run, start_up_s) in enumerate(zip(runs, (200.0, 200.0, 20.0, 20.0), strict=True))
+        for line in records_of(run, gang, 32.0 * run.world_size, outer_s=None, start_up_s=start_up_s)
+    ]
+    said = [line for section in whole_run_report(suite_of(runs, lines)).sections for line in section.paragraphs]
+    assert "small, the smaller data set, is no less efficient than large on 2 ranks." in said
