@@ -200,7 +200,7 @@ def _add_each(arms: Wanted, layout: Layout | None) -> None:
 
 
 def _study(scaling: Scaling, workload: Workload, arms: Iterable[Arm], pace: Pace, turns: int) -> Study:
-    inorder = tuple(sorted(arms, key=lambda arm: (arm.world_size, arm.kind, arm.placement)))
+    inorder = tuple(sorted(arms, key=lambda arm: (arm.world_size, arm.kind, arm.placement, arm.variant.name)))
     taken = turns if any(arm.world_size < turns for arm in inorder) else 1
     rounds = pace.launch_rounds if pace.launches > 1 else _rounds(inorder, pace)
     return Study(scaling, workload, inorder, rounds, pace.block_s, pace.warmup_s, taken)
