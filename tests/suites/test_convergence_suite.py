@@ -118,9 +118,7 @@ def test_a_wrong_option_is_one_sentence(options: list[str], message: str, capsys
 
 
 @pytest.mark.slow
-def test_one_and_two_ranks_get_to_a_loss_and_training_that_diverges_says_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_and_two_ranks_get_to_a_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     code = main([*SMALL, "--ranks=1,2", "--global-batch=64", "--loss=0.8", "--lr=0.05", f"--ddp-run-dir={run}"])
     told = capsys.readouterr().out
@@ -129,6 +127,3 @@ def test_one_and_two_ranks_get_to_a_loss_and_training_that_diverges_says_why(
     assert alone["iterations"] == both["iterations"], "the same global batches of the same images"
     assert both["losses"] == pytest.approx(alone["losses"], rel=1e-2)
     assert "Learning-rate rule: constant: the same at every global batch." in told
-    diverging = tmp_path / "diverging"
-    assert main([*SMALL, "--ranks=1", "--lr=1e30", f"--ddp-run-dir={diverging}"]) == 1
-    assert "sgd at a learning rate of 1e+30 does not converge; lower it" in capsys.readouterr().out

@@ -118,26 +118,21 @@ def test_a_wrong_option_is_one_sentence(options: list[str], message: str, capsys
 
 
 @pytest.mark.slow
-def test_two_data_sets_are_trained_at_two_sizes_and_told_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_sizes_are_trained_and_told_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    code = main([*SMALL, "--ranks=1,2", f"--ddp-run-dir={run}", "--at-most-time-to-train=0.5"])
+    code = main([*SMALL, "--made=64", "--ranks=1,2", f"--ddp-run-dir={run}", "--at-most-time-to-train=0.5"])
     told = capsys.readouterr().out
     assert code == 1, told
     assert re.search(r"train/made-64@2: time_to_train [\d.]+ s, failed; at most 0.5 s", told)
-    assert "Efficiency by data set" in told
     values = json.loads((run / "suite.json").read_text())
-    assert [one["run"] for one in values["runs"]] == [
-        "train/made-32@1", "train/made-32@2", "train/made-64@1", "train/made-64@2"
-    ]  # fmt: skip
+    assert [one["run"] for one in values["runs"]] == ["train/made-64@1", "train/made-64@2"]
     for one in values["runs"]:
         assert one["is_complete"]
         assert len(one["epochs"]) == 3
         assert abs(one["unexplained"]) < 0.05, "of a run of some ten seconds, which the supervisor hears of in 0.4 s"
-    assert (run / "report.html").read_text().count("<svg") == 7
+    assert "<svg" in (run / "report.html").read_text()
     gangs = [json.loads(line) for line in RunDirectory(run).measurements_jsonl.read_text().splitlines()]
-    assert [len(one["hosts"]) for one in gangs if one["kind"] == "gang"] == [1, 2, 1, 2], "a gang for each size"
+    assert [len(one["hosts"]) for one in gangs if one["kind"] == "gang"] == [1, 2], "a gang for each size"
     assert main(["report", str(run)]) == 1
     assert capsys.readouterr().out == told, "from the run directory alone"
 
