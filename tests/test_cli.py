@@ -58,7 +58,7 @@ def test_thresholds_check_counts_what_is_backed(tmp_path: Path) -> None:
     ddpscale("init", tmp_path / "site")
     result = ddpscale("thresholds", "check", tmp_path / "site" / "thresholds.yaml")
     assert result.returncode == 0
-    assert "valid, 16 SKUs" in result.stdout
+    assert "valid, 17 SKUs" in result.stdout
     (cpu,) = [line for line in result.stdout.splitlines() if line.startswith("cpu ")]
     assert " checks, " in cpu
     assert not cpu.removeprefix("cpu").lstrip().startswith("0 checks")

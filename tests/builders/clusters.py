@@ -32,6 +32,10 @@ def thresholds() -> ThresholdsFile:
     return load_thresholds(packaged("thresholds.yaml"))
 
 
+# Of which nobody published what they train of synthetic images: whole runs judge them.
+WHOLE_RUNS_ONLY = ("h100-64gb",)
+
+
 def a100(gpus: int | None = 8, workloads: tuple[str, ...] | None = (RESNET,), **options: Any) -> SimulatedCluster:
     """A100s that train one workload, or others."""
     return open_cluster(thresholds(), ClusterOptions("a100", gpus, workloads=workloads, **options))

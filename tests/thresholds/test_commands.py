@@ -40,7 +40,7 @@ def test_init_for_a_sku_makes_a_site_that_changes_nothing_yet(tmp_path: Path, ca
     assert main(["thresholds", "check", "site/thresholds.yaml"]) == 0
     said = capsys.readouterr().out
     assert "changes nothing" in said
-    assert said.endswith("site/thresholds.yaml: valid, 16 SKUs\n")
+    assert said.endswith("site/thresholds.yaml: valid, 17 SKUs\n")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_check_says_what_a_site_changes_and_names_both_files(tmp_path: Path, cap
     assert f"  removed: {gone}" in told
     idle = "throughput_per_gpu of resnet50-fp16 at world size 1 is asked so in the file below"
     assert f"  {path}:10: has no effect: {idle}" in told
-    assert lines[at + 7] == "15 SKUs as in the file below"
+    assert lines[at + 7] == "16 SKUs as in the file below"
 
 
 def test_check_tells_every_problem(tmp_path: Path, capsys: Captured) -> None:

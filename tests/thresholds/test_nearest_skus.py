@@ -28,7 +28,7 @@ MEANT = {
     "a100-sxm": ["a100-sxm4-80gb", "a100-sxm4-40gb"],
     "a100pcie": ["a100-pcie-80gb", "a100-pcie-40gb"],
     "dgx-a100": ["a100-sxm4-80gb", "a100-sxm4-40gb"],
-    "h100-sxm": ["h100"],
+    "h100-sxm": ["h100", "h100-64gb"],
     "hgx-b200": ["b200"],
     "a100-smx4-80gb": A100_80,  # a slip of the finger is no form
     "tesla-v100": ["v100-sxm2-16gb", "v100-sxm2-32gb"],

@@ -19,6 +19,7 @@ from pytest_ddpscale.thresholds.cases import cases_for
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement, Sku
 from pytest_ddpscale.thresholds.schema import json_schema_text
+from tests.builders.clusters import WHOLE_RUNS_ONLY
 from tests.builders.clusters import thresholds as packaged_thresholds
 from tests.thresholds.conftest import ONE_NODE
 
@@ -31,7 +32,8 @@ MOST_ROUNDING = 0.006
 TIGHTENED_UNIFORMITY = 1.04
 FILE = packaged_thresholds()
 SKUS = FILE.thresholds.skus
-GPUS = {name: sku for name, sku in SKUS.items() if sku.detect.device == "cuda"}
+ALL_GPUS = {name: sku for name, sku in SKUS.items() if sku.detect.device == "cuda"}
+GPUS = {name: sku for name, sku in ALL_GPUS.items() if name not in WHOLE_RUNS_ONLY}
 # On training; on probes and nodes see test_packaged_probes.py.
 REQUIREMENTS = [(name, r) for name, sku in GPUS.items() for r in sku.requirements if r.workload]
 PUBLISHERS = r"^((willgpaik|lambdal)/\S+@[0-9a-f]{7,}|pytorch/pytorch|Oneflow-Inc/DLPerf|an article)\b"
@@ -54,6 +56,8 @@ DEVICES = [
     ("A100-PCIE-40GB", "20f1", "a100-pcie-40gb"),
     ("NVIDIA H100 80GB HBM3", "2330", "h100"),
     ("NVIDIA H100 PCIe", "2331", "h100-pcie"),
+    ("NVIDIA H100", "2337", "h100-64gb"),
+    ("NVIDIA H100 64GB HBM2", "2337", "h100-64gb"),
     ("NVIDIA H200", "2335", "h200"),
     ("NVIDIA B200", "2901", "b200"),
     ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "2bb5", "rtx-pro-6000-server"),
@@ -80,7 +84,7 @@ DEVICES = [
 def matching(name: str, pci_device_id: str | None = None) -> list[str]:
     return [
         sku
-        for sku, entry in GPUS.items()
+        for sku, entry in ALL_GPUS.items()
         if re.fullmatch(entry.detect.name or "", name) and pci_device_id in (None, *entry.detect.pci_device_ids)
     ]
 
@@ -111,11 +115,11 @@ def test_a_device_is_the_sku_its_driver_says_and_no_other(name: str, pci_device_
 
 
 def test_every_gpu_has_a_device_in_the_table_above() -> None:
-    assert {sku for _, _, sku in DEVICES} - {None} == set(GPUS)
+    assert {sku for _, _, sku in DEVICES} - {None} == set(ALL_GPUS)
 
 
 def test_no_pci_device_id_belongs_to_two_skus() -> None:
-    ids = [i for sku in GPUS.values() for i in sku.detect.pci_device_ids]
+    ids = [i for sku in ALL_GPUS.values() for i in sku.detect.pci_device_ids]
     assert len(ids) == len(set(ids))
 
 
@@ -180,7 +184,7 @@ def test_every_gpu_is_asked_where_the_time_of_one_workload_goes_and_of_no_other(
 
 def test_replicas_have_to_agree_on_every_sku_because_ddp_keeps_them_equal() -> None:
     found = [(name, r) for name, sku in SKUS.items() for r in sku.requirements if r.metric == "replica_agreement"]
-    assert {name for name, _ in found} == {*GPUS, "cpu"}
+    assert {name for name, _ in found} == {*ALL_GPUS, "cpu"}
     for _, requirement in found:
         assert (requirement.bound, requirement.severity, requirement.provisional) == (1, "fail", False)
         assert "arithmetic" in (requirement.source.reasoning or "")
@@ -430,7 +434,7 @@ def test_every_name_is_used_and_none_means_two_things() -> None:
 
 def rows_of(document: Any) -> list[dict[str, Any]]:
     families = [row for rows in document["families"].values() for row in rows]
-    return families + [row for sku in document["skus"].values() for row in sku["requirements"]]
+    return families + [row for sku in document["skus"].values() for row in sku.get("requirements", [])]
 
 
 def test_every_bound_of_the_first_form_is_there_as_it_was() -> None:

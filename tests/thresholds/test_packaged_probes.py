@@ -15,11 +15,16 @@ from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.model import Requirement, Sku
+from tests.builders.clusters import WHOLE_RUNS_ONLY
 from tests.builders.clusters import thresholds as packaged_thresholds
 from tests.thresholds.conftest import ONE_NODE
 
 FILE = packaged_thresholds()
-MEASURED = {name: sku for name, sku in FILE.thresholds.skus.items() if sku.detect.device != "none"}
+MEASURED = {
+    name: sku
+    for name, sku in FILE.thresholds.skus.items()
+    if sku.detect.device != "none" and name not in WHOLE_RUNS_ONLY
+}
 GPUS = {name: sku for name, sku in MEASURED.items() if sku.detect.device == "cuda"}
 PROBES = [(name, r) for name, sku in GPUS.items() for r in sku.requirements if r.probe]
 WITH_NVSWITCH = ("a100-sxm4-80gb", "a100-sxm4-40gb", "h100", "h200", "b200")

@@ -12,6 +12,7 @@ from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.whole_run_bounds import WholeRunBound, read_whole_run_bounds
+from pytest_ddpscale.util.packaged import usual_thresholds
 from tests.suites.published_whole_runs import MICRO, TINY
 
 Published = dict[int, tuple[int, int, int]]
@@ -83,8 +84,8 @@ def test_accuracy_may_be_less_by_the_margin(tmp_path: Path) -> None:
     assert row.provisional == "a guess"
 
 
-def test_the_gpu_of_the_packaged_rows_is_known_to_the_example_of_its_site_and_has_no_synthetic_throughput() -> None:
-    file = load_thresholds(Path(__file__).parents[2] / "docs/examples/marenostrum5.yaml")
+def test_the_gpu_of_the_packaged_rows_is_known_and_has_no_synthetic_throughput() -> None:
+    file = load_thresholds(usual_thresholds())
     skus = {row.sku for row in read_whole_run_bounds()}
     assert skus == {"h100-64gb"}
     sku = file.thresholds.skus["h100-64gb"]
