@@ -6,13 +6,14 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from pytest_ddpscale.evidence.trained_runs import RunRecords
 from pytest_ddpscale.plan.training_run import RunBounds, TrainingRun
 from pytest_ddpscale.settings import read_value
-from pytest_ddpscale.stats.intervals import mean_estimate
 from pytest_ddpscale.suites.training_options import above_zero
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.evidence.trained_runs import RunRecords
 
 TIME, ACCURACY = "time_to_train", "validation_accuracy"
 _FEWEST_LAUNCHES = 3  # that make an interval
@@ -103,6 +104,8 @@ def _verdict(
         return RunVerdict(run, metric, None, None, bound, asked_by, "not_measured")
     value, interval = sum(values) / len(values), None
     if len(values) >= _FEWEST_LAUNCHES:
+        from pytest_ddpscale.stats.intervals import mean_estimate
+
         interval = mean_estimate(values, confidence).interval
     return RunVerdict(
         run, metric, value, interval, bound, asked_by, _outcome(metric, interval or (value, value), bound)

@@ -66,8 +66,8 @@ def test_a_node_is_told_with_its_runs_its_software_and_what_fell(
     assert "2 of 4 values worse than predicted" in text
     table = text[text.index("VALUE") :].splitlines()
     assert {line.split("  ")[0] for line in table[1:3]} == {
-        "throughput_per_gpu r (2 at once)",
-        "throughput_per_gpu r (DDP of 2)",
+        "throughput_per_gpu r (2 at once, batch 4)",
+        "throughput_per_gpu r (DDP of 2, batch 4)",
     }
     fell = next(line for line in table if "GPU 1" in line)
     assert "90 img/s" in fell
