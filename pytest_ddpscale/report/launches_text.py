@@ -39,7 +39,7 @@ def launches_sentence(verdicts: Sequence[Verdict]) -> str:
         return said
     least, most = (number_text(end, "fraction") for end in (min(spreads), max(spreads)))
     ends = least if least == most else f"{least} … {most}"
-    return f"{said}; the standard deviation of rates and efficiencies between launches is {ends}"
+    return f"{said}; rates and efficiencies vary between launches with a standard deviation of {ends}"
 
 
 def launch_sd_text(verdict: Verdict) -> str:

@@ -50,7 +50,7 @@ def test_several_launches_are_told_with_how_far_they_differ() -> None:
     said = launches_sentence([SEVERAL, replace(RATIO, launches=3, launch_sd=0.004)])
     assert said == (
         "training values are means of 3 launches; "
-        "the standard deviation of rates and efficiencies between launches is 0.4 % … 1.2 %"
+        "rates and efficiencies vary between launches with a standard deviation of 0.4 % … 1.2 %"
     )
     assert launches_sentence([SEVERAL]).endswith("a standard deviation of 1.2 %")
     rendered = report(SEVERAL)
