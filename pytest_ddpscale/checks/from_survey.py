@@ -79,4 +79,4 @@ def no_gpu_reason(survey: Survey) -> str:
         return survey.driver_problem
     if not survey.has_driver:
         return "there is no NVIDIA driver"
-    return f"CUDA_VISIBLE_DEVICES hides all {len(survey.gpus)}" if survey.gpus else "the driver sees none"
+    return f"CUDA_VISIBLE_DEVICES hides all {len(survey.gpus)} GPUs" if survey.gpus else "the driver finds no GPU"

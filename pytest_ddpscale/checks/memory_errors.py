@@ -83,7 +83,8 @@ def _under_load(
     if len(reasons) and not (expectation.ecc is not True and all(map(_has_no_ecc, reasons.different))):
         first = next(iter(reasons))
         reason = first.get("ecc_uncorrected") or first.get("device", "the driver does not say why")
-        yield unknown(f"memory errors cannot be read in {len(reasons)} of {len(windows)} windows ({reason})", place)
+        where = f"{len(reasons)} of {len(windows)} windows under load"
+        yield unknown(f"memory error counters cannot be read in {where} ({reason})", place)
 
 
 def _new_since(before: SurveyedGpu, after: SurveyedGpu) -> str:

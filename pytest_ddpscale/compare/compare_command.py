@@ -85,7 +85,9 @@ def _of_ddp_benchmark(arguments: argparse.Namespace, confidence: float, gate: Ga
     found_at = [report_at(path) for path in arguments.directories]
     for path, report in zip(arguments.directories, found_at, strict=True):
         if report is None:
-            raise OptionError(str(path), "is no report, and the other one is", expected)
+            raise OptionError(
+                str(path), "is missing or has no report of PyTorch's DDP benchmark, unlike the other one", expected
+            )
     baseline, test = (read_ddp_benchmark(report) for report in found_at if report is not None)
     if Path(baseline.path).resolve() == Path(test.path).resolve():
         raise OptionError("RUN_DIR", "found one report twice", "two reports")

@@ -186,7 +186,7 @@ def _why_other_work(a: Verdict, b: Verdict, asked_a: AskedOfRun, asked_b: AskedO
         if one.why_not:
             return f"{run}: {one.why_not}"
     if a.one_gpu != b.one_gpu:
-        return f"one GPU {a.one_gpu} in A, {b.one_gpu} in B"
+        return f"the one-GPU baseline is {a.one_gpu} in A, {b.one_gpu} in B"
     if asked_a.workload is None or asked_b.workload is None:
         return ""
     fields = incomparable_fields(asked_a.workload, asked_b.workload)

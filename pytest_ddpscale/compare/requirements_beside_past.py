@@ -111,7 +111,8 @@ def _compared(verdict: Verdict, past: Sequence[float], nodes: int, confidence: f
     if verdict.value is None or verdict.interval is None or not _has_interval(verdict):
         return replace(blank, why_not=f"{verdict.outcome.replace('_', ' ')}: {verdict.reason}")
     if len(past) < FEWEST_VALUES:
-        return replace(blank, why_not=f"{len(past)} earlier runs of exactly these nodes; expected {FEWEST_VALUES}")
+        why_not = f"{len(past)} earlier values of exactly these nodes; at least {FEWEST_VALUES} are needed"
+        return replace(blank, why_not=why_not)
     now = ComparedValue(verdict.value, *verdict.interval)
     if by_factors and min(*now, *past) <= 0:
         return replace(blank, why_not="an impossible value was measured")

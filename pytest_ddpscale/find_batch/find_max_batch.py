@@ -113,7 +113,7 @@ def _options(arguments: argparse.Namespace) -> BatchOptions:
     least = read_value("--least", arguments.least, _batch)
     most = read_value("--most", arguments.most, _batch)
     if least > most:
-        raise OptionError("--least", f"found {least}, and --most {most}", "no more than --most")
+        raise OptionError("--least", f"found {least}, but --most is {most}", f"at most {most}")
     steps = read_value("--steps", arguments.steps, _steps)
     return BatchOptions(least, most, steps, read_value("--fraction", arguments.fraction, _fraction))
 
@@ -175,7 +175,8 @@ def _workloads(arguments: argparse.Namespace, node: TrialNode) -> list[Workload]
     if arguments.model is None:
         for option, given in (("--precision", arguments.precision), ("--image-size", arguments.image_size)):
             if given is not None:
-                raise OptionError(option, f"found {given!r} without --model", "--model beside it")
+                hint = "Workloads of the thresholds file have their own."
+                raise OptionError(option, f"found {given!r} without --model", "--model as well", hint)
         unknown = [name for name in arguments.workload if name not in sku.workloads]
         if unknown or not sku.workloads:
             known = ", ".join(sku.workloads) or "--model, as the SKU has no workloads"

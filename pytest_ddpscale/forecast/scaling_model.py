@@ -105,7 +105,7 @@ class ScalingModel:
     def __post_init__(self) -> None:
         if len(self.series.sizes) < 2:
             raise OptionError(
-                "RUN_DIR", f"measured {self.series.workload} at one size", "two sizes or more",
+                "RUN_DIR", f"{self.series.workload} was measured at one world size only", "at least two",
                 "Measure ddp at another world size.",
             )  # fmt: skip
 

@@ -260,7 +260,7 @@ def _loaded(name: str, load: Callable[[], object]) -> str:
     except Exception as error:  # whatever a module of somebody else's raises while it is imported
         raise OptionError(
             f"entry point {name} of {ENTRY_POINTS}", f"cannot be loaded ({type(error).__name__}: {error})",
-            "a class with @launcher", "Mend or uninstall the package that has it.",
+            "a class decorated with @launcher", "Fix or uninstall the package that provides it.",
         ) from error  # fmt: skip
     if name not in _LAUNCHERS:
         raise OptionError(

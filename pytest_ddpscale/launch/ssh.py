@@ -52,5 +52,5 @@ class SshLauncher(PerHostLauncher):
         """Why ssh did not reach a host, in its own words."""
         if exit_code != _FAILED:
             return super().why_not_up(host, exit_code, lines)
-        said = next((line.strip() for line in reversed(lines) if line.strip()), "no word from ssh")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "ssh gave no reason")
         return f"{host} cannot be reached by ssh: {said.removeprefix('ssh: ').rstrip('.')} (try `ssh {host} true`)"

@@ -13,7 +13,7 @@ _DOUBTFUL = (
     f"{MARK} this launch only: on a CPU launches differ about twice as much as rounds, so that such an interval, of 16 "
     "rounds, holds in 53 % of cases; further rounds do not mend that, --ddp-launches=3 does"
 )
-_UNKNOWN = "values of training are of this launch only: how much launches differ is not part of their intervals"
+_UNKNOWN = "training values are of this launch only: how much launches differ is not part of their intervals"
 
 
 def interval_mark(verdict: Verdict) -> str:
@@ -31,7 +31,7 @@ def launches_sentence(verdicts: Sequence[Verdict]) -> str:
     count = max(one.launches for one in trained)
     if count == 1:
         return _UNKNOWN
-    said = f"values of training are means of {count} launches"
+    said = f"training values are means of {count} launches"
     # Of what is near nothing, such as the cost of DDP on one GPU, a share of the value says little.
     rates = [one for one in trained if METRICS[one.metric].takes_precision]
     spreads = [one.launch_sd for one in rates if one.launch_sd is not None]
@@ -39,7 +39,7 @@ def launches_sentence(verdicts: Sequence[Verdict]) -> str:
         return said
     least, most = (number_text(end, "fraction") for end in (min(spreads), max(spreads)))
     ends = least if least == most else f"{least} … {most}"
-    return f"{said}; rates and efficiencies differ between them by a standard deviation of {ends}"
+    return f"{said}; rates and efficiencies vary between launches with a standard deviation of {ends}"
 
 
 def launch_sd_text(verdict: Verdict) -> str:

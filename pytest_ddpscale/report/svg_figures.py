@@ -98,8 +98,8 @@ def _again(key: str, chart: str) -> str:
 def _of_steps(columns: Columns, plan: Plan) -> Iterator[Figure]:
     yield Figure(
         "where-time-goes", "Where the time goes", svg_bars.where_time_goes("where-time-goes", columns, plan),
-        "A step of each study's largest arm, of the slowest rank, median over the rounds, with utilization and power "
-        "of the median GPU. Parts that no arm of its own measured are in the rest.",
+        "A step of the slowest rank in each study's largest arm, median over the rounds, with utilization and power of "
+        "the median GPU. Parts that were not measured by themselves are in the rest.",
     )  # fmt: skip
     yield Figure(
         "step-times", "Step-time distribution", svg_bars.step_time_spread("step-times", columns, plan),

@@ -150,7 +150,7 @@ def read_ddp_benchmark(path: Path) -> DdpBenchmarkFile:
     except (OSError, ValueError) as error:  # a msgspec.ValidationError is a ValueError, and so is broken UTF-8
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ResultFileError(
-            str(path), f"is no sound report ({why})", f"what --json of {SOURCE}/benchmark.py writes",
+            str(path), f"cannot be read as a report ({why})", f"a file that {SOURCE}/benchmark.py --json wrote",
             "Name such a file, or the run directory of `ddpscale suite pytorch-ddp`.",
         ) from None  # fmt: skip
 

@@ -34,6 +34,6 @@ def open_judged(path: Path) -> JudgedRun:
         if run.run_json.is_file() and run.measurements_sha256() == basis.get("measurements_sha256"):
             return JudgedRun(RunDirectory.open(place), judged)
     raise RunDirectoryError(
-        str(path), f"holds verdicts on {named}, which is not there, or was changed", "verdicts beside their run",
-        f"Judge the run again with `pytest --ddp-judge={named}`, or go to the directory where that path is right.",
+        str(path), f"holds verdicts on {named}, which is missing or has changed", "the run that was judged",
+        f"Judge the run again with `pytest --ddp-judge={named}`, or start from the directory that has it.",
     )  # fmt: skip

@@ -141,7 +141,7 @@ class RunDirectory:
                 str(path),
                 "is not empty",
                 "a new or empty directory",
-                "Name another one: files in it might be replaced.",
+                "Name another one: a run could overwrite the files in it.",
             )
 
     @staticmethod

@@ -84,8 +84,9 @@ def devices_per_node(
     """
     if cluster.is_elsewhere and settings.gpus_per_node is None and not collect_only:
         raise OptionError(
-            "--ddp-gpus-per-node", "found nothing, and the nodes are elsewhere", "how many GPUs (CPU: ranks) each has"
-        )
+            "--ddp-gpus-per-node", "not given, and other machines cannot be counted from here",
+            "the number of GPUs on each node (on CPU: of ranks)",
+        )  # fmt: skip
     if cluster.is_elsewhere or (kind == "cuda" and gpus == 0 and collect_only):
         present: int | None = settings.gpus_per_node
     elif kind == "cuda":
@@ -102,7 +103,7 @@ def devices_per_node(
     usable = settings.gpus_per_node or present
     too_large = [size for size in settings.world_sizes or () if size > usable * cluster.nodes]
     if too_large and cluster.nodes > 1:
-        found = f"found {too_large[-1]}, but {cluster.nodes} nodes have {usable} each"
+        found = f"found {too_large[-1]}, but {cluster.nodes} nodes have room for {usable} ranks each"
         raise OptionError("--ddp-world-sizes", found, f"at most {usable * cluster.nodes}")
     if too_large:
         hint = f"On CPU, --ddp-gpus-per-node={too_large[-1]} lets ranks share cores." if kind == "cpu" else ""

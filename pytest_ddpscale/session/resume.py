@@ -172,8 +172,9 @@ def read_resumption(run: RunDirectory) -> Resumption:
     if record.is_simulated(devices) or record.is_imported:
         what = "imported" if record.is_imported else "simulated"
         raise RunDirectoryError(
-            str(run.path), f"was {what}", "a run that was measured", f"Judge it with --ddp-judge={run.path}."
-        )
+            str(run.path), f"was {what} and cannot be resumed", "a measured run",
+            f"Judge it with --ddp-judge={run.path}.",
+        )  # fmt: skip
     measured_by = record.versions.get("pytest_ddpscale")
     if measured_by != __version__:
         raise RunDirectoryError(

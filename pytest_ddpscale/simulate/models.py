@@ -83,13 +83,13 @@ def model_of(workload: Workload) -> Model:
     """
     if not workload.trains_all:
         raise OptionError(
-            f"workload {workload.name}", "a classifier on frozen features (classifier_hidden)",
-            "what trains a whole model", "Leave it out with --workloads.",
+            f"workload {workload.name}", "trains a classifier on frozen features (classifier_hidden)",
+            "a workload that trains a whole model", "Name the other workloads with --workloads.",
         )  # fmt: skip
     model = _MODELS.get(workload.model)
     if model is None:
         raise OptionError(
             f"workload {workload.name}", f"model {workload.model!r} is not known to the simulator",
-            f"one of {', '.join(_MODELS)}", "Leave it out with --workloads.",
+            f"one of {', '.join(_MODELS)}", "Name the other workloads with --workloads.",
         )  # fmt: skip
     return model

@@ -156,10 +156,10 @@ def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> Simulat
     cases = tuple(case for case in found if case.world_size <= gpus and not case.missing)
     workloads = dict.fromkeys(case.workload for case in training_cases(cases))
     if not workloads:
-        of_workloads = f" of {', '.join(options.workloads)}" if options.workloads is not None else ""
+        on_workloads = f" on {', '.join(options.workloads)}" if options.workloads is not None else ""
         raise OptionError(
-            "--gpus, --workloads", f"{name} has no requirement{of_workloads} that {gpus} GPUs could be asked",
-            f"one of the requirements of {name} in {thresholds.path}",
+            "--gpus, --workloads", f"{name} has no training requirement{on_workloads} for {gpus} or fewer GPUs",
+            f"GPUs and workloads of at least one in {thresholds.path}",
         )  # fmt: skip
     kind = device_type(sku)
     performance = Performance(
@@ -210,7 +210,7 @@ def _check(options: ClusterOptions, gpus: int) -> None:
     if per_node < 1:
         raise OptionError("--gpus-per-node", f"found {per_node}", "a whole number from 1 up")
     if gpus > per_node and gpus % per_node:
-        raise OptionError("--gpus", f"found {gpus}", f"a multiple of {per_node}: every node has as many")
+        raise OptionError("--gpus", f"found {gpus}", f"a multiple of {per_node}, the GPUs per node")
     if not 0 < options.nic_gbps < 1e6:
         raise OptionError("--nic-gbps", f"found {options.nic_gbps:g}", "GB/s for each GPU, more than 0")
     _check_noise(options)

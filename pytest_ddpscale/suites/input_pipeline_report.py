@@ -125,7 +125,7 @@ def _headline(study: Study, chosen: LoadedArm | None, answer: Answer) -> str:
     says = f"the input pipeline {answer} the bottleneck"
     if chosen.efficiency is not None:
         value, interval = estimate_texts(chosen.efficiency.value, chosen.efficiency.estimate)
-        says += f": {value} of the throughput on synthetic data ({interval})"
+        says += f": {value} the throughput on synthetic data ({interval})"
     return f"{what}: {says}, with {chosen.name}"
 
 

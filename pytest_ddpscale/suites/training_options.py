@@ -129,8 +129,8 @@ def layout_at(size: int, nodes: SuiteNodes) -> Layout:
         found = f"found {size}, but {nodes.world_size} can be used"
         raise OptionError("--ranks", found, f"at most {nodes.world_size}", hint)
     if size > per_node and size % per_node:
-        found = f"found {size}, which is more than a node of {per_node} and not whole nodes"
-        raise OptionError("--ranks", found, f"a multiple of {per_node}")
+        found = f"found {size}, which does not fill whole nodes of {per_node} ranks"
+        raise OptionError("--ranks", found, f"at most {per_node}, or a multiple of it")
     return Layout(1, size) if size <= per_node else Layout(size // per_node, per_node)
 
 

@@ -52,8 +52,8 @@ def why_incomparable(skus: Mapping[str, Sku], sku: Sku, requirement: Requirement
         return f"versus {requirement.versus}: it has no workload {requirement.workload!r} to compare with"
     different = incomparable_fields(workload, theirs)
     if different:
-        fields = ", ".join(different)
-        return f"versus {requirement.versus}: {requirement.workload} differs in {fields}, so no ratio is meaningful"
+        said = f"{requirement.workload} differs there in {', '.join(different)}"
+        return f"versus {requirement.versus}: {said}, so the ratio means nothing"
     try:
         Thresholds(skus).reference_throughput(requirement)
     except LookupError as error:
@@ -77,7 +77,7 @@ def _loose_warnings(_: str, sku: Sku) -> Found:
     for warn in sku.requirements:
         fail = fails.get(warn.key())
         if warn.severity == "warn" and fail is not None and _warns_later(warn.bound, fail.bound, fail):
-            yield warn, f"{warn}: the warn bound is looser than the fail bound, so it never warns"
+            yield warn, f"{warn}: the warn bound is not stricter than the fail bound, so it never warns"
 
 
 def _warns_later(warn: float, fail: float, requirement: Requirement) -> bool:

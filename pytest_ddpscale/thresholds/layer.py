@@ -94,7 +94,7 @@ def _parsed(path: Path, raw: bytes, text: str) -> Layer:
     except yaml.reader.ReaderError as error:
         where = f"{path}:{text.count(_NEWLINE, 0, error.position) + 1}"
         found = f"not valid YAML (unprintable character 0x{error.character:02x})"
-        raise ThresholdsError(where, found, "YAML 1.1", f"Mend that line. {what_next(path)}") from None
+        raise ThresholdsError(where, found, "YAML 1.1", f"Fix that line. {what_next(path)}") from None
     except yaml.YAMLError as error:
         raise _not_yaml(path, error) from None
     if not isinstance(data, dict):
@@ -216,4 +216,4 @@ def _not_yaml(path: Path, error: yaml.YAMLError) -> ThresholdsError:
     mark = getattr(error, "problem_mark", None)
     where = f"{path}:{mark.line + 1}" if mark else str(path)
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return ThresholdsError(where, f"not valid YAML ({problem})", "YAML 1.1", f"Mend that line. {what_next(path)}")
+    return ThresholdsError(where, f"not valid YAML ({problem})", "YAML 1.1", f"Fix that line. {what_next(path)}")

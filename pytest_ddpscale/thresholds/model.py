@@ -188,7 +188,7 @@ class Requirement:
 
 def check_of_nodes(name: str, severity: Severity, where: str = "") -> Requirement:
     """The requirement that every node passes a check."""
-    source = Source(reasoning=f"no measured number: {NODE_CHECKS[name].meaning}")
+    source = Source(reasoning=f"a yes/no check, no published value: {NODE_CHECKS[name].meaning}")
     return Requirement(NODE_CHECK.name, 1.0, source, check=name, severity=severity, provisional=True, where=where)
 
 

@@ -72,4 +72,4 @@ def _refuse_if_broken(new: Path, file: Path, sku: str) -> None:
     if wrong:
         error = first_of(wrong)
         found = f"{error.found.replace(str(new), str(file))}, with what was to be written; the file is as it was"
-        raise ThresholdsError(error.where.replace(str(new), str(file)), found, error.expected, "Mend it by hand.")
+        raise ThresholdsError(error.where.replace(str(new), str(file)), found, error.expected, "Fix it by hand.")

@@ -276,7 +276,7 @@ def _with_rows(text: str, sku: str, rows: Sequence[Mapping[str, Any]]) -> str:
     if node is None or _is_nothing(node):
         return _with_entry(text, path, [dict(row) for row in rows])
     if not isinstance(node, yaml.SequenceNode):
-        raise ThresholdsError("the overlay", f"skus.{sku}.requirements is no list", "a list of rows")
+        raise ThresholdsError("the overlay", f"skus.{sku}.requirements is not a list", "a list of rows")
     by_identity: dict[_Identity, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_identity.setdefault(_identity(row), []).append(row)

@@ -48,7 +48,7 @@ def with_missing_rounds(verdict: Verdict, begun: int) -> Verdict:
     """Rounds with a rank or a reading missing may be the very ones that would have failed."""
     if verdict.outcome not in ("passed", "failed") or verdict.rounds >= begun:
         return verdict
-    reason = f"only {verdict.rounds} of {begun} rounds are complete: what is missing may be what would decide"
+    reason = f"only {verdict.rounds} of {begun} rounds are complete; the others could change the result"
     return replace(verdict, outcome="inconclusive", reason=reason)
 
 

@@ -32,13 +32,13 @@ def _why_not(verdict: Verdict, waiver: Waiver, case: AnyCase, evidence: Evidence
     if verdict.passed:
         return f"{waiver}: not needed"
     if verdict.outcome != "failed":
-        return f"{waiver}: only what failed is waived"
+        return f"{waiver}: not applied, as only a failure can be waived"
     if not waiver.holds_on(day):
         return f"waiver by {waiver.who} ended {waiver.until}"
     if WRONG_DATA in verdict.flags:
-        return f"{waiver}: wrong data cannot be waived"
+        return f"{waiver}: not applied, as wrong data cannot be waived"
     if PARTLY_KNOWN in verdict.flags:
-        return f"{waiver}: elsewhere it was not measured or is undecided, and that cannot be waived"
+        return f"{waiver}: not applied, as elsewhere the requirement was not measured or is undecided"
     if is_between_nodes(case, evidence):
-        return f"{waiver}: what nodes do together cannot be waived"
+        return f"{waiver}: not applied, as a result between nodes cannot be waived"
     return ""

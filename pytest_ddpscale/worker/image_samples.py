@@ -85,7 +85,7 @@ class ImageSamples(Dataset[Sample]):
                 pixels = self._sized(image.convert("RGB"))
         # What Pillow raises of files that are no images, or broken ones.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            return LoadFailure(f"{path}: {_reason(error)}. Mend or delete it")
+            return LoadFailure(f"{path}: {_reason(error)}. Repair or delete it")
         return pil_to_tensor(pixels), int(self._labels[index]), index
 
     def _sized(self, image: Image.Image) -> Image.Image:

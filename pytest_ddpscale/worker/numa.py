@@ -51,10 +51,8 @@ def bind_to_gpu(uuid: str, local_world_size: int, sysfs: Path = _SYSFS) -> Bindi
         allowed = os.sched_getaffinity(0)
         cores = allowed & cores_of(node, sysfs)
         if len(cores) < local_world_size:
-            text = f"of the {len(allowed)} cores that it may use {len(cores)} are on NUMA node {node} of its GPU"
-            return Binding(
-                note=f"not bound: {text}; expected at least {local_world_size}, one for each rank of the host"
-            )
+            text = f"not bound to its GPU's NUMA node {node}: only {len(cores)} of {len(allowed)} usable cores there"
+            return Binding(note=f"{text}; expected at least {local_world_size}, one for each rank of the host")
         _run_on(cores)
     except (OSError, ValueError, LookupError) as error:
         return Binding(note=f"not bound to its GPU's NUMA node: {error}")

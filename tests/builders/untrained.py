@@ -62,7 +62,7 @@ CHECK = replace(
     rounds=1,
     provisional=True,
     reason="1 of 2 nodes not as expected: node7: GPU 3 (GPU-5d3a): 2 memory errors that could not be corrected",
-    source="no measured number: memory errors are corrected",
+    source="a yes/no check, no published value: memory errors are corrected",
     culprits=(Culprit("gpu", "node7", 3, UUID, "2 memory errors that could not be corrected"),),
 )
 CHECK_PASSED = replace(

@@ -216,7 +216,7 @@ def test_a_node_without_a_driver_passes_no_check_of_gpus(name: str) -> None:
     [
         (survey(gpus=gpus(count=7)), "7 GPUs are visible; expected 8"),
         (survey(gpus=gpus(which=[7], is_visible=False)), "7 GPUs are visible; expected 8"),
-        (survey(gpus=gpus(which=range(8), is_visible=False)), "CUDA_VISIBLE_DEVICES hides all 8"),
+        (survey(gpus=gpus(which=range(8), is_visible=False)), "CUDA_VISIBLE_DEVICES hides all 8 GPUs"),
         (survey(gpus=(), driver_problem="Driver/library version mismatch"), "Driver/library version mismatch"),
         (survey(gpus=(), has_driver=False), "there is no NVIDIA driver"),
     ],

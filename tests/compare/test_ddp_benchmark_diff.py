@@ -142,9 +142,9 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path, capsys: Printed
     for arguments, why in (
         ([a, a], "found one report twice"),
         ([a, other], "no model and batch size in common"),
-        ([a, run], f"{run}: is no report, and the other one is"),
-        ([run, a], f"{run}: is no report, and the other one is"),
-        ([a, str(tmp_path / "none.json")], "none.json: is no report"),
+        ([a, run], f"{run}: is missing or has no report of PyTorch's DDP benchmark, unlike"),
+        ([run, a], f"{run}: is missing or has no report of PyTorch's DDP benchmark, unlike"),
+        ([a, str(tmp_path / "none.json")], "none.json: is missing or has no report"),
         ([a], "found 1; expected two runs"),
         ([a, "--history", str(tmp_path / "h.sqlite")], "--history: found a report of PyTorch's DDP benchmark"),
     ):

@@ -90,7 +90,7 @@ def test_one_that_the_latest_run_has_and_this_has_not_fails_the_gate(
     other = reached(100.0, id="throughput_per_gpu[new]")
     code, said = beside(history, night(tmp_path / "last", 9, other), capsys, "--fail-below", "5%")
     assert (code, said["lost"]) == (1, ["throughput_per_gpu[r-2gpu]"])
-    assert "0 earlier runs of exactly these nodes; expected 5" in only(said)["why_not"]
+    assert "0 earlier values of exactly these nodes; at least 5 are needed" in only(said)["why_not"]
 
 
 @pytest.mark.parametrize("outcome", ["rejected", "accepted"])

@@ -86,7 +86,7 @@ def test_all_gpus_of_the_node_train_at_once(tried: list[Plan], monkeypatch: pyte
     [
         (["--least=12"], "--least: found '12'; expected a multiple of 8 up to 65536."),
         (["--most=0"], "--most: found '0'; expected a multiple of 8"),
-        (["--least=64", "--most=32"], "--least: found 64, and --most 32; expected no more than --most."),
+        (["--least=64", "--most=32"], "--least: found 64, but --most is 32; expected at most 32."),
         (["--steps=4"], "--steps: found '4'; expected at least 8 steps"),
         (["--fraction=90"], "--fraction: found '90'; expected a number from 0.05 to 1."),
         (["--ranks=none"], "--ranks: found 'none'; expected a whole number from 1 to 64."),

@@ -79,7 +79,7 @@ def test_a_run_of_one_size_is_told_what_to_measure(tmp_path: Path, capsys: Print
         (alone / one.name).write_bytes(one.read_bytes())
     main(["import", "paik", str(alone), "--out", str(tmp_path / "run")])
     assert main(["forecast", str(tmp_path / "run"), "--gpus", "8"]) == USER_ERROR
-    assert "at one size; expected two sizes or more. Measure ddp at another world size." in capsys.readouterr().err
+    assert "at one world size only; expected at least two. Measure ddp at another" in capsys.readouterr().err
     assert main(["scaling", str(tmp_path / "run")]) == 0
     assert "sweet spot for efficiency of 90 %: 1 GPU\n" in capsys.readouterr().out
 

@@ -109,7 +109,7 @@ def test_one_node_says_nothing_of_two() -> None:
 
 
 def test_one_size_says_nothing_of_others() -> None:
-    with pytest.raises(OptionError, match="at one size"):
+    with pytest.raises(OptionError, match="at one world size only"):
         model({8: 800.0}, 8).forecast(4)
 
 

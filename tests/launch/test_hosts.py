@@ -173,7 +173,7 @@ def test_a_command_that_names_no_host_is_refused(command: str) -> None:
          "n2 cannot be reached by ssh: connect to host n2 port 22: Connection refused (try `ssh n2 true`)"),
         (255, ["@@@", "Host key verification failed.", ""],
          "n2 cannot be reached by ssh: Host key verification failed (try `ssh n2 true`)"),
-        (255, [], "n2 cannot be reached by ssh: no word from ssh (try `ssh n2 true`)"),
+        (255, [], "n2 cannot be reached by ssh: ssh gave no reason (try `ssh n2 true`)"),
         (1, ["/usr/bin/python3: No module named pytest_ddpscale"],
          f"n2: {sys.executable} has no pytest-ddpscale there: install version {__version__}, or name another Python "
          "with --ddp-remote-python"),

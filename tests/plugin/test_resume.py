@@ -239,7 +239,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("changes", "found"),
         [
-            ({"status": "imported"}, "run: was imported; expected a run that was measured"),
+            ({"status": "imported"}, "run: was imported and cannot be resumed; expected a measured run"),
             ({"versions": None}, "run: was measured by pytest-ddpscale None"),
             ({"sku": "b200"}, "run.json"),
         ],

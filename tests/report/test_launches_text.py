@@ -30,9 +30,9 @@ def report(*verdicts: Verdict) -> str:
 
 
 def test_a_single_launch_on_gpus_is_said_to_be_one() -> None:
-    sentence = "alues of training are of this launch only: how much launches differ is not part of their intervals"
-    assert f"v{sentence}" in terminal(PASSED, RATIO)
-    assert f"V{sentence}.\n" in report(PASSED, RATIO)
+    sentence = "raining values are of this launch only: how much launches differ is not part of their intervals"
+    assert f"t{sentence}" in terminal(PASSED, RATIO)
+    assert f"T{sentence}.\n" in report(PASSED, RATIO)
 
 
 def test_a_doubtful_interval_is_marked_beside_it() -> None:
@@ -49,8 +49,8 @@ def test_a_doubtful_interval_is_marked_beside_it() -> None:
 def test_several_launches_are_told_with_how_far_they_differ() -> None:
     said = launches_sentence([SEVERAL, replace(RATIO, launches=3, launch_sd=0.004)])
     assert said == (
-        "values of training are means of 3 launches; "
-        "rates and efficiencies differ between them by a standard deviation of 0.4 % … 1.2 %"
+        "training values are means of 3 launches; "
+        "rates and efficiencies vary between launches with a standard deviation of 0.4 % … 1.2 %"
     )
     assert launches_sentence([SEVERAL]).endswith("a standard deviation of 1.2 %")
     rendered = report(SEVERAL)
@@ -62,7 +62,7 @@ def test_what_is_near_nothing_is_left_out_of_how_far_launches_differ() -> None:
     """0.2 and 0.6 % of a step are a cost that differs by half of itself, and no launches that differ by 50 %."""
     overhead = replace(SEVERAL, id="ddp_overhead[r-1gpu]", metric="ddp_overhead", value=0.004, launch_sd=0.5)
     assert launches_sentence([SEVERAL, overhead]).endswith("a standard deviation of 1.2 %")
-    assert launches_sentence([overhead]) == "values of training are means of 3 launches"
+    assert launches_sentence([overhead]) == "training values are means of 3 launches"
 
 
 def test_nothing_is_said_where_nothing_was_trained() -> None:

@@ -117,9 +117,9 @@ def test_what_is_no_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = tmp_path / "bad.json"
     path.write_bytes(content)
     assert main(["import", "pytorch-ddp", str(path)]) == USER_ERROR
-    assert "is no sound report" in capsys.readouterr().err
+    assert "cannot be read as a report" in capsys.readouterr().err
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import", "pytorch-ddp", str(tmp_path / "none.json")]) == USER_ERROR
-    assert "none.json: is no sound report (No such file or directory)" in capsys.readouterr().err
+    assert "none.json: cannot be read as a report (No such file or directory)" in capsys.readouterr().err

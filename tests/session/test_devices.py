@@ -45,7 +45,7 @@ def test_what_is_here_is_used_and_the_other_nodes_of_a_job_are_like_it(cluster: 
 def test_of_nodes_elsewhere_the_user_says_how_many_they_have(kind: str) -> None:
     assert found(kind, 0, ELSEWHERE, gpus_per_node="8") == 8
     assert found(kind, 2, ELSEWHERE, gpus_per_node="8") == 8, "the GPUs of a login node do not count"
-    with pytest.raises(OptionError, match=r"^--ddp-gpus-per-node: found nothing, and the nodes are elsewhere"):
+    with pytest.raises(OptionError, match=r"^--ddp-gpus-per-node: not given, and other machines cannot"):
         found(kind, 8, ELSEWHERE)
 
 
@@ -64,7 +64,7 @@ def test_more_gpus_than_there_are_is_refused() -> None:
 @pytest.mark.parametrize("cluster", [ALLOCATED, ELSEWHERE])
 def test_world_sizes_may_be_as_large_as_all_nodes_together(cluster: Cluster) -> None:
     assert found("cuda", 8, cluster, gpus_per_node="8", world_sizes="1,8,16") == 8
-    message = r"^--ddp-world-sizes: found 32, but 2 nodes have 8 each; expected at most 16\.$"
+    message = r"^--ddp-world-sizes: found 32, but 2 nodes have room for 8 ranks each; expected at most 16\.$"
     with pytest.raises(OptionError, match=message):
         found("cuda", 8, cluster, gpus_per_node="8", world_sizes="1,17,32")
 

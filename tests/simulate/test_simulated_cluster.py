@@ -109,5 +109,5 @@ def test_an_unknown_sku_is_refused_with_those_that_are_known() -> None:
 
 def test_a_cluster_of_which_nothing_is_required_is_refused() -> None:
     strong_only = ("resnet101-bf16",)  # a workload that the A100 has and no requirement names
-    with pytest.raises(OptionError, match="no requirement of resnet101-bf16 that 1 GPUs could be asked"):
+    with pytest.raises(OptionError, match="no training requirement on resnet101-bf16 for 1 or fewer GPUs"):
         a100(gpus=None, workloads=strong_only)

@@ -92,7 +92,7 @@ def test_loading_is_to_blame_only_as_far_as_the_intervals_say(
 def test_the_report_says_what_was_waited_and_what_to_set() -> None:
     report = input_pipeline_report(suite_of((100, 50, 80, 80)))
     assert report.headline.startswith(
-        "resnet18 in fp32 on folder images: the input pipeline is the bottleneck: 0.800× of the throughput on synthetic"
+        "resnet18 in fp32 on folder images: the input pipeline is the bottleneck: 0.800× the throughput on synthetic"
     )
     assert report.headline.endswith("with workers=2,prefetch=2")
     rows = {row[0]: row[1:] for row in report.sections[0].tables[0].rows}

@@ -169,7 +169,7 @@ def test_wherever_there_is_nothing_yet(text: str) -> None:
         ("a: [\n", "is not valid YAML"),
         ("- a\n", "is no mapping"),
         ("schema_version: 2\nskus: 3\n", "skus is no mapping"),
-        ("schema_version: 2\nskus: {rtx-pro-6000-server: {requirements: 3}}\n", "requirements is no list"),
+        ("schema_version: 2\nskus: {rtx-pro-6000-server: {requirements: 3}}\n", "requirements is not a list"),
         ("skus: {rtx-pro-6000-server: {requirements: [{? [a] : b}]}}\n", "is not valid YAML"),
     ],
 )

@@ -72,19 +72,19 @@ def test_what_is_not_known_is_not_waived(outcome: VerdictOutcome) -> None:
     evidence, case = slow_gpu(WITHIN), with_a_waiver(WITHIN)
     verdict = with_waiver(replace(judge(case, evidence, CONFIDENCE), outcome=outcome), case, evidence, DAY)
     assert (verdict.waiver, verdict.blocks()) == (None, True)
-    assert verdict.notes[-1].endswith("only what failed is waived")
+    assert verdict.notes[-1].endswith("only a failure can be waived")
 
 
 def test_a_failure_on_one_node_does_not_hide_another_that_was_not_measured() -> None:
     verdict = judged(WITHIN, slow_gpu(WITHIN, without=(2,)))
     assert (verdict.outcome, verdict.waiver, verdict.blocks()) == ("failed", None, True)
-    assert verdict.notes[-1].endswith("elsewhere it was not measured or is undecided, and that cannot be waived")
+    assert verdict.notes[-1].endswith("not applied, as elsewhere the requirement was not measured or is undecided")
 
 
 def test_ranks_that_turn_out_to_be_on_several_nodes_are_not_waived() -> None:
     verdict = judged(BETWEEN, slow_gpu(BETWEEN))
     assert (verdict.outcome, verdict.waiver, verdict.blocks()) == ("failed", None, True)
-    assert verdict.notes[-1].endswith("what nodes do together cannot be waived")
+    assert verdict.notes[-1].endswith("a result between nodes cannot be waived")
 
 
 def test_a_probe_that_computes_wrong_data_is_not_waived_however_slow_it_is() -> None:

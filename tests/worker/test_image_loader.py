@@ -133,14 +133,14 @@ def test_an_epoch_that_nobody_began_at_its_beginning_is_not_judged(loader_of: Ca
 def test_a_broken_image_is_named(own_folder: Path, loader_of: Callable[..., ImageLoader], workers: int) -> None:
     broken = own_folder / "train/class-1/004.jpg"
     broken.write_bytes(broken.read_bytes()[:300])
-    with pytest.raises(RuntimeError, match=rf"^{re.escape(str(broken))}: .*\. Mend or delete it$"):
+    with pytest.raises(RuntimeError, match=rf"^{re.escape(str(broken))}: .*\. Repair or delete it$"):
         list(loader_of(root=str(own_folder), workers=workers).epoch(0))
 
 
 def test_an_image_that_has_gone_is_named(own_folder: Path, loader_of: Callable[..., ImageLoader]) -> None:
     loader, gone = loader_of(root=str(own_folder)), own_folder / "train/class-1/004.jpg"
     gone.unlink()
-    with pytest.raises(RuntimeError, match=f"^{re.escape(str(gone))}: No such file or directory. Mend or delete it"):
+    with pytest.raises(RuntimeError, match=f"^{re.escape(str(gone))}: No such file or directory. Repair or delete it"):
         list(loader.epoch(0))
 
 

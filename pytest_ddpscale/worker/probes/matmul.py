@@ -124,7 +124,8 @@ def open_matmul(precision: MatmulPrecision, device: Device) -> Matmul:
     where = device.torch_device
     size = SIZES[where.type].get(precision)
     if size is None:
-        raise CannotProbeError(f"{precision} needs a GPU with units for it; this is a {where.type.upper()}")
+        needed = f"{precision} matrix products need a GPU with {precision} units"
+        raise CannotProbeError(f"{needed}; this device is a {where.type.upper()}")
     if where.type == "cuda":
         _refuse_what_gpu_lacks(precision, device)
     with memory_permitting(f"matrices of {size} x {size}"):

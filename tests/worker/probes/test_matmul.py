@@ -88,7 +88,7 @@ def test_the_exact_product_is_whole_numbers_that_every_precision_holds(precision
 
 
 def test_a_precision_that_the_device_lacks_is_refused_in_words() -> None:
-    with pytest.raises(CannotProbeError, match="fp8 needs a GPU with units for it; this is a CPU"):
+    with pytest.raises(CannotProbeError, match="fp8 matrix products need a GPU with fp8 units; this device is a CPU"):
         open_matmul("fp8", CpuDevice())
 
 
