@@ -171,7 +171,7 @@ def test_a_probe_that_no_rank_can_do_is_told_and_left_out() -> None:
     assert session.run((Probe("matmul-fp8"), COPIES[0]), rounds=2) == "rounds"
     (told,) = [record for record in session.records if isinstance(record, ProbeUnsupported)]
     assert (told.study, told.probe, told.ranks) == ("probes", "matmul-fp8", (0,))
-    assert "fp8 needs a GPU" in str(told.reasons)
+    assert "need a GPU with fp8 units" in str(told.reasons)
     assert session.round_ends() == [(0, ["memory-copy"]), (1, ["memory-copy"])]
 
 
