@@ -121,7 +121,7 @@ def test_verdicts_that_lie_in_another_directory_are_reported_with_their_culprits
     assert (judged / "report.md").is_file()
     assert f"SIMULATED: no machine was measured [{judged}]" in ddpscale("culprits", judged).stdout
     (run / "measurements.jsonl").write_text("")
-    assert_user_error(ddpscale("report", judged), "holds verdicts on", "was changed", f"--ddp-judge={run}")
+    assert_user_error(ddpscale("report", judged), "holds verdicts on", "has changed", f"--ddp-judge={run}")
 
 
 def test_a_file_where_the_site_should_go_is_a_sentence_not_a_traceback(tmp_path: Path) -> None:
