@@ -66,6 +66,13 @@ class Sampler:
         """Of the sampler's process; None if it was not started, or closed."""
         return None if self._process is None else self._process.pid
 
+    def wait_for_first_poll(self, timeout_s: float = 5.0) -> None:
+        """Wait until the GPUs were read once, in seconds at most: errors are counted from the poll before a window.
+
+        Starting NVML may take seconds where the driver unloads its state between programs (persistence mode off).
+        """
+        self.cut((), timeout_s)
+
     def mark(self) -> None:
         """Tell that a window begins: running totals are read now, which makes its edge sharp. Waits for nothing."""
         if not self._owes_answer:  # a sampler that is late is not given more to do

@@ -54,6 +54,7 @@ class GangTelemetry:
         self._new_sampler = sampler
         self._sampler: Sampler | None = None
         self._devices: dict[int, str] = {}
+        self._is_awaited = True
 
     def start(self, devices: Callable[[Sequence[int]], Sequence[str]]) -> None:
         """Start the sampler on local rank 0, for the GPUs of its node."""
@@ -64,8 +65,12 @@ class GangTelemetry:
 
     def mark(self) -> None:
         """A block begins: what is counted is read now."""
-        if self._sampler is not None:
-            self._sampler.mark()
+        if self._sampler is None:
+            return
+        if self._is_awaited:  # only now, as it starts while arms warm up
+            self._sampler.wait_for_first_poll()
+            self._is_awaited = False
+        self._sampler.mark()
 
     def tell(
         self, key: str, ranks: Sequence[int], windows_of: Callable[[Sequence[str]], Sequence[TimedWindow]]

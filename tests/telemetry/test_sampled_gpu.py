@@ -62,26 +62,19 @@ def node(start: float, end: float) -> list[PlayedGpu]:
 
 
 @pytest.fixture(scope="module")
-def window(nvml_library_directory: Path) -> tuple[float, float]:
-    """Begins once the library is compiled and a sampler had time to start."""
-    start = round(time.time() + 1.0 + REST_S, 1)
-    return start, start + WINDOW_S
-
-
-@pytest.fixture(scope="module")
-def gpus(
-    window: tuple[float, float], nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[Telemetry]:
-    machine = PlayedMachine(nvml_library_directory, tmp_path_factory.mktemp("node") / "machine.json").play(
-        node(*window)
-    )
+def gpus(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Telemetry]:
+    """The window begins once the sampler has polled, however long that took."""
+    machine = PlayedMachine(nvml_library_directory, tmp_path_factory.mktemp("node") / "machine.json")
+    machine.play(node(time.time() + 3600, time.time() + 3601))
     uuids = [uuid_of(i) for i in range(8)]
     # In an order that is not NVML's, as CUDA_VISIBLE_DEVICES may have it.
     with sampler_on(machine, uuids[::-1]) as sampler:
-        wait_until(window[0] - 0.02)
+        start = round(time.time() + REST_S, 1)
+        machine.play(node(start, start + WINDOW_S))
+        wait_until(start - 0.02)
         sampler.mark()
-        wait_until(window[1])
-        return cut(sampler, [(uuid, *window) for uuid in uuids])
+        wait_until(start + WINDOW_S)
+        return cut(sampler, [(uuid, start, start + WINDOW_S) for uuid in uuids])
 
 
 def test_gpus_are_told_apart_by_uuid(gpus: list[Telemetry]) -> None:

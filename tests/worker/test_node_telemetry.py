@@ -20,7 +20,7 @@ from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow, wi
 from tests.builders.telemetry import Telemetry, telemetry_of
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.machine import A100, PlayedMachine, at_work, uuid_of
-from tests.telemetry.sampled import GENEROUS_S
+from tests.telemetry.sampled import GENEROUS_S, wait_until
 
 __all__ = ["machine", "nvml_library_directory"]
 
@@ -41,6 +41,9 @@ class ToldSampler(Sampler):
         self.problem = "the sampler ended" if is_dead else ""
         self.marks = 0
         self.asked: list[list[Window]] = []
+
+    def wait_for_first_poll(self, timeout_s: float = 5.0) -> None:
+        assert self.marks == 0
 
     def mark(self) -> None:
         self.marks += 1
@@ -287,3 +290,21 @@ def test_the_real_sampler_finds_the_gpus_of_its_ranks(stores: list[Store], machi
     busy = A100.work.utilization_pct / 100
     parts = with_telemetry([part(rank) for rank in RANKS], written[0])
     assert [one.utilization for one in parts] == [0.0, 0.0, pytest.approx(busy), None]
+
+
+def test_errors_of_the_first_block_are_counted_however_long_the_sampler_takes_to_start(
+    stores: list[Store], machine: PlayedMachine
+) -> None:
+    machine.play([at_work(A100), A100])
+
+    def sampler(uuids: Sequence[str]) -> Sampler:
+        return Sampler(uuids, 0.1, machine.environment())
+
+    uuids = [uuid_of(rank % PER_NODE) for rank in RANKS]
+    gang = Gang(stores, sampler=sampler).begin(uuids)
+    gang.all(lambda rank: rank.telemetry.mark())
+    began = time.time()
+    wait_until(began + 0.1)
+    written = gang.block(lambda rank: [TimedWindow(rank, began, 0.1)])
+    gang.all(lambda rank: rank.telemetry.close())
+    assert [one.ecc_uncorrected for one in gpus_of(written, uuids)] == [0] * len(RANKS)
