@@ -117,7 +117,7 @@ class TestRunJson:
     )  # fmt: skip
     def test_what_was_never_written_is_refused(self, run: RunDirectory, change: dict[str, Any]) -> None:
         run.write_json(run.run_json, as_json(run.read_run()) | change)
-        with pytest.raises(RunDirectoryError, match=r"run\.json: holds what was never written"):
+        with pytest.raises(RunDirectoryError, match=r"run\.json: has invalid content"):
             run.read_run()
 
 
