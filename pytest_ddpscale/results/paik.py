@@ -228,7 +228,7 @@ def _asked_sku(file: PaikResult, asked: str, found: list[str], thresholds: Thres
     if found and name not in found:
         raise SkuError(
             "--gpu-sku",
-            f"it is {name}, but {file.path} is of {file.device_name!r}, which is {' or '.join(found)}",
+            f"names {name}, but {file.path} is of {file.device_name!r}, which is {' or '.join(found)}",
             "the SKU that was measured", "Leave out --gpu-sku, or correct it.",
         )  # fmt: skip
     return name

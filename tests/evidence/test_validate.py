@@ -342,7 +342,7 @@ class TestTelemetry:
         def moved(records: Records) -> Records:
             return [records[0], altered(records[0], gang=1), *changed(Block, is_ddp, **changes)(records)[1:]]
 
-        assert "which other ranks measured, or at another time" in refusal(tmp_path, moved)
+        assert "which was measured by other ranks or at another time" in refusal(tmp_path, moved)
 
 
 def _without_rank(one: Any, rank: int) -> Any:

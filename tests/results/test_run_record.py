@@ -194,7 +194,7 @@ class TestResumed:
         resume_run(run, (), "ab" * 32, {"weak/r": "error", "strong/r": "no end"})
         notes = run.read_run().resumption_notes()
         assert notes[0].startswith("measured in 2 sessions: resumed 20")
-        assert notes[1].endswith("superseded.jsonl: weak/r (error), strong/r (no end)")
+        assert notes[1].endswith("superseded.jsonl): weak/r (error), strong/r (no end)")
         assert len(notes) == 2
 
     def test_the_reader_is_told_of_other_thresholds(self, run: RunDirectory) -> None:

@@ -89,7 +89,7 @@ class TestJudging:
         begin = source.open_run if goes_on else lambda: source.select(source.cases)
         if goes_on:
             source.select(source.cases)
-        with pytest.raises(RunDirectoryError, match=r"baseline\.json.*is not a baseline.json: it has no schema_version"):
+        with pytest.raises(RunDirectoryError, match=r"baseline\.json.*is not a baseline.json: it has no schema"):
             begin()
 
     def test_notes_of_the_old_run_are_kept(self, opened: Open, tmp_path: Path) -> None:
