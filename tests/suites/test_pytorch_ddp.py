@@ -124,22 +124,6 @@ def test_ctrl_c_leaves_a_report_of_what_was_measured(
     assert "GPU0 X NV1" in (tmp_path / "run" / "report.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        ("--models=resnet50,resnet51", "--models: found 'resnet50,resnet51'; expected classification models"),
-        ("--bucket-sizes=0", "--bucket-sizes: found '0'; expected sizes in MiB"),
-        ("--batch=0", "--batch: found '0'; expected a whole number from 1"),
-        ("--gpu-sku=b201", "--gpu-sku"),
-    ],
-)
-def test_a_wrong_value_is_one_sentence(option: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, option]) == USER_ERROR
-    told = capsys.readouterr().err
-    assert expected in told
-    assert len(told.splitlines()) == 1
-
-
 @pytest.mark.slow
 def test_it_is_measured_reported_and_told_again(
     measured_and_told: MeasuredAndTold, capsys: pytest.CaptureFixture[str]
