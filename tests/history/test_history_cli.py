@@ -101,7 +101,7 @@ def test_one_run_says_that_it_takes_more(capsys: pytest.CaptureFixture[str], tmp
     run = judged_run(tmp_path / "run")
     assert said(capsys, "--history", file, "--add", run.path) == f"{run.path}: added\n"
     text = said(capsys, "n1", "--history", file)
-    assert "Nothing can be said of 4 values yet: that takes 5 earlier runs, or 5 peers." in text
+    assert "4 values not judged yet: that takes 5 earlier runs, or 5 peers." in text
     assert "none yet: nothing to compare with" in said(capsys, "--history", file)
 
 

@@ -111,7 +111,7 @@ def test_what_one_of_two_nodes_was_looked_at_for_does_not_drain_the_one_that_was
 def test_of_several_nodes_none_is_drained_with_nobody_named(tmp_path: Path) -> None:
     [found] = read_findings(write_judged_run(tmp_path / "r", "rejected", NODES, [failed()])).findings
     assert (found.use, found.host) == ("look", "-")
-    assert "neither a node nor a GPU is named" in found.evidence
+    assert "but no node or GPU is named" in found.evidence
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_who_is_not_certain_to_be_at_fault_is_for_a_person(tmp_path: Path) -> No
     unsure = [replace(culprit, is_certain=False) for culprit in (node("n1"), gpu("n2"))]
     run = write_judged_run(tmp_path / "r", "rejected", NODES, [failed(*unsure)])
     assert said(run) == [("look", "-"), ("look", "n1"), ("look", "n2")]
-    assert read_findings(run).findings[0].evidence.endswith("neither a node nor a GPU is sure to be at fault")
+    assert read_findings(run).findings[0].evidence.endswith("but no node or GPU is certain to be at fault")
 
 
 @pytest.mark.parametrize("outcome", ["accepted", "partial"])

@@ -80,7 +80,7 @@ def test_the_wait_for_slurms_nodes_is_shown_with_its_time_so_far(terminal: Termi
 
 def test_a_host_that_others_work_on_is_warned_of() -> None:
     assert load_warning(8.0, 8) == ""
-    assert load_warning(9.24, 8).startswith("WARNING: load average 9.2 on 8 cores before anything is measured")
+    assert load_warning(9.24, 8).startswith("WARNING: load average 9.2 on 8 cores before measuring starts")
 
 
 def test_a_line_is_not_repeated(terminal: Terminal) -> None:
@@ -203,8 +203,8 @@ def test_unknown_records_and_studies_do_no_harm(terminal: Terminal) -> None:
 def test_unfit_nodes_are_told_each_and_stay(terminal: Terminal) -> None:
     terminal.feed(Unfit({"n2": "gpus: GPU 3: lost", "n4": "disk: 0.1 GiB are free"}))
     assert terminal.shown == [
-        ("n2 is not as it should be: gpus: GPU 3: lost", False),
-        ("n4 is not as it should be: disk: 0.1 GiB are free", False),
+        ("n2 is unfit: gpus: GPU 3: lost", False),
+        ("n4 is unfit: disk: 0.1 GiB are free", False),
     ]
 
 
