@@ -45,10 +45,10 @@ def test_a_variable_of_the_environment_is_compared_gang_by_gang() -> None:
     report = tune_report(measured)
     assert report.values["settings"][0]["says"] == "slower"
     assert report.values["recommended"] == []
-    assert "cannot change anything: gloo" not in markdown_of("tune", report, SUITE_RECORD)
+    assert "without effect: gloo" not in markdown_of("tune", report, SUITE_RECORD)
     faster = tune_report(PlayedTune("--try=NCCL_ALGO=Ring", gains={"NCCL_ALGO=Ring": 1.2}).measured())
     assert faster.values["snippet_environment"] == "export NCCL_ALGO=Ring"
-    assert "cannot change anything: gloo reads no variable of NCCL" in markdown_of("tune", faster, SUITE_RECORD)
+    assert "without effect: gloo reads no NCCL variable" in markdown_of("tune", faster, SUITE_RECORD)
 
 
 def test_what_looks_faster_in_one_launch_only_is_not_recommended() -> None:
@@ -73,12 +73,12 @@ def test_uneven_batches_are_a_cost_and_never_recommended() -> None:
     ("tried", "expected"),
     [
         ("NCCL_ALGOO=Ring", "it does not know NCCL_ALGOO (perhaps NCCL_ALGO)"),
-        ("bucket_cap=1", "'bucket_cap' is none (perhaps bucket_cap_mb)"),
+        ("bucket_cap=1", "'bucket_cap' is not one of them (perhaps bucket_cap_mb)"),
         ("static_graph=yes", "static_graph as true or false"),
         ("precision=fp8", "precision as one of fp32, fp16, bf16"),
         ("accumulation_steps=0", "expected accumulation_steps from 1 to 10000, not 0"),
         ("uneven_share=0.99", "expected uneven_share that leaves each rank an image of"),
-        ("nccl_algo=Ring", "'nccl_algo' is none (perhaps NCCL_ALGO)"),
+        ("nccl_algo=Ring", "'nccl_algo' is not one of them (perhaps NCCL_ALGO)"),
         ("batch_size=none", "batch_size as a number, half or double"),
         ("bucket_cap_mb", "name=value"),
         ("precision=fp32", "a setting that the workload does not have already"),
