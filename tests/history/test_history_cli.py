@@ -124,10 +124,10 @@ def test_adding_goes_on_after_a_directory_that_is_none(
 def test_mistakes_are_sentences(capsys: pytest.CaptureFixture[str], history: Path, tmp_path: Path) -> None:
     assert "n9'; expected one of n1, n2" in refused(capsys, "n9")
     assert "--gpu-sku: found 'b200'" in refused(capsys, "--gpu-sku", "b200")
-    assert "is not there" in refused(capsys, "--history", tmp_path / "none.sqlite")
+    assert "does not exist" in refused(capsys, "--history", tmp_path / "none.sqlite")
     assert "run directories only" in refused(capsys, "n1", "--add", tmp_path)
     letter = tmp_path / "letter"
     letter.write_text("dear all")
     run = judged_run(tmp_path / "run").path
-    assert "is no history file" in refused(capsys, "--history", letter, "--add", run)
+    assert "is not a history file" in refused(capsys, "--history", letter, "--add", run)
     assert letter.read_text() == "dear all"
