@@ -149,7 +149,7 @@ def test_a_setting_that_does_not_fit_is_an_error_and_the_others_are_told(measure
     run, told = measured_and_told(*SMALL, tried, exit_code=1)
     uneven, too_large = json.loads(run.suite_json.read_text())["settings"]
     assert uneven["says"] in ("slower", "no difference shown")
-    assert uneven["changes"] == "is no setting: what uneven batches cost"
+    assert uneven["changes"] == "not a setting: shows the cost of uneven batches"
     assert uneven["first_launch"]["low"] < uneven["first_launch"]["ratio"]
     assert (too_large["says"], too_large["first_launch"]["ratio"]) == ("not measured", None)
     assert re.search(r"rank \d on .* failed in .*allocate", too_large["why_missing"])
