@@ -80,7 +80,7 @@ def _of_ddp_benchmark(arguments: argparse.Namespace, confidence: float, gate: Ga
     from pytest_ddpscale.results.ddp_benchmark_file import FILE_NAME, read_ddp_benchmark, report_at
 
     if arguments.history is not None:
-        raise OptionError("--history", "found a report of PyTorch's DDP benchmark beside it", "a judged run")
+        raise OptionError("--history", "found with a report of PyTorch's DDP benchmark", "a judged run")
     expected = f"two reports of PyTorch's DDP benchmark, or run directories with {FILE_NAME}"
     found_at = [report_at(path) for path in arguments.directories]
     for path, report in zip(arguments.directories, found_at, strict=True):

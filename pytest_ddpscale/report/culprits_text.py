@@ -104,12 +104,12 @@ def read_findings(
     began, aside, why_not = int(record.began.timestamp()), _set_aside(record, judgement), _why_no_return(record)
     if rehearses:
         if aside != WATERMARK:
-            raise OptionError("--rehearse", f"found {path}, whose machine was measured", "simulated runs")
+            raise OptionError("--rehearse", f"found {path}, a run of a real machine", "simulated runs")
         record, aside = structs.replace(record, status="finished"), None
     if aside is not None:
         return _findings(path, 0, [HostFinding("none", NOBODY, aside)])
     if record.status != "finished":
-        unfinished = f"its status is {record.status}, not finished: an unfinished run rejects and accepts nobody"
+        unfinished = f"its status is {record.status}: an unfinished run neither rejects nor accepts a host"
         named = [*_lost(run), *_accused(replace(judgement, outcome="incomplete"))]
         named = [replace(one, started_unix_s=began) for one in named]
         return _findings(path, 0, _for_a_person(unfinished, named))
@@ -139,7 +139,7 @@ def _accepted(judgement: Judgement, trained: Sequence[str]) -> list[HostFinding]
     named = list(_accused(waived))
     unnamed = [verdict.id for verdict in judgement.waived if not verdict.culprits]
     if unnamed:
-        why = f"{text.outcome_text(judgement)}: {first_few(unnamed)} failed, and no host is named for that"
+        why = f"{text.outcome_text(judgement)}: {first_few(unnamed)} failed without naming a host"
         return [HostFinding("look", NOBODY, why), *named]
     failing = {finding.host for finding in named} | {c.peer_host for v in judgement.waived for c in v.culprits}
     fit = [host for host in trained if text.one_line(host) not in failing]
@@ -161,7 +161,7 @@ def settled(runs: Sequence[HostFindings]) -> list[HostFinding]:
 
 def text_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
     """For people: host, what to do, why, and which run says so."""
-    words: dict[Use, str] = {"drain": "rejected", "accepted": "accepted", "look": "look at it", "none": "nothing to do"}
+    words: dict[Use, str] = {"drain": "rejected", "accepted": "accepted", "look": "inspect", "none": "nothing to do"}
     for finding in findings:
         host = "" if finding.host == NOBODY else f"{text.one_line(finding.host)}: "
         yield f"{host}{words[finding.use]}: {text.one_line(finding.evidence)} [{text.one_line(str(finding.run))}]"

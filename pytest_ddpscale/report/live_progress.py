@@ -46,7 +46,7 @@ class LiveProgress:
         planned = dict.fromkeys((*plan.study_ids, *self._ended))
         done = sum(1 for study in planned if study in self._ended or study not in missing)
         lines = [
-            f"Measuring goes on: {done} of {count_text(len(planned), 'study', 'studies')} done. Last written at "
+            f"Measuring: {done} of {count_text(len(planned), 'study', 'studies')} done. Last written at "
             f"{written_at}; this page reloads every {REFRESH_S} s. If the time stops changing, the run was killed: "
             "judge it, or continue it with --ddp-resume."
         ]

@@ -27,7 +27,7 @@ from pytest_ddpscale.results.records import Block, GangRecord, StudyEnd, StudySt
 from pytest_ddpscale.results.strict_json import each
 from pytest_ddpscale.results.training_record import TrainedEpoch
 
-_ENDED = {"budget": "time is up after ", "decided": "decided after "}
+_ENDED = {"budget": "time limit reached after ", "decided": "decided after "}
 
 
 class Progress:
@@ -134,7 +134,7 @@ class Progress:
         self._round = max(self._round, record.round + 1)
         if record.study in self._usual_rounds:
             usual = self._usual_rounds[record.study]
-            of = f"/{usual}" if self._round <= usual else ", slow ones once more"
+            of = f"/{usual}" if self._round <= usual else ", slow pairs again"
             self._go_on(f"pairs of nodes: round {self._round}{of}")
 
     def _trained(self, epoch: TrainedEpoch) -> None:
@@ -152,10 +152,10 @@ class Progress:
             self._say(f"{end.study}: ERROR: {end.message}", passing=False)
         elif end.reason == "interrupted":
             has_begun = self._current == end.study
-            how_far = f"interrupted after {self._round} rounds" if has_begun else "not begun"
+            how_far = f"interrupted after {self._round} rounds" if has_begun else "not started"
             self._say(f"{end.study}: {how_far}: {end.message}", passing=False)
         elif self._current != end.study:  # no time was left for this launch
-            self._say(f"{end.study}: not begun: time is up", passing=False)
+            self._say(f"{end.study}: not started: time limit reached", passing=False)
         else:
             if self._study is not None:
                 self._spent_s += seconds

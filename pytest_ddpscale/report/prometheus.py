@@ -107,12 +107,12 @@ def _timestamps(judgement: Judgement, run: RunRecord) -> Iterator[str]:
     hosts = [host for host in run.hosts if host.host not in run.left_out]
     yield from _family(
         "ddpscale_node_last_verdict_timestamp_seconds",
-        "End of the last judged run that this node took part in, in Unix time.",
+        "End of this node's last judged run, in Unix time.",
         [({**of_run, "node": host.host}, verdict_s) for host in hosts],
     )
     yield from _family(
         "ddpscale_gpu_last_verdict_timestamp_seconds",
-        "End of the last judged run that this GPU took part in, in Unix time.",
+        "End of this GPU's last judged run, in Unix time.",
         [
             ({**of_run, "node": host.host, "gpu": str(device.index), "uuid": device.uuid}, verdict_s)
             for host in hosts

@@ -118,7 +118,7 @@ def _of_places(columns: Columns, plan: Plan, evidence: Evidence | None) -> Itera
     yield Figure(
         "heat-map", "Step time by node and GPU", svg_maps.heat_map("heat-map", slowness),
         "Step time without communication relative to the typical GPU; darker is slower. "
-        "The slowest of several workloads counts, and of nodes that share a row.",
+        "The slowest workload counts, and the slowest of nodes that share a row.",
     )  # fmt: skip
     yield Figure("slowest-gpus", "Slowest GPUs", svg_maps.slowest_table(slowness), "At most 50, the slowest first.")
     pairs = svg_maps.pair_bandwidths(evidence) if evidence is not None else {}

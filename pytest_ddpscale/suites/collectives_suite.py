@@ -52,7 +52,7 @@ class Collectives(Suite):
                  "all sizes with a bound in the thresholds")  # fmt: skip
         add("--operations", metavar="A,B", help=f"any of {', '.join(COLLECTIVES)}; default: all")
         add("--iteration-limit", metavar="TIME",
-            help="stop at the size at which one operation takes longer than this; default: "
+            help="leave out sizes at which one operation takes longer, and all larger ones; default: "
                  f"{ITERATION_LIMITS_S['cuda']:g}s, on CPUs {ITERATION_LIMITS_S['cpu']:g}s")  # fmt: skip
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:

@@ -46,7 +46,7 @@ class Convergence(Suite):
         add("--loss", default="0.5", metavar="LOSS", help="cross entropy to reach; default: %(default)s")
         add("--model", metavar="MODEL", help="torchvision model; default: three linear layers, see --hidden")
         add("--hidden", default="256", metavar="N,N",
-            help="units of the hidden layers; every world size trains the first model, the largest one trains all; "
+            help="units of the hidden layers; every world size trains the first model, the largest size trains all; "
             "default: %(default)s")  # fmt: skip
         add("--image-size", metavar="PIXELS", help="default: 28, with --model 64")
         add("--samples", default="4096", metavar="N", help="images made in memory; default: %(default)s")

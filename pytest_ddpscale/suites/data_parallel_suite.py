@@ -25,7 +25,7 @@ class DataParallelSuite(Suite):
     """Throughput and communication share of DataParallel by batch, and where it is not worth it."""
 
     name = "data-parallel"
-    help = "inference: one process on several GPUs (nn.DataParallel, and ours) beside one GPU and a rank on each"
+    help = "inference: one process on several GPUs (nn.DataParallel, and ours) against one GPU and a rank on each"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for model, batches and devices."""

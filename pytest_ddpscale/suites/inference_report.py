@@ -68,7 +68,7 @@ def saturation_text(where: Saturation) -> str:
         return f"saturated from batch {where.least} on"
     if where.surely is None:
         return f"saturated from batch {where.least} on or later (intervals are too wide to say where)"
-    return f"saturated from a batch of {where.least} to {where.surely} on"
+    return f"saturated from a batch between {where.least} and {where.surely} on"
 
 
 def _throughput(

@@ -111,4 +111,4 @@ def why_missing(evidence: Evidence, study_id: str) -> str:
         return evidence.errors[study_id]
     if study_id in evidence.interrupted:
         return evidence.interrupted[study_id]
-    return "time was up" if study_id in evidence.out_of_time else ""
+    return "time limit reached" if study_id in evidence.out_of_time else ""

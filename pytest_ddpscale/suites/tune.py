@@ -111,7 +111,7 @@ def _workload(arguments: argparse.Namespace, nodes: SuiteNodes) -> Workload:
     pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4)) if arguments.image_size else None
     if arguments.model is not None:
         if arguments.precision is None or arguments.workload is not None:
-            raise OptionError("--model", f"found {arguments.model!r}", "--precision beside it, and no --workload")
+            raise OptionError("--model", f"found {arguments.model!r}", "--precision as well, and no --workload")
         found = workload_of(sku, arguments.model, arguments.precision, pixels, nodes.subject.device_type)
     else:
         name = arguments.workload or next(iter(sku.workloads), "")
@@ -121,5 +121,5 @@ def _workload(arguments: argparse.Namespace, nodes: SuiteNodes) -> Workload:
     if arguments.batch is not None:
         found = replace(found, batch_size=read_value("--batch", arguments.batch, count_up_to(10**6)))
     elif arguments.model is not None:
-        raise OptionError("--model", f"found {arguments.model!r} without --batch", "--batch beside it")
+        raise OptionError("--model", f"found {arguments.model!r} without --batch", "--batch as well")
     return replace(found, data="synthetic")  # `suite input-pipeline` measures the cost of loading

@@ -157,7 +157,7 @@ def test_time_left_is_never_negative(terminal: Terminal) -> None:
     [
         ("rounds", "", "6 rounds in 1:05"),
         ("decided", "", "decided after 6 rounds in 1:05"),
-        ("budget", "", "time is up after 6 rounds in 1:05"),
+        ("budget", "", "time limit reached after 6 rounds in 1:05"),
         ("interrupted", "the job was preempted", "interrupted after 6 rounds: the job was preempted"),
         (
             "error",
@@ -171,12 +171,12 @@ def test_the_end_of_a_study_stays(terminal: Terminal, reason: EndReason, message
     terminal.seconds += 65
     assert terminal.feed(StudyEnd("weak/r", reason, message)) == (f"weak/r: {shown}", False)
     line = terminal.feed(StudyEnd("strong/r", "interrupted", "the job was preempted"))
-    assert line == ("strong/r: not begun: the job was preempted", False)
+    assert line == ("strong/r: not started: the job was preempted", False)
 
 
 def test_a_study_for_which_there_was_no_time_did_not_begin(terminal: Terminal) -> None:
     terminal.feed(BEGIN, block("alone", 5), StudyEnd("weak/r", "rounds"))
-    assert terminal.feed(StudyEnd("strong/r", "budget")) == ("strong/r: not begun: time is up", False)
+    assert terminal.feed(StudyEnd("strong/r", "budget")) == ("strong/r: not started: time limit reached", False)
 
 
 def test_a_settled_study_takes_no_more_time(terminal: Terminal) -> None:
@@ -285,7 +285,7 @@ class TestPairsOfNodes:
 
     def test_say_that_slow_ones_are_measured_once_more(self, terminal: Terminal) -> None:
         terminal.feed(STARTUP, self.BEGIN)
-        assert terminal.feed(self.round_of(3))[0].endswith("pairs of nodes: round 4, slow ones once more")
+        assert terminal.feed(self.round_of(3))[0].endswith("pairs of nodes: round 4, slow pairs again")
 
     def test_keep_their_rounds_at_the_end(self, terminal: Terminal) -> None:
         terminal.feed(STARTUP, self.BEGIN, self.round_of(0), self.round_of(1))
