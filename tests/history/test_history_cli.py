@@ -62,7 +62,7 @@ def test_a_node_is_told_with_its_runs_its_software_and_what_fell(
     text = said(capsys, "n3", "--history", history)
     assert f"n3, {SKU}: 7 runs" in text
     assert f"  {at(6)}  rejected, failed: throughput_per_gpu[r-2gpu]  [" in text
-    assert "software changed: driver 575 before, 580 now." in text
+    assert "Software changed since the earlier runs: driver 575 before, 580 now." in text
     assert "2 of 4 values worse than predicted" in text
     table = text[text.index("VALUE") :].splitlines()
     assert {line.split("  ")[0] for line in table[1:3]} == {
