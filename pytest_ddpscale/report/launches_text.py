@@ -13,7 +13,7 @@ _DOUBTFUL = (
     f"{MARK} this launch only: on a CPU, launches differ about twice as much as rounds, so an interval from 16 rounds "
     "covers the true value in 53 % of cases; more rounds do not help, --ddp-launches=3 does"
 )
-_UNKNOWN = "training values are from one launch only: their intervals do not include differences between launches"
+_UNKNOWN = "training values are from this launch only: their intervals do not include differences between launches"
 
 
 def interval_mark(verdict: Verdict) -> str:
