@@ -72,7 +72,7 @@ class TestRefused:
         lines = run.measurements_jsonl.read_text(encoding="utf-8").splitlines()
         lines[41] = json.dumps(json.loads(lines[41]) | {"block_s": -1.0})
         run.measurements_jsonl.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        self.assert_refused_untouched(site, "measured/measurements.jsonl: line 42 is no record")
+        self.assert_refused_untouched(site, "measured/measurements.jsonl: line 42 is not a record")
 
 
 def test_a_torn_last_line_is_left_out(site: Site) -> None:

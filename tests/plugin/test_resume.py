@@ -122,7 +122,7 @@ class TestOnlyWhatIsMissing:
         report = (run.path / "report.md").read_text(encoding="utf-8")
         for notes in (site.verdicts("run")["notes"], report):
             assert any("measured in 2 sessions" in line for line in (notes if isinstance(notes, list) else [notes]))
-        assert f"superseded.jsonl: {LAST} (error)" in site.verdicts("run")["notes"][1]
+        assert f"superseded.jsonl): {LAST} (error)" in site.verdicts("run")["notes"][1]
 
     def test_may_take_several_attempts(self, site: Site, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
         cut_short(site, monkeypatch, "killed")

@@ -151,7 +151,7 @@ class TestSku:
     def test_a_judged_run_that_names_no_sku_is_broken(self, opened: Open, tmp_path: Path, sku: Any) -> None:
         run = RunDirectory(measured_run(tmp_path / "old"))
         run.write_json(run.run_json, as_json(run.read_run()) | {"sku": sku})
-        with pytest.raises(RunDirectoryError, match=r"run\.json: holds what was never written .*`\$\.sku`"):
+        with pytest.raises(RunDirectoryError, match=r"run\.json: has invalid content .*`\$\.sku`"):
             opened(gpu_sku="auto", ddp_judge=str(run.path))
 
 
