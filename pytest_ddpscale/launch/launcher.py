@@ -189,7 +189,7 @@ class Launcher(ABC):
             lines: the last ones it wrote.
         """
         said = next((line for line in reversed(lines) if line.strip()), "nothing")
-        return f"{host}: {self.program} ended with exit code {exit_code}; it said last: {said}"
+        return f"{host}: {self.program} ended with exit code {exit_code}; its last message: {said}"
 
     def left_behind(self, launch: Launch) -> str:
         """In a sentence, which processes may still run on nodes after it was killed; empty once there are none."""

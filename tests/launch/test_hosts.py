@@ -182,7 +182,7 @@ def test_a_command_that_names_no_host_is_refused(command: str) -> None:
          "with --ddp-remote-python"),
         (127, ["sh: 1: exec: /x/python: not found"],
          f"n2: {sys.executable} cannot be started there: name its Python with --ddp-remote-python"),
-        (3, ["what", ""], "n2: ssh ended with exit code 3; it said last: what"),
+        (3, ["what", ""], "n2: ssh ended with exit code 3; its last message: what"),
     ],
 )  # fmt: skip
 def test_why_an_agent_did_not_come_up_is_one_sentence(code: int, lines: list[str], expected: str) -> None:
