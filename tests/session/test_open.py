@@ -118,7 +118,7 @@ class TestSku:
 
     def test_gpus_of_another_sku_are_refused(self, opened: Open, machine: Callable[..., None]) -> None:
         machine(gpu(0, name="H"), driver=True)
-        with pytest.raises(SkuError, match=r"^--gpu-sku=gpu: gpu is a SKU the GPUs are not"):
+        with pytest.raises(SkuError, match=r"^--gpu-sku=gpu: the GPUs here are not gpu"):
             opened(gpu_sku="g")
 
     @pytest.mark.parametrize(("sku", "collect_only"), [("cpu", False), ("cpu", True), ("gpu", True)])

@@ -255,7 +255,7 @@ class TestLeaveOut:
         monkeypatch.setattr(SurveyedGang, "problem", "nvmlInit did not return")
         judgement = stage.run("leave-out", cluster)
         assert [gang.measured for gang in stage.gangs] == [()]
-        unknown = [f"{host}: it could not be looked at: nvmlInit did not return" for host in THREE[: cluster.nodes]]
+        unknown = [f"{host}: survey failed: nvmlInit did not return" for host in THREE[: cluster.nodes]]
         assert reason(judgement, PACE) == f"nothing was measured: {'; '.join(unknown)}"
         assert outcomes(judgement)[CHECK] == "not_measured"
         assert judgement.outcome == "incomplete"
