@@ -1,7 +1,7 @@
-"""The catalogue of metrics: one entry per idea, and all that is known of it stands there.
+"""The catalogue of metrics: each is declared once, with all of its properties.
 
-The shape of thresholds.yaml and its schema, judge, blame, reports and docs/metrics.md derive from it. To add one is
-described in docs/how-to/metric.md.
+The shape of thresholds.yaml and its schema, judge, blame, reports and docs/metrics.md derive from it. To add a metric,
+see docs/how-to/metric.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import COLLECTIVES
 from pytest_ddpscale.plan.variant import Variant
 
-# Costs, which may be nothing at all.
+# Costs, which may be zero.
 _COST = (0.0, 1.0)
 _EFFICIENCY = (0.001, MOST_EFFICIENCY)
 _SHARE = (0.0, 1.0)
@@ -21,12 +21,12 @@ _RATIO_TO_ALONE = (0.0, MOST_EFFICIENCY)
 
 
 def _efficiency(measured: MetricInput) -> PerRound:
-    """Throughput per GPU among many over that of one GPU alone: of the same job, and only the batch differs."""
+    """Throughput per GPU among many over that of one GPU alone, in the same job; only the batch may differ."""
     return measured.arm.img_per_s_per_gpu / measured.alone_img_per_s
 
 
 def _model_flops_utilization(measured: MetricInput) -> PerRound:
-    """As in PaLM (Chowdhery et al., arXiv 2204.02311, appendix B): what both passes need, whatever was computed."""
+    """As in PaLM (Chowdhery et al., arXiv 2204.02311, appendix B): counts the FLOPs that both passes need."""
     if not measured.flops_per_image:
         return PerRound()
     return measured.arm.img_per_s_per_gpu * (measured.flops_per_image / (measured.peak_tflops * 1e12))
@@ -46,7 +46,7 @@ INFERENCE_LATENCIES = {per_cent: _inference_latency(per_cent) for per_cent in (5
 _ALL = (
     Metric(
         "throughput_per_gpu", "img/s", "Throughput per GPU",
-        "Images each GPU trains per second: efficiency alone would pass if every GPU were equally slow.",
+        "Images each GPU trains per second; efficiency alone would pass if all GPUs were equally slow.",
         "t(ddp@k); for world size 1 t(alone), or t(ddp@1) with `baseline: ddp`",
         samples=lambda measured: measured.arm.img_per_s_per_gpu,
         slowed_by_one_rank=True,
@@ -82,30 +82,30 @@ _ALL = (
         "rank_uniformity", "x", "Rank uniformity",
         "Step time of the slowest GPU over that of its peers, each computing by itself at the same time.",
         "step time of the slowest rank ÷ median of all others', in each@k",
-        # nothing tells the error of the slowest of many
+        # without errors: that of the slowest of many is unknown
         samples=lambda measured: measured.arm.own.slowest_to_peers,
         minimum_world_size=2, measured="each", upper_bound=True, carries_acceptance=False, slowed_by_one_rank=True,
         plausible=(1.0, 1000.0), possible=(1.0, math.inf),
     ),
     Metric(
         "exposed_communication", "fraction", "Exposed communication",
-        "Share of a step that waits for communication which computation does not hide.",
+        "Share of a step spent waiting for communication that computation does not hide.",
         "1 − step time of no_sync@k ÷ that of ddp@k",
-        # noise makes it slightly negative where communication is hidden altogether
+        # noise makes it slightly negative if communication is completely hidden
         samples=lambda measured: 1 - measured.baseline.own.step_s / measured.arm.own.step_s,
         minimum_world_size=2, baseline="no_sync", upper_bound=True, scale="differences", carries_acceptance=False,
         slowed_by_one_rank=True, plausible=_COST, credible=(-0.1, math.inf), possible=_SHARE,
     ),
     Metric(
         "computation_time", "ms", "Computation time",
-        "Time of a training step of ranks that all compute at once under DDP and do not communicate.",
+        "Time of a training step under DDP without communication, with all ranks computing at once.",
         "step time of no_sync@k: zeroing gradients, forward and backward pass, optimizer; the slowest rank",
         samples=lambda measured: 1000 * measured.arm.own.step_s,
         measured="no_sync", upper_bound=True, carries_acceptance=False, slowed_by_one_rank=True,
     ),
     Metric(
         "communication_time", "ms", "Communication time",
-        "How much longer a training step takes because of communication that computation does not hide.",
+        "Time added to a training step by communication that computation does not hide.",
         "step time of ddp@k − that of no_sync@k",
         samples=lambda measured: 1000 * (measured.arm.own.step_s - measured.baseline.own.step_s),
         minimum_world_size=2, baseline="no_sync", upper_bound=True, scale="differences", carries_acceptance=False,
@@ -113,7 +113,7 @@ _ALL = (
     ),
     Metric(
         "ddp_overhead", "fraction", "DDP overhead",
-        "How much longer a step of one GPU takes under DistributedDataParallel than without it.",
+        "Relative time that DistributedDataParallel adds to a step of one GPU.",
         "step time of ddp@1 ÷ that of alone − 1",
         samples=lambda measured: measured.arm.own.step_s / measured.baseline.own.step_s - 1,
         maximum_world_size=1, baseline="alone", upper_bound=True, scale="differences", carries_acceptance=False,
@@ -121,7 +121,7 @@ _ALL = (
     ),
     Metric(
         "step_time_p95", "ms", "95th percentile of the step time",
-        "Nineteen of twenty steps, of any rank, take no longer.",
+        "95 % of steps, over all ranks, finish within this time.",
         "95th percentile over the raw steps of all ranks",
         samples=lambda measured: measured.arm.step_percentile_ms(95),
         upper_bound=True, slowed_by_one_rank=True,
@@ -142,7 +142,7 @@ _ALL = (
     ),
     Metric(
         "model_flops_utilization", "fraction", "Model FLOPs utilization",
-        "Floating-point operations the model needs per second, relative to the data sheet's peak.",
+        "Floating-point operations per second that the model needs, relative to the data sheet's peak.",
         "t × FLOPs per image (torch's counter, forward and backward) ÷ the data sheet's dense peak",
         origin="PaLM (Chowdhery et al., arXiv 2204.02311, appendix B)",
         samples=_model_flops_utilization,
@@ -157,39 +157,38 @@ _ALL = (
     ),
     Metric(
         "peak_memory_gib", "GiB", "Peak memory",
-        "Most memory any rank held while it trained.",
-        "most memory any rank held (GPU: allocated by torch; CPU: resident set)",
+        "Largest memory use of any rank while training.",
+        "largest memory use of any rank (GPU: allocated by torch; CPU: resident set)",
         samples=lambda measured: measured.arm.peak_memory_gib,
         upper_bound=True, scale="differences",
     ),
     Metric(
         "memory_spread", "fraction", "Memory spread",
-        "Difference between the most and the least memory that ranks held, relative to the most.",
-        "(most − least) ÷ most memory over the ranks",
+        "Difference between the largest and the smallest memory use of ranks, relative to the largest.",
+        "(largest − smallest) ÷ largest memory use over the ranks",
         samples=lambda measured: measured.arm.memory_spread,
         minimum_world_size=2, upper_bound=True, scale="differences", carries_acceptance=False, plausible=_COST,
         possible=_SHARE,
     ),
     Metric(
         "replica_agreement", "fraction", "Replica agreement",
-        "Share of ranks whose parameters, and own result of one seeded step, are bit for bit those of the others.",
-        "share of ranks whose parameters after the block, and whose own seeded step, are bit for bit those of the "
-        "others",
-        # one round below 1 is a disagreement, however many are 1: their mean says nothing
+        "Share of ranks whose parameters, and result of one seeded step, match the others bit for bit.",
+        "share of ranks whose parameters after the block, and whose own seeded step, match the others bit for bit",
+        # one round below 1 is a disagreement, however many are 1, so their mean is meaningless
         samples=lambda measured: measured.arm.agreeing_share(measured.seeded_checksums),
         minimum_world_size=2, scale="differences", carries_acceptance=False, compares_results=True, only_bound=1.0,
         possible=_SHARE,
     ),
     Metric(
         "images_per_joule", "img/J", "Images per joule",
-        "Images trained per joule that the GPUs take; the least efficient of them.",
-        "images that a rank trained ÷ energy that its GPU took in the block; the least of all ranks",
+        "Images trained per joule of GPU energy; the least efficient GPU.",
+        "images that a rank trained ÷ energy that its GPU used in the block; the smallest of all ranks",
         samples=lambda measured: measured.arm.img_per_joule,
         carries_acceptance=False,
     ),
     Metric(
         "inference_throughput", "img/s", "Inference throughput per GPU",
-        "Images that each GPU classifies per second, without training: the slowest of all that do so at once.",
+        "Images that each GPU classifies per second; the slowest of all GPUs working at once.",
         "t(infer@k): forward passes in evaluation mode, at the slowest rank's pace",
         samples=lambda measured: measured.arm.img_per_s_per_gpu,
         measured="infer", slowed_by_one_rank=True, carries_acceptance=False,
@@ -197,7 +196,7 @@ _ALL = (
     *INFERENCE_LATENCIES.values(),
     Metric(
         "input_pipeline_efficiency", "fraction", "Input-pipeline efficiency",
-        "Throughput with images that are read from a folder, relative to the same training on synthetic ones.",
+        "Throughput with images read from a folder, relative to the same training on synthetic images.",
         "t(ddp@k) with `data: {folder: …}` ÷ t(ddp@k) with synthetic data",
         samples=lambda measured: measured.arm.img_per_s_per_gpu / measured.baseline.img_per_s_per_gpu,
         baseline="ddp", baseline_variant=Variant(data="synthetic"), carries_acceptance=False, plausible=_EFFICIENCY,
@@ -205,7 +204,7 @@ _ALL = (
     ),
     Metric(
         "node_check", "fraction", "Node checks",
-        "Share of nodes that are as they should be: their GPUs, memory errors, links, clocks and software.",
+        "Share of nodes that pass a check of their GPUs, memory errors, links, clocks or software.",
         "share of nodes that pass a check; it has no rounds",
         scale="differences", carries_acceptance=False, subject="check",
     ),
@@ -217,15 +216,15 @@ _ALL = (
     ),
     Metric(
         "memory_bandwidth_gbps", "GB/s", "Device-memory bandwidth",
-        "What a GPU reads and writes per second when it copies within its own memory; the slowest GPU.",
+        "Bytes that a GPU reads and writes per second when it copies within its own memory; the slowest GPU.",
         "bytes read and written ÷ time of a copy within the device's memory; the slowest GPU",
         origin="STREAM's copy (McCalpin, 1995), which counts bytes read and bytes written",
         maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("memory-copy",),
     ),
     Metric(
         "host_bandwidth_gbps", "GB/s", "Host bandwidth",
-        "What a GPU copies per second from or to its host, all GPUs at once; the slowest GPU.",
-        "bytes ÷ time of a copy from or to pinned memory of the host; the slowest GPU",
+        "Bytes that a GPU copies per second from or to its host, all GPUs at once; the slowest GPU.",
+        "bytes ÷ time of a copy from or to pinned host memory; the slowest GPU",
         maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("host-to-device", "device-to-host"),
     ),
     Metric(
@@ -238,22 +237,22 @@ _ALL = (
     ),
     Metric(
         "pair_bandwidth_gbps", "GB/s", "Bandwidth of pairs",
-        "What two GPUs of a node send each other per second, in each direction; the slowest pair.",
+        "Bytes that two GPUs of a node send each other per second, in each direction; the slowest pair.",
         "bytes that each end of a pair sends ÷ time, both at once; the slowest pair of a node, or of neighbouring "
         "nodes",
         minimum_world_size=2, carries_acceptance=False, subject="probe", probes=("send-recv",),
     ),
     Metric(
         "no_regression", "x", "No regression",
-        "What a node reaches relative to its own earlier runs; the value that fell most.",
-        "ratio of what a place reached to the geometric mean of its earlier runs (at least 5, the latest 20), the "
-        "value that fell most; it has no rounds",
+        "A node's results relative to its own earlier runs; the value that fell most.",
+        "ratio of a place's value to the geometric mean of its earlier runs (at least 5, the latest 20), for the value "
+        "that fell most; it has no rounds",
         carries_acceptance=False, subject="node", plausible=(0.001, 1.0),
     ),
 )  # fmt: skip
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
-# Those that are told by training a workload.
+# Metrics measured by training a workload.
 TRAINING_METRICS: dict[str, Metric] = {name: metric for name, metric in METRICS.items() if metric.subject == "workload"}
 THROUGHPUT_PER_GPU = METRICS["throughput_per_gpu"]
 WEAK_SCALING_EFFICIENCY = METRICS["weak_scaling_efficiency"]
