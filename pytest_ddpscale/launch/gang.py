@@ -43,7 +43,7 @@ MISSED_BEATS = 3
 FAREWELL_S = 15.0
 # … and to survey their GPUs too, if ranks have failed.
 LOOK_S = 15.0
-# Time for a scheduler to end leftover processes after srun was killed; agents end themselves after 30 s of silence.
+# Time for a scheduler to end leftover processes after its client was killed; silent agents end after 30 s.
 STEP_END_S = 60.0
 STEP_POLL_S = 1.0
 # Time for idle agents to report their clocks.

@@ -1,8 +1,8 @@
 """The protocol between supervisor and node agents: JSON lines on the agents' standard input and output.
 
-Anything that carries these two streams can be a launcher: srun for a cluster, ssh for one node. It needs no open port,
-no polled file and no shared file system, and an end of file means that the other side is gone. A mark distinguishes our
-lines from other output of a site's scripts.
+Anything that carries these two streams can be a launcher: a scheduler's client for a cluster, ssh for one node. It
+needs no open port, no polled file and no shared file system, and an end of file means that the other side is gone. A
+mark distinguishes our lines from other output of a site's scripts.
 
 Each agent sends `Up`. Once all have, the supervisor sends its `Task`, after which agents may send a `NodeSurvey`. It
 asks all agents for their `Clock`, has the first one find a route to another (`Meet`), and sends `Start`. Then every few
@@ -24,7 +24,7 @@ from pytest_ddpscale.results.rank_status import RankFailure, RankStatus
 from pytest_ddpscale.results.survey_record import Survey
 
 MARK = b"@ddpscale "
-# srun forwards longer lines in pieces and may interleave them with another node's.
+# A scheduler's client forwards longer lines in pieces and may interleave them with another node's.
 MOST_BYTES = 1000
 MOST_TEXT = 600  # characters of a rank's error message
 _PIECE_CHARACTERS = 700

@@ -77,7 +77,7 @@ def test_uneven_batches_are_a_cost_and_never_recommended() -> None:
         ("static_graph=yes", "static_graph as true or false"),
         ("precision=fp8", "precision as one of fp32, fp16, bf16"),
         ("accumulation_steps=0", "expected accumulation_steps from 1 to 10000, not 0"),
-        ("uneven_share=0.99", "expected uneven_share that leaves each rank an image of"),
+        ("uneven_share=0.99", "expected uneven_share that leaves each rank one of"),
         ("nccl_algo=Ring", "'nccl_algo' is none (perhaps NCCL_ALGO)"),
         ("batch_size=none", "batch_size as a number, half or double"),
         ("bucket_cap_mb", "name=value"),
