@@ -102,7 +102,7 @@ def test_judging_keeps_the_runs_record_and_judging_again_the_first_verdicts(site
     measured = contents(run.path)
     result = site.judge()
     assert result.ret == pytest.ExitCode.OK
-    assert f"ddpscale judges by {site.thresholds} what measured holds: nothing is measured" in result.outlines
+    assert f"ddpscale judges by {site.thresholds}; evidence from measured (no new measurement)" in result.outlines
     first = contents(run.path)
     assert first.items() >= measured.items()
     site.write("thresholds.yaml", thresholds_with(WEAK_8, "bound: 0.96", "bound: 1.1"))

@@ -103,7 +103,7 @@ class TestOnlyWhatIsMissing:
         assert_no_crash(result)
         assert result.ret == pytest.ExitCode.OK
         result.assert_outcomes(passed=ALL)
-        assert f"goes on with {run.path.name}: 1 of 2 studies were measured and are kept" in output_of(result)
+        assert f"resumes {run.path.name}: 1 of 2 studies were measured and are kept" in output_of(result)
         assert site.outcome("run") == "accepted"
         assert launches(run) == ["2 studies", "1 studies"]
         assert of_study(run.measurements_jsonl, FIRST) == kept

@@ -51,7 +51,7 @@ class TestJudging:
         session.source.close("finished")
         assert old.run_json.read_bytes() == record
         notes = session.conclude(interrupted=False, spoiled=()).notes
-        assert notes == (f"judged from {old.path}, nothing was measured",)
+        assert notes == (f"judged from {old.path} without a new measurement",)
 
     def test_who_judges_is_in_the_basis_and_the_measured_run_keeps_its_own(
         self, opened: Open, old: RunDirectory
