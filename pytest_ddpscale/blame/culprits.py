@@ -230,19 +230,19 @@ def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, mea
     culprits = tuple(culprit for culprit, _ in named)
     first, who = named[0]
     more = f" and {len(named) - 1} more" if len(named) > 1 else ""
-    seen = f"{who}{more}, slow without communication too ({first.evidence})"
+    seen = f"{who}{more} {'are' if more else 'is'} slow even without communication ({first.evidence})"
     if others := found[0].others:
         all_in_nodes = whole.keys() == {straggler.host for straggler in found}
         slower = first_few(sorted(whole)) if all_in_nodes else in_ranks([straggler.rank for straggler in found])
         ratio = statistics.median(straggler.ratio for straggler in found)
-        seen = f"two groups of ranks: {others} and {slower}, {ratio:.2f}× apart without communication too"
+        seen = f"two groups of ranks: {others} and {slower}, {ratio:.2f}× apart even without communication"
     if not definition.communicates and not others:
         reason = f"{verdict.reason}; slow: {who}{more}"
     elif verdict.world_size == 1 or not blame.is_explained:
         reason = f"{verdict.reason}; {seen}"
     else:
         is_sure = verdict.outcome == "failed" and first.is_certain and not found[0].ambiguous
-        reason = f"{verdict.reason}; {seen}, {'slows' if is_sure else 'may slow'} all ranks"
+        reason = f"{verdict.reason}; {seen}; DDP {'waits' if is_sure else 'may wait'} for {'them' if more else 'it'}"
     return replace(verdict, culprits=culprits, reason=reason)
 
 

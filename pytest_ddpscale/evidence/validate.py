@@ -23,14 +23,7 @@ from pytest_ddpscale.results.column_record import FloatArray
 from pytest_ddpscale.results.pair_record import PairRound
 from pytest_ddpscale.results.probe_record import ProbeBlock, ProbeUnsupported
 from pytest_ddpscale.results.record_lines import AnyRecord, OfRanks
-from pytest_ddpscale.results.records import (
-    Block,
-    GangRecord,
-    RoundEnd,
-    SeededSteps,
-    WorkloadFlops,
-    gangs_by_number,
-)
+from pytest_ddpscale.results.records import Block, GangRecord, RoundEnd, SeededSteps, WorkloadFlops, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.results.run_record import studies_measured
 from pytest_ddpscale.results.telemetry_record import TelemetryBlock

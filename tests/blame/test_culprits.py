@@ -71,8 +71,8 @@ class TestOneSlowRank:
 
     def test_is_the_reason_because_all_ranks_wait_for_it(self) -> None:
         assert judge_slowed(slow(1.3, 3)).reason == (
-            "the whole interval misses the bound; rank 3 on node1, slow without communication too "
-            f"(1.30× the median of 3 peers in {ROUNDS} of {ROUNDS} rounds), slows all ranks"
+            "the whole interval misses the bound; rank 3 on node1 is slow even without communication "
+            f"(1.30× the median of 3 peers in {ROUNDS} of {ROUNDS} rounds); DDP waits for it"
         )
 
     @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ class TestSeveralSlowRanks:
             make_case("weak_scaling_efficiency", 0.9, world_size=8),
         )
         assert [culprit.gpu_uuid for culprit in verdict.culprits] == ["GPU-6", "GPU-1"]
-        assert "rank 6 on node3 and 1 more, slow without communication too (1.50× the median" in verdict.reason
+        assert "rank 6 on node3 and 1 more are slow even without communication (1.50× the median" in verdict.reason
 
     def test_of_one_host_that_are_all_there_is_of_it_are_a_node(self) -> None:
         verdict = judge_slowed(slow(1.3, 2, 3))
@@ -201,7 +201,7 @@ class TestSeveralSlowRanks:
                 is_certain=False, slowdown=pytest.approx(1.3),  # type: ignore[arg-type]
             ),
         )  # fmt: skip
-        assert "two groups of ranks: node0 and node1, 1.30× apart without communication too" in verdict.reason
+        assert "two groups of ranks: node0 and node1, 1.30× apart even without communication" in verdict.reason
 
     def test_of_one_host_beside_a_fast_one_are_no_node(self) -> None:
         case = make_case("weak_scaling_efficiency", 0.9, world_size=8)

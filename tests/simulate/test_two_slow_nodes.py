@@ -44,5 +44,5 @@ def test_both_groups_are_named_and_nobody_is_drained(case: Case, factor: float) 
         ("node", "simulated-2", False), ("node", "simulated-3", False),
     }  # fmt: skip
     assert "two groups of ranks: simulated-0, simulated-1 and simulated-2, simulated-3, 1." in verdict.reason
-    assert "× apart without communication too" in verdict.reason
+    assert "× apart even without communication" in verdict.reason
     assert not any(note.startswith("no rank is slow") for note in verdict.notes)

@@ -79,7 +79,7 @@ class TestSlownessOfSeveralNodes:
     def test_that_explains_the_miss_is_to_blame(self) -> None:
         verdict = judge_all(scaling(), slow_node(1))
         assert named(verdict) == [("node", "n1", True)]
-        assert verdict.reason.endswith(", slows all ranks")
+        assert verdict.reason.endswith("; DDP waits for it")
 
     @pytest.mark.parametrize("slowness", [slow_node(1, 1.07), slow_rank(1, 1, 1.07)], ids=["node", "rank"])
     def test_that_is_too_little_for_it_is_not(self, slowness: Slowness) -> None:
@@ -147,7 +147,7 @@ class TestSlownessOfSeveralNodes:
             verdict = judge_all(case, slow_node(1), nodes=2)
             assert named(verdict) == [("node", "n1", False)]
             assert EITHER in verdict.culprits[0].evidence
-        assert "may slow all ranks" in judge_all(scaling(nodes=2), slow_node(1), nodes=2).reason
+        assert "DDP may wait for " in judge_all(scaling(nodes=2), slow_node(1), nodes=2).reason
 
     def test_of_one_of_two_nodes_below_the_floor_is_its_own(self) -> None:
         verdict = judge_all(scaling(nodes=2, floor_img_per_s=90.0), slow_node(1), nodes=2)
@@ -167,7 +167,7 @@ class TestHalfOfTheNodes:
         verdict = judge_all(case, self.slow_half, network=0.8)
         assert verdict.outcome == "failed"
         assert named(verdict) == [("node", "n3", False), ("node", "n2", False)]
-        assert "two groups of ranks: n0, n1 and n2, n3, 1.12× apart without communication too" in verdict.reason
+        assert "two groups of ranks: n0, n1 and n2, n3, 1.12× apart even without communication" in verdict.reason
         assert "either of the two groups may be the odd one" in verdict.culprits[0].evidence
         assert not any(note.startswith("no rank is slow") for note in verdict.notes)
 
