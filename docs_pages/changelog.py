@@ -1,6 +1,6 @@
-"""CHANGELOG.md with one sentence a line: `python -m docs_pages.changelog` writes it so.
+"""CHANGELOG.md with one sentence per line, written by `python -m docs_pages.changelog`.
 
-A change is an item of its list; its further sentences are lines below it, so that a difference shows whole sentences.
+A change is a list item; its further sentences are lines below it, so a diff shows whole sentences.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BETWEEN = re.compile(r"(?<=[\w)`\"%…])\. (?=[A-Z`\"\-]|docs/|report\.|accepta
 
 
 def one_sentence_a_line(text: str) -> str:
-    """The same text with its lists set so; headings and paragraphs as they are."""
+    """The same text with one sentence per line in its lists; headings and paragraphs are unchanged."""
     return "\n".join(_lines(text)).rstrip() + "\n"
 
 

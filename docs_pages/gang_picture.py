@@ -1,6 +1,6 @@
 """The picture of gang, study, round and arm: `python -m docs_pages.gang_picture` writes docs/pictures/gang.svg.
 
-Which rank trains in which arm is asked of the layout that ranks themselves ask.
+It takes the ranks of each arm from the layout that the ranks themselves use.
 """
 
 from __future__ import annotations

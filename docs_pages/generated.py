@@ -1,4 +1,4 @@
-"""All pages that no file in docs/ holds."""
+"""All pages that have no file in docs/."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def generated_pages(root: Path) -> dict[str, str]:
 
 
 def _seen_from_docs(text: str) -> str:
-    """Links of a file beside docs/, as a page in it has them."""
+    """Rewrite the links of a file beside docs/ for a page inside docs/."""
     text = re.sub(r"\]\(docs/", "](", text)
     for name, page in BESIDE.items():
         text = text.replace(f"]({name}", f"]({page}")

@@ -42,12 +42,12 @@ def metric_pages(file: Path) -> dict[str, str]:
 
 
 def example_row(metric: Metric, packaged: Iterable[Entry]) -> tuple[str, str]:
-    """A row of a metric in the packaged file, and where it stands; if it has none, one with a value to fill in."""
+    """A row of a metric in the packaged file, and its place; without one, a row with a value to fill in."""
     key = "check" if metric is NODE_CHECK else metric.name
     word = re.compile(rf"[{{ ]{key}:")
     found = [(text, ".".join(path)) for path, text in packaged if word.search(text)]
     if found:
-        return min(found, key=lambda row: "published:" not in row[0])  # the first that somebody published
+        return min(found, key=lambda row: "published:" not in row[0])  # the first published one
     size = "1" if metric.maximum_world_size == 1 else "8"
     subject = {"workload": f", of: {_WORKLOAD}", "probe": f", probe: {(*metric.probes, '')[0]}"}
     value = f"{_example_bound(metric):.2g}"
@@ -55,20 +55,22 @@ def example_row(metric: Metric, packaged: Iterable[Entry]) -> tuple[str, str]:
 
 
 def _example_bound(metric: Metric) -> float:
-    """A number in the midst of its range, for a metric that no packaged row has."""
+    """A number in the middle of its range, for a metric without a packaged row."""
     least, most = metric.range_at(1)
     return math.sqrt(max(least, 1e-3 * most) * most)
 
 
 def _page(metric: Metric, packaged: Iterable[Entry], cases: Iterable[tuple[str, AnyCase]]) -> str:
     row, where = example_row(metric, packaged)
-    row_from = f"From the packaged file, `{where}`:" if where else "The packaged file has no row of it. One would be:"
-    better = "Less is better: the bound is a most." if metric.upper_bound else "More is better: the bound is a least."
+    row_from = f"From the packaged file, `{where}`:" if where else "The packaged file has no such row. An example:"
+    better, end = ("Less", "maximum") if metric.upper_bound else ("More", "minimum")
     parts = [
         f"# {metric.title}",
         f"`{metric.name}`: {metric.meaning}",
         "| | |\n| --- | --- |\n" + "".join(_facts(metric)).rstrip(),
-        better if metric.only_bound is None else f"The only bound that makes sense is {metric.only_bound:g}.",
+        f"{better} is better: the bound is a {end}."
+        if metric.only_bound is None
+        else f"The only bound that makes sense is {metric.only_bound:g}.",
         f"## In thresholds.yaml\n\n{row_from}\n\n```yaml\n{row}\n```",
         _failure(metric, cases),
         *([_checks()] if metric is NODE_CHECK else []),
@@ -79,15 +81,15 @@ def _page(metric: Metric, packaged: Iterable[Entry], cases: Iterable[tuple[str, 
 
 def _facts(metric: Metric) -> Iterator[str]:
     least, most = metric.range_at(1)
-    per_rank = " a rank" if metric.grows_with_ranks else ""
+    per_rank = " per rank" if metric.grows_with_ranks else ""
     told = {
         "unit": _UNITS.get(metric.unit, metric.unit),
         "in one round": metric.formula,
         "source of the formula": metric.origin or "defined by this project",
         "measured by": _measured_by(metric),
         "world size": _world_sizes(metric),
-        "bounds that judge anything": f"{least:g} … {most:g}{per_rank}",
-        "one slow rank": "makes it worse for all ranks" if metric.slowed_by_one_rank else "",
+        "allowed bounds": f"{least:g} … {most:g}{per_rank}",
+        "one slow rank": "slows all ranks" if metric.slowed_by_one_rank else "",
         "needs of the SKU": "its peak in the workload's precision (`peak`)" if metric.takes_peak else "",
         "needs of the row": "`versus`, the reference SKU" if metric.takes_versus else "",
         "accepts a machine": "yes, if the bound is published" if metric.carries_acceptance else "no, not alone",
@@ -101,23 +103,23 @@ def _measured_by(metric: Metric) -> str:
     if metric.subject == "check":
         return "the survey of each node, its telemetry and NCCL's log"
     if metric.subject == "node":
-        return "what the run measures of each node, beside the site's history"
+        return "values of each node in this run, compared with the site's history"
     arm = "`ddp@k`, at world size 1 `alone`" if metric.measured == "ddp" else f"`{metric.measured}@k`"
     baseline = {None: "", "alone": ", relative to `alone` (or `ddp@1`)"}.get(
         metric.baseline, f", relative to `{metric.baseline}@k`"
     )
-    return f"arm {arm}{baseline}, of a study of {metric.scaling} scaling"
+    return f"arm {arm}{baseline}, in a study of {metric.scaling} scaling"
 
 
 def _world_sizes(metric: Metric) -> str:
     least, most = metric.minimum_world_size, metric.maximum_world_size
     if metric.subject in ("check", "node"):
-        return "none: it is about whole nodes"
+        return "none: it applies to whole nodes"
     return f"from {least}" if most is None else f"{least}" if least == most else f"{least} to {most}"
 
 
 def _failure(metric: Metric, cases: Iterable[tuple[str, AnyCase]]) -> str:
-    """What the report's own code says of a value beyond the bound of the first requirement of this metric."""
+    """The report's explanation of a value beyond the bound of the first requirement of this metric."""
     own = ((sku, case) for sku, case in cases if case.requirement.metric == metric.name)
     sku, case = next(own, (_EXAMPLE_SKUS[0], None))
     bound = case.requirement.bound if case else _example_bound(metric)

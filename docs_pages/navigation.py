@@ -1,6 +1,6 @@
 """The navigation of mkdocs.yml, with each folder in it replaced by its pages.
 
-A new page in such a folder needs no change of mkdocs.yml; a page that no entry leads to is an error of the build.
+A new page in such a folder needs no change of mkdocs.yml; a page without an entry fails the build.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _entries(entry: Any, pages: Sequence[str]) -> list[Any]:
 
 
 def _pages_of(folder: str, pages: Sequence[str]) -> list[str]:
-    """A README is the folder's first page. Pages of folders below need an entry of their own."""
+    """Pages of a folder, its README first. Pages of subfolders need their own entry."""
     found = [page for page in pages if page.startswith(folder) and "/" not in page.removeprefix(folder)]
     if not found:
         raise ValueError(f"mkdocs.yml: nav: {folder} has no pages; expected some, or no such entry")

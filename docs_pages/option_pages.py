@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pytest_ddpscale.settings import OPTIONS, Option
 
-# What `Option.about` says, for a reader.
+# `Option.about` in words.
 _ABOUT = {
-    "one run": "This run only. A command that measures one requirement again leaves it out.",
-    "measuring": "How the run is measured. It cannot stand beside `--ddp-judge`, which measures nothing.",
-    "judging": "How values are judged. It can be changed with `--ddp-judge` after the run was measured.",
+    "one run": "Applies to this run only. A rerun command for one requirement omits it.",
+    "measuring": "Controls how the run is measured. It cannot be combined with `--ddp-judge`, which measures nothing.",
+    "judging": "Controls how values are judged. `--ddp-judge` can change it after the run was measured.",
 }
 _MORE = (
     "[All options](../options.md) · [How a run is measured](../measuring.md) · "

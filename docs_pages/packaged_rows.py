@@ -1,4 +1,4 @@
-"""The packaged thresholds.yaml as it is written: the text of its rows and entries, for examples."""
+"""The text of rows and entries of the packaged thresholds.yaml, for examples."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from pytest_ddpscale.thresholds.form import (
 )
 from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak, Strict
 
-# The mappings of the file, and where each stands.
+# The mappings of the file, and the place of each.
 MAPPINGS: dict[str, tuple[type[Strict], str]] = {
     "file": (FileForm, "the top of the file"),
     "workload": (WorkloadForm, "`workloads.NAME`"),
@@ -35,7 +35,7 @@ MAPPINGS: dict[str, tuple[type[Strict], str]] = {
     "change": (Change, "`skus.NAME.change`, in a file that extends another"),
     "waiver": (WaiverRow, "`skus.NAME.waivers`"),
 }
-# Of an example no more lines than these.
+# Longest example, in lines.
 _MOST_LINES = 6
 
 
@@ -50,7 +50,7 @@ def thresholds_pages(root: Path) -> dict[str, str]:
 
 
 def keys_of(model: type[Strict]) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Each key as the file has it, its JSON schema, and whether it has to be there."""
+    """Each key as the file has it, its JSON schema, and whether it is required."""
     schema = model.model_json_schema(by_alias=True)
     for key, one in schema["properties"].items():
         if key != "world_sizes":  # written as the value of the metric's key
@@ -61,7 +61,7 @@ def _page(mapping: str, key: str, schema: dict[str, Any], required: bool, exampl
     model, where = MAPPINGS[mapping]
     default = schema.get("default")
     told = {
-        "stands in": where,
+        "place": where,
         "type": _type_text(schema),
         "default": "required" if required else f"`{default}`" if default not in (None, "", [], {}) else "none",
     }
@@ -70,7 +70,7 @@ def _page(mapping: str, key: str, schema: dict[str, Any], required: bool, exampl
     shown = f"\n## In the packaged file\n\n```yaml\n{example}\n```\n" if example else ""
     return (
         f"# {_title(mapping, key)}\n\n{schema.get('description', '')}\n\n| | |\n| --- | --- |\n{table}\n"
-        f"It is a key of: {what}\n{shown}\n"
+        f"Key of: {what}\n{shown}\n"
         "[Read and change thresholds.yaml](../../thresholds.md) · [Change bounds for a site]"
         "(../../how-to/site-thresholds.md) · [Waive a failure](../../how-to/waiver.md)\n"
     )
@@ -125,7 +125,7 @@ def _examples(file: Path) -> dict[tuple[str, str], str]:
 
 
 def _mapping_of(path: tuple[str, ...]) -> str:
-    """In which mapping the last key of a path stands; empty for names and for deeper keys."""
+    """The mapping that the last key of a path belongs to; empty for names and for deeper keys."""
     match path:
         case (_,):
             return "file"

@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
-# Takes nodes out of service that a run rejected, or puts back those that it took out itself.
+# Drains nodes that a run rejected, or resumes nodes that this script drained.
 #
-#   slurm/drain_failed.sh [--apply] [--node NODE] RUN_DIR...             what would be drained, and why
-#   slurm/drain_failed.sh [--apply] [--node NODE] --nightly DIR          the same of all runs of one night
-#   slurm/drain_failed.sh [--apply] [--node NODE] --resume RUN_DIR...    what would be resumed
-#   slurm/drain_failed.sh --rehearse RUN_DIR...                          what would be drained, were simulated nodes real
+#   slurm/drain_failed.sh [--apply] [--node NODE] RUN_DIR...             drain, by these runs
+#   slurm/drain_failed.sh [--apply] [--node NODE] --nightly DIR          drain, by all runs of one night
+#   slurm/drain_failed.sh [--apply] [--node NODE] --resume RUN_DIR...    resume, by these runs
+#   slurm/drain_failed.sh --rehearse RUN_DIR...                          try it on simulated runs
 #
-# Nothing is changed without --apply, which takes a Slurm operator or administrator. DIR is the folder of one night,
-# or the folder `nightly`, of which the latest night is taken. --node: leave all other nodes alone.
+# Without --apply it only prints what it would do, and why. --apply takes a Slurm operator or administrator. DIR is the
+# folder of one night, or the folder `nightly`, whose latest night is used. --node: leave all other nodes alone.
 #
-# Drained: nodes that a rejected run names as a culprit, or whose GPU it names, and the node of a rejected run on one
-# node. Never for a warning, a waived failure, an undecided requirement or an error, and never by a run that was simulated, imported or
-# interrupted. Links are told: either end may be at fault. A node that is drained, down or reserved for maintenance, or
-# that carries somebody's reason, is left alone. Resumed: nodes whose reason begins with `ddpscale:` and that took part
-# in an accepted run which began after they were drained. A partial, incomplete or resumed run brings nobody back, nor
-# one with waivers a host that a waived failure names.
+# It drains nodes that a rejected run names as a culprit, or whose GPU it names, and the node of a rejected run on one
+# node. It never drains for a warning, a waived failure, an undecided requirement or an error, nor by a simulated,
+# imported or interrupted run. Links are only printed, because either end may be at fault. A node that is drained, down
+# or reserved for maintenance, or that has somebody else's reason, is left alone.
+# It resumes nodes whose reason begins with `ddpscale:` and that were in an accepted run which began after they were
+# drained. A partial, incomplete or resumed run resumes no node; a run with waivers resumes no host that a waived failure
+# names.
 #
-# A drained node takes no jobs. To have it measured: `pytest --gpu-sku=SKU --ddp-launcher=torchrun` on it, as root.
-# Exit code: 0; 1 if Slurm refused something; 2 after a wrong command line; 4 if a run could not be read.
+# A drained node takes no jobs. To measure it, run `pytest --gpu-sku=SKU --ddp-launcher=torchrun` on it, as root.
+# Exit code: 0; 1 if Slurm refused a change; 2 for a wrong command line; 4 if a run could not be read.
 
 set -euo pipefail
 
@@ -36,7 +37,7 @@ shopt -s nullglob
 # The runs of one night: of DIR, or of the latest night in it.
 add_nightly() {
     local folder="$1" nights found
-    [[ -d "$folder" ]] || wrong "$folder is no directory"
+    [[ -d "$folder" ]] || wrong "$folder is not a directory"
     nights=("$folder"/????-??-??)
     if [[ ${#nights[@]} -gt 0 ]]; then folder="${nights[-1]}"; fi
     found=("$folder"/*/run.json)
@@ -59,15 +60,15 @@ while [[ $# -gt 0 ]]; do
     shift
 done
 if [[ ${#runs[@]} -eq 0 ]]; then
-    [[ $nightly == yes ]] || wrong "no run directory was named"
+    [[ $nightly == yes ]] || wrong "found no run directory; expected one or more, or --nightly DIR"
     exit 0
 fi
 
 failures=0
 
-# node_of HOST: Slurm's name of the host that a run recorded; nothing if it has no such node. Compared as they stand
-# are NodeName, then NodeHostName (%n) and NodeAddr (%o) if only one node has it. Nothing is cut off: n1.site and n1
-# may be machines of two clusters.
+# node_of HOST: Slurm's name of the host that a run recorded; empty if Slurm has no such node. It matches NodeName, then
+# NodeHostName (%n) and NodeAddr (%o) if only one node has it. Names are not shortened: n1.site and n1 may be machines
+# of two clusters.
 node_of() {
     sinfo --all --noheader --Node --format='%N %n %o' |
         awk -v host="$1" '
@@ -76,21 +77,21 @@ node_of() {
             END { if (named != "") print named; else if (nodes == 1) print found }'
 }
 
-# state_of NODE, since_of NODE, reason_of NODE: as Slurm has them now. The moment is in seconds since 1970.
+# state_of NODE, since_of NODE, reason_of NODE: the current values in Slurm. The time is in seconds since 1970.
 state_of() { sinfo --all --noheader --Node --nodes="$1" --format=%T | sort -u | tail -n 1; }
 since_of() { SLURM_TIME_FORMAT=%s sinfo --all --noheader --Node --nodes="$1" --format=%H | sort -u | tail -n 1; }
 reason_of() { sinfo --all --noheader --Node --nodes="$1" --format=%E | sort -u | tail -n 1; }
 
-# Slurm has no such nodes, and is not asked: nothing can be changed.
+# Slurm does not know simulated nodes, so a rehearsal neither asks nor changes it.
 if [[ ${#rehearse[@]} -gt 0 ]]; then
-    [[ $apply == no ]] || wrong "--rehearse changes nothing; found --apply beside it"
+    [[ $apply == no ]] || wrong "--rehearse changes nothing and cannot be combined with --apply"
     node_of() { echo "$1"; }
     state_of() { echo idle; }
     reason_of() { echo none; }
     echo "rehearsal: simulated nodes, Slurm was not asked"
 fi
 
-# act WORD COMMAND...: run a command that changes Slurm, or say that it would be run.
+# act WORD COMMAND...: run a command that changes Slurm, or without --apply print that it would run.
 act() {
     local word="$1"
     shift
@@ -108,14 +109,14 @@ drain() {
     local node="$1" reason="$2" state held
     state="$(state_of "$node")"
     held="$(reason_of "$node")"
-    # What these marks mean: * does not answer, $ maintenance, @ and ^ reboot.
+    # The suffixes *, $, @ and ^ (no response, maintenance, reboot) are not stripped, so such nodes are left alone.
     case "${state%[-~#%!]}" in
         idle | allocated | mixed | completing | reserved | planned) ;;
         *) echo "leave $node: it is $state ($held); it would be drained for: $reason"; return ;;
     esac
     case "$held" in
         none | ddpscale:*) ;;
-        *) echo "leave $node: it carries the reason \"$held\"; it would be drained for: $reason"; return ;;
+        *) echo "leave $node: it already has the reason \"$held\"; it would be drained for: $reason"; return ;;
     esac
     act "drain $node: $reason" scontrol update nodename="$node" state=drain reason="$reason"
 }
@@ -143,7 +144,7 @@ findings="$("$DDPSCALE_VENV/bin/ddpscale" culprits "${rehearse[@]}" --format=tsv
 
 declare -A seen=()
 while IFS=$'\t' read -r use host started run reason; do
-    if [[ "$use" == look && $action == drain && -z "$only" ]]; then echo "for a person: $host: ${reason#ddpscale: }"; fi
+    if [[ "$use" == look && $action == drain && -z "$only" ]]; then echo "inspect $host: ${reason#ddpscale: }"; fi
     if [[ "$use" == none && -z "$only" ]]; then echo "nothing to do: ${reason#ddpscale: }"; fi
     if [[ "$use" != drain || $action != drain ]] && [[ "$use" != accepted || $action != resume ]]; then continue; fi
     node="$(node_of "$host")"

@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
-# Has every idle node checked tonight, each by itself: one array job, a task for each node.
+# Checks every idle node tonight, each by itself: one array job with a task per node.
 #
 #   slurm/nightly_submit.sh [--dry-run] [ARGUMENTS OF PYTEST]
 #
-# From cron or scrontab, in the directory with your thresholds.yaml and acceptance/: see scrontab.example. Busy,
-# drained, down and reserved nodes are left out, and so are those that were checked tonight already. A node that is
-# taken by somebody else's job meanwhile is not waited for: a check that cannot start within $DDPSCALE_NIGHTLY_WAIT_S
-# seconds is dropped by Slurm. Each task writes $DDPSCALE_RUNS/nightly/<date>/<node>, and <node>.log beside it. What is
-# asked of a node: nightly_health.sbatch.
+# Run it from cron or scrontab, in the directory with your thresholds.yaml and acceptance/: see scrontab.example. It
+# skips busy, drained, down and reserved nodes, and nodes that were already checked tonight. If another job takes a node
+# in the meantime, Slurm drops its check after $DDPSCALE_NIGHTLY_WAIT_S seconds. Each task writes
+# $DDPSCALE_RUNS/nightly/<date>/<node>, and <node>.log beside it. nightly_health.sbatch is the check itself.
 #
-# Slurm places array tasks where it likes. So the array is submitted held, each task is given its node, and then all
-# are released: no node is checked twice, and none is left out because a task went elsewhere.
+# Slurm may place array tasks on any node. So the array is submitted held, each task is pinned to its node, and then all
+# are released: each node is checked exactly once.
 
 set -euo pipefail
 
@@ -18,8 +17,8 @@ set -euo pipefail
 : "${DDPSCALE_RUNS:=ddpscale-runs}"          # where run directories are kept, on a file system that all nodes share
 : "${DDPSCALE_PARTITION:=}"                  # whose idle nodes are checked; empty: Slurm's default partition
 : "${DDPSCALE_NIGHTLY_TIME_MIN:=20}"         # time limit of one node's check, in minutes
-: "${DDPSCALE_NIGHTLY_WAIT_S:=900}"          # longest wait for a node that was idle and no longer is, in seconds; at least
-                                             # 120, as Slurm's backfill plans in steps of a minute
+: "${DDPSCALE_NIGHTLY_WAIT_S:=900}"          # longest wait for a node that is no longer idle, in seconds; at least 120,
+                                             # because Slurm's backfill plans in steps of a minute
 : "${DDPSCALE_NIGHTLY_SBATCH:=}"             # further arguments of sbatch: --account=…, --qos=…, --gpus-per-node=…
 # --------------------------------------------------------------------------------------------------
 
@@ -30,7 +29,7 @@ case "${1:-}" in
 esac
 own_job="${SLURM_JOB_ID:-}"
 own_node="${SLURMD_NODENAME:-}"
-if [[ -n "$own_job" ]]; then  # from scrontab: what Slurm set for this job must not shape those that it submits
+if [[ -n "$own_job" ]]; then  # from scrontab: this job's SLURM variables must not become options of the jobs it submits
     for name in "${!SLURM@}"; do
         if [[ "$name" != SLURM_CONF ]]; then unset "$name"; fi
     done
@@ -43,7 +42,7 @@ folder="$DDPSCALE_RUNS/nightly/$DDPSCALE_NIGHT"
 partition="${DDPSCALE_PARTITION:-$(sinfo --noheader --format=%P | sed -n 's/\*$//p' | head -n 1)}"
 : "${partition:?Slurm has no default partition: set DDPSCALE_PARTITION}"
 
-# Only this script's job keeps its node busy: its check starts when this has ended.
+# Whether only this script's own job keeps the node busy: then its check starts as soon as this script ends.
 only_we_are_on() {
     [[ -n "$own_job" && "$1" == "$own_node" && "$(squeue --noheader --nodelist="$1" --format=%A)" == "$own_job" ]]
 }
@@ -51,7 +50,7 @@ only_we_are_on() {
 nodes=()
 while read -r node state; do
     case "$state" in
-        idle) ;;  # without a suffix: idle* does not answer, idle~ is switched off; a planned one waits for a larger job
+        idle) ;;  # no suffix: idle* does not respond, idle~ is powered down; a planned node waits for a larger job
         mixed | allocated) only_we_are_on "$node" || continue ;;
         *) continue ;;
     esac
@@ -70,7 +69,8 @@ mkdir -p "$folder"
 read -r -a site_arguments <<<"$DDPSCALE_NIGHTLY_SBATCH"
 most_tasks="$(scontrol show config | sed -n 's/^MaxArraySize *= *//p')"
 if ((most_tasks < 1)); then
-    echo "ddpscale: slurm.conf has MaxArraySize=$most_tasks: without arrays, submit nightly_health.sbatch by node" >&2
+    echo "ddpscale: slurm.conf has MaxArraySize=$most_tasks, so there are no job arrays: submit nightly_health.sbatch" \
+        "for each node" >&2
     exit 1
 fi
 
@@ -78,7 +78,7 @@ fi
 submit() {
     local count=$1 first=$2 task
     shift 2
-    # The deadline is for the end: with this time limit, what has not begun by then cannot keep it and is removed.
+    # --deadline limits the end of a task: Slurm removes a task that starts too late to meet it with this time limit.
     held="$(sbatch --parsable --hold --array="0-$((count - 1))" --partition="$partition" \
         --time="$DDPSCALE_NIGHTLY_TIME_MIN" \
         --deadline="now+$((DDPSCALE_NIGHTLY_TIME_MIN * 60 + DDPSCALE_NIGHTLY_WAIT_S))seconds" \
@@ -93,7 +93,7 @@ submit() {
 }
 
 held=""
-# Tasks without their nodes would check one twice and leave another out: rather none.
+# Tasks that are not pinned could check one node twice and skip another, so cancel an array that is still held.
 trap 'if [[ -n "$held" ]]; then scancel "$held"; fi' EXIT
 for ((first = 0; first < ${#nodes[@]}; first += most_tasks)); do
     left=$((${#nodes[@]} - first))

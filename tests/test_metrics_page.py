@@ -1,4 +1,4 @@
-"""docs/metrics.md is what the catalogue says.
+"""docs/metrics.md matches the metric catalogue.
 
 `python -m tests.test_metrics_page` writes the page.
 """
@@ -14,19 +14,19 @@ PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 HEAD = """\
 # Metrics
 
-What a requirement may be about. In formulas t is the throughput per GPU of an arm in one round, and k the number of
-ranks. A bound beyond the range judges nothing and is refused. Written from `pytest_ddpscale/plan/metric_catalogue.py`
-by `python -m tests.test_metrics_page`. The site has a page for each, with an example and what a failure looks like. How
-to add one: [how-to/metric.md](how-to/metric.md).
+Every metric that a requirement can use. In formulas t is the throughput per GPU of an arm in one round, and k the
+number of ranks. A bound outside the range is refused, because every value would pass or fail it.
+`python -m tests.test_metrics_page` writes this page from `pytest_ddpscale/plan/metric_catalogue.py`. The site has a
+page for each metric, with an example row and an example of a failure. To add one: [how-to/metric.md](how-to/metric.md).
 
-| metric | what it says | in one round | bound | range |
+| metric | meaning | in one round | bound | range |
 | --- | --- | --- | --- | --- |
 """
 
 
 def row(metric: Metric) -> str:
     least, most = metric.range_at(1)
-    ends = f"{least:g} … {most:g}{' a rank' if metric.grows_with_ranks else ''}"
+    ends = f"{least:g} … {most:g}{' per rank' if metric.grows_with_ranks else ''}"
     unit = "" if metric.unit == "fraction" else f" {metric.unit}"
     cells = [
         f"`{metric.name}`",

@@ -1,4 +1,4 @@
-"""docs/options.md is what the options say of themselves, and nothing speaks of an option that is not there.
+"""docs/options.md matches the declared options, and no text mentions an unknown option.
 
 `python -m tests.test_options_page` writes the page.
 """
@@ -15,9 +15,9 @@ PAGE = ROOT / "docs" / "options.md"
 HEAD = """\
 # Options of `pytest`
 
-Each option is also an ini key and an environment variable. The command line wins over the environment, and that over
-the ini file. The site has a page for each. Written from `pytest_ddpscale/settings.py` by
-`python -m tests.test_options_page`.
+Each option is also an ini key and an environment variable. The command line wins over the environment, and the
+environment over the ini file. The site has a page for each option. `python -m tests.test_options_page` writes this page
+from `pytest_ddpscale/settings.py`.
 
 | option | ini key, environment variable | |
 | --- | --- | --- |

@@ -36,7 +36,7 @@ def _inference_latency(per_cent: int) -> Metric:
     return Metric(
         f"inference_latency_p{per_cent}", "ms", f"{per_cent}th percentile of the inference latency",
         f"{per_cent} % of forward passes of a batch, on any rank, finish within this time.",
-        f"{per_cent}th percentile over all forward passes of a batch of all ranks, in infer@k",
+        f"{per_cent}th percentile over all ranks' forward passes of a batch, in infer@k",
         samples=lambda measured: measured.arm.step_percentile_ms(per_cent),
         measured="infer", upper_bound=True, slowed_by_one_rank=True, carries_acceptance=False,
     )  # fmt: skip
@@ -46,7 +46,7 @@ INFERENCE_LATENCIES = {per_cent: _inference_latency(per_cent) for per_cent in (5
 _ALL = (
     Metric(
         "throughput_per_gpu", "img/s", "Throughput per GPU",
-        "Images each GPU trains per second: efficiency alone would pass if every GPU were equally slow.",
+        "Images per second that each GPU trains; efficiency alone would pass if every GPU were equally slow.",
         "t(ddp@k); for world size 1 t(alone), or t(ddp@1) with `baseline: ddp`",
         samples=lambda measured: measured.arm.img_per_s_per_gpu,
         slowed_by_one_rank=True,
@@ -82,14 +82,14 @@ _ALL = (
         "rank_uniformity", "x", "Rank uniformity",
         "Step time of the slowest GPU over that of its peers, each computing by itself at the same time.",
         "step time of the slowest rank ÷ median of all others', in each@k",
-        # nothing tells the error of the slowest of many
+        # the slowest of many has no error estimate
         samples=lambda measured: measured.arm.own.slowest_to_peers,
         minimum_world_size=2, measured="each", upper_bound=True, carries_acceptance=False, slowed_by_one_rank=True,
         plausible=(1.0, 1000.0), possible=(1.0, math.inf),
     ),
     Metric(
         "exposed_communication", "fraction", "Exposed communication",
-        "Share of a step that waits for communication which computation does not hide.",
+        "Share of a step spent on communication that computation does not hide.",
         "1 − step time of no_sync@k ÷ that of ddp@k",
         # noise makes it slightly negative where communication is hidden altogether
         samples=lambda measured: 1 - measured.baseline.own.step_s / measured.arm.own.step_s,
@@ -98,14 +98,14 @@ _ALL = (
     ),
     Metric(
         "computation_time", "ms", "Computation time",
-        "Time of a training step of ranks that all compute at once under DDP and do not communicate.",
+        "Time of a training step under DDP without communication, with all ranks computing at once.",
         "step time of no_sync@k: zeroing gradients, forward and backward pass, optimizer; the slowest rank",
         samples=lambda measured: 1000 * measured.arm.own.step_s,
         measured="no_sync", upper_bound=True, carries_acceptance=False, slowed_by_one_rank=True,
     ),
     Metric(
         "communication_time", "ms", "Communication time",
-        "How much longer a training step takes because of communication that computation does not hide.",
+        "Extra time of a training step due to communication that computation does not hide.",
         "step time of ddp@k − that of no_sync@k",
         samples=lambda measured: 1000 * (measured.arm.own.step_s - measured.baseline.own.step_s),
         minimum_world_size=2, baseline="no_sync", upper_bound=True, scale="differences", carries_acceptance=False,
@@ -113,7 +113,7 @@ _ALL = (
     ),
     Metric(
         "ddp_overhead", "fraction", "DDP overhead",
-        "How much longer a step of one GPU takes under DistributedDataParallel than without it.",
+        "Relative extra time of a step on one GPU under DistributedDataParallel.",
         "step time of ddp@1 ÷ that of alone − 1",
         samples=lambda measured: measured.arm.own.step_s / measured.baseline.own.step_s - 1,
         maximum_world_size=1, baseline="alone", upper_bound=True, scale="differences", carries_acceptance=False,
@@ -121,7 +121,7 @@ _ALL = (
     ),
     Metric(
         "step_time_p95", "ms", "95th percentile of the step time",
-        "Nineteen of twenty steps, of any rank, take no longer.",
+        "95 % of steps, on any rank, finish within this time.",
         "95th percentile over the raw steps of all ranks",
         samples=lambda measured: measured.arm.step_percentile_ms(95),
         upper_bound=True, slowed_by_one_rank=True,
@@ -135,14 +135,14 @@ _ALL = (
     ),
     Metric(
         "device_utilization", "fraction", "Device utilization",
-        "Share of time the least busy device was busy (NVML; on CPU the process's CPU share).",
+        "Share of time in which the least busy device was busy (NVML; on a CPU the process's CPU share).",
         "utilization of the least busy rank",
         samples=lambda measured: measured.arm.utilization,
         scale="differences", reads_utilization=True, credible=(-math.inf, 1.0), possible=_SHARE,
     ),
     Metric(
         "model_flops_utilization", "fraction", "Model FLOPs utilization",
-        "Floating-point operations the model needs per second, relative to the data sheet's peak.",
+        "Floating-point operations per second that the model needs, relative to the data sheet's peak.",
         "t × FLOPs per image (torch's counter, forward and backward) ÷ the data sheet's dense peak",
         origin="PaLM (Chowdhery et al., arXiv 2204.02311, appendix B)",
         samples=_model_flops_utilization,
@@ -157,24 +157,23 @@ _ALL = (
     ),
     Metric(
         "peak_memory_gib", "GiB", "Peak memory",
-        "Most memory any rank held while it trained.",
-        "most memory any rank held (GPU: allocated by torch; CPU: resident set)",
+        "Peak memory during training, on the rank with the most.",
+        "peak memory of the rank with the most (GPU: allocated by torch; CPU: resident set)",
         samples=lambda measured: measured.arm.peak_memory_gib,
         upper_bound=True, scale="differences",
     ),
     Metric(
         "memory_spread", "fraction", "Memory spread",
-        "Difference between the most and the least memory that ranks held, relative to the most.",
-        "(most − least) ÷ most memory over the ranks",
+        "Difference between the largest and the smallest peak memory of the ranks, relative to the largest.",
+        "(largest − smallest) ÷ largest peak memory over the ranks",
         samples=lambda measured: measured.arm.memory_spread,
         minimum_world_size=2, upper_bound=True, scale="differences", carries_acceptance=False, plausible=_COST,
         possible=_SHARE,
     ),
     Metric(
         "replica_agreement", "fraction", "Replica agreement",
-        "Share of ranks whose parameters, and own result of one seeded step, are bit for bit those of the others.",
-        "share of ranks whose parameters after the block, and whose own seeded step, are bit for bit those of the "
-        "others",
+        "Share of ranks whose parameters, and result of one seeded step, match the others bit for bit.",
+        "share of ranks whose parameters after the block, and whose own seeded step, match the others bit for bit",
         # one round below 1 is a disagreement, however many are 1: their mean says nothing
         samples=lambda measured: measured.arm.agreeing_share(measured.seeded_checksums),
         minimum_world_size=2, scale="differences", carries_acceptance=False, compares_results=True, only_bound=1.0,
@@ -182,14 +181,14 @@ _ALL = (
     ),
     Metric(
         "images_per_joule", "img/J", "Images per joule",
-        "Images trained per joule that the GPUs take; the least efficient of them.",
-        "images that a rank trained ÷ energy that its GPU took in the block; the least of all ranks",
+        "Images trained per joule, on the least efficient GPU.",
+        "images that a rank trained ÷ energy that its GPU used in the block; the lowest of all ranks",
         samples=lambda measured: measured.arm.img_per_joule,
         carries_acceptance=False,
     ),
     Metric(
         "inference_throughput", "img/s", "Inference throughput per GPU",
-        "Images that each GPU classifies per second, without training: the slowest of all that do so at once.",
+        "Images per second that each GPU classifies, without training, when all do so at once; the slowest GPU.",
         "t(infer@k): forward passes in evaluation mode, at the slowest rank's pace",
         samples=lambda measured: measured.arm.img_per_s_per_gpu,
         measured="infer", slowed_by_one_rank=True, carries_acceptance=False,
@@ -197,7 +196,7 @@ _ALL = (
     *INFERENCE_LATENCIES.values(),
     Metric(
         "input_pipeline_efficiency", "fraction", "Input-pipeline efficiency",
-        "Throughput with images that are read from a folder, relative to the same training on synthetic ones.",
+        "Throughput on images read from a folder, relative to the same training on synthetic images.",
         "t(ddp@k) with `data: {folder: …}` ÷ t(ddp@k) with synthetic data",
         samples=lambda measured: measured.arm.img_per_s_per_gpu / measured.baseline.img_per_s_per_gpu,
         baseline="ddp", baseline_variant=Variant(data="synthetic"), carries_acceptance=False, plausible=_EFFICIENCY,
@@ -205,8 +204,8 @@ _ALL = (
     ),
     Metric(
         "node_check", "fraction", "Node checks",
-        "Share of nodes that are as they should be: their GPUs, memory errors, links, clocks and software.",
-        "share of nodes that pass a check; it has no rounds",
+        "Share of nodes that pass a check of their GPUs, memory errors, links, clocks or software.",
+        "share of nodes that pass the check; no rounds",
         scale="differences", carries_acceptance=False, subject="check",
     ),
     Metric(
@@ -217,43 +216,43 @@ _ALL = (
     ),
     Metric(
         "memory_bandwidth_gbps", "GB/s", "Device-memory bandwidth",
-        "What a GPU reads and writes per second when it copies within its own memory; the slowest GPU.",
+        "Bytes per second that a GPU reads and writes when it copies within its own memory; the slowest GPU.",
         "bytes read and written ÷ time of a copy within the device's memory; the slowest GPU",
         origin="STREAM's copy (McCalpin, 1995), which counts bytes read and bytes written",
         maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("memory-copy",),
     ),
     Metric(
         "host_bandwidth_gbps", "GB/s", "Host bandwidth",
-        "What a GPU copies per second from or to its host, all GPUs at once; the slowest GPU.",
+        "Bytes per second that a GPU copies from or to its host, with all GPUs at once; the slowest GPU.",
         "bytes ÷ time of a copy from or to pinned memory of the host; the slowest GPU",
         maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("host-to-device", "device-to-host"),
     ),
     Metric(
         "busbw_gbps", "GB/s", "Bus bandwidth",
         "Bandwidth that a collective reaches on each GPU's links, by the formulas of nccl-tests.",
-        "nccl-tests' bus bandwidth of the slowest rank: S/t · 2(n−1)/n of an all-reduce, S/t · (n−1)/n of an "
-        "all-gather, reduce-scatter or all-to-all of S bytes in all, S/t of a broadcast or reduce",
+        "nccl-tests' bus bandwidth of the slowest rank: S/t · 2(n−1)/n for all-reduce, S/t · (n−1)/n for all-gather, "
+        "reduce-scatter and all-to-all of S bytes in all, S/t for broadcast and reduce",
         origin="nccl-tests, doc/PERFORMANCE.md",
         minimum_world_size=2, carries_acceptance=False, subject="probe", probes=COLLECTIVES,
     ),
     Metric(
         "pair_bandwidth_gbps", "GB/s", "Bandwidth of pairs",
-        "What two GPUs of a node send each other per second, in each direction; the slowest pair.",
+        "Bytes per second that two GPUs send each other, in each direction; the slowest pair.",
         "bytes that each end of a pair sends ÷ time, both at once; the slowest pair of a node, or of neighbouring "
         "nodes",
         minimum_world_size=2, carries_acceptance=False, subject="probe", probes=("send-recv",),
     ),
     Metric(
         "no_regression", "x", "No regression",
-        "What a node reaches relative to its own earlier runs; the value that fell most.",
-        "ratio of what a place reached to the geometric mean of its earlier runs (at least 5, the latest 20), the "
-        "value that fell most; it has no rounds",
+        "Values of a node relative to its own earlier runs; the one that regressed most.",
+        "ratio of a value to the geometric mean of earlier runs of the same node or GPU (at least 5, the latest 20); "
+        "the value that regressed most; no rounds",
         carries_acceptance=False, subject="node", plausible=(0.001, 1.0),
     ),
 )  # fmt: skip
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
-# Those that are told by training a workload.
+# Measured by training a workload.
 TRAINING_METRICS: dict[str, Metric] = {name: metric for name, metric in METRICS.items() if metric.subject == "workload"}
 THROUGHPUT_PER_GPU = METRICS["throughput_per_gpu"]
 WEAK_SCALING_EFFICIENCY = METRICS["weak_scaling_efficiency"]

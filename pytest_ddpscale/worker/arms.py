@@ -13,6 +13,7 @@ import torch.distributed as dist
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Study
 from pytest_ddpscale.plan.workload import MemoryFormat, Workload
+from pytest_ddpscale.worker.compiling import forget_compiled
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.inference import Inference
 from pytest_ddpscale.worker.loaded_batch import LoadedBatch, StudyImages
@@ -111,6 +112,8 @@ class StudyArms:
             loaded.close()
         # Wrappers before the groups they communicate in.
         del self._replicas, self._inference, self._model
+        if any(arm.variant.applied_to(self._study.workload).compile for arm in self._study.arms):
+            forget_compiled()
         # In the order of their making: destroying an NCCL communicator waits for its other members to do the same.
         for group in dict.fromkeys(self._groups.values()):
             dist.destroy_process_group(group)

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pytest_ddpscale.plan.study import STEPS_BEFORE_TIMING, Arm
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.worker.compiling import compiled
 from pytest_ddpscale.worker.data_parallel import SplitModel, devices_of_node
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.training import Batch, autocast
@@ -78,7 +79,7 @@ class Inference:
     def _prepared(self) -> Any:
         if self._call is None:
             take_statistics(self._model, self._workload, self._device.torch_device)
-            self._call = torch.compile(self._model) if self._workload.compile else self._model
+            self._call = compiled(self._model) if self._workload.compile else self._model
         return self._call
 
 

@@ -22,6 +22,7 @@ from pytest_ddpscale.plan.study import Arm, Placement
 from pytest_ddpscale.plan.variant import USUAL, Variant
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.communication_hooks import register_hook
+from pytest_ddpscale.worker.compiling import compiled
 from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.process_groups import new_group
 
@@ -156,7 +157,7 @@ class Replicas:
         call: Any = weights.model if wrapper is None else wrapper
         if arm.variant.applied_to(self._workload).compile:
             # After DDP, as its optimizer splits graphs at the gradient buckets.
-            call = torch.compile(call, mode=arm.variant.compile)
+            call = compiled(call, arm.variant.compile)
         return Replica(weights, wrapper, call, self._device.allocated_bytes() - before_bytes)
 
     def _own_weights(self, variant: Variant) -> Weights:

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_ddpscale.plan.training_run import CLASSIFIER, TrainingRun, loss_reached
 from pytest_ddpscale.results.records import EndReason
 from pytest_ddpscale.results.training_record import RankEpoch, RankTrained, joined_epoch, joined_run
+from pytest_ddpscale.worker.compiling import compiled
 from pytest_ddpscale.worker.folder_source import FolderSource
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.rank_context import RankContext
@@ -74,8 +75,8 @@ class WholeTraining:
         self._call: Any = wrapped
         self._infer: Any = self._model
         if self._compiles:
-            self._call = torch.compile(wrapped, mode=run.compile_mode)
-            self._infer = torch.compile(self._model, mode=run.compile_mode)
+            self._call = compiled(wrapped, run.compile_mode)
+            self._infer = compiled(self._model, run.compile_mode)
         self._optimizer = _optimizer_of(run, self._model)
         self._scaler = new_scaler(run.workload, device.torch_device)
         self._criterion = nn.CrossEntropyLoss()

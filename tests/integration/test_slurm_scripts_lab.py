@@ -72,7 +72,7 @@ def test_nodes_are_drained_and_resumed_and_those_of_others_left_alone(lab: Slurm
 
     told = drain_failed(lab, "--apply", rejected)
     assert "leave n3: it is drained (bad fan)" in told
-    assert "for a person: n2: node n2" in told
+    assert "inspect n2: node n2" in told
     assert "skip elsewhere: Slurm has no such node" in told
     wait_for_states(lab, n1="drained", n2="idle", n3="drained")
     reason = lab.drain_reason("n1")
@@ -232,7 +232,7 @@ def test_an_acceptance_that_is_preempted_goes_on_in_its_run_to_the_end(lab: Slur
     lab.submit("true", "--partition=urgent", "--nodes=6")
     assert lab.wait_for_job(job, RUN_S) == "COMPLETED", lab.job_output(job)
     told = lab.job_output(job)
-    assert f"goes on with ddpscale-runs/job-{job}" in told
+    assert f"continues ddpscale-runs/job-{job}" in told
     record = run.read_run()
     assert [list(one.measured_anew) for one in record.resumed] == [["weak/tiny", "pairs"]], told
     assert (run.path / "superseded.jsonl").read_text(encoding="utf-8").count('"kind":"block"') > 0, "nothing is lost"

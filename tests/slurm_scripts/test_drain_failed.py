@@ -85,7 +85,7 @@ def test_a_rehearsal_asks_slurm_nothing_and_changes_nothing(cluster: Cluster) ->
     assert "--rehearse" in cluster.stage.calls("ddpscale")[0]
     refused = cluster.stage.run("drain_failed.sh", "--rehearse", "--apply", "runs/job-17")
     assert refused.returncode == 2
-    assert "--rehearse changes nothing; found --apply" in refused.stderr
+    assert "--rehearse changes nothing and cannot be combined with --apply" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_node_that_is_out_of_service_or_about_to_be_is_left_alone(cluster: Clu
 def test_a_node_that_carries_somebodys_reason_is_left_alone(cluster: Cluster) -> None:
     cluster.nodes(reason="new firmware on trial")
     cluster.findings(finding("drain", "n2"))
-    assert 'leave n2: it carries the reason "new firmware on trial"' in cluster.run("--apply")
+    assert 'leave n2: it already has the reason "new firmware on trial"' in cluster.run("--apply")
     assert cluster.changes == []
 
 
@@ -133,7 +133,7 @@ def test_only_findings_that_reject_a_node_drain_it(cluster: Cluster, use: str) -
 
 def test_links_and_warnings_are_told_to_a_person(cluster: Cluster) -> None:
     cluster.findings(finding("look", "n2"))
-    assert "for a person: n2: GPU 3 is slow" in cluster.run()
+    assert "inspect n2: GPU 3 is slow" in cluster.run()
 
 
 @pytest.mark.parametrize(
@@ -265,9 +265,9 @@ def test_of_nightly_runs_the_latest_night_is_taken(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ([], "no run directory was named"),
+        ([], "found no run directory"),
         (["--appply", "runs/job-17"], "unknown option --appply"),
-        (["--nightly", "nowhere"], "nowhere is no directory"),
+        (["--nightly", "nowhere"], "nowhere is not a directory"),
     ],
 )
 def test_a_wrong_command_line_is_refused(cluster: Cluster, arguments: list[str], problem: str) -> None:

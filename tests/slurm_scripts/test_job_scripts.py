@@ -32,7 +32,7 @@ def holds_a_run(directory: Path) -> None:
 def test_outside_a_job_it_says_so(job: Stage, script: str) -> None:
     result = job.run(script)
     assert result.returncode != 0
-    assert "SLURM_JOB_ID: started by sbatch" in result.stderr
+    assert "SLURM_JOB_ID: not set: submit this script with sbatch" in result.stderr
     assert job.calls("pytest") == []
 
 
@@ -100,7 +100,7 @@ def test_acceptance_goes_on_where_a_requeued_job_was(job: Stage) -> None:
     holds_a_run(job.path / "runs" / "job-17")
     result = job.run("acceptance.sbatch", settings=JOB | {"DDPSCALE_RUNS": "runs", "SLURM_RESTART_COUNT": "1"})
     assert job.calls("pytest") == [["--gpu-sku=b200", "--ddp-launcher=slurm", "--ddp-resume=runs/job-17"]]
-    assert "restart 1 of job 17 goes on with runs/job-17" in result.stdout
+    assert "restart 1 of job 17 continues runs/job-17" in result.stdout
 
 
 def test_acceptance_begins_anew_where_a_requeued_job_had_not_begun(job: Stage) -> None:
@@ -137,7 +137,7 @@ def test_nightly_checks_a_node_once_a_night(job: Stage) -> None:
     holds_a_run(job.path / "ddpscale-runs" / "nightly" / "2026-01-31" / "n7")
     result = job.run("nightly_health.sbatch", settings=NIGHTLY)
     assert result.returncode == 0
-    assert "n7 is checked already" in result.stdout
+    assert "n7 was already checked" in result.stdout
     assert job.calls("pytest") == []
 
 
@@ -170,6 +170,6 @@ def test_a_whole_run_takes_the_sites_container_and_the_users_arguments(whole_run
 def test_a_whole_run_outside_a_job_says_so_and_its_exit_code_is_the_suites(whole_run: Stage) -> None:
     result = whole_run.run("whole_run.sbatch")
     assert result.returncode != 0
-    assert "SLURM_JOB_ID: started by sbatch" in result.stderr
+    assert "SLURM_JOB_ID: not set: submit this script with sbatch" in result.stderr
     whole_run.provide("ddpscale", "exit 3")
     assert whole_run.run("whole_run.sbatch", settings=JOB).returncode == 3

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_ddpscale.cli import USER_ERROR, main
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.collective_sweep import GIB, KIB, MIB, message_sizes, sweep_probes, sweep_study
 from pytest_ddpscale.plan.layout import Layout
@@ -172,22 +171,6 @@ def test_bounds_of_a_file_that_changed_judge_nothing(tmp_path: Path) -> None:
 
 
 SMALL = ("suite", "collectives", "--gpu-sku=cpu", "--ddp-gpus-per-node=2", "--ddp-block=0.01s")
-
-
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        ("--sizes=1KB", "--sizes: found '1KB'; expected BEGIN:END or BEGIN:END:FACTOR"),
-        ("--operations=gather", "--operations: found 'gather'; expected names among all-reduce"),
-        ("--iteration-limit=fast", "--iteration-limit: found 'fast'; expected a time such as 90s"),
-        ("--ddp-gpus-per-node=1", "--ddp-gpus-per-node: found one rank; expected at least 2"),
-    ],
-)
-def test_a_wrong_value_is_one_sentence(option: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, option]) == USER_ERROR
-    told = capsys.readouterr().err
-    assert expected in told
-    assert len(told.splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from pytest_ddpscale.cli import USER_ERROR, main
 from pytest_ddpscale.evidence.trained_runs import trained_runs
 from pytest_ddpscale.plan.training_run import TrainingRun, learning_rate_at, loss_reached
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.training_record import TrainedEpoch
 from pytest_ddpscale.suites.convergence_report import convergence_report, time_to_loss
 from tests.builders.whole_runs import plan_of, records_of, suite_of, training_run
+from tests.suites.conftest import MeasuredAndTold
 
 SMALL = ("suite", "convergence", "--gpu-sku=cpu", "--ddp-gpus-per-node=2", "--samples=1024", "--hidden=32")
 
@@ -101,29 +100,10 @@ def test_epochs_are_shown_by_the_number_of_parameters() -> None:
     assert "trainable parameters" in by_parameters.figures[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--ranks=1,2", "--global-batch=33"], "--global-batch: found 33 for 2 ranks; expected a multiple of 2"),
-        (["--loss=-1"], "--loss: found '-1'; expected a number above 0"),
-        (["--mnist=/nowhere"], "--mnist: /nowhere: expected train-images-idx3-ubyte or train-images-idx3-ubyte.gz;"),
-        (["--hidden=0"], "--hidden: found '0'; expected a whole number from 1"),
-    ],
-)
-def test_a_wrong_option_is_one_sentence(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, *options]) == USER_ERROR
-    told = capsys.readouterr().err
-    assert message in told
-    assert len(told.splitlines()) == 1
-
-
 @pytest.mark.slow
-def test_one_and_two_ranks_get_to_a_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tmp_path / "run"
-    code = main([*SMALL, "--ranks=1,2", "--global-batch=64", "--loss=0.8", "--lr=0.05", f"--ddp-run-dir={run}"])
-    told = capsys.readouterr().out
-    assert code == 0, told
-    alone, both = json.loads((run / "suite.json").read_text())["runs"]
+def test_one_and_two_ranks_get_to_a_loss(measured_and_told: MeasuredAndTold) -> None:
+    run, told = measured_and_told(*SMALL, "--ranks=1,2", "--global-batch=64", "--loss=0.8", "--lr=0.05")
+    alone, both = json.loads(run.suite_json.read_text())["runs"]
     assert alone["iterations"] == both["iterations"], "the same global batches of the same images"
     assert both["losses"] == pytest.approx(alone["losses"], rel=1e-2)
     assert "Learning-rate rule: constant: the same at every global batch." in told

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.cli import USER_ERROR, main
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.study import Arm, Plan
-from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.suites.data_parallel_report import data_parallel_report
 from pytest_ddpscale.suites.data_parallel_suite import DataParallelSuite, data_parallel_arms
 from pytest_ddpscale.suites.data_parallel_values import split_batches
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from tests.builders.judged import evidence_of_plan, make_measurement
+from tests.suites.conftest import MeasuredAndTold
 from tests.suites.planned import planned
 from tests.suites.run_records import SUITE_RECORD
 
@@ -132,14 +130,9 @@ def test_an_arm_without_rounds_is_a_problem_and_the_others_are_told() -> None:
 
 
 @pytest.mark.slow
-def test_it_is_measured_reported_and_told_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([*SMALL, "--ddp-run-dir=measured"]) == 0
-    told = capsys.readouterr().out
+def test_it_is_measured_reported_and_told_again(measured_and_told: MeasuredAndTold) -> None:
+    run, told = measured_and_told(*SMALL)
     assert "nn.DataParallel: not measured. It needs at least two GPUs" in told
-    run = RunDirectory.open(tmp_path / "measured")
     said = json.loads(run.suite_json.read_text())
     assert list(said["not_measured"]) == ["nn.DataParallel"]
     assert [(one["batch"], one["devices"], one["problem"]) for one in said["batches"]] == [(4, 2, "")]
@@ -149,12 +142,3 @@ def test_it_is_measured_reported_and_told_again(
             assert 0 < value["interval"][0] < value["value"] < value["interval"][1]
         assert ours["communication_share"]["value"] < 1
     assert "<svg" in (run.path / "report.html").read_text()
-    assert main(["report", str(run.path)]) == 0
-    assert capsys.readouterr().out.splitlines()[:-1] == told.splitlines()[:-1]
-
-
-def test_a_wrong_batch_is_refused_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--batches=3"]) == USER_ERROR
-    told = capsys.readouterr().err
-    assert "--batches: found 3, which 2 devices cannot share evenly" in told
-    assert len(told.splitlines()) == 1

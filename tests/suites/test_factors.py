@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.cli import USER_ERROR, main
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.report.text import ABSENT
-from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.stats.intervals import Estimate
 from pytest_ddpscale.suites.factors_report import factors_report
 from pytest_ddpscale.suites.factors_suite import Factors
@@ -22,6 +19,7 @@ from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.verdict.estimating import Found
 from tests.builders.judged import evidence_of_plan, make_measurement
 from tests.builders.measurements import Measurement
+from tests.suites.conftest import MeasuredAndTold
 from tests.suites.planned import planned
 from tests.suites.run_records import SUITE_RECORD
 
@@ -148,33 +146,9 @@ def test_data_moved_keeps_its_identities(parameters: int, batch: int, ranks: int
     assert more.sent_bytes_per_step > data.sent_bytes_per_step
 
 
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        ("--model=vit_b_16", "--model: found 'vit_b_16'; expected a model whose features can be frozen: alexnet"),
-        ("--models=alexnet,vit_b_16", "--models: found 'alexnet,vit_b_16'; expected a model whose features"),
-        ("--batches=4,none", "--batches: found '4,none'; expected a whole number from 1"),
-        ("--hidden=0", "--hidden: found '0'; expected a whole number from 1"),
-        ("--world-size=3", "--world-size: found 3, but there are 2 GPUs (CPU: ranks); expected at most 2"),
-        ("--world-sizes=1,3", "--world-sizes: found 3, but there are 2 GPUs (CPU: ranks); expected at most 2"),
-        ("--precision=fp16", "--precision: found 'fp16' on a CPU; expected fp32 or bf16"),
-    ],
-)
-def test_a_wrong_value_is_one_sentence(option: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, option]) == USER_ERROR
-    told = capsys.readouterr().err
-    assert expected in told
-    assert len(told.splitlines()) == 1
-
-
 @pytest.mark.slow
-def test_it_is_measured_reported_and_told_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([*SMALL, "--ddp-run-dir=measured"]) == 0
-    told = capsys.readouterr().out
-    run = RunDirectory.open(tmp_path / "measured")
+def test_it_is_measured_reported_and_told_again(measured_and_told: MeasuredAndTold) -> None:
+    run, _ = measured_and_told(*SMALL)
     factors = json.loads(run.suite_json.read_text())["factors"]
     assert {factor: len(cells) for factor, cells in factors.items()} == {"world size": 2, "model": 2}
     for cells in factors.values():
@@ -186,5 +160,3 @@ def test_it_is_measured_reported_and_told_again(
     page = (run.path / "report.html").read_text()
     assert page.count("<svg") == 4
     assert "<h2>By world size</h2>" in page
-    assert main(["report", str(run.path)]) == 0
-    assert capsys.readouterr().out.splitlines()[:-1] == told.splitlines()[:-1]

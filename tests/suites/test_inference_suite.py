@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.cli import USER_ERROR, main
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.stats.intervals import Estimate
@@ -125,23 +124,6 @@ def test_nothing_measured_is_told_too() -> None:
     report = inference_report(suite_of({}, {32: "no room"}))
     assert report.headline == "Inference of resnet18 in fp32: none of 1 batches was measured"
     assert (report.sections, report.problems) == ([], ["batch 32: no room"])
-
-
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        ("--model=resnet51", "--model: found 'resnet51'; expected a classification model of torchvision"),
-        ("--batches=4,none", "--batches: found '4,none'; expected a whole number from 1"),
-        ("--batches=0", "--batches: found '0'; expected a whole number from 1"),
-        ("--ranks=65536", "--ranks: found 65536, but"),
-        ("--precision=fp16", "--precision: found 'fp16' on a CPU; expected fp32 or bf16"),
-    ],
-)
-def test_a_wrong_value_is_one_sentence(option: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, option]) == USER_ERROR
-    told = capsys.readouterr().err
-    assert expected in told
-    assert len(told.splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.cli import USER_ERROR, main
 from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
@@ -23,7 +21,6 @@ from pytest_ddpscale.suites.input_pipeline_report import (
 from pytest_ddpscale.suites.input_pipeline_suite import SYNTHETIC
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.verdict.estimating import Found
-from tests.builders.image_folder import image_folder
 from tests.builders.judged import WORKLOAD, evidence_of_plan, make_measurement
 from tests.suites.run_records import SUITE_RECORD
 
@@ -115,24 +112,3 @@ def test_nothing_measured_is_told_too() -> None:
     report = input_pipeline_report(suite_of((), error="no room"))
     assert report.headline == "resnet18 in fp32 on folder images: no setting of the loader was measured"
     assert report.sections == []
-
-
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        ("--workers=1,x", "--workers: found '1,x'; expected whole numbers from 0 to 256, such as 2,4."),
-        ("--prefetch=0", "--prefetch: found '0'; expected whole numbers from 1 to 1024, such as 2,4."),
-        ("--ranks=65536", "--ranks: found '65536'; expected at most"),
-        ("--model=resnet51", "--model: found 'resnet51'; expected a classification model of torchvision"),
-        ("--precision=fp16", "--precision: found 'fp16' on a CPU; expected fp32 or bf16"),
-        ("--workers=" + ",".join(map(str, range(60))), "--workers: found 60 settings with --prefetch; expected"),
-    ],
-)  # fmt: skip
-def test_a_wrong_value_is_one_sentence(
-    tmp_path: Path, option: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = image_folder(tmp_path, images=3)
-    assert main(["suite", "input-pipeline", "--gpu-sku=cpu", f"--folder={folder}", option]) == USER_ERROR
-    told = capsys.readouterr().err
-    assert expected in told
-    assert len(told.splitlines()) == 1

@@ -124,22 +124,6 @@ def test_ctrl_c_leaves_a_report_of_what_was_measured(
     assert "GPU0 X NV1" in (tmp_path / "run" / "report.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        ("--models=resnet50,resnet51", "--models: found 'resnet50,resnet51'; expected classification models"),
-        ("--bucket-sizes=0", "--bucket-sizes: found '0'; expected sizes in MiB"),
-        ("--batch=0", "--batch: found '0'; expected a whole number from 1"),
-        ("--gpu-sku=b201", "--gpu-sku"),
-    ],
-)
-def test_a_wrong_value_is_one_sentence(option: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, option]) == USER_ERROR
-    told = capsys.readouterr().err
-    assert expected in told
-    assert len(told.splitlines()) == 1
-
-
 @pytest.mark.slow
 def test_it_is_measured_reported_and_told_again(
     measured_and_told: MeasuredAndTold, capsys: pytest.CaptureFixture[str]
@@ -160,7 +144,8 @@ def test_it_is_measured_reported_and_told_again(
     assert "against 25  99 % interval" in capsys.readouterr().out
     wider = json.loads(run.suite_json.read_text())["benchmarks"]["squeezenet1_1"]
     for at_99, at_90 in zip(wider["against_no_ddp"], found["against_no_ddp"], strict=True):
-        assert at_99["low"] < at_90["low"] < at_90["ratio"] < at_90["high"] < (at_99["high"] or math.inf)
+        high_99, high_90 = (one["high"] or math.inf for one in (at_99, at_90))  # noise may leave it open
+        assert at_99["low"] < at_90["low"] < at_90["ratio"] < high_90 <= high_99
     run.write_json(run.suite_json, {"suite": "pytorch-ddp", "confidence": "high"})
     assert main(["report", str(run.path)]) == USER_ERROR
     assert "confidence 'high'; expected a number such as 0.95" in capsys.readouterr().err

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.cli import USER_ERROR, main
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.suites.suite_views import markdown_of
 from pytest_ddpscale.suites.tune_candidates import USUAL_SETTINGS, Candidate, candidates, snippet
@@ -67,28 +66,6 @@ def test_what_is_not_worth_a_change_is_said_and_not_recommended() -> None:
 def test_uneven_batches_are_a_cost_and_never_recommended() -> None:
     played = PlayedTune("--try=uneven_share=0.5", gains={"uneven_share=0.5": 1.5})
     assert tune_report(played.measured()).values["recommended"] == []
-
-
-@pytest.mark.parametrize(
-    ("tried", "expected"),
-    [
-        ("NCCL_ALGOO=Ring", "it does not know NCCL_ALGOO (perhaps NCCL_ALGO)"),
-        ("bucket_cap=1", "'bucket_cap' is none (perhaps bucket_cap_mb)"),
-        ("static_graph=yes", "static_graph as true or false"),
-        ("precision=fp8", "precision as one of fp32, fp16, bf16"),
-        ("accumulation_steps=0", "expected accumulation_steps from 1 to 10000, not 0"),
-        ("uneven_share=0.99", "expected uneven_share that leaves each rank an image of"),
-        ("nccl_algo=Ring", "'nccl_algo' is none (perhaps NCCL_ALGO)"),
-        ("batch_size=none", "batch_size as a number, half or double"),
-        ("bucket_cap_mb", "name=value"),
-        ("precision=fp32", "a setting that the workload does not have already"),
-    ],
-)
-def test_what_is_no_setting_is_one_sentence(tried: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "--gpu-sku=cpu", f"--try={tried}"]) == USER_ERROR
-    told = capsys.readouterr().err
-    assert expected in told
-    assert len(told.splitlines()) == 1
 
 
 def test_what_the_workload_has_already_is_not_tried() -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.cli import USER_ERROR, main
 from pytest_ddpscale.plan.training_run import RunBounds
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import StudyEnd
-from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.training_record import TrainedEpoch, TrainedRun
 from pytest_ddpscale.suites.whole_run_report import whole_run_report
 from tests.builders.whole_runs import complete_suite, records_of, suite_of, training_run
+from tests.suites.conftest import MeasuredAndTold
 
 SMALL = ("suite", "whole-run", "--gpu-sku=cpu", "--model=shufflenet_v2_x0_5", "--image-size=32", "--made=32,64",
          "--batch=4", "--epochs=3", "--ddp-gpus-per-node=2")  # fmt: skip
@@ -96,45 +94,19 @@ def test_launches_make_an_interval_and_one_that_broke_spoils_it() -> None:
     assert set(verdicts_of(broken, *runs)[0]) == {"not_measured"}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--ranks=1,3"], "--ranks: found 3, but 2 can be used; expected at most 2. On a CPU --ddp-gpus-per-node=3"),
-        (["--batch=40"], "made-32 has 32 images, fewer than one global batch of 40 (1 ranks, 40 each)"),
-        (["--precision=fp16"], "--precision: found 'fp16' on a CPU; expected fp32 or bf16"),
-        (["--lr=0"], "--lr: found '0'; expected a number above 0"),
-        (["--epochs=0"], "--epochs: found '0'; expected a whole number from 1"),
-        (["--model=resnet51"], "--model: found 'resnet51'; expected a classification model of torchvision"),
-        (["--folder=/nowhere"], "--folder: /nowhere has 0 images in train/CLASS and 0 in val/CLASS; expected some"),
-        (["--at-least-accuracy=40"], "--at-least-accuracy: found '40'; expected a share above 0 and at most 1"),
-        (["--bounds=/nowhere.yaml"], "/nowhere.yaml"),
-    ],
-)
-def test_a_wrong_option_is_one_sentence(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, *options]) == USER_ERROR
-    told = capsys.readouterr().err
-    assert message in told
-    assert len(told.splitlines()) == 1
-
-
 @pytest.mark.slow
-def test_two_sizes_are_trained_and_told_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tmp_path / "run"
-    code = main([*SMALL, "--made=64", "--ranks=1,2", f"--ddp-run-dir={run}", "--at-most-time-to-train=0.5"])
-    told = capsys.readouterr().out
-    assert code == 1, told
+def test_two_sizes_are_trained_and_told_again(measured_and_told: MeasuredAndTold) -> None:
+    run, told = measured_and_told(*SMALL, "--made=64", "--ranks=1,2", "--at-most-time-to-train=0.5", exit_code=1)
     assert re.search(r"train/made-64@2: time_to_train [\d.]+ s, failed; at most 0.5 s", told)
-    values = json.loads((run / "suite.json").read_text())
+    values = json.loads(run.suite_json.read_text())
     assert [one["run"] for one in values["runs"]] == ["train/made-64@1", "train/made-64@2"]
     for one in values["runs"]:
         assert one["is_complete"]
         assert len(one["epochs"]) == 3
         assert abs(one["unexplained"]) < 0.05, "of a run of some ten seconds, which the supervisor hears of in 0.4 s"
-    assert "<svg" in (run / "report.html").read_text()
-    gangs = [json.loads(line) for line in RunDirectory(run).measurements_jsonl.read_text().splitlines()]
+    assert "<svg" in (run.path / "report.html").read_text()
+    gangs = [json.loads(line) for line in run.measurements_jsonl.read_text().splitlines()]
     assert [len(one["hosts"]) for one in gangs if one["kind"] == "gang"] == [1, 2], "a gang for each size"
-    assert main(["report", str(run)]) == 1
-    assert capsys.readouterr().out == told, "from the run directory alone"
 
 
 def test_the_smaller_data_set_is_the_one_of_fewer_images_though_its_start_took_longer() -> None:

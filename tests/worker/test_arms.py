@@ -238,7 +238,8 @@ def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(
 ) -> None:
     compiled: list[object] = []
 
-    def fake_compile(model: object, mode: str | None) -> object:
+    def fake_compile(model: object, mode: str | None, *, dynamic: bool) -> object:
+        assert not dynamic
         compiled.append(model)
         return model
 
@@ -278,6 +279,7 @@ def test_torch_compile_trains_after_ddp(gloo_of_one: None, monkeypatch: pytest.M
     assert counters["stats"]["unique_graphs"] > 0, "it was compiled"
     assert len(set(found)) == 3, f"DDP trains on: {found}"
     arms.close()
+    assert torch._dynamo.convert_frame.FRAME_COUNTER == 0, "the next study compiles as a new process does"
 
 
 def test_a_study_that_needs_more_ranks_than_the_gang_has_is_refused(gloo_of_one: None) -> None:

@@ -1,4 +1,4 @@
-"""Ranks on the nodes of a PBS job: within one, ssh reaches its nodes, whose names are in a file."""
+"""Launch ranks on the nodes of a PBS job, by ssh; PBS lists the nodes in a file."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class PbsLauncher(SshLauncher):
 
     @classmethod
     def is_meant(cls, settings: Settings, environ: Mapping[str, str]) -> bool:
-        """Within a job, unless hosts are named."""
+        """True within a job, unless hosts are named."""
         return "PBS_NODEFILE" in environ and not (settings.hosts or settings.hostfile)
 
     def named_hosts(self) -> tuple[tuple[str, ...], int | None]:
-        """The nodes of the job, and how many ranks each is to have."""
+        """The nodes of the job, and the number of ranks on each."""
         return read_hostfile(Path(self.environ["PBS_NODEFILE"]))

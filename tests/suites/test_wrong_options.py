@@ -1,0 +1,113 @@
+"""What a suite cannot be measured with is said in one sentence that names the option, before anything is measured."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.cli import USER_ERROR, main
+from tests.builders.image_folder import image_folder
+
+COMMON = "--gpu-sku=cpu --ddp-gpus-per-node=2 --image-size=32 --ddp-block=0.01s"
+MODEL = "expected a classification model of torchvision"
+FROM_1 = "expected a whole number from 1"
+PRECISION = ("--precision=fp16", "--precision: found 'fp16' on a CPU; expected fp32 or bf16")
+MOST_2 = "found 3, but there are 2 GPUs (CPU: ranks); expected at most 2"
+MODEL_OF_NONE = ("--model=resnet51", f"--model: found 'resnet51'; {MODEL}")
+WRONG = {
+    "suite collectives --gpu-sku=cpu --ddp-gpus-per-node=2": [
+        ("--sizes=1KB", "--sizes: found '1KB'; expected BEGIN:END or BEGIN:END:FACTOR"),
+        ("--operations=gather", "--operations: found 'gather'; expected names among all-reduce"),
+        ("--iteration-limit=fast", "--iteration-limit: found 'fast'; expected a time such as 90s"),
+        ("--ddp-gpus-per-node=1", "--ddp-gpus-per-node: found one rank; expected at least 2"),
+    ],
+    f"suite inference {COMMON}": [
+        MODEL_OF_NONE,
+        ("--batches=4,none", f"--batches: found '4,none'; {FROM_1}"),
+        ("--batches=0", f"--batches: found '0'; {FROM_1}"),
+        ("--ranks=65536", "--ranks: found 65536, but"),
+        PRECISION,
+    ],
+    f"suite factors {COMMON}": [
+        ("--model=vit_b_16", "--model: found 'vit_b_16'; expected a model whose features can be frozen: alexnet"),
+        ("--models=alexnet,vit_b_16", "--models: found 'alexnet,vit_b_16'; expected a model whose features"),
+        ("--batches=4,none", f"--batches: found '4,none'; {FROM_1}"),
+        ("--hidden=0", f"--hidden: found '0'; {FROM_1}"),
+        ("--world-size=3", f"--world-size: {MOST_2}"),
+        ("--world-sizes=1,3", f"--world-sizes: {MOST_2}"),
+        PRECISION,
+    ],
+    f"suite data-parallel {COMMON}": [
+        ("--batches=3", "--batches: found 3, which 2 devices cannot share evenly"),
+    ],
+    f"suite pytorch-ddp {COMMON}": [
+        ("--models=resnet50,resnet51", "--models: found 'resnet50,resnet51'; expected classification models"),
+        ("--bucket-sizes=0", "--bucket-sizes: found '0'; expected sizes in MiB"),
+        ("--batch=0", f"--batch: found '0'; {FROM_1}"),
+        ("--gpu-sku=b201", "--gpu-sku"),
+    ],
+    "suite input-pipeline --gpu-sku=cpu --folder=images": [
+        ("--workers=1,x", "--workers: found '1,x'; expected whole numbers from 0 to 256, such as 2,4."),
+        ("--prefetch=0", "--prefetch: found '0'; expected whole numbers from 1 to 1024, such as 2,4."),
+        ("--ranks=65536", "--ranks: found '65536'; expected at most"),
+        MODEL_OF_NONE,
+        PRECISION,
+        ("--workers=" + ",".join(map(str, range(60))), "--workers: found 60 settings with --prefetch; expected"),
+    ],
+    "suite convergence --gpu-sku=cpu --ddp-gpus-per-node=2 --samples=1024": [
+        ("--ranks=1,2 --global-batch=33", "--global-batch: found 33 for 2 ranks; expected a multiple of 2"),
+        ("--loss=-1", "--loss: found '-1'; expected a number above 0"),
+        ("--mnist=/nowhere", "--mnist: /nowhere: expected train-images-idx3-ubyte or train-images-idx3-ubyte.gz;"),
+        ("--hidden=0", f"--hidden: found '0'; {FROM_1}"),
+    ],
+    "suite whole-run --gpu-sku=cpu --ddp-gpus-per-node=2 --image-size=32 --made=32 --batch=4": [
+        ("--ranks=1,3", "--ranks: found 3, but 2 can be used; expected at most 2. On a CPU --ddp-gpus-per-node=3"),
+        ("--batch=40", "made-32 has 32 images, fewer than one global batch of 40 (1 ranks, 40 each)"),
+        PRECISION,
+        ("--lr=0", "--lr: found '0'; expected a number above 0"),
+        ("--epochs=0", f"--epochs: found '0'; {FROM_1}"),
+        MODEL_OF_NONE,
+        ("--folder=/nowhere", "--folder: /nowhere has 0 images in train/CLASS and 0 in val/CLASS; expected some"),
+        ("--at-least-accuracy=40", "--at-least-accuracy: found '40'; expected a share above 0 and at most 1"),
+        ("--bounds=/nowhere.yaml", "/nowhere.yaml"),
+    ],
+    "tune --gpu-sku=cpu": [
+        ("--try=NCCL_ALGOO=Ring", "it does not know NCCL_ALGOO (perhaps NCCL_ALGO)"),
+        ("--try=bucket_cap=1", "'bucket_cap' is none (perhaps bucket_cap_mb)"),
+        ("--try=static_graph=yes", "static_graph as true or false"),
+        ("--try=precision=fp8", "precision as one of fp32, fp16, bf16"),
+        ("--try=accumulation_steps=0", "expected accumulation_steps from 1 to 10000, not 0"),
+        ("--try=uneven_share=0.99", "expected uneven_share that leaves each rank an image of"),
+        ("--try=nccl_algo=Ring", "'nccl_algo' is none (perhaps NCCL_ALGO)"),
+        ("--try=batch_size=none", "batch_size as a number, half or double"),
+        ("--try=bucket_cap_mb", "name=value"),
+        ("--try=precision=fp32", "a setting that the workload does not have already"),
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("wrong")
+    image_folder(where / "images", images=3)
+    return where
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "expected"),
+    [(command, *row) for command, rows in WRONG.items() for row in rows],
+    ids=[f"{command.partition(' --')[0]} {options[:40]}" for command, rows in WRONG.items() for options, _ in rows],
+)
+def test_a_wrong_option_is_refused_in_one_sentence(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    command: str, options: str, expected: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(directory)
+    before = sorted(directory.iterdir())
+    assert main([*shlex.split(command), *shlex.split(options)]) == USER_ERROR
+    told = capsys.readouterr().err
+    assert expected in told
+    assert len(told.splitlines()) == 1
+    assert sorted(directory.iterdir()) == before

@@ -1,0 +1,55 @@
+"""Models compiled in a process that trains many batch sizes, as in strong scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from pytest_ddpscale.worker.compiling import compiled, forget_compiled
+
+pytestmark = pytest.mark.slow
+BATCHES = range(2, 12)
+
+
+class TwoKernels(nn.Module):
+    """Compiled in a tenth of a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.linear(images).relu()
+        return logits
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_new_process() -> Iterator[None]:
+    forget_compiled()
+    counters.clear()
+    yield
+    forget_compiled()
+
+
+def graphs_of(model: nn.Module) -> int:
+    """How many were compiled for one call of each batch size."""
+    before, call = counters["stats"]["unique_graphs"], compiled(model)
+    for batch in BATCHES:
+        images = torch.randn(batch, 8)
+        torch.testing.assert_close(call(images), model(images))
+    return counters["stats"]["unique_graphs"] - before
+
+
+def test_each_batch_size_has_kernels_of_its_own_however_many_there_are() -> None:
+    assert graphs_of(TwoKernels()) == len(BATCHES)
+
+
+def test_after_forgetting_a_model_is_compiled_as_in_a_new_process() -> None:
+    found = [graphs_of(TwoKernels()), graphs_of(TwoKernels())]
+    forget_compiled()
+    found.append(graphs_of(TwoKernels()))
+    assert found == [len(BATCHES), 0, len(BATCHES)]
