@@ -1,4 +1,4 @@
-"""Four ways to decide whether a node is fit, each asked of the same simulated node by `compared.py`.
+"""Four ways to decide whether a node is fit, applied to the same simulated node by `compared.py`.
 
 Machine time is counted as `pytest --collect-only` counts it, the start-up of a gang included.
 """
@@ -38,7 +38,7 @@ Decision = Literal["accepted", "rejected", "undecided"]
 CONFIDENCE = 0.95
 GPUS = 8
 FIXED_ROUNDS = 16
-# A floor stands so far below what is published or learned: as SuperBench's and DCGM's defaults have it.
+# Distance of a floor from the published or learned value: the default of SuperBench and DCGM.
 FLOOR = 0.95
 # One shot, as the published measurements were taken: of each world size, one after the other.
 ONE_SHOT_BLOCK_S = 10.0
@@ -52,7 +52,7 @@ PER_GPU_S = 120.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a procedure says of a node, and the seconds of machine time after which it does."""
+    """A procedure's decision on a node, and the seconds of machine time that it took."""
 
     decision: Decision
     seconds: float

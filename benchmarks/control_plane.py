@@ -1,15 +1,15 @@
-"""What ranks tell each other costs, by their number: the gang's own words over a real TCPStore.
+"""The cost of control messages between ranks by world size: the gang's own messages over a real TCPStore.
 
     python benchmarks/control_plane.py --json control_plane.json
     python benchmarks/control_plane.py --ranks 64,128 --rounds 5
 
-Every simulated rank has a thread and a connection of its own; the store's server has a process of its own, as
-torchrun's agent has. In each round and for each number of ranks, in random order, they do what a gang does for
-one arm: all hear rank 0's word and say their record; rank 0 hears all records; all hear that they are written,
-and forget their own. `one by one` is how rank 0 went about it before: hearing and forgetting one key after the other.
+Every simulated rank has its own thread and connection; the store's server has its own process, like torchrun's agent.
+In each round and for each world size, in random order, ranks do the work of a gang for one arm: all read rank 0's
+message (word) and send their record; rank 0 reads all records (gather); all wait until they are written and delete
+their own (release). `one by one` is the former method: rank 0 reads and deletes one key after the other.
 
-All ranks share the cores of this machine, where a real rank has one of its own: what depends on all of them
-waking (`word`, `release`) is an upper bound. `CPU` is the server's, whose work one thread does: a lower bound.
+All ranks share the cores of this machine, whereas a real rank has its own: times that depend on all of them waking
+(`word`, `release`) are upper bounds. `CPU` is the CPU time of the server's single thread: a lower bound.
 """
 
 from __future__ import annotations

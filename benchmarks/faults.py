@@ -1,11 +1,11 @@
-"""What becomes of a gang in which a rank breaks: real ranks on this machine's CPU, with real faults.
+"""What happens to a gang in which a rank breaks: real ranks on this machine's CPU, with real faults.
 
     python benchmarks/faults.py --json faults.json
 
-Two gloo ranks train in a weak-scaling study until one of them is killed, stopped, stuck, out of memory, gone early or
-broken; each fault in a study, and so in a gang, of its own. A fault is right if its study's error says who, where and
-how, its end is recorded within a minute, no process is left by then, and what was measured before is there. Out of
-memory needs root and the memory controller of cgroup v1.
+Two gloo ranks train in a weak-scaling study until one of them is killed, stopped, stuck, out of memory, exits early or
+raises; each fault has its own study, and so its own gang. A fault is handled correctly if its study's error names the
+rank, the position and the cause, its end is recorded within a minute, no process is left by then, and earlier
+measurements are kept. Out of memory needs root and the memory controller of cgroup v1.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ STOPPED = (
 
 @dataclass(frozen=True)
 class Fault:
-    """What befalls a rank, and what is to be said of it.
+    """A fault of a rank, and the expected error.
 
     Attributes:
-        kind: as `fault_site` knows it.
-        rank: whom.
-        arm: where. `alone` is computation, and rank 1 waits for rank 0's word; in `ddp@2` the other rank waits for it.
+        kind: a fault of `fault_site`.
+        rank: the rank that breaks.
+        arm: in `alone` rank 0 computes and rank 1 waits for its message; in `ddp@2` the other rank waits for this one.
         said: a pattern. WHO stands for rank and host, PLACE for study, arm and round.
     """
 

@@ -1,11 +1,11 @@
-"""What keeping one gang of ranks warm saves, and how much of a session is spent in timed blocks.
+"""Time saved by keeping one gang of ranks warm, and the share of a session spent in timed blocks.
 
     python benchmarks/gang_reuse.py --json gang_reuse.json
     python benchmarks/gang_reuse.py --run ddpscale-runs/latest
 
 The first form measures the CPU workload of thresholds.yaml twice, on two ranks: all rounds of all arms by one
-gang, and again with a fresh torchrun for each arm of each round, which is what interleaved rounds cost without a
-gang. Both warm each arm up and time its blocks equally long. The second form reads the run directory of a
+gang, and again with a fresh torchrun for each arm of each round, the cost of interleaved rounds without a gang. Both
+warm each arm up and time its blocks equally long. The second form reads the run directory of a
 finished session, such as that of `pytest --gpu-sku=cpu`, and measures nothing.
 
 Yield is the time inside rank 0's timed blocks over the wall time of the session. With its defaults the first form

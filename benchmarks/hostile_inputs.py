@@ -1,10 +1,10 @@
-"""Whether hostile thresholds, options, environments and run directories are refused in words, and quickly.
+"""Whether hostile thresholds, options, environments and run directories are refused with a message, and quickly.
 
     python benchmarks/hostile_inputs.py [--every N] [--first K] [--markdown FILE] [--json FILE]
 
-Each case runs the real command in a forked process of its own: `ddpscale thresholds check`, or `pytest` with a CPU's or
-an imaginary GPU's thresholds; nothing is measured. A case has to be refused (exit 4, or what pytest's own parser gives;
-a sentence with the line or the option, no traceback, under 2 s of CPU time), or accepted because it is sound.
+Each case runs the real command in its own forked process: `ddpscale thresholds check`, or `pytest` with the thresholds
+of a CPU or of an imaginary GPU; nothing is measured. A case has to be refused (exit code 4, or that of pytest's own
+parser; a message with the line or the option, no traceback, under 2 s of CPU time), or accepted because it is sound.
 """
 
 # ruff: noqa: E501 - tables of inputs are easier to read in few lines

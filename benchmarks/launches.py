@@ -3,11 +3,11 @@
     python benchmarks/launches.py --json launches.json
     python benchmarks/launches.py --count 4 --launches 5 -k throughput_per_gpu
 
-Runs `pytest --gpu-sku=cpu --ddp-launches=3` so many times, one after the other, and reads what each run's verdicts.json
-says of throughput alone and of weak scaling on two ranks. Of each run's interval it prints whether the mean of the
-other runs' values lies in it. Expected: in nine of ten, and half of the intervals reach no further than 25 % of the
-value to either side. Exit code 1 if that is not so, 2 if a run measured nothing. Ten runs take some thirty minutes on
-two cores that have nothing else to do.
+Runs `pytest --gpu-sku=cpu --ddp-launches=3` the given number of times, one after the other, and reads throughput alone
+and weak scaling on two ranks from each run's verdicts.json. For each run's interval it prints whether it contains the
+mean of the other runs' values. Expected: nine of ten do, and half of the intervals reach no further than 25 % of the
+value to either side. Exit code 1 if not, 2 if a run measured nothing. Ten runs take some thirty minutes on two
+otherwise idle cores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEAST_SHARE, WIDEST_HALF = 0.9, 0.25
 
 @dataclass(frozen=True)
 class Interval:
-    """What one run says of a requirement: value, both ends, in the metric's unit; and how far its launches differ."""
+    """One run's result on a requirement: value and both ends, in the metric's unit; and the spread of its launches."""
 
     value: float
     low: float
@@ -51,7 +51,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Found:
-    """What all runs say of a requirement together."""
+    """Results of all runs on one requirement."""
 
     requirement: str
     intervals: tuple[Interval, ...]

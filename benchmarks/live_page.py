@@ -1,14 +1,14 @@
-"""Whether a round of a real run that follows a writing of report.html is slower than one that does not.
+"""Whether a round of a real run is slower right after report.html has been written.
 
     python benchmarks/live_page.py --json live_page.json
     python benchmarks/live_page.py --rounds 64
 
-Two CPU ranks train for real, all rounds in one gang. Of each two successive rounds a coin decides which one follows a
-page, which is rendered in full and written right before it, much more often than otherwise: every 5 s at most, and in
-at most 0.5 % of the time. Of each pair the ratio with / without is taken: of the throughput of each arm and of all
-together (their geometric mean), and of the CPU time that both ranks need for the round, which has the same steps in
-both. Other work on the machine lengthens blocks, but takes little CPU time from them. Shown is the median of the
-ratios with its 95 % interval, and the seconds that pages took.
+Two CPU ranks really train, all rounds in one gang. In each pair of successive rounds a random one follows a page, which
+is fully rendered and written right before it; real sessions write it much less often, every 5 s at most and in at most
+0.5 % of the time. Each pair gives ratios with / without: of the throughput of each arm and of all together (their
+geometric mean), and of the CPU time of both ranks for the round, which has the same steps in both. Other load lengthens
+blocks, but hardly changes their CPU time. Shown are the median of the ratios with its 95 % interval, and the seconds
+that pages took.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Whether run directories that were changed are refused in words, or judged no better than before.
+"""Whether changed run directories are refused with a message, or judged no better than before.
 
     python benchmarks/mutate_runs.py [--run DIR …] [--every N] [--json FILE]
 
-Without ``--run`` two simulated runs with faults are changed; a real one can be given besides. Each mutant is judged in
-this process: a refusal has to be a sentence of ours, never a traceback or a hang, and nothing may pass that did not.
+Without ``--run`` two simulated runs with faults are changed; a real run can be added. Each mutant is judged in this
+process: a refusal has to be one of our messages, never a traceback or a hang, and no requirement may newly pass.
 """
 
 from __future__ import annotations

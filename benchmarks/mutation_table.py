@@ -1,11 +1,10 @@
-"""Which defects the tests catch: each is put into a copy of the tree, and the tests are run there.
+"""Which defects the tests catch: each is planted in a copy of the tree, and the tests run there.
 
-    python benchmarks/mutation_table.py --check                    # whether each defect still has its place
+    python benchmarks/mutation_table.py --check                    # whether each defect still applies
     python benchmarks/mutation_table.py --json mutation_table.json [--only ID …] [--revision HEAD]
 
-First the tests of the modules that a defect touches are run, then short ones from end to end; at the end, for those
-that survive, all that are not slow; each with -x. What FILE holds already is kept. Exit code 1 if a defect survives or
-does not apply.
+The tests of the modules that a defect touches run first, then short end-to-end tests; finally all fast tests run on the
+surviving defects; each with -x. Results already in FILE are kept. Exit code 1 if a defect survives or does not apply.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _FIRST_FAILURE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Caught:
-    """What became of a defect.
+    """Result of one defect.
 
     Attributes:
         id: of the defect.
@@ -129,9 +128,9 @@ def first_failure(tree: Path, arguments: Sequence[str]) -> str:
 
 
 def try_out(tree: Path, defect: Defect, rungs: Mapping[str, Sequence[str]]) -> Caught:
-    """Put a defect in, run tests until one fails, and take it out again.
+    """Plant a defect, run tests until one fails, and remove it again.
 
-    What fails without the defect, too, has caught nothing: it is left out, and the tests are run again.
+    A test that also fails without the defect has caught nothing: it is left out, and the tests run again.
 
     Args:
         tree: into which it is put.

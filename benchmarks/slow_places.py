@@ -3,19 +3,19 @@
     nice -n 15 python benchmarks/slow_places.py --jobs 2 --json slow_places.json
     python benchmarks/slow_places.py --runs 4 --slower 3 --noise 0.6
 
-Every requirement on training is judged on a simulated node that is as fast as published, but for one GPU that is some
-per cent slower than the others. A run is `rejected` if a requirement that can reject fails, `incomplete` if none does
-and one of them is undecided, else `accepted`. Every run has noise of its own, and an order of turns of its own.
+Every requirement on training is judged on a simulated node that is as fast as published, except for one GPU that is
+some per cent slower than the others. A run is `rejected` if a requirement that can reject fails, `incomplete` if none
+fails and one is undecided, otherwise `accepted`. Every run has its own noise and order of turns.
 
-First the sound node, the node whose GPUs are all slow alike, and each size of the fault summed over all places. Beside
-it what speaks for a difference between places: the ACCEPTED share at each of them, by how many points the largest lies
-above their mean, and p of a chi-square test of outcome by place. It is told by permutation, as expected counts are
-small: runs of one noise are dealt to the places at random 9999 times. `both` is the sum of the statistics of all
-noises, dealt within each.
+The first table has the sound node, the node with all GPUs equally slow, and each size of the fault summed over all
+places. The second compares places: the ACCEPTED share at each of them, the points by which the largest exceeds their
+mean, and p of a chi-square test of outcome by place. p comes from 9999 permutations, because expected counts are small:
+runs of one noise are assigned to the places at random. `both` is the sum of the statistics of all noises, permuted
+within each.
 
-Exits with 1 if at any size the test of `both` is rejected at 1 %, or the ACCEPTED share of a place, over all noises,
-lies more than 10 points above the mean. The level is not divided by the number of sizes: so the six sizes together
-would be refused by chance in 6 % of all cases.
+Exits with 1 if at any size the test of `both` rejects at 1 %, or the ACCEPTED share of a place, over all noises, lies
+more than 10 points above the mean. The level is not divided by the number of sizes, so the six sizes together would
+fail by chance in 6 % of all cases.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of the runs of a cell, and how many rounds a study had in the mean."""
+    """Outcomes of the runs of a cell, and the mean number of rounds of a study."""
 
     noise: float
     slower: float

@@ -1,23 +1,26 @@
-"""How often slow ranks are named, and others wrongly, by simulation of step times.
+"""How often slow ranks are named, and other ranks by mistake, in simulated step times.
 
     python benchmarks/straggler_roc.py --json straggler_roc.json
     python benchmarks/straggler_roc.py --runs 20 --ranks 8
     python benchmarks/straggler_roc.py --runs 300 --ranks 4 8 16 --healthy
     python benchmarks/straggler_roc.py --runs 60 --bounds
 
-Ranks train by themselves; the rules of `blame/stragglers.py` and `blame/two_groups.py` for GPUs name some. First table:
-one rank is slower than the others by a gap, which differ by a spread that stays (standard deviation from GPU to GPU),
-with noise in each round. A cell is the share of runs in per cent in which that rank is named, and in which it is only
-noted; the last column, of all these runs and of those without a slow rank, in which anybody else is named. Second
-table: other faults among GPUs with 1 % of noise that are alike but for it, by number of rounds: share of runs in which
-all slow ranks are named, and in which anybody else is. Third table: nobody is slow; share of runs in which anybody is
-named, or noted; with `--healthy` this table only.
+Ranks train alone; the rules of `blame/stragglers.py` and `blame/two_groups.py` for GPUs name some of them.
 
-With `--bounds` another table instead: of nodes of 8 GPUs with a spread, of which one may be slow, what becomes of
-rank_uniformity with each of some bounds, judged every second round from the eighth to the 32nd: share of runs in which
-it passes, fails and stays undecided.
+First table: one rank is slower than the others by a gap. The others differ by a permanent spread (standard deviation
+from GPU to GPU), with noise in each round. A cell is the share of runs in per cent in which that rank is named / only
+noted; the last column is the share of these runs and of those without a slow rank in which another rank is named.
 
-Of more than 8 ranks there are fewer runs.
+Second table: other faults among otherwise equal GPUs with 1 % of noise, by number of rounds: share of runs in which all
+slow ranks are named / any other rank is named.
+
+Third table: no rank is slow; share of runs in which any rank is named / noted; with `--healthy` only this table.
+
+With `--bounds` another table instead: nodes of 8 GPUs with a spread, one of which may be slow; rank_uniformity with
+several bounds is judged every second round from the eighth to the 32nd: share of runs in which it passes, fails and
+stays undecided.
+
+With more than 8 ranks there are fewer runs.
 """
 
 from __future__ import annotations
