@@ -113,7 +113,7 @@ def _fields(file: str, content: bytes, chance: random.Random) -> Iterator[Mutant
 
 
 def _blocks(file: str, lines: list[bytes], chance: random.Random) -> Iterator[Mutant]:
-    """Ranks, arms and rounds that change places, rounds that are copies, ranks that are left out."""
+    """Swapped ranks, arms and rounds, copied rounds, missing ranks."""
     blocks = [place for place, line in enumerate(lines) if _kind(line) in ("block", "probe")]
     for _ in range(12 if blocks else 0):
         place, other = chance.sample(blocks, 2)
@@ -189,7 +189,7 @@ def simulated(folder: Path, faults: tuple[str, ...]) -> Path:
 
 
 def main() -> int:
-    """Judge all mutants, print the table; 1 if any came out wrong."""
+    """Judge all mutants and print the table. Returns 1 if any result is wrong."""
     # Half of the time otherwise, and no mutant changes them. Here, so that whoever imports this keeps its own.
     session_open.load_thresholds = cache(load_thresholds)  # type: ignore[attr-defined]
     parser = argument_parser(__doc__)

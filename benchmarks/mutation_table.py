@@ -104,7 +104,7 @@ def scratch_tree(revision: str) -> Iterator[Path]:
 
 
 def first_failure(tree: Path, arguments: Sequence[str]) -> str:
-    """The first test that fails in a tree; empty if none does, and `NOT_DONE` if they hang.
+    """The first test that fails in a tree; empty if none fails, `NOT_DONE` if they hang.
 
     Raises:
         RuntimeError: pytest could not be run.
@@ -157,7 +157,7 @@ def try_out(tree: Path, defect: Defect, rungs: Mapping[str, Sequence[str]]) -> C
 
 
 def try_out_all(tree: Path, defects: Sequence[Defect], found: dict[str, Caught]) -> Iterator[Caught]:
-    """Each defect that is not among those found, and in the end the survivors against the suite."""
+    """Each defect without a result so far, and finally the survivors against the whole suite."""
     for defect in defects:
         if defect.id not in found:
             touched = [f"tests/{name}" for name in defect.tests]
@@ -183,9 +183,9 @@ def as_table(found: Sequence[Caught]) -> str:
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="only say which defects do not apply to this checkout")
+    parser.add_argument("--check", action="store_true", help="only list defects that do not apply to this checkout")
     parser.add_argument("--only", nargs="+", metavar="ID", help="of some defects")
-    parser.add_argument("--revision", default="HEAD", help="of the repository to put them into")
+    parser.add_argument("--revision", default="HEAD", help="revision of the repository to plant them in")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the results, each as it comes")
     arguments = parser.parse_args()
     defects = [defect for defect in DEFECTS if arguments.only is None or defect.id in arguments.only]
