@@ -207,14 +207,14 @@ def parse_arguments() -> argparse.Namespace:
     parser = argument_parser(__doc__)
     add = parser.add_argument
     add("--clusters", type=positive_int, default=200, help="simulated clusters (%(default)s)")
-    add("--nodes", type=positive_int, default=20, help="of a cluster (%(default)s)")
-    add("--launches", type=positive_int, default=3, help="that are calibrated from (%(default)s)")
-    add("--rounds", type=positive_int, default=12, help="of every launch (%(default)s)")
+    add("--nodes", type=positive_int, default=20, help="nodes of a cluster (%(default)s)")
+    add("--launches", type=positive_int, default=3, help="launches used for calibration (%(default)s)")
+    add("--rounds", type=positive_int, default=12, help="rounds of every launch (%(default)s)")
     add("--healthy", type=positive_int, default=15, help="fresh healthy nodes of each cluster (%(default)s)")
     add("--slow", type=positive_int, default=4, help="fresh slow nodes of each cluster and kind (%(default)s)")
     add("--rate", type=float, default=0.01, help="false rejects of a healthy node, stated (%(default)s)")
     add("--noisier", type=float, default=1.0, help="factor on all that is drawn of noise (%(default)s)")
-    add("--processes", type=positive_int, default=2, help="that share the work (%(default)s)")
+    add("--processes", type=positive_int, default=2, help="processes that share the work (%(default)s)")
     add("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -83,7 +83,7 @@ def cluster_of(noise: str) -> SimulatedCluster:
 
 
 def faults_of(kind: str, size: float, seed: int) -> tuple[str, ...]:
-    """As `--fault` takes them."""
+    """Faults in the form of `--fault`."""
     place = random.Random(seed).randrange(GPUS)
     if kind == LINK:
         return (f"slow-link:0:{size / 100}",)
@@ -132,7 +132,7 @@ def by_procedure(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 
 def errors_table(cells: Sequence[Cell]) -> str:
-    """Under one noise: errors, minutes, and what is found."""
+    """Under one noise: errors, minutes, and the smallest faults found."""
     header = (
         "", "sound: rejected", "undecided", "minutes",
         *(_fault(*fault) for fault in WRONG_PASSES), *(f"found: {kind}" for kind in SIZES),

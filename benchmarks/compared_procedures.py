@@ -74,7 +74,7 @@ class Node:
 
     @cached_property
     def plan(self) -> Plan:
-        """What a session would measure."""
+        """The plan of a session."""
         return self.cluster.plan()
 
     def run(self, plan: Plan) -> SimulatedRun:
@@ -157,7 +157,7 @@ def asked_of(node: Node) -> dict[Study, list[Case]]:
 
 
 def t_test(case: Case, study: Study, evidence: Evidence) -> Decision:
-    """What the t-interval of the mean of all rounds says."""
+    """Decision by the t-interval of the mean of all rounds."""
     measured: MeasuredArms = rounds_of(case.question, study, evidence)
     measured = replace(measured, reference=case.reference_img_per_s, peak=case.peak_tflops)
     values = case.question.metric.samples_of(measured).values
@@ -171,7 +171,7 @@ def t_test(case: Case, study: Study, evidence: Evidence) -> Decision:
 
 
 def _worst(decisions: Sequence[Decision]) -> Decision:
-    """Of all requirements together."""
+    """Decision on all requirements together."""
     return "rejected" if "rejected" in decisions else "undecided" if "undecided" in decisions else "accepted"
 
 
@@ -257,7 +257,7 @@ Outcomes = Mapping[str, Outcome]
 
 
 def all_procedures(node: Node, superbench: Superbench) -> Outcomes:
-    """What each procedure, by its name in the table, says of a node."""
+    """Decision of each procedure on a node, by its name in the table."""
     return {
         "ddpscale": ours(node),
         "16 rounds, t-test": fixed_rounds(node),

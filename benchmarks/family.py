@@ -76,7 +76,7 @@ def noise(chance: np.random.Generator, requirements: int, limit: int, shared: fl
 
 
 def verdict_of(outcome: VerdictOutcome, name: str, rounds: int = 0) -> Verdict:
-    """On a drawn requirement, without values."""
+    """A verdict on a simulated requirement, without values."""
     return Verdict(name, "throughput_per_gpu", "drawn", 1, "fail", {"at_least": 1.0}, outcome, rounds=rounds)
 
 
@@ -113,7 +113,7 @@ def run(logs: FloatArray, confidence: float, level: float = ANY_P_VALUE) -> list
 
 
 def run_both(logs: FloatArray, confidence: float, level: float) -> tuple[list[Verdict], list[Verdict]]:
-    """As `run`, and as `run` with that level: only what failed is measured for longer."""
+    """Results of `run` without and with the level, which only prolongs failed requirements."""
     by_itself = run(logs, confidence)
     failed = [row for row, verdict in enumerate(by_itself) if verdict.outcome == "failed"]
     longer = dict(zip(failed, run(logs[failed], confidence, level), strict=True)) if failed else {}
@@ -219,7 +219,9 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argument_parser(__doc__)
     parser.add_argument("--runs", type=positive_int, default=1000, help="simulated runs a row (%(default)s)")
-    parser.add_argument("--requirements", type=positive_int, default=84, help="that can reject (%(default)s)")
+    parser.add_argument(
+        "--requirements", type=positive_int, default=84, help="requirements that can reject (%(default)s)"
+    )
     parser.add_argument("--limit", type=positive_int, default=PACES["cuda"].rounds, help="rounds (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()

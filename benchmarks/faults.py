@@ -63,7 +63,7 @@ class Fault:
     said: str
 
     def message(self, study: str) -> re.Pattern[str]:
-        """What the error of its study begins with."""
+        """The pattern at the start of its study's error."""
         who = f"rank {self.rank} on {re.escape(os.uname().nodename)}"
         place = rf"\(study {study}, arm {self.arm}, round 2\)"
         return re.compile(self.said.replace("WHO", who).replace("PLACE", place), re.DOTALL)
@@ -92,7 +92,7 @@ FAULTS = {
 
 @dataclass
 class Watch:
-    """What was there the moment a study's end was recorded.
+    """State at the moment when a study's end was recorded.
 
     Attributes:
         run: its directory.
@@ -120,13 +120,13 @@ class Watch:
         return ends_of(self.run.read_records())
 
     def seconds(self, study: str) -> float:
-        """From its fault to the record of its end."""
+        """Seconds from its fault to the record of its end."""
         happened = [json.loads(line) for line in self._log.read_text(encoding="utf-8").splitlines()]
         [unix_s] = [float(one["unix_s"]) for one in happened if one["study"] == study]
         return self.ended_unix_s[study] - unix_s
 
     def rounds(self, study: str) -> set[int]:
-        """Those of which something was measured."""
+        """Rounds with a measurement."""
         return {one.round for one in self.run.read_records() if isinstance(one, Block) and one.study == study}
 
     def is_right(self, name: str) -> bool:

@@ -50,7 +50,7 @@ RANK_SCRIPT = Path(__file__).with_name("fidelity_rank.py")
 
 @dataclass(frozen=True)
 class Job:
-    """What the ranks are to do, as job.json carries it.
+    """The ranks' job, stored in job.json.
 
     Attributes:
         device_type: ``cuda`` (NCCL) or ``cpu`` (gloo).
@@ -173,7 +173,7 @@ def agreement(job: Job, world_size: int, launches: Sequence[BlockSeconds]) -> Ag
 
 
 def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """Of each round, the seconds of the rank that took longest."""
+    """Seconds of the slowest rank in each round."""
     return [max(block) for block in zip(*by_rank, strict=True)]
 
 
@@ -229,12 +229,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=positive_int, default=30, help="pairs in each launch (%(default)s)")
     parser.add_argument("--launches", type=positive_int, default=4, help="(%(default)s)")
     parser.add_argument("--block-steps", type=positive_int, default=3, help="timed steps in a block (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the blocks")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the blocks")
     return parser.parse_args()
 
 
 def job_from(arguments: argparse.Namespace) -> Job:
-    """What the command line asks for.
+    """The job of the command line.
 
     Raises:
         SystemExit: it asks for a GPU and there is none, or for more ranks than GPUs.

@@ -98,7 +98,7 @@ def main() -> int:
     """Run the script. Returns its exit code."""
     parser = argument_parser(__doc__)
     parser.add_argument("--times", type=positive_int, default=5, metavar="N", help="searches; default: %(default)s")
-    parser.add_argument("--mib", type=positive_int, default=3072, help="of the cgroup; default: %(default)s")
+    parser.add_argument("--mib", type=positive_int, default=3072, help="memory of the cgroup; default: %(default)s")
     parser.add_argument("--train", type=positive_int, metavar="BATCH", help="internal: train this batch")
     parser.add_argument("--folder", type=Path, help="likewise")
     arguments = parser.parse_args()

@@ -50,7 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--clusters", type=int, default=0, help="number of clusters to simulate instead")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--launches", type=int, default=1, help="of each cluster")
+    parser.add_argument("--launches", type=int, default=1, help="launches of each cluster")
     arguments = parser.parse_args()
     if arguments.clusters:
         return clusters(arguments.clusters, arguments.seed, arguments.launches)
@@ -173,14 +173,14 @@ def cluster(chance: np.random.Generator, launches: int = 1) -> tuple[ScalingSeri
 
 
 def between(chance: np.random.Generator, low: float, high: float) -> float:
-    """A number between them, as likely in each of their doublings."""
+    """A random number between two limits, log-uniform."""
     return float(math.exp(chance.uniform(math.log(low), math.log(high))))
 
 
 def img_per_s(
     performance: Performance, arm: Arm, workload: Workload, scaling: Scaling, gpu_sd: float, together: float
 ) -> float:
-    """Of one GPU of an arm, without noise of rounds.
+    """Images per second of one GPU of an arm, without noise of rounds.
 
     Args:
         performance: of the cluster.

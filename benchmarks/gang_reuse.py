@@ -45,7 +45,7 @@ LIMITS = Limits(inactivity_s=120.0)
 
 @dataclass(frozen=True)
 class Cost:
-    """What it took to measure something.
+    """Cost of a measurement.
 
     Attributes:
         launches: times torchrun was started.
@@ -206,7 +206,9 @@ def main() -> int:
     # As many blocks as a session with the packaged thresholds, which has two studies.
     parser.add_argument("--rounds", type=positive_int, default=pace.rounds, help="(%(default)s)")
     parser.add_argument("--block-s", type=float, default=pace.block_s, help="length of a timed block (%(default)s)")
-    parser.add_argument("--warmup-s", type=float, default=pace.warmup_s, help="of both arms together (%(default)s)")
+    parser.add_argument(
+        "--warmup-s", type=float, default=pace.warmup_s, help="warm-up of both arms together (%(default)s)"
+    )
     arguments = parser.parse_args()
     result = read(arguments.run) if arguments.run else compare(arguments)
     keep(arguments.json, "gang_reuse", result)

@@ -368,7 +368,7 @@ def _write_run(folder: Path, files: dict[str, str]) -> None:
 
 
 def cases() -> list[Case]:
-    """All of them, always the same and in the same order."""
+    """All cases, always the same and in the same order."""
     families = (_files, _values, _rows, _texts, _options, _environments, _run_directories)
     return [case for family in families for case in family()]
 

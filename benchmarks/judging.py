@@ -48,7 +48,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one process.
+    """Cost of one process.
 
     Attributes:
         cpu_s: user and system time, with that of its children.
@@ -61,7 +61,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Judging:
-    """Of one cluster.
+    """Costs of one cluster.
 
     Attributes:
         gpus: its size.
@@ -79,12 +79,12 @@ class Judging:
 
     @property
     def cpu_s(self) -> float:
-        """Of both."""
+        """CPU seconds of both processes."""
         return self.simulating.cpu_s + self.judging.cpu_s
 
     @property
     def rss_mib(self) -> float:
-        """Of the larger one."""
+        """Memory of the larger process."""
         return max(self.simulating.rss_mib, self.judging.rss_mib)
 
 
@@ -105,9 +105,9 @@ def cost_of(command: Sequence[str | Path], folder: Path, expected: int) -> Cost:
 
 
 def _environment() -> dict[str, str]:
-    """Without what would change the session; arithmetic on one thread, so that waiting threads count as nothing.
+    """The environment without variables that change the session; one thread, so waiting threads add no CPU time.
 
-    Modules are compiled once, as those of an installed package are.
+    Modules are compiled once, as in an installed package.
     """
     changing = ("PYTEST_", "DDPSCALE_", "PYTHONDONTWRITEBYTECODE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(changing)}
@@ -200,7 +200,7 @@ def main() -> int:
     parser = argument_parser(__doc__)
     sizes = [64, 512, 8192]
     parser.add_argument("--gpus", type=positive_int, nargs="+", default=sizes, help="cluster sizes (%(default)s)")
-    parser.add_argument("--rounds", type=positive_int, default=16, help="of every study (%(default)s)")
+    parser.add_argument("--rounds", type=positive_int, default=16, help="rounds of every study (%(default)s)")
     parser.add_argument("--steering", action="store_true", help="steer each cluster, too")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="judging-") as folder:

@@ -117,7 +117,7 @@ HEADER = ("launch", "slow cable", "little CPU", "seconds", "outcome", "named", "
 
 
 def row(one: Launch) -> tuple[str, ...]:
-    """Of the table."""
+    """A row of the table."""
     named = ", ".join(one.named) or "nobody"
     return (
         str(one.number),
@@ -141,10 +141,12 @@ def main() -> None:
     """Launch, print a table and a summary; exit status 1 if too many are wrong, or one takes too long."""
     parser = argument_parser(__doc__)
     parser.add_argument(
-        "--launches", type=positive_int, default=10, metavar="N", help="of each kind; default: %(default)s"
+        "--launches", type=positive_int, default=10, metavar="N", help="launches of each kind; default: %(default)s"
     )
     parser.add_argument("--nodes", type=positive_int, default=4, metavar="N", help="default: %(default)s")
-    parser.add_argument("--rate", default="50mbit", help="of the slow cable, as tc writes it; default: %(default)s")
+    parser.add_argument(
+        "--rate", default="50mbit", help="rate of the slow cable, in tc's notation; default: %(default)s"
+    )
     parser.add_argument("--starved", type=float, metavar="SHARE", help="CPU left to the node after it; default: all")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the run directories here")
     arguments = parser.parse_args()

@@ -58,7 +58,7 @@ class Found:
 
     @property
     def hits(self) -> list[bool]:
-        """Of each interval, whether the mean of the other runs' values lies in it."""
+        """For each interval, whether it contains the mean of the other runs' values."""
         values = [one.value for one in self.intervals]
         others = [statistics.fmean(values[:i] + values[i + 1 :]) for i in range(len(values))]
         return [one.holds(mean) for one, mean in zip(self.intervals, others, strict=True)]
@@ -116,8 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print. Returns the exit code."""
     parser = argument_parser(__doc__)
     parser.add_argument("--count", type=_at_least_two, default=10, metavar="N", help="runs; default: %(default)s")
-    parser.add_argument("--launches", type=positive_int, default=3, metavar="N", help="of each; default: %(default)s")
-    parser.add_argument("-k", dest="selected", default=ONLY_THESE, help="as of pytest; default: the two requirements")
+    parser.add_argument(
+        "--launches", type=positive_int, default=3, metavar="N", help="launches of each run; default: %(default)s"
+    )
+    parser.add_argument(
+        "-k", dest="selected", default=ONLY_THESE, help="like pytest's -k; default: the two requirements"
+    )
     asked = parser.parse_args(arguments)
     runs: list[dict[str, Interval]] = []
     with tempfile.TemporaryDirectory(prefix="ddpscale-launches-") as folder:

@@ -78,7 +78,7 @@ class RoundPair:
 
 
 def drawn_pairs(rounds: int, seed: int) -> list[RoundPair]:
-    """Of all rounds before which a page can be written; which of two follows one is drawn."""
+    """Pairs of the rounds before which a page can be written; a random one of each pair follows a page."""
     coin = Random(seed)
     firsts = range(FEWEST_ROUNDS, rounds - 1, 2)
     return [RoundPair(*coin.sample((first, first + 1), 2)) for first in firsts]
@@ -123,7 +123,7 @@ def measure(pairs: Sequence[RoundPair], rounds: int, folder: Path) -> tuple[dict
 def _ratios(
     pair: RoundPair, speeds: Mapping[tuple[str, int], float], cpu_s: Mapping[int, float]
 ) -> Iterator[tuple[str, float]]:
-    """Of one pair; nothing of rounds that were not measured."""
+    """Ratios of one pair; none for rounds that were not measured."""
     arms = {arm for arm, number in speeds if number == pair.after_page}
     of_arms = {
         arm: speeds[arm, pair.after_page] / speeds[arm, pair.other] for arm in arms if (arm, pair.other) in speeds
@@ -156,8 +156,8 @@ def median_and_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 def main() -> int:
     """Run the script. Returns its exit code."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--rounds", type=positive_int, default=400, help="of the study (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the coin (%(default)s)")
+    parser.add_argument("--rounds", type=positive_int, default=400, help="rounds of the study (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choice (%(default)s)")
     arguments = parser.parse_args()
     pairs = drawn_pairs(arguments.rounds, arguments.seed)
     with tempfile.TemporaryDirectory(prefix="live-page-") as folder:

@@ -57,7 +57,7 @@ class Mutant:
 
 
 def mutants(run: Path) -> Iterator[Mutant]:
-    """All of them, always the same and in the same order."""
+    """All mutants, always the same and in the same order."""
     chance = random.Random(0)
     for file in FILES:
         content = (run / file).read_bytes() if (run / file).exists() else b""
@@ -149,7 +149,7 @@ def judged(run: Path) -> Judgement:
 
 
 def outcome_of(run: Path, before: Judgement) -> tuple[str, str]:
-    """One of `OUTCOMES`, and what was said."""
+    """One of `OUTCOMES`, and the message."""
     signal.signal(signal.SIGALRM, _hangs)
     signal.alarm(HANG_S)
     try:

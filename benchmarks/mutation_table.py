@@ -75,7 +75,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def without_place(tree: Path, defects: Sequence[Defect] = DEFECTS) -> list[str]:
-    """What is wrong with defects that do not apply to a tree, or name tests that are not there."""
+    """Messages about defects that do not apply to a tree, or name missing tests."""
     wrong = [
         f"{defect.id}: no tests/{name}"
         for defect in defects
@@ -184,7 +184,7 @@ def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="only list defects that do not apply to this checkout")
-    parser.add_argument("--only", nargs="+", metavar="ID", help="of some defects")
+    parser.add_argument("--only", nargs="+", metavar="ID", help="ids of the defects to try")
     parser.add_argument("--revision", default="HEAD", help="revision of the repository to plant them in")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the results, each as it comes")
     arguments = parser.parse_args()

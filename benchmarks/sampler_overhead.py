@@ -67,7 +67,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What the sampler cost.
+    """Cost of the sampler.
 
     Attributes:
         ratio: pace with the sampler / without, over the rounds.
@@ -225,7 +225,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=positive_int, default=30, help="(%(default)s)")
     parser.add_argument("--block-s", type=float, default=2.0, help="length of a block (%(default)s)")
     parser.add_argument("--poll-s", type=float, default=POLL_S, help="seconds between two polls (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the blocks")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the blocks")
     return parser.parse_args()
 
 

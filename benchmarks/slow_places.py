@@ -110,7 +110,7 @@ def measure(cell: Cell, runs: int) -> Row:
 
 
 def cells_of(arguments: argparse.Namespace) -> Iterator[Cell]:
-    """All of them, no two with a seed in common."""
+    """All cells, with disjoint seeds."""
     seeds = count(step=arguments.runs)
     for noise in arguments.noise:
         yield Cell(noise, 0.0, None, next(seeds))
@@ -203,7 +203,7 @@ def compared(rows: Sequence[Row]) -> list[Comparison]:
 
 
 def rows_table(rows: Sequence[Row]) -> str:
-    """What was measured, cell by cell."""
+    """The table of results, cell by cell."""
     cells = [
         (f"{row.noise:g}%", f"{row.slower:g}%", _place(row), *map(str, row.counts), f"{row.mean_rounds:.1f}")
         for row in rows
@@ -233,8 +233,8 @@ def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--runs", type=positive_int, default=60, help="simulated runs a cell (%(default)s)")
     parser.add_argument("--slower", type=float, nargs="*", default=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], help="per cent")
-    parser.add_argument("--all-slower", type=float, nargs="*", default=[2.0], help="of all GPUs, per cent")
-    parser.add_argument("--noise", type=float, nargs="+", default=[0.3, 0.6], help="of a round, per cent")
+    parser.add_argument("--all-slower", type=float, nargs="*", default=[2.0], help="slowness of all GPUs, per cent")
+    parser.add_argument("--noise", type=float, nargs="+", default=[0.3, 0.6], help="noise of a round, per cent")
     parser.add_argument("--places", type=int, nargs="+", default=list(range(GPUS)), help="ranks (all)")
     parser.add_argument("--jobs", type=positive_int, default=1, help="processes (%(default)s)")
     arguments = parser.parse_args()

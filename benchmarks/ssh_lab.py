@@ -73,7 +73,7 @@ def one_run(lab: SshLab, folder: Path, slow: str, share: float) -> Outcome:
 
 
 def main() -> None:
-    """As the module says."""
+    """Run the script."""
     parser = argument_parser(__doc__)
     parser.add_argument("--share", type=float, default=0.4, help="CPU share of the slow host; default: %(default)s")
     arguments = parser.parse_args()

@@ -57,7 +57,7 @@ Shape = Callable[[int, np.random.Generator], FloatArray]
 
 @dataclass(frozen=True)
 class Share:
-    """Of some runs, in per cent.
+    """Shares of runs, in per cent.
 
     Attributes:
         named: in which all slow ranks were named.
@@ -94,22 +94,22 @@ def rounds_of(logs: FloatArray) -> ArmRounds:
 
 
 def always(gap: float) -> Shape:
-    """As slow in all rounds."""
+    """Equally slow in all rounds."""
     return lambda rounds, chance: np.full(rounds, gap)
 
 
 def ramp(gap: float) -> Shape:
-    """More and more, up to that."""
+    """Increasingly slow, up to the gap."""
     return lambda rounds, chance: np.linspace(0.0, gap, rounds, dtype=np.float64)
 
 
 def late(gap: float) -> Shape:
-    """From the middle on."""
+    """Slow from the middle on."""
     return lambda rounds, chance: np.where(np.arange(rounds) >= rounds // 2, gap, 0.0)
 
 
 def at_times(gap: float, share: float = 0.6) -> Shape:
-    """In a share of the rounds, any of them."""
+    """Slow in a random share of the rounds."""
     return lambda rounds, chance: np.where(chance.permutation(rounds) < share * rounds, gap, 0.0)
 
 
@@ -135,7 +135,7 @@ def measure(
 
 @dataclass(frozen=True)
 class OneSlowRank:
-    """A row of the first table: what became of runs with these ranks, by `GAPS`; of all together, who was wrong."""
+    """A row of the first table: results by `GAPS`, and the share of all runs that named another rank."""
 
     ranks: int
     noise: float
@@ -192,7 +192,7 @@ BOUNDS = (1.03, 1.04, 1.05, 1.06, 1.08)
 
 
 def judged_uniformity(noise: float, spread: float, gap: float, runs: int) -> list[str]:
-    """Of each of `BOUNDS`, runs that pass, fail and stay undecided, in per cent."""
+    """Runs that pass, fail and stay undecided for each of `BOUNDS`, in per cent."""
     counts = np.zeros((len(BOUNDS), 3))
     for seed in range(runs):
         chance = np.random.default_rng([seed, PER_HOST])

@@ -78,7 +78,7 @@ class StudyTime:
 
 
 def published_cluster(thresholds: Path, noise: float | None) -> SimulatedCluster:
-    """The node, asked for what is published of it."""
+    """The node, with the requirements that have published figures."""
     options = ClusterOptions(SKU, gpus=8, round_noise=noise, workloads=WORKLOADS)
     cluster = open_cluster(load_thresholds(thresholds), options)
     return replace(cluster, cases=tuple(case for case in cluster.cases if is_published(case)))
@@ -98,7 +98,7 @@ def one_run(cluster: SimulatedCluster, seed: int, precision: float | None = None
 
 
 def study_time(cluster: SimulatedCluster, decided: DecidedStudy) -> StudyTime:
-    """What a study that was decided after some rounds takes."""
+    """Machine time of a study that was decided after some rounds."""
     speeds = {name: expectation.img_per_s for name, expectation in cluster.performance.expectations.items()}
     open_ = sum(verdict.is_open for verdict in decided.verdicts)
     passed = sum(verdict.passed for verdict in decided.verdicts)

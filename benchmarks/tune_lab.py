@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("link", "buckets", "threads", "nothing"))
     parser.add_argument("out", type=Path)
-    parser.add_argument("--runs", type=int, default=RUNS_OF_NOTHING, help="of nothing; default: %(default)s")
+    parser.add_argument("--runs", type=int, default=RUNS_OF_NOTHING, help="runs of `nothing`; default: %(default)s")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     if given.what == "link":

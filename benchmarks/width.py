@@ -129,7 +129,7 @@ def noise_of(chance: random.Random, correlation: float, rounds: int) -> list[flo
 
 
 def looks(logs: Sequence[float]) -> Iterator[Look]:
-    """After each round from the fewest that decide."""
+    """A look after each round, from the minimum for a decision on."""
     samples = [Sample(math.exp(value)) for value in logs]
     for rounds in range(FEWEST_ROUNDS, len(logs) + 1):
         estimate = estimate_of(samples[:rounds], "factors", CONFIDENCE).estimate
@@ -138,12 +138,12 @@ def looks(logs: Sequence[float]) -> Iterator[Look]:
 
 
 def last_look(seen: Sequence[Look], precision: float | None) -> Look:
-    """Where a run stops."""
+    """The look at which a run stops."""
     return next((one for one in seen if one.decision and one.half_width <= (precision or math.inf)), seen[-1])
 
 
 def stops(correlation: float, noise: float, margin: float, runs: int, limit: int, seed: int) -> list[Stop]:
-    """Of the same runs, one for each precision."""
+    """Results of the same runs for each precision."""
     chance = random.Random(f"{seed}/{correlation}/{noise}/{margin}")
     narrowest = min(filter(None, PRECISIONS))
     seen = []

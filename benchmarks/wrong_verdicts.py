@@ -63,7 +63,7 @@ Rule = Callable[[FloatArray, int], FloatArray]
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is simulated.
+    """A simulated scenario.
 
     Attributes:
         group: of scenarios.
@@ -88,7 +88,7 @@ class Scenario:
     truth: float | None = None
 
     def series(self, runs: int, limit: int, seed: int) -> FloatArray:
-        """Of each run, (runs, rounds)."""
+        """Values of all runs, (runs, rounds)."""
         chance = np.random.default_rng([seed, *f"{self.group}/{self.name}".encode()])
         noise = self.noise.series(chance, limit, runs)
         noise += HICCUP_SDS * self.noise.sd * (chance.random(noise.shape) < self.hiccups)
@@ -96,7 +96,7 @@ class Scenario:
 
 
 def verdicts(logs: FloatArray, limit: int) -> FloatArray:
-    """Of this project."""
+    """Verdicts of this project."""
     decided = interval_alone(logs, limit)
     correlations = lag_one_correlations(logs)
     exceed = are_beyond_the_method(correlations, logs.shape[1]) & (fit_lines(logs).noise > NEGLIGIBLE_DRIFT)
@@ -167,7 +167,7 @@ def ended(rule: Rule, logs: FloatArray, limit: int) -> tuple[FloatArray, FloatAr
 
 
 def endings(scenario: Scenario, rule: Rule, logs: FloatArray, limit: int, *, with_coverage: bool) -> Endings:
-    """Of all runs."""
+    """Results of all runs."""
     decided, rounds = ended(rule, logs, limit)
     above, below = float((decided == 1).mean()), float((decided == -1).mean())
     wrong = int(((decided != 0) & (decided != scenario.right)).sum())
@@ -215,7 +215,7 @@ def _level(value: float) -> Callable[[FloatArray, int], FloatArray]:
 
 
 def off_the_bound() -> list[Scenario]:
-    """By a margin that the value keeps."""
+    """Scenarios with a constant margin."""
     pairs = [(source, sd, margin) for source, sd in NOISES.items() for margin in MARGINS]
     pairs += [("noisy GPU", 0.006, 0.006), ("noisy GPU", 0.006, 0.010)]
     return [
@@ -228,7 +228,7 @@ def off_the_bound() -> list[Scenario]:
 
 
 def moving() -> list[Scenario]:
-    """What is not the same in all rounds."""
+    """Scenarios whose value changes over the rounds."""
     end, fall = math.log1p(-END), -math.log1p(-FALL)
 
     def ramp(numbers: FloatArray, limit: int) -> FloatArray:
